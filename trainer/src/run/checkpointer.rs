@@ -52,15 +52,13 @@ impl<'a> Checkpointer<'a> {
 
     /// Saves the run as it stands: the model to be used, which has the average's parameters where there is one, and what training goes
     /// on from. Each epoch's sums in `progress` must be global.
+    /// Collective: all ranks.
     ///
     /// Root copies what it writes, and writes it beside training; the next call waits for that, and so does [`finish`](Self::finish).
     /// With compression, where every rank sends as much as a model, it writes before it returns.
     ///
     /// # Errors
     /// When root cannot write this checkpoint or could not write the one before, or a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn save<M: ImageClassifier>(
         &mut self,
         stepper: &Stepper<M>,
@@ -120,9 +118,6 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// Says what became of a checkpoint that has been written since; to be called now and then.
-    ///
-    /// # Errors
-    /// When it could not be written.
     pub fn look(&mut self) -> Result<()> {
         let written = self.writing.ended()?;
         written.iter().for_each(|note| self.session.reporter.note(note));
@@ -130,9 +125,6 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// Waits for the checkpoint that is being written.
-    ///
-    /// # Errors
-    /// When it could not be written.
     pub fn finish(&mut self) -> Result<()> {
         let written = self.writing.wait()?;
         written.iter().for_each(|note| self.session.reporter.note(note));
@@ -140,12 +132,10 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// Puts the stepper, and the average if one is kept, where the session's [`Resumption`] stands; without one the run starts anew.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When the checkpoint is not of this model, or cannot be read.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>, ema: Option<&mut Ema>) -> Result<Progress> {
         let communicator = &*self.session.communicator;
         let mut model = stepper.model().clone();
@@ -201,9 +191,7 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// The optimizer's state `saved` on root, which must be of the kind of `fresh`.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn optimizer_state(&self, saved: OptimizerState, fresh: &OptimizerState) -> Result<OptimizerState> {
         let from_root = |bytes: Vec<u8>| from_root(&*self.session.communicator, &bytes);
         let moments = bytes_to_floats(&from_root(floats_to_bytes(&saved.moments))?);
@@ -221,9 +209,7 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// `model`, which has the average, with the parameters that training goes on with, from root.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn in_training<M: ImageClassifier>(&self, model: M, tensors: &TrainingTensors) -> Result<M> {
         let layout = ParameterLayout::new(&model);
         let parameters = from_root(&*self.session.communicator, &floats_to_bytes(&tensors.parameters))?;
@@ -238,9 +224,7 @@ impl<'a> Checkpointer<'a> {
     }
 
     /// This rank's part of what compression had kept back, from root, where the checkpoint is.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn own_residual(&self, found: Option<&Checkpoint>, state: &CheckpointState, len: usize) -> Result<Vec<f32>> {
         let communicator = &*self.session.communicator;
         let world_size = communicator.world_size();
@@ -268,9 +252,7 @@ impl<'a> Checkpointer<'a> {
 }
 
 /// The norm statistics of every rank, on root.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 fn statistics_of_all<M: ImageClassifier>(model: &M, communicator: &dyn Communicator) -> Result<Vec<Vec<f32>>> {
     let own = read(model, &ParameterLayout::statistics(model));
     let mut all = Vec::new();

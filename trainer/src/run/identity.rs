@@ -15,12 +15,10 @@ use crate::model::data;
 use crate::world::switches;
 
 /// Compares the data's sizes and checksums with root's, and warns of unlike processors.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn check(
     config: &TrainConfig,
     data: &DatasetSplits,
@@ -59,12 +57,10 @@ fn warn_of_other_instructions(cpu: CpuKind, communicator: &dyn Communicator, rep
 }
 
 /// Compares the program's version and commit, its switches and these facts, as (what, value), with root's; a fact that only one of the two has differs.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> Result<()> {
     let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     let commit = ("commit".to_owned(), env!("LOCKSTEP_COMMIT").to_owned());

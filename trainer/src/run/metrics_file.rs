@@ -68,9 +68,6 @@ impl MetricsFile {
     }
 
     /// Adds a line and waits until it is on disk.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn append(&mut self, record: &EpochRecord) -> Result<()> {
         let context = || format!("cannot write {}", self.path.display());
         let mut line = serde_json::to_string(record).with_context(context)?;

@@ -78,9 +78,6 @@ impl OutputDirectory {
     }
 
     /// The directory that a start with `--resume` would use, if it is there.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn to_resume(config: &TrainConfig) -> Result<Option<Self>> {
         let path = match &config.run.output_dir {
             Some(path) => Some(path.clone()),
@@ -110,37 +107,30 @@ impl OutputDirectory {
         Ok(lock)
     }
 
-    /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The resolved configuration.
     pub fn run_toml(&self) -> PathBuf {
         self.path.join(RUN_TOML)
     }
 
-    /// [`records::Manifest`].
     pub fn manifest(&self) -> PathBuf {
         self.path.join("manifest.json")
     }
 
-    /// [`MetricsFile`](super::metrics_file::MetricsFile).
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// [`records::RunProgress`].
     pub fn progress(&self) -> PathBuf {
         self.path.join("progress.json")
     }
 
-    /// [`records::StepHashes`].
     pub fn hashes(&self) -> PathBuf {
         self.path.join(HASHES)
     }
 
-    /// [`records::Summary`].
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
     }
@@ -158,15 +148,10 @@ impl OutputDirectory {
         self.path.join("train.log")
     }
 
-    /// Directory of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
-    /// Opens `train.log` for appending.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn open_log(&self) -> Result<File> {
         let path = self.log();
         if path.exists() {
@@ -181,9 +166,6 @@ impl OutputDirectory {
 
     /// Keeps what the last session has written of itself under its number, `run-1.toml` and `manifest-1.json`, beside the present
     /// files: the disk may be too full for new ones. The number, if there was a session.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn keep_session(&self) -> Result<Option<u32>> {
         let (manifest, options) = (self.manifest(), self.run_toml());
         if !manifest.exists() {
@@ -209,9 +191,6 @@ impl OutputDirectory {
     }
 
     /// Puts the summary of this session aside as `summary-1.json`: it is no longer the run's.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn keep_summary(&self, session: u32) -> Result<()> {
         let summary = self.summary();
         match fs::rename(&summary, numbered_beside(&summary, session)) {
@@ -221,9 +200,6 @@ impl OutputDirectory {
     }
 
     /// Removes what earlier sessions wrote of themselves: the run begins anew.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn forget_sessions(&self) -> Result<()> {
         let remove = |path: &Path| match fs::remove_file(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -237,9 +213,6 @@ impl OutputDirectory {
     }
 
     /// Writes `run.toml`, with this directory as `output-dir`.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn write_run_toml(&self, config: &TrainConfig) -> Result<()> {
         let config = config.clone().in_directory(&self.path);
         write_atomically(&self.run_toml(), config.to_toml().as_bytes())

@@ -59,16 +59,12 @@ impl RunFiles {
         lock.map_or(Ok(()), DirectoryLock::expect_in_place)
     }
 
-    /// Where the run's files are.
     pub fn directory(&self) -> Option<&OutputDirectory> {
         self.root.as_ref().map(|root| &root.directory)
     }
 
     /// Writes configuration and manifest. Those of an earlier session, and its summary, are kept beside them where the run goes on from
     /// it; else they are of no run any more.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
     pub fn begin(&self, config: &TrainConfig, manifest: &Manifest, goes_on: bool) -> Result<()> {
         let Some(root) = &self.root else { return Ok(()) };
         let earlier = if goes_on { root.directory.keep_session()? } else { None };
@@ -92,9 +88,6 @@ impl RunFiles {
     }
 
     /// Adds one epoch to the metrics.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn epoch(&self, record: &EpochRecord) -> Result<()> {
         let Some(root) = &self.root else { return Ok(()) };
         let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,9 +96,6 @@ impl RunFiles {
 
     /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones;
     /// does nothing where the steps before have none that can be read.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn hashes(&self, steps: &[StepHashes]) -> Result<()> {
         let (Some(root), Some(first)) = (&self.root, steps.first()) else { return Ok(()) };
         let path = root.directory.hashes();

@@ -30,12 +30,10 @@ pub struct SavedModel {
 
 impl SavedModel {
     /// Looks for it. Root says of which checkpoints that are not whole another takes the place.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When there is no file, or no checkpoint is whole.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn find(source: &WeightSource, world: &World) -> Result<Self> {
         world.rank_status.enter(Phase::Checkpoint);
         let (WeightSource::File(path) | WeightSource::Checkpoint(path)) = source;

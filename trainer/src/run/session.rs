@@ -23,7 +23,6 @@ pub struct Session<'a> {
     pub config: &'a TrainConfig,
     /// What updates the parameters in place of the optimizers of the configuration.
     pub own_optimizer: Option<OwnOptimizer>,
-    /// What is differentiated.
     pub loss: Arc<dyn Loss>,
     /// What is reported of the test split beside loss and right answers.
     pub metrics: Vec<Arc<dyn Metric>>,
@@ -45,7 +44,6 @@ pub struct Session<'a> {
     pub resumption: Option<Resumption>,
     /// This launch.
     pub manifest: &'a Manifest,
-    /// Where root's words go.
     pub reporter: &'a Reporter,
     /// Where root writes.
     pub files: &'a RunFiles,

@@ -67,9 +67,6 @@ impl OwnHashes {
 
     /// Writes what was hashed since the last call; where root cannot, it warns and writes no more.
     ///
-    /// # Errors
-    /// When a collective fails.
-    ///
     /// # Collective
     /// Must be called by all ranks, after the same steps.
     pub fn write(

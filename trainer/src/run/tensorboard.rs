@@ -72,7 +72,6 @@ impl<'a> Tensorboard<'a> {
         Self { file, reporter: session.reporter }
     }
 
-    /// Whether anything is written.
     pub fn is_open(&self) -> bool {
         self.file.is_some()
     }

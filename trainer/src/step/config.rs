@@ -18,7 +18,6 @@ pub struct StepConfig {
     pub rate_factors: Vec<RateFactor>,
     /// What makes parameters of gradients instead of `optimizer`, where every step sums all gradients.
     pub own_optimizer: Option<OwnOptimizer>,
-    /// What is differentiated.
     pub loss: Arc<dyn Loss>,
     /// How large the mean gradient may be, where every step sums all gradients.
     pub clip: Option<Clip>,

@@ -260,7 +260,6 @@ impl<M: ImageClassifier> Stepper<M> {
         self.update.wait(&mut self.model, timer).map_err(|error| self.add_loss_scale_hint(error))
     }
 
-    /// The model as it stands.
     pub fn model(&self) -> &M {
         &self.model
     }

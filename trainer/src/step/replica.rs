@@ -37,12 +37,10 @@ pub(super) struct Replica {
 
 impl Replica {
     /// The replica of `model`, whose buckets are reduced by what `reduction` makes of their plan and a communicator of its own.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When the ranks' plans differ, or a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub(super) fn start<M: Module>(
         config: &StepConfig,
         model: &M,
@@ -91,9 +89,6 @@ impl Replica {
     }
 
     /// Reads the scores of a forward pass.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub(super) fn end_forward(&mut self, output: Option<Output>) -> Result<()> {
         if let Some(output) = output {
             self.scores += output.score().read()?;
@@ -139,12 +134,10 @@ impl Replica {
     }
 
     /// Waits for the buckets of the step.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// As [`GradientReducer::finish`].
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub(super) fn reduce(&mut self, timer: &Timer) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         let _waiting = timer.enter(Phase::Waiting);
         let status = self.reducer.finish()?;

@@ -31,13 +31,11 @@ const MOST_OF_AN_ALARM: Duration = Duration::from_secs(1);
 /// What a rank is handed at its start.
 #[derive(Debug)]
 pub struct World {
-    /// The ranks.
     pub communicator: Arc<dyn Communicator>,
     /// What this rank is doing, for the others' sake.
     pub rank_status: Arc<RankStatus>,
     /// Raised when somebody wants this rank to stop.
     pub stop: StopFlag,
-    /// Where root's words go.
     pub reporter: Reporter,
     /// Whether this thread is the process's only rank, and so computes as one of its compute threads. Ranks that are threads
     /// of one process must not: a rank that waits for the others would keep work that they wait for.
@@ -60,12 +58,10 @@ impl World {
 
     /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
     /// a last barrier.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When a collective fails. Without support for threads there is a warning instead, and no watch.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let reporter = self.reporter.clone();
         let say = Box::new(move |alarm: &Alarm| {
@@ -91,12 +87,7 @@ impl World {
     }
 
     /// Ends a watch after a barrier: after it no rank waits for another.
-    ///
-    /// # Errors
-    /// When the barrier fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn end_watch(&self, watchdog: Option<Watchdog>) -> Result<()> {
         self.communicator.barrier()?;
         drop(watchdog);
@@ -127,9 +118,6 @@ impl World {
     }
 
     /// As [`prepare_compute`](Self::prepare_compute), for a rank that will wait for threads of its own that compute as ranks.
-    ///
-    /// # Errors
-    /// As there.
     pub fn prepare_compute_of_threads(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
         self.prepare(compute, false)
     }
@@ -155,9 +143,6 @@ impl World {
 }
 
 /// Lets a thread do something and waits for it, no longer than `limit`.
-///
-/// # Errors
-/// When the thread cannot be started.
 fn wait_for(thread: Builder, limit: Duration, something: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let (done, waits) = channel::<()>();
     thread.spawn(move || {

@@ -25,12 +25,7 @@ pub enum Role {
 
 impl Role {
     /// This rank's.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn of(sync: &SyncConfig, world: &Arc<dyn Communicator>) -> Result<Self> {
         let num_workers = sync.method.num_workers(world.world_size());
         if num_workers == world.world_size() {

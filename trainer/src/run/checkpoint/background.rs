@@ -33,9 +33,6 @@ impl<T: Send + 'static> Background<T> {
     }
 
     /// What became of the piece that has ended since it was last asked, if one has.
-    ///
-    /// # Errors
-    /// That of the piece.
     pub fn ended(&mut self) -> Result<Option<T>> {
         match self.under_way.take_if(|thread| thread.is_finished()) {
             None => Ok(None),
@@ -44,9 +41,6 @@ impl<T: Send + 'static> Background<T> {
     }
 
     /// What became of the piece that is under way, when it has ended.
-    ///
-    /// # Errors
-    /// That of the piece.
     pub fn wait(&mut self) -> Result<Option<T>> {
         self.under_way.take().map(joined).transpose()
     }

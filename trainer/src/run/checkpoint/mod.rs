@@ -44,9 +44,7 @@ const MAX_SUM_BYTES: u64 = 1024;
 /// A checkpoint found whole.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// Its directory.
     pub directory: PathBuf,
-    /// Its state.
     pub state: CheckpointState,
 }
 
@@ -156,7 +154,6 @@ impl Checkpoint {
 /// What is in training beside the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingTensors {
-    /// What the optimizer remembers.
     pub optimizer: OptimizerState,
     /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
     pub norm_statistics: Vec<Vec<f32>>,

@@ -156,9 +156,6 @@ impl CheckpointStore {
     }
 
     /// Renames checkpoints that are not whole to `step-…damaged`, for they would count among those to keep; a warning for each.
-    ///
-    /// # Errors
-    /// When a directory cannot be renamed.
     pub fn set_aside(&self, passed_over: &[Damaged]) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         for Damaged { name, warning } in passed_over {
@@ -196,17 +193,11 @@ impl CheckpointStore {
     }
 
     /// Whether there is a checkpoint, whole or not.
-    ///
-    /// # Errors
-    /// When the directory cannot be read.
     pub fn has_any(&self) -> Result<bool> {
         Ok(!self.names()?.is_empty())
     }
 
     /// The checkpoint of the model with the best evaluation, if there is one.
-    ///
-    /// # Errors
-    /// When it is not whole.
     pub fn best(&self) -> Result<Option<Checkpoint>> {
         match self.best_name() {
             Some(name) => Checkpoint::open(&self.directory.join(name)).map(Some),

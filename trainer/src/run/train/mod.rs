@@ -40,9 +40,7 @@ use crate::step::{Clip, StepConfig, Stepper};
 /// knows all ranks' part.
 #[derive(Clone, Debug)]
 pub struct Outcome<M> {
-    /// The model as trained.
     pub model: M,
-    /// Where the run stands.
     pub progress: Progress,
     /// Hash of all parameters' bits, in module order.
     pub parameter_hash: String,

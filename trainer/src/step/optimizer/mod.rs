@@ -176,12 +176,7 @@ impl Optimizer {
     }
 
     /// Replaces parameters and velocities by their mean over all ranks.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn average(&mut self, communicator: &dyn Communicator) -> Result<Traffic, CollectiveError> {
         let num_ranks = communicator.world_size() as f32;
         let mut traffic = Traffic::default();

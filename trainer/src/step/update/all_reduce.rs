@@ -33,9 +33,7 @@ pub(super) struct AllReduce {
 
 impl AllReduce {
     /// With the reduction of `config`; that of the library where another method merely begins with this one.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub(super) fn start<M: Module>(
         config: &StepConfig,
         model: &M,

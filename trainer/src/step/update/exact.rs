@@ -28,8 +28,7 @@ pub(super) struct Exact {
 }
 
 impl Exact {
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub(super) fn start<M: Module>(
         num_shards: usize,
         config: &StepConfig,
@@ -109,8 +108,7 @@ struct ShardStatistics {
 }
 
 impl ShardStatistics {
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn new<M: Module>(model: &M, communicator: Arc<dyn Communicator>) -> Result<Self> {
         let layout = ParameterLayout::statistics(model);
         Ok(Self { layout, reducer: ExactReducer::new(communicator)?, start: Vec::new(), shards: Vec::new() })
@@ -129,9 +127,7 @@ impl ShardStatistics {
     }
 
     /// Gives the model the mean over all ranks' `num_shards` shards that had samples.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn end_step<M: Module>(&mut self, model: &mut M, num_shards: usize) -> Result<()> {
         for shard in &mut self.shards {
             shard.iter_mut().zip(&self.start).for_each(|(value, start)| *value -= start);

@@ -34,8 +34,7 @@ pub(super) struct LocalSgd {
 }
 
 impl LocalSgd {
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub(super) fn start<M: Module>(
         (every, from_step): (u64, u64),
         config: &StepConfig,

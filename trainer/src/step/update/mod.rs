@@ -53,21 +53,16 @@ pub(super) trait Update<M>: Debug {
     fn begin(&mut self, model: &M, step: &Step) -> StepPlan;
 
     /// Takes the results of a forward pass, if the micro-batch had samples.
-    ///
-    /// # Errors
-    /// When the results cannot be read.
     fn end_forward(&mut self, model: &mut M, output: Option<Output>) -> Result<()>;
 
     /// Differentiates `loss`, if there is one: gradients go where they are summed.
     fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep);
 
     /// Makes the update, with the other ranks or without.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When a collective fails, the ranks drifted apart, or something that can no more be undone was not finite.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished>;
 
     /// Waits for the results of all steps made so far, after which the model is what they made of it; the scores that neither
@@ -92,12 +87,7 @@ pub(super) trait Update<M>: Debug {
     fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()>;
 
     /// Ties a model to what its update is made of: buckets that know its parameters, servers that learn of them.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     fn attach(&mut self, model: &M) -> Result<()>;
 
     /// The mean gradient of the last step, flat in module order, where that was to keep it and this rank had it.
@@ -115,9 +105,6 @@ pub(super) trait Update<M>: Debug {
 
     /// Ends whatever was started; how many updates asynchronous servers made, by their staleness.
     ///
-    /// # Errors
-    /// When a collective fails.
-    ///
     /// # Collective
     /// Must be called by all ranks that train.
     fn end(self: Box<Self>) -> Result<Option<Vec<u64>>> {
@@ -126,12 +113,10 @@ pub(super) trait Update<M>: Debug {
 }
 
 /// The way that `config` chooses. From here on the process keeps what steps free ([`keep_freed_memory`]).
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When the ranks' models differ in structure, the way has not that optimizer, or a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub(super) fn start<M: ImageClassifier>(
     config: &StepConfig,
     model: &M,

@@ -216,9 +216,6 @@ pub fn check_threads(method: &SyncMethod, communicator: &dyn Communicator) -> Re
 }
 
 /// Serves on a rank that does nothing else, until the workers have left.
-///
-/// # Errors
-/// When the job ends.
 pub fn serve<M: Module>(
     config: &SyncConfig,
     optimizer: OptimizerConfig,

@@ -67,18 +67,12 @@ impl StopFlag {
         }
     }
 
-    /// Asks for a stop.
     pub fn raise(&self) {
         self.raised.store(true, Ordering::Relaxed);
     }
 
     /// Whether a stop was asked for on any rank.
-    ///
-    /// # Errors
-    /// When the collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn is_raised_anywhere(&self, communicator: &dyn Communicator) -> Result<bool, CollectiveError> {
         let mut wishes = [u64::from(self.is_raised())];
         communicator.all_reduce_sum_u64(&mut wishes)?;

@@ -44,9 +44,6 @@ impl<'a> StopVote<'a> {
 
     /// Whether all ranks meet after the `step` that this rank is about to make: because of `meets_anyway`, or to stop there. To be
     /// asked before every step.
-    ///
-    /// # Errors
-    /// When a message fails.
     pub fn meets_after(&mut self, step: u64, wishes: bool, meets_anyway: bool) -> Result<bool> {
         if std::mem::take(&mut self.has_met) {
             self.told.fill(None);
