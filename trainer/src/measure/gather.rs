@@ -311,12 +311,13 @@ mod tests {
         for (rank, (few, many)) in worlds.iter().enumerate() {
             assert_eq!((few.len(), many.len()), if rank == ROOT { (3, 3) } else { (1, 1) });
             for (times, number) in few.iter().map(|times| (times, 3)).chain(many.iter().map(|times| (times, 100_000))) {
-                assert_eq!((times.num_steps, times.steps.num_steps), (number, number));
+                assert_eq!((times.num_steps, times.steps.speed.unwrap().num_steps), (number, number));
                 assert!(serde_json::to_vec(times).unwrap().len() < 2000, "{times:?}");
             }
         }
         let (_, on_root) = &worlds[ROOT];
-        assert_eq!((slowest_rank(on_root), on_root[2].steps.milliseconds.median), (2, 9.0));
+        let median = on_root[2].steps.speed.unwrap().step_milliseconds_median;
+        assert_eq!((slowest_rank(on_root), median), (2, 9.0));
         assert_eq!(on_root[1].steps.total, worlds[1].1[0].steps.total);
     }
 

@@ -6,7 +6,7 @@
 
 mod results;
 
-pub use results::{Quantiles, StepSketch, throughput};
+pub use results::{StepSketch, throughput};
 
 use distributed::Traffic;
 use records::{EpochRecord, GradientNoise, Seconds};

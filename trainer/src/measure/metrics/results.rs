@@ -3,7 +3,7 @@
 //! In: the times of steps. Out: what `summary.json` says of them.
 //! Invariant: a speed is images over all ranks by wall-clock seconds.
 
-use records::ThroughputStats;
+use records::{ThroughputStats, mean_and_deviation, median};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -17,32 +17,27 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
     // A clock may not see a step.
     let seconds_of = |time: &Duration| (*time).max(Duration::from_nanos(1)).as_secs_f64();
     let speeds: Vec<f64> = steps.iter().map(|(images, time)| *images as f64 / seconds_of(time)).collect();
-    let num_steps = speeds.len();
-    let center = speeds.iter().sum::<f64>() / num_steps as f64;
-    let squares: f64 = speeds.iter().map(|speed| (speed - center).powi(2)).sum();
     Some(ThroughputStats {
         mean: images as f64 / seconds.max(1e-9),
-        sigma: (squares / num_steps.saturating_sub(1).max(1) as f64).sqrt(),
+        sigma: mean_and_deviation(&speeds)?.1.unwrap_or(0.0),
         min: speeds.iter().copied().fold(f64::INFINITY, f64::min),
         max: speeds.iter().copied().fold(0.0, f64::max),
-        step_milliseconds_median: Quantiles::of(&milliseconds(steps)).median,
-        num_steps: num_steps as u64,
+        step_milliseconds_median: median(&mut milliseconds(steps)),
+        num_steps: speeds.len() as u64,
     })
 }
 
 /// What is kept of many steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSketch {
-    /// Steps.
-    pub num_steps: u64,
     /// Time of all of them.
     pub total: Duration,
     /// Their speed; `None` without steps.
     pub speed: Option<ThroughputStats>,
-    /// Time of a step, milliseconds.
-    pub milliseconds: Quantiles,
-    /// Variance of that (n - 1), square milliseconds; 0 for one step.
-    pub milliseconds_variance: f64,
+    /// The shortest step, milliseconds; 0 without steps.
+    pub milliseconds_min: f64,
+    /// The longest.
+    pub milliseconds_max: f64,
     /// Mean difference of a step from the one before, milliseconds: what varies from step to step, without what drifts.
     pub milliseconds_jitter: f64,
 }
@@ -51,53 +46,14 @@ impl StepSketch {
     /// The sketch of steps of (images over all ranks, time).
     pub fn of(steps: &[(u64, Duration)]) -> Self {
         let times = milliseconds(steps);
-        let milliseconds = Quantiles::of(&times);
         let differences: f64 = times.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum();
-        let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
-        let squares: f64 = times.iter().map(|time| (time - mean).powi(2)).sum();
         Self {
-            num_steps: steps.len() as u64,
             total: steps.iter().map(|(_, time)| *time).sum(),
             speed: throughput(steps),
-            milliseconds,
-            milliseconds_variance: squares / times.len().saturating_sub(1).max(1) as f64,
+            milliseconds_min: times.iter().copied().reduce(f64::min).unwrap_or(0.0),
+            milliseconds_max: times.iter().copied().reduce(f64::max).unwrap_or(0.0),
             milliseconds_jitter: differences / times.len().saturating_sub(1).max(1) as f64,
         }
-    }
-}
-
-/// Values below which a share of all values lies, between the two nearest on a straight line; all 0 without values.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Quantiles {
-    /// The smallest.
-    pub min: f64,
-    /// Above 5 % of them.
-    pub p5: f64,
-    /// Above a quarter of them.
-    pub p25: f64,
-    /// Above a half of them.
-    pub median: f64,
-    /// Above three quarters of them.
-    pub p75: f64,
-    /// Above 95 % of them.
-    pub p95: f64,
-    /// The largest.
-    pub max: f64,
-}
-
-impl Quantiles {
-    fn of(values: &[f64]) -> Self {
-        if values.is_empty() {
-            return Self::default();
-        }
-        let mut values = values.to_vec();
-        values.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let place = share * (values.len() - 1) as f64;
-            let (below, above) = (values[place.floor() as usize], values[place.ceil() as usize]);
-            below + (above - below) * place.fract()
-        };
-        Self { min: at(0.0), p5: at(0.05), p25: at(0.25), median: at(0.5), p75: at(0.75), p95: at(0.95), max: at(1.0) }
     }
 }
 
@@ -122,16 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sketch_keeps_count_extremes_spread_and_quantiles() {
+    fn a_sketch_keeps_time_extremes_and_jitter() {
         let steps: Vec<(u64, Duration)> = (0..=20).map(|place| (10, Duration::from_millis(100 + place))).collect();
         let sketch = StepSketch::of(&steps);
-        let Quantiles { min, p5, p25, median, p75, p95, max } = sketch.milliseconds;
-        assert_eq!([min, p5, p25, median, p75, p95, max], [100.0, 101.0, 105.0, 110.0, 115.0, 119.0, 120.0]);
-        assert_eq!((sketch.num_steps, sketch.total), (21, Duration::from_millis(2310)));
-        assert!(
-            (sketch.milliseconds_variance - 38.5).abs() < 1e-9 && (sketch.milliseconds_jitter - 1.0).abs() < 1e-9,
-            "{sketch:?}"
-        );
+        assert_eq!((sketch.milliseconds_min, sketch.milliseconds_max), (100.0, 120.0));
+        assert_eq!(sketch.total, Duration::from_millis(2310));
+        assert!((sketch.milliseconds_jitter - 1.0).abs() < 1e-9, "{sketch:?}");
+        let speed = sketch.speed.unwrap();
+        assert_eq!((speed.num_steps, speed.step_milliseconds_median), (21, 110.0));
         assert_eq!(sketch.speed, throughput(&steps));
         assert_eq!(StepSketch::of(&[]), StepSketch::default());
     }
