@@ -3,10 +3,10 @@
 //! In: ranks, sizes. Out: a [`CollectiveTimes`] for each algorithm of all-reduce, for broadcast and all-gather, with root's points.
 //! Invariant: what is summed does not grow with the repetitions, and each begins with the same values.
 
-use super::points::{Work, repeat_together};
+use super::points::{repeat_together, timed};
 use crate::config::{NetbenchConfig, ReductionChoice};
 use distributed::{AllReducer, CollectiveError, Communicator, ROOT};
-use records::{CollectiveTimes, Operation};
+use records::{CollectiveTimes, Operation, Point};
 use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;
 
@@ -36,38 +36,44 @@ pub fn measure(
     config: &NetbenchConfig,
     communicator: &Arc<dyn Communicator>,
 ) -> Result<Vec<CollectiveTimes>, CollectiveError> {
+    let (ranks, own) = (communicator.world_size(), &**communicator);
+    let repeat = |bytes, once: &mut dyn FnMut() -> Result<u64, CollectiveError>| {
+        repeat_together(own, bytes, config.time_per_point, once)
+    };
     let mut all = Vec::new();
     for &choice in &config.reductions {
         let Some(kind) = choice.kind() else { continue };
-        let reducer = AllReducer::new(kind, Arc::clone(communicator))?;
-        let mut work = Summing { reducer, values: Vec::new() };
-        let resize = |work: &mut Summing, bytes: usize| work.values.resize(bytes / size_of::<f32>(), 0.0);
-        all.push(by_size(config, &**communicator, (Operation::AllReduce, choice), &mut work, resize)?);
+        let mut reducer = AllReducer::new(kind, Arc::clone(communicator))?;
+        let sum = |bytes| {
+            let mut values = vec![0.0; bytes / size_of::<f32>()];
+            repeat(bytes, &mut || {
+                values.fill(1.0);
+                timed(own, || reducer.sum(&mut values))
+            })
+        };
+        all.push(by_size(config, ranks, (Operation::AllReduce, choice), sum)?);
     }
-    let library = ReductionChoice::Mpi;
-    let resize = |work: &mut Broadcasting, bytes| work.0.resize(bytes, 1);
-    let mut work = Broadcasting(Vec::new());
-    all.push(by_size(config, &**communicator, (Operation::Broadcast, library), &mut work, resize)?);
-    let ranks = communicator.world_size();
-    let resize = |work: &mut Gathering, bytes| work.0.resize(own_part(bytes, communicator.rank(), ranks), 1);
-    let mut work = Gathering(Vec::new());
-    all.push(by_size(config, &**communicator, (Operation::AllGather, library), &mut work, resize)?);
+    let broadcast = |bytes| {
+        let mut values = vec![1; bytes];
+        repeat(bytes, &mut || timed(own, || own.broadcast(ROOT, &mut values)))
+    };
+    all.push(by_size(config, ranks, (Operation::Broadcast, ReductionChoice::Mpi), broadcast)?);
+    let gather = |bytes| {
+        let values = vec![1; own_part(bytes, own.rank(), ranks)];
+        repeat(bytes, &mut || timed(own, || own.all_gather(&values).map(drop)))
+    };
+    all.push(by_size(config, ranks, (Operation::AllGather, ReductionChoice::Mpi), gather)?);
     Ok(all)
 }
 
-fn by_size<W: Work>(
+fn by_size(
     config: &NetbenchConfig,
-    communicator: &dyn Communicator,
+    ranks: usize,
     (operation, choice): (Operation, ReductionChoice),
-    work: &mut W,
-    resize: impl Fn(&mut W, usize),
+    point: impl FnMut(usize) -> Result<Option<Point>, CollectiveError>,
 ) -> Result<CollectiveTimes, CollectiveError> {
-    let ranks = communicator.world_size();
-    let mut points = Vec::new();
-    for bytes in whole_sizes(&config.sizes) {
-        resize(work, bytes);
-        points.extend(repeat_together(communicator, bytes, config.time_per_point, work)?);
-    }
+    let points = whole_sizes(&config.sizes).into_iter().map(point).collect::<Result<Vec<_>, _>>()?;
+    let points = points.into_iter().flatten().collect();
     Ok(CollectiveTimes { operation, algorithm: choice.to_string(), ranks, points })
 }
 
@@ -81,41 +87,6 @@ pub fn simulate(all: &mut [CollectiveTimes], reductions: &[ReductionChoice], net
             // A network that cannot be simulated leaves the measurement as it is.
             point.simulated_seconds = reduction_seconds(kind, network, times.ranks, point.bytes).ok();
         }
-    }
-}
-
-struct Summing {
-    reducer: AllReducer,
-    values: Vec<f32>,
-}
-
-impl Work for Summing {
-    fn prepare(&mut self) {
-        self.values.fill(1.0);
-    }
-
-    fn run(&mut self, _communicator: &dyn Communicator) -> Result<(), CollectiveError> {
-        self.reducer.sum(&mut self.values)
-    }
-}
-
-struct Broadcasting(Vec<u8>);
-
-impl Work for Broadcasting {
-    fn prepare(&mut self) {}
-
-    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
-        communicator.broadcast(ROOT, &mut self.0)
-    }
-}
-
-struct Gathering(Vec<u8>);
-
-impl Work for Gathering {
-    fn prepare(&mut self) {}
-
-    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
-        communicator.all_gather(&self.0).map(drop)
     }
 }
 

@@ -104,24 +104,8 @@ fn answer(communicator: &dyn Communicator, first: usize, buffer: &mut [u8]) -> R
     }
 }
 
-/// Something that all ranks do together.
-pub(super) trait Work {
-    /// Makes ready for another repetition; not timed.
-    fn prepare(&mut self);
-
-    /// Does it.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
-    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError>;
-}
-
-/// Times `work` on `bytes`: each repetition begins after a barrier and takes as long as on the slowest rank; root gets the point.
-///
-/// Ranks leave a barrier at slightly different times, which is part of what is told. The first repetition is not counted.
+/// Times `once`, which all ranks do together with `bytes`, as it tells: each repetition takes as long as on the slowest rank; root gets
+/// the point. The first repetition is not counted.
 ///
 /// # Errors
 /// When a collective fails.
@@ -132,15 +116,8 @@ pub(super) fn repeat_together(
     communicator: &dyn Communicator,
     bytes: usize,
     budget: Duration,
-    work: &mut dyn Work,
+    mut once: impl FnMut() -> Result<u64, CollectiveError>,
 ) -> Result<Option<Point>, CollectiveError> {
-    let mut once = || {
-        work.prepare();
-        communicator.barrier()?;
-        let start = Instant::now();
-        work.run(communicator)?;
-        Ok(nanos_since(start))
-    };
     once()?;
     let (start, mut times) = (Instant::now(), Vec::new());
     loop {
@@ -161,6 +138,23 @@ pub(super) fn repeat_together(
         communicator.all_reduce_max_u64(&mut more)?;
         times.extend(more);
     }
+}
+
+/// The nanoseconds of `run`, which begins after a barrier. Ranks leave that at slightly different times, which is part of what is told.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub(super) fn timed(
+    communicator: &dyn Communicator,
+    run: impl FnOnce() -> Result<(), CollectiveError>,
+) -> Result<u64, CollectiveError> {
+    communicator.barrier()?;
+    let start = Instant::now();
+    run()?;
+    Ok(nanos_since(start))
 }
 
 fn nanos_since(start: Instant) -> u64 {
