@@ -69,21 +69,9 @@ mod tests {
     #[test]
     fn the_interval_of_the_median_is_that_of_published_tables() {
         // Number of values, and the rank from 1 of the lower end: tables of the sign test at 5 %, two-sided, such as Conover 1999, A3.
-        let table = [
-            (6, 1),
-            (7, 1),
-            (8, 1),
-            (9, 2),
-            (10, 2),
-            (12, 3),
-            (15, 4),
-            (20, 6),
-            (25, 8),
-            (30, 10),
-            (50, 18),
-            (100, 40),
-        ];
-        for (number, rank) in table {
+        let numbers = [6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 50, 100];
+        let ranks = [1, 1, 1, 2, 2, 3, 4, 6, 8, 10, 18, 40];
+        for (number, rank) in numbers.into_iter().zip(ranks) {
             assert_eq!(median_interval(number), Some((rank - 1, number - rank)), "{number} values");
         }
         for number in 0..6 {
