@@ -38,9 +38,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         world.reporter.note(&format!("step written to {}, for predict-scaling --profile", path.display()));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        for line in simulation::lines(&step_of(profile), &config.sync_config(), simulation)? {
-            world.reporter.note(&line);
-        }
+        world.reporter.notes(&simulation::lines(&step_of(profile), &config.sync_config(), simulation)?);
     }
     if config.json {
         world.reporter.json(result)?;

@@ -26,9 +26,7 @@ pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     }
     let watchdog = world.watch(config.timeout)?;
     let diagnosis = doctor::diagnose(doctor::examine(&config, world)?);
-    for line in doctor::lines(&diagnosis, ConsoleLook::of_stdout()) {
-        world.reporter.note(&line);
-    }
+    world.reporter.notes(&doctor::lines(&diagnosis, ConsoleLook::of_stdout()));
     if config.json {
         world.reporter.json(&diagnosis)?;
     }

@@ -34,7 +34,7 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
         whole_file::check_writable(path)?;
     }
     let environment = environment(&*world.communicator)?;
-    tell(world, &heading_lines(&environment));
+    world.reporter.notes(&heading_lines(&environment));
     let result = measure(&config, world, environment)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
         whole_file::write_json(path, &result)?;
@@ -57,14 +57,14 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
     let plan = PairPlan::new(nodes, config.most_pairs);
     let pairs = point_to_point::measure(config, &**communicator, nodes, &plan, &world.stop)?;
     let links = point_to_point::links(&pairs);
-    tell(world, &pair_lines(&pairs, plan.num_possible, &links));
+    world.reporter.notes(&pair_lines(&pairs, plan.num_possible, &links));
     let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
     let overlap = overlap::measure(communicator, config.time_per_point)?;
     let network = point_to_point::network(&links, ranks_per_node(&environment), is_shared);
     let network = match &overlap {
         // Sums between nodes were measured where there are several.
         Some(overlap) if environment.nodes > 1 => {
-            tell(world, &[overlap_line(overlap)]);
+            world.reporter.notes(&[overlap_line(overlap)]);
             let sum_slowdown = (overlap.sum_seconds_beside / overlap.sum_seconds).max(1.0);
             network.map(|network| NetworkModel { computing_share: overlap.computing_share, sum_slowdown, ..network })
         }
@@ -78,7 +78,7 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         ensure!(!world.stop.is_raised(), "netbench: stopped by a signal");
         if let Some(part) = communicator.first_ranks(ranks)? {
             let times = collectives::measure(config, &part)?;
-            tell(world, &collective_lines(&times));
+            world.reporter.notes(&collective_lines(&times));
             all.extend(times);
         }
         // The others must not take the cores of those that are measured.
@@ -88,7 +88,7 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         collectives::simulate(&mut all, &config.reductions, network);
     }
     let network = network.as_ref().map(NetworkModel::to_string);
-    tell(world, &conclusion_lines(network.as_deref(), environment.nodes == 1, &all));
+    world.reporter.notes(&conclusion_lines(network.as_deref(), environment.nodes == 1, &all));
     Ok(NetbenchResult {
         method: Method {
             confidence: records::CONFIDENCE,
@@ -104,10 +104,4 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         collectives: all,
         environment,
     })
-}
-
-fn tell(world: &World, lines: &[String]) {
-    for line in lines {
-        world.reporter.note(line);
-    }
 }

@@ -38,7 +38,6 @@ struct All {
 /// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
     let config = PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
-    let say = |lines: &[String]| lines.iter().for_each(|line| world.reporter.note(line));
     let published = if config.published { answers()? } else { Vec::new() };
     let predictions = match &config.scaling {
         Some(scaling) => predict::<F>(scaling, &published, world)?,
@@ -48,9 +47,9 @@ pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World)
         true => Vec::new(),
         false => read_measured(&config.measured, &predictions, |text| world.reporter.warn(text))?,
     };
-    say(&measured_lines(&measured));
+    world.reporter.notes(&measured_lines(&measured));
     if config.published {
-        say(&published_lines(&published));
+        world.reporter.notes(&published_lines(&published));
     }
     if config.json {
         world.reporter.json(&All { predictions, measured, published })?;
@@ -70,7 +69,7 @@ fn predict<F: ModelFamily>(
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let forecast = forecast(&profiles, network, config, published.to_vec())?;
-        forecast_lines(&forecast).iter().for_each(|line| world.reporter.note(line));
+        world.reporter.notes(&forecast_lines(&forecast));
         if let Some(path) = path {
             whole_file::write_json(&path, &forecast.file)?;
             world.reporter.note(&format!("predictions written to {}", path.display()));

@@ -23,7 +23,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         whole_file::check_writable(path)?;
     }
     let begins = |name: &str| world.reporter.note(&format!("checking {name} ..."));
-    let ended = |check: &Check| verify::rows(check).iter().for_each(|row| world.reporter.note(row));
+    let ended = |check: &Check| world.reporter.notes(&verify::rows(check));
     world.reporter.note(&verify::heading());
     let verification = verify::verify(&config, world, train::<ResNetFamily>, (begins, ended))?;
     world.reporter.note(&verify::conclusion(&verification));

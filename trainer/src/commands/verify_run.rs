@@ -53,8 +53,8 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
         rank_status: Arc::clone(&world.rank_status),
-        // It looks once before the first step.
-        stop: world.stop.or_after_looks(num_steps),
+        // It looks once before the first step, and makes one more than is compared: the last of a stop averages ranks that run apart.
+        stop: world.stop.or_after_looks(num_steps + 1),
         reporter: Reporter::new(false, None),
         is_only_rank: world.is_only_rank,
     };
@@ -76,7 +76,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         again.manifest.config_hash = if hashes.contains(was) { was.clone() } else { config.hash() };
         Ok(compare(&recording, &again, num_steps as usize))
     })?;
-    lines(&verdict, num_steps as usize).iter().for_each(|line| world.reporter.note(line));
+    world.reporter.notes(&lines(&verdict, num_steps as usize));
     Ok(if verdict.difference.is_some() { ExitCode::from(DIFFERENT) } else { ExitCode::SUCCESS })
 }
 

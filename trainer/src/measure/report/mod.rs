@@ -74,6 +74,11 @@ impl Reporter {
         }
     }
 
+    /// Prints lines.
+    pub fn notes(&self, lines: &[String]) {
+        lines.iter().for_each(|line| self.note(line));
+    }
+
     /// Prints a line that starts with `warning:`, on stderr.
     pub fn warn(&self, text: &str) {
         if let Some(mut output) = self.lock() {
@@ -168,16 +173,12 @@ impl Reporter {
 
     /// Prints where the time of root's measured steps went.
     pub fn step_parts(&self, seconds: f64, result: &BenchResult) {
-        for line in lines::step_parts(seconds, result) {
-            self.note(&line);
-        }
+        self.notes(&lines::step_parts(seconds, result));
     }
 
     /// Prints what a GPU ran.
     pub fn device_kernels(&self, kernels: &DeviceKernels) {
-        for line in lines::device_kernels(kernels) {
-            self.note(&line);
-        }
+        self.notes(&lines::device_kernels(kernels));
     }
 
     /// Prints the end of a run, with warnings for uneven steps and ranks.

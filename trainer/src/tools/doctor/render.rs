@@ -2,6 +2,8 @@
 //!
 //! In: a [`Diagnosis`], the console's width. Out: lines of ASCII but for what the system itself said.
 
+use records::counted;
+
 use super::diagnosis::{Diagnosis, MapLine, Verdict};
 use crate::measure::report::ConsoleLook;
 
@@ -54,13 +56,12 @@ fn conclusion(diagnosis: &Diagnosis) -> String {
         Verdict::Warn => "a job here would train; see the remedies",
         Verdict::Fail => "do not train here before the remedies",
     };
-    let plural = |count: usize, noun: &str| if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") };
     let word = diagnosis.verdict.word();
     format!(
         "doctor: {word}: {} on {}, {}, {warnings} warn, {failures} FAIL: {meaning}",
-        plural(diagnosis.ranks, "rank"),
-        plural(diagnosis.nodes, "node"),
-        plural(diagnosis.rows.len(), "check")
+        counted(diagnosis.ranks, "rank"),
+        counted(diagnosis.nodes, "node"),
+        counted(diagnosis.rows.len(), "check")
     )
 }
 

@@ -1,5 +1,7 @@
 //! What was started, by whom.
 
+use records::counted;
+
 use super::{named, on_all, unlike_root};
 use crate::tools::doctor::diagnosis::Row;
 use crate::tools::doctor::facts::RankFacts;
@@ -95,12 +97,8 @@ pub(super) fn world(ranks: &[RankFacts]) -> Row {
     match &root.place.launcher {
         Some((name, tasks)) => Row::ok(
             NAME,
-            format!("{} of {name}, as many ranks, each in the place it was given", plural(*tasks, "task")),
+            format!("{} of {name}, as many ranks, each in the place it was given", counted(*tasks, "task")),
         ),
-        None => Row::ok(NAME, format!("{}, no launcher", plural(ranks.len(), "rank"))),
+        None => Row::ok(NAME, format!("{}, no launcher", counted(ranks.len(), "rank"))),
     }
-}
-
-fn plural(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

@@ -4,7 +4,7 @@
 
 use super::repetitions::PRECISION;
 use super::statistics::percentile;
-use records::{CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes};
+use records::{CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes, counted};
 
 /// Pairs whose fits are shown.
 const MOST_PAIRS: usize = 24;
@@ -219,10 +219,6 @@ pub fn conclusion_lines(network: Option<&str>, is_one_node: bool, all: &[Collect
     }
     lines.push(format!("network: --simulate-network {network}"));
     lines
-}
-
-fn counted(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// Microseconds with about four digits.
