@@ -11,7 +11,6 @@ use records::{DeviceKernels, KernelShare};
 
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no backend here launches any"))]
 struct Launch {
     name: String,
     /// Begin and end by the device's clock, if it told.
@@ -19,7 +18,6 @@ struct Launch {
 }
 
 /// A step's share of these launches.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as above"))]
 fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
     let per_step = |sum: f64| sum / steps.max(1) as f64;
     let mut by_name: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
@@ -60,20 +58,16 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
 ///
 /// # Errors
 /// Those of `make`.
-#[cfg(not(feature = "cuda"))]
-pub fn observed(_steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
-    make()?;
-    Ok(None)
-}
-
-/// Makes steps by `make`, which ends when the device is done with them, and says what ran; `None` where no kernel was launched.
-///
-/// # Errors
-/// Those of `make`.
-#[cfg(feature = "cuda")]
 pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
     let launches = observer::launches(make)?;
     Ok((!launches.is_empty()).then(|| summed(&launches, steps)))
+}
+
+#[cfg(not(feature = "cuda"))]
+mod observer {
+    pub(super) fn launches(make: impl FnOnce() -> super::Result<()>) -> super::Result<Vec<super::Launch>> {
+        make().map(|()| Vec::new())
+    }
 }
 
 #[cfg(feature = "cuda")]
