@@ -8,10 +8,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use datasets::Picture;
+
+use crate::measure::timer::seconds_since_1970;
 
 /// What the name of an event file begins with; TensorBoard reads the files of a directory in the order of their names.
 const NAME: &str = "events.out.tfevents.";
@@ -85,12 +86,13 @@ impl EventFile {
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         // A clock may have gone back since.
-        let second = since_1970().as_secs().max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
+        let second =
+            (seconds_since_1970() as u64).max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
         let path = directory.join(format!("{NAME}{second:010}.{node}.{}", std::process::id()));
         let file = File::options().append(true).create_new(true).open(&path);
         let mut events = Self { file: file.with_context(|| format!("cannot make {}", path.display()))? };
-        events.append(&event(now(), 0, 3, FILE_VERSION))?;
-        events.append(&start_of_session(now(), first_step))?;
+        events.append(&event(seconds_since_1970(), 0, 3, FILE_VERSION))?;
+        events.append(&start_of_session(seconds_since_1970(), first_step))?;
         Ok(events)
     }
 
@@ -107,7 +109,7 @@ impl EventFile {
     /// # Errors
     /// I/O errors.
     pub fn add(&mut self, step: u64, values: &[(String, EventValue)]) -> Result<()> {
-        self.append(&event(now(), step, 5, &summary(values).0))
+        self.append(&event(seconds_since_1970(), step, 5, &summary(values).0))
     }
 
     fn append(&mut self, event: &Message) -> Result<()> {
@@ -123,14 +125,6 @@ fn last_second(directory: &Path) -> Result<Option<u64>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let second = |name: String| name.strip_prefix(NAME)?.split('.').next()?.parse().ok();
     Ok(entries.flatten().filter_map(|entry| second(entry.file_name().to_string_lossy().into_owned())).max())
-}
-
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
-}
-
-fn now() -> f64 {
-    since_1970().as_secs_f64()
 }
 
 /// An event as a TFRecord: its length and itself, each with a checksum.

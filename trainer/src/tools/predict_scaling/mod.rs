@@ -7,11 +7,9 @@
 mod forecast;
 mod measured;
 mod profile_file;
-mod published;
 mod render;
 
-pub use forecast::{Forecast, forecast};
+pub use forecast::{Forecast, answers, forecast};
 pub use measured::{Measured, read as read_measured};
 pub use profile_file::{read_profile, step_of};
-pub use published::answers;
 pub use render::{forecast_lines, measured_lines, published_lines};
