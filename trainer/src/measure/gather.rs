@@ -18,18 +18,7 @@ use crate::measure::timer::Timer;
 /// Tag of the messages to root.
 const GATHER_TAG: u16 = 103;
 
-/// The scores of all ranks together, on all ranks.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
-pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<ScoreSums> {
-    total_scores_with(communicator, own, &mut [])
-}
-
-/// As [`total_scores`], and `further` sums on the same way.
+/// The scores of all ranks together and, on the same way, `further` sums, on all ranks.
 ///
 /// # Errors
 /// When a collective fails.

@@ -11,7 +11,7 @@ use datasets::{DatasetError, ImageBatch, ImageDataset, Loader, LoaderConfig, Nor
 use distributed::{Communicator, average_norm_statistics};
 
 use crate::config::InputKind;
-use crate::measure::gather::total_scores;
+use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::ScoreSums;
 use crate::model::input::Input;
 use crate::model::loss::Loss;
@@ -114,8 +114,7 @@ pub fn evaluate<M: ImageClassifier>(
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
     communicator.all_reduce_sum_u64(&mut wishes)?;
     let [num_stops, num_broken_off] = wishes;
-    let scores = total_scores(communicator, sums.scores)?;
-    communicator.all_reduce_sum_f64(&mut sums.of_metrics)?;
+    let scores = total_scores_with(communicator, sums.scores, &mut sums.of_metrics)?;
     let is_whole = num_broken_off == 0;
     Ok(Evaluation {
         scores: is_whole.then_some(scores),
