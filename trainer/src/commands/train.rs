@@ -85,7 +85,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
     let own_files = config.run.output_dir.as_deref().map_or(Vec::new(), output::files);
-    trace::check_beside(config.sync.trace.as_deref(), &own_files, communicator)?;
+    trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
     let own_optimizer = own_optimizer::<F>(&config)?;
 
     let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;

@@ -285,6 +285,7 @@ impl TrainConfig {
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut settings = shared_settings(&self.flags);
         settings.push(("--resume".to_owned(), self.resume.to_string()));
+        settings.push(("--trace".to_owned(), self.sync.trace.is_some().to_string()));
         settings
     }
 }

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use distributed::{Communicator, Phase, ROOT};
 use records::{EventNames, TraceEvent};
-use serde::{Deserialize, Serialize};
 
 use crate::measure::clock_offset::ClockOffset;
-use crate::measure::gather::to_root;
+use crate::measure::gather::{found_by_root, to_root};
 use crate::measure::timer::{Activity, Span};
 use crate::measure::whole_file::{check_writable, write_atomically};
 
@@ -133,26 +132,17 @@ impl TraceClock {
     }
 }
 
-/// Tries on root whether a trace can be written, before a run that would end with it. Nothing is left behind.
+/// Tries on root whether a trace can be written, before a run that would end with it; `others` are the files that the run will write
+/// besides. Nothing is left behind.
 ///
 /// # Errors
-/// When it cannot, the same on all ranks; when some ranks want a trace and others do not.
+/// When it cannot, or is to be one of `others`, the same on all ranks.
 ///
 /// # Collective
-/// Must be called by all ranks, also by those that want none.
-pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()> {
-    check_beside(path, &[], communicator)
-}
-
-/// As [`check`]; `others` are the files that the run will write besides.
-///
-/// # Errors
-/// As [`check`]; when the trace is to be one of `others`.
-///
-/// # Collective
-/// Must be called by all ranks, also by those that want none.
-pub fn check_beside(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communicator) -> Result<()> {
-    let attempt = |path: &Path| -> Result<()> {
+/// Must be called by all ranks, which have agreed on whether they want one.
+pub fn check(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communicator) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let attempt = || -> Result<()> {
         let is_taken = others.iter().any(|other| place(other) == place(path));
         ensure!(!is_taken, "expected a file of its own, got {}, which the run writes", path.display());
         expect_trace(path)?;
@@ -165,30 +155,8 @@ pub fn check_beside(path: Option<&Path>, others: &[PathBuf], communicator: &dyn 
         }
         outcome
     };
-    let own = match path {
-        None => Wish { is_wanted: false, failure: None },
-        Some(path) if communicator.rank() == ROOT => {
-            let failure = attempt(path).err().map(|error| format!("{error:#}"));
-            Wish { is_wanted: true, failure }
-        }
-        Some(_) => Wish { is_wanted: true, failure: None },
-    };
-    let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
-    let root: Wish = serde_json::from_slice(&all[ROOT]).context("trace: root's wish")?;
-    if let Some(failure) = root.failure {
-        bail!("trace: {failure}; give another --trace");
-    }
-    for (rank, bytes) in all.iter().enumerate() {
-        let wish: Wish = serde_json::from_slice(bytes).with_context(|| format!("trace: wish of rank {rank}"))?;
-        let words = |wish: &Wish| if wish.is_wanted { "one" } else { "none" };
-        ensure!(
-            wish.is_wanted == root.is_wanted,
-            "trace: expected {} on rank {rank}, as on root, got {}; start all ranks with the same flags",
-            words(&root),
-            words(&wish)
-        );
-    }
-    Ok(())
+    let failure = found_by_root(communicator, || Ok(attempt().err().map(|error| format!("{error:#}"))))?;
+    failure.map_or(Ok(()), |failure| bail!("trace: {failure}; give another --trace"))
 }
 
 /// Refuses to write over what is no trace.
@@ -214,13 +182,6 @@ fn place(path: &Path) -> PathBuf {
 fn make_folder(path: &Path) -> Result<()> {
     let Some(folder) = path.parent() else { return Ok(()) };
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-}
-
-/// What a rank says of the trace before a run.
-#[derive(Serialize, Deserialize)]
-struct Wish {
-    is_wanted: bool,
-    failure: Option<String>,
 }
 
 fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent {
@@ -257,7 +218,8 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         let long = folder.path().join("new").join("x".repeat(300)).join("trace.json");
         for path in [file.join("trace.json"), folder.path().to_owned(), folder.path().join(".."), pipe, long] {
-            let errors = run_ranks(2, |communicator| format!("{:#}", check(Some(&path), &communicator).unwrap_err()));
+            let errors =
+                run_ranks(2, |communicator| format!("{:#}", check(Some(&path), &[], &communicator).unwrap_err()));
             assert!(
                 errors[0].starts_with("trace: cannot ") && errors[0].ends_with("; give another --trace"),
                 "{errors:?}"
@@ -272,7 +234,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let alone = distributed::SingleCommunicator::new();
-        let told = |path: &Path| check(Some(path), &alone).map_err(|error| error.to_string());
+        let told = |path: &Path| check(Some(path), &[], &alone).map_err(|error| error.to_string());
         let clock = TraceClock::start(Some(&path), &alone).unwrap().unwrap();
         for text in ["", "[\n{\"name\":\"process_name\"}]"] {
             fs::write(&path, text).unwrap();
@@ -281,7 +243,7 @@ mod tests {
         clock.write(&[], &alone).unwrap();
         assert_eq!(told(&path), Ok(()));
         let others = [folder.path().join("run.toml")];
-        let error = check_beside(Some(&folder.path().join("./run.toml")), &others, &alone).unwrap_err().to_string();
+        let error = check(Some(&folder.path().join("./run.toml")), &others, &alone).unwrap_err().to_string();
         assert!(error.contains("run.toml, which the run writes"), "{error}");
         // It may also have come there while the run went on.
         fs::write(&path, "precious").unwrap();
@@ -292,24 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_only_some_ranks_want_is_refused_on_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("trace.json");
-        let errors = run_ranks(3, |communicator| {
-            check((communicator.rank() != 2).then_some(path.as_path()), &communicator).unwrap_err().to_string()
-        });
-        assert!(
-            errors.iter().all(|error| error.contains("expected one on rank 2, as on root, got none")),
-            "{errors:?}"
-        );
-    }
-
-    #[test]
     fn a_trace_of_three_ranks_is_one_json_array_on_one_clock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/trace.json");
         run_ranks(3, |communicator| {
-            check(Some(&path), &communicator).unwrap();
+            check(Some(&path), &[], &communicator).unwrap();
             let clock = TraceClock::start(Some(&path), &communicator).unwrap().unwrap();
             communicator.barrier().unwrap();
             let start = Instant::now();

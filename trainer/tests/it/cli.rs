@@ -614,6 +614,14 @@ fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
 }
 
 #[test]
+fn ranks_agree_on_whether_there_is_a_trace_and_not_on_where() {
+    let shared = |flags: &str| resolved(flags).shared_settings();
+    assert_eq!(shared("--trace a.json"), shared("--trace b.json"));
+    assert_ne!(shared("--trace a.json"), shared(""));
+    assert_eq!(resolved("--trace a.json").hash(), resolved("").hash());
+}
+
+#[test]
 fn only_our_own_kernels_compute_anything_again() {
     let bench = |flags: &str| bench_config(&format!("trainer bench --recompute norms {flags}"), 1);
     assert_eq!(bench("--device flex --dtype bf16").unwrap().compute.recompute, Some(RecomputeKind::Norms));

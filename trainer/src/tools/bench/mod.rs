@@ -80,7 +80,7 @@ impl Measurement {
 /// # Collective
 /// Must be called by all ranks.
 pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
-    trace::check(config.sync.trace.as_deref(), &*world.communicator)?;
+    trace::check(config.sync.trace.as_deref(), &[], &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
