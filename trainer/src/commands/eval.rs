@@ -88,14 +88,9 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     if let Some(input) = input {
         check_input(input, &*data.test, &config, world)?;
     }
-    let request = ModelRequest {
-        num_classes: input.map_or_else(|| data.test.class_names().len(), |input| input.class_names.len()),
-        in_channels: data.test.image_shape().channels,
-        seed: 0,
-        zero_gamma: false,
-        compute: &config.compute,
-        device: &device,
-    };
+    let num_classes = input.map_or_else(|| data.test.class_names().len(), |input| input.class_names.len());
+    let in_channels = data.test.image_shape().channels;
+    let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {

@@ -55,14 +55,9 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
     let trained = saved.trained()?.context("predict: a checkpoint tells its configuration")?;
     let input = &saved.state.as_ref().context("predict: a checkpoint tells what it takes")?.input;
-    let request = ModelRequest {
-        num_classes: input.class_names.len(),
-        in_channels: input.channels,
-        seed: 0,
-        zero_gamma: false,
-        compute: &config.compute,
-        device: &device,
-    };
+    let num_classes = input.class_names.len();
+    let request =
+        ModelRequest { in_channels: input.channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let table = Arc::new(NormalizationTable::new(&input.normalization()));

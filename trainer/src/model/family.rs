@@ -41,7 +41,12 @@ pub struct ModelRequest<'a> {
     pub device: &'a Device,
 }
 
-impl ModelRequest<'_> {
+impl<'a> ModelRequest<'a> {
+    /// For images of three channels, with seed 0.
+    pub fn new(num_classes: usize, compute: &'a ComputeArgs, device: &'a Device) -> Self {
+        Self { num_classes, in_channels: 3, seed: 0, zero_gamma: false, compute, device }
+    }
+
     /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution`, `--recompute` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
     /// model of crate `layers` sets around its forward pass.
     ///

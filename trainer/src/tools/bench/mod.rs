@@ -84,12 +84,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
-        num_classes: config.num_classes.filled(),
-        in_channels: 3,
         seed: config.seed.filled(),
-        zero_gamma: false,
-        compute: &config.compute,
-        device: &training_device,
+        ..ModelRequest::new(config.num_classes.filled(), &config.compute, &training_device)
     };
     let model = build::<F>(&config.model, &request)?;
     let step_config = step_config(config, &world.rank_status);

@@ -60,10 +60,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
 fn network(compute: &ComputeArgs, device: &Device) -> Result<ResNet> {
     let config = ModelArgs::resnet(DEPTH);
     // Other weights than any that are loaded.
-    resnet(
-        &config,
-        &ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 99, zero_gamma: false, compute, device },
-    )
+    resnet(&config, &ModelRequest { seed: 99, ..ModelRequest::new(NUM_CLASSES, compute, device) })
 }
 
 fn all_values(model: &ResNet) -> Vec<f32> {

@@ -32,14 +32,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
     let fixture = Fixture { tensors: SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())? };
     let device = subject.device.clone().autodiff();
-    let request = ModelRequest {
-        num_classes: NUM_CLASSES,
-        in_channels: 3,
-        seed: 0,
-        zero_gamma: false,
-        compute: subject.compute(),
-        device: &device,
-    };
+    let request = ModelRequest::new(NUM_CLASSES, subject.compute(), &device);
     let model = resnet(&ModelArgs::resnet(8), &request)?;
     let layout = ParameterLayout::new(&model);
     let model = write(model, &layout, &fixture.parameters("initial", &layout)?);

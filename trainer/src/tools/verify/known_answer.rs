@@ -38,14 +38,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     };
     let model = resnet(
         &ModelArgs::resnet(20),
-        &ModelRequest {
-            num_classes: Cifar::Ten.num_classes(),
-            in_channels: 3,
-            seed: 0,
-            zero_gamma: false,
-            compute: subject.compute(),
-            device: &subject.device,
-        },
+        &ModelRequest::new(Cifar::Ten.num_classes(), subject.compute(), &subject.device),
     )?;
     let model = load_weights(model, weights)?;
     let dataset = cifar::open_test(images.parent().unwrap_or(Path::new(".")), Cifar::Ten)?;

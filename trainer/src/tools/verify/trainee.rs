@@ -85,13 +85,11 @@ impl Trainee {
         let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
         let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
         let model = ModelArgs::resnet(lesson.depth);
+        let training_device = device.clone().autodiff();
         let request = ModelRequest {
-            num_classes: data.train.class_names().len(),
             in_channels: data.train.image_shape().channels,
             seed: 7,
-            zero_gamma: false,
-            compute,
-            device: &device.clone().autodiff(),
+            ..ModelRequest::new(data.train.class_names().len(), compute, &training_device)
         };
         let config = StepConfig {
             optimizer: lesson.optimizer,
