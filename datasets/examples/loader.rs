@@ -63,15 +63,9 @@ fn images_per_second(
     let (mut num_images, mut epoch) = (0, 0);
     while start.elapsed() < AT_LEAST {
         let plan = ShardPlan::new(ShardConfig {
-            num_samples: data.train.len(),
-            global_batch_size: GLOBAL_BATCH_SIZE,
-            seed: 0,
             epoch,
             shuffle: true,
-            drop_last: false,
-            shard_index: 0,
-            num_shards: 1,
-            num_own_shards: 1,
+            ..ShardConfig::new(data.train.len(), GLOBAL_BATCH_SIZE)
         })?;
         let config = LoaderConfig {
             augment,

@@ -34,6 +34,23 @@ pub struct ShardConfig {
     pub num_own_shards: usize,
 }
 
+impl ShardConfig {
+    /// The only shard there is, of epoch 0, by index, with the last batch even where it is partial, and seed 0.
+    pub fn new(num_samples: usize, global_batch_size: usize) -> Self {
+        Self {
+            num_samples,
+            global_batch_size,
+            seed: 0,
+            epoch: 0,
+            shuffle: false,
+            drop_last: false,
+            shard_index: 0,
+            num_shards: 1,
+            num_own_shards: 1,
+        }
+    }
+}
+
 /// The samples of one shard in one epoch, step by step.
 #[derive(Clone, Debug)]
 pub struct ShardPlan {

@@ -36,15 +36,12 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let mut optimizer = AdamWConfig::new().init();
     for epoch in 0..3 {
         let shard = ShardConfig {
-            num_samples: splits.train.len(),
-            global_batch_size: 48,
             num_shards: communicator.world_size(),
             shard_index: communicator.rank(),
-            num_own_shards: 1,
-            seed: 0,
             epoch,
             shuffle: true,
             drop_last: true,
+            ..ShardConfig::new(splits.train.len(), 48)
         };
         let loader = LoaderConfig { epoch, ..LoaderConfig::new(48, splits.normalization.clone()) };
         let mut sum = 0.0;

@@ -54,15 +54,12 @@ fn epoch_in(
     let mut images = vec![Vec::new(); dataset.len()];
     for shard_index in 0..num_shards {
         let plan = ShardPlan::new(ShardConfig {
-            num_samples: dataset.len(),
-            global_batch_size: 8,
             seed: 1,
             epoch,
             shuffle: true,
-            drop_last: false,
             shard_index,
             num_shards,
-            num_own_shards: 1,
+            ..ShardConfig::new(dataset.len(), 8)
         });
         let loading = LoaderConfig {
             augment: AUGMENT,

@@ -14,15 +14,12 @@ fn steps(shape: ImageShape, augment: Augment, seed: u64, shard: (usize, usize), 
     let data =
         synthetic::open(&SyntheticConfig { shape, num_classes: 7, num_train: NUM_SAMPLES, num_test: 1, seed }).unwrap();
     let plan = ShardPlan::new(ShardConfig {
-        num_samples: NUM_SAMPLES,
-        global_batch_size: 9,
         seed,
         epoch: 3,
         shuffle: true,
-        drop_last: false,
         shard_index: shard.0,
         num_shards: shard.1,
-        num_own_shards: 1,
+        ..ShardConfig::new(NUM_SAMPLES, 9)
     })
     .unwrap();
     let normalization = match shape.channels {

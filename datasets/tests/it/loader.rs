@@ -73,15 +73,12 @@ impl ImageDataset for Numbered {
 
 fn plan(num_samples: usize, global_batch_size: usize, shard: (usize, usize)) -> ShardPlan {
     ShardPlan::new(ShardConfig {
-        num_samples,
-        global_batch_size,
         seed: 5,
         epoch: 2,
         shuffle: true,
-        drop_last: false,
         shard_index: shard.0,
         num_shards: shard.1,
-        num_own_shards: 1,
+        ..ShardConfig::new(num_samples, global_batch_size)
     })
     .unwrap()
 }

@@ -16,17 +16,7 @@ fn plans(base: &ShardConfig, num_shards: usize) -> Vec<ShardPlan> {
 }
 
 fn config(num_samples: usize, global_batch_size: usize) -> ShardConfig {
-    ShardConfig {
-        num_samples,
-        global_batch_size,
-        seed: 3,
-        epoch: 1,
-        shuffle: true,
-        drop_last: false,
-        shard_index: 0,
-        num_shards: 1,
-        num_own_shards: 1,
-    }
+    ShardConfig { seed: 3, epoch: 1, shuffle: true, ..ShardConfig::new(num_samples, global_batch_size) }
 }
 
 /// Every valid combination of small sizes.

@@ -32,15 +32,9 @@ const CROP_PAD: usize = 4;
 /// When its batches leave no step.
 pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
     let plan = ShardPlan::new(ShardConfig {
-        num_samples: data.train.len(),
-        global_batch_size: config.batch.global_batch_size.filled(),
         seed: config.run.seed.filled(),
-        epoch: 0,
-        shuffle: false,
         drop_last: config.train_split.drop_last.filled(),
-        shard_index: 0,
-        num_shards: 1,
-        num_own_shards: 1,
+        ..ShardConfig::new(data.train.len(), config.batch.global_batch_size.filled())
     })?;
     Ok(plan.num_steps() as u64)
 }

@@ -138,17 +138,12 @@ fn own_share(
     communicator: &dyn Communicator,
 ) -> Result<ShardPlan, DatasetError> {
     let world_size = communicator.world_size();
+    // More than there are come at once, too.
+    let global_batch_size = micro_batch_size.min(num_samples.max(1)) * world_size;
     ShardPlan::new(ShardConfig {
-        num_samples,
-        // More than there are come at once, too.
-        global_batch_size: micro_batch_size.min(num_samples.max(1)) * world_size,
-        seed: 0,
-        epoch: 0,
-        shuffle: false,
-        drop_last: false,
         shard_index: communicator.rank(),
         num_shards: world_size,
-        num_own_shards: 1,
+        ..ShardConfig::new(num_samples, global_batch_size)
     })
 }
 

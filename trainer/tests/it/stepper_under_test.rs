@@ -55,17 +55,7 @@ pub(crate) fn resnet8(device: &Device) -> ResNet {
 
 /// The first epoch of so many samples on one rank.
 pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardConfig {
-    ShardConfig {
-        num_samples,
-        global_batch_size,
-        seed: 5,
-        epoch: 0,
-        shuffle: true,
-        drop_last: false,
-        shard_index: 0,
-        num_shards: 1,
-        num_own_shards: 1,
-    }
+    ShardConfig { seed: 5, shuffle: true, ..ShardConfig::new(num_samples, global_batch_size) }
 }
 
 /// All steps of a shard of drawn figures.

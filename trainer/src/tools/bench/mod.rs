@@ -333,15 +333,12 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
     let num_shards = config.sync.method().virtual_shards().unwrap_or(communicator.world_size());
     let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
     let plan = ShardPlan::new(ShardConfig {
-        num_samples: data.train.len(),
-        global_batch_size,
         seed: config.seed.filled(),
-        epoch: 0,
-        shuffle: false,
         drop_last: true,
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
+        ..ShardConfig::new(data.train.len(), global_batch_size)
     })?;
     let micro_batch_size = global_batch_size.div_ceil(num_shards * config.grad_accum_steps.filled());
     let raw = config.compute.input.filled() == InputKind::Device;

@@ -45,17 +45,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     if (dataset.len() as u64) < NUM_IMAGES {
         return Ok(Finding::Skipped(format!("{}: {} images, expected {NUM_IMAGES}", images.display(), dataset.len())));
     }
-    let plan = ShardPlan::new(ShardConfig {
-        num_samples: dataset.len(),
-        global_batch_size: BATCH_SIZE,
-        seed: 0,
-        epoch: 0,
-        shuffle: false,
-        drop_last: false,
-        shard_index: 0,
-        num_shards: 1,
-        num_own_shards: 1,
-    })?;
+    let plan = ShardPlan::new(ShardConfig::new(dataset.len(), BATCH_SIZE))?;
     let normalization = Normalization { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] };
     let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(BATCH_SIZE, normalization) };
     let mut sums = ScoreSums::default();

@@ -72,15 +72,11 @@ impl Trainee {
         let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
         let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
         let plan = ShardPlan::new(ShardConfig {
-            num_samples,
-            global_batch_size: lesson.batch_size,
             seed: 7,
-            epoch: 0,
             shuffle: true,
-            drop_last: false,
             shard_index: communicator.rank(),
             num_shards: communicator.world_size(),
-            num_own_shards: 1,
+            ..ShardConfig::new(num_samples, lesson.batch_size)
         })?;
         let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
         let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
