@@ -20,11 +20,10 @@ use crate::mpi_suite;
 use crate::setup;
 use crate::slurm_suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
-use crate::suite::{self, Ended, checkpoints, conclude, empty_folder, same};
+use crate::suite::run::{QUICK, Run, arguments, disturbed, instead};
+use crate::suite::{checkpoints, conclude, empty_folder, same};
 use jobs::failure::{Failure, Outcome};
 use jobs::options::{self, Installing};
-use jobs::process::{self, Running};
 
 use cut::Cut;
 use disk::Disk;
@@ -124,16 +123,11 @@ pub(crate) fn undisturbed(launcher: &impl Launcher) -> Result<Undisturbed, Strin
     let run = Run::new(launcher, "chaos-undisturbed");
     let log = launcher.folder().join("chaos-undisturbed.log");
     let command = launcher.on_ranks(2, launcher.trainer(), &words(&run))?;
-    let line = process::shown(&command);
     let start = Instant::now();
-    let mut running = Running::start(command, &log)?;
     let is_time = || checkpoints::whole(&run.folder).is_ok_and(|steps| !steps.is_empty());
-    let waited = suite::run::wait_until(&mut running, &is_time, "the first checkpoint");
-    let start_up = start.elapsed();
-    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    let (ended, start_up) = disturbed(command, &log, is_time, "the first checkpoint", |_| Ok(start.elapsed()))?;
     ended.expect_success()?;
-    waited?;
-    Ok(Undisturbed { hash: run.parameter_hash()?, start_up })
+    Ok(Undisturbed { start_up: start_up?, hash: run.parameter_hash()? })
 }
 
 fn words(run: &Run) -> Vec<String> {

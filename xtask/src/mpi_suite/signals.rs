@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use super::Suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
-use crate::suite::{Check, Ended, check, checkpoints, same};
+use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, disturbed, instead};
+use crate::suite::{Check, check, checkpoints, same};
 use jobs::json;
-use jobs::process::{self, Running};
+use jobs::process;
 
 pub(super) const CHECKS: [Check<Suite>; 7] = [
     check(
@@ -142,12 +142,9 @@ fn in_an_evaluation(suite: &Suite) -> Result<(), String> {
 
 /// It passes the signal on to its ranks and gives them time.
 fn to_the_launcher(suite: &Suite, run: &Run, command: Command, signal: &str) -> Result<(), String> {
-    let line = process::shown(&command);
     let log = suite.folder().join(format!("{}.log", run.name));
-    let mut running = Running::start(command, &log)?;
-    let waited = wait_until(&mut running, &|| run.has_line(), "the first epoch's end");
-    let sent = waited.and_then(|()| process::send_signal(running.id(), signal));
-    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    let send = |process| process::send_signal(process, signal);
+    let (ended, sent) = disturbed(command, &log, || run.has_line(), "the first epoch's end", send)?;
     sent?;
     ended.expect_success()?;
     ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;

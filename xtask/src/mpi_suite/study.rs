@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use super::Suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, wait_until};
+use crate::suite::run::{LIMIT_S, disturbed};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended, check};
 use jobs::hosts;
 use jobs::mpirun::Mpirun;
-use jobs::process::{self, Running};
+use jobs::process;
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
     check(
@@ -35,15 +35,11 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let study = Study::write(suite.folder(), "study", "machine", 2)?;
     let command = || study.command(Command::new(suite.trainer()));
     let log = suite.folder().join("study.log");
-    let mut running = Running::start(command(), &log)?;
     // The first record is of one rank: what runs next are two.
     let is_time = || study.records().lines().count() == 1 && num_ranks(suite) == 2;
-    let waited = wait_until(&mut running, &is_time, "the second run");
-    let sent = waited.and_then(|()| process::send_signal(running.id(), "KILL"));
-    let ended = Ended { line: "trainer study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
-    if let Err(text) = sent {
-        return ended.expect(false, &text);
-    }
+    let kill = |process| process::send_signal(process, "KILL");
+    let (ended, sent) = disturbed(command(), &log, is_time, "the second run", kill)?;
+    sent.or_else(|text| ended.expect(false, &text))?;
     let start = Instant::now();
     while num_ranks(suite) > 0 {
         if start.elapsed() > END_LIMIT {
@@ -78,13 +74,9 @@ fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
     let study = Study::write(suite.folder(), "study-hosts", "hosts:1gbit", 1)?;
     let command = || study.command(Command::new(suite.trainer()));
     let log = suite.folder().join("study-hosts.log");
-    let mut running = Running::start(command(), &log)?;
-    let waited = wait_until(&mut running, &hosts::are_there, "the hosts");
-    let sent = waited.and_then(|()| process::send_signal(running.id(), "TERM"));
-    let ended = Ended { line: "trainer study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
-    if let Err(text) = sent {
-        return ended.expect(false, &text);
-    }
+    let end = |process| process::send_signal(process, "TERM");
+    let (ended, sent) = disturbed(command(), &log, hosts::are_there, "the hosts", end)?;
+    sent.or_else(|text| ended.expect(false, &text))?;
     // One that was killed while it made them leaves them to the next.
     let ended = Ended::of(command(), &log, LIMIT_S)?;
     ended.expect_success()?;

@@ -1,13 +1,11 @@
 //! Checks of starts under srun: one world over two nodes, no world at all, two jobs for one place.
 
 use std::path::Path;
-use std::time::Duration;
 
 use super::{EPOCHS, NODES, Suite};
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
+use crate::suite::run::{QUICK, Run, arguments, disturbed, instead};
 use crate::suite::{Check, Ended, check, checkpoints, same};
-use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     check("srun trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun", trains_like_mpirun),
@@ -83,15 +81,12 @@ fn second_job_is_refused(suite: &Suite) -> Result<(), String> {
     let words = |run: &Run| instead(arguments(&run.folder, LONG), &[&QUICK[..], &["--resume"]].concat());
     // One rank on each node leaves room for another job of the same kind.
     let command = suite.on_ranks(NODES, suite.trainer(), &words(&run))?;
-    let line = process::shown(&command);
     let log = suite.folder().join("in-use-first.log");
-    let mut first = Running::start(command, &log)?;
-    let waited = wait_until(&mut first, &|| run.has_line(), "the first epoch's end");
-    let second = waited.and_then(|()| {
+    let start_second = |_| {
         let command = suite.on_ranks(NODES, suite.trainer(), &words(&run))?;
         Ended::of(command, Path::new(&suite.folder().join("in-use-second.log")), 120)
-    });
-    let first = Ended { line, finished: first.finish(Duration::from_secs(LIMIT_S))? };
+    };
+    let (first, second) = disturbed(command, &log, || run.has_line(), "the first epoch's end", start_second)?;
     let second = second?;
     first.expect_success()?;
     same("the first job", &alone.parameter_hash()?, &run.parameter_hash()?)?;

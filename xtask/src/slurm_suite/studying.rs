@@ -6,10 +6,10 @@ use std::fs;
 
 use super::Suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, wait_until};
+use crate::suite::run::{LIMIT_S, disturbed};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended, check};
-use jobs::process::{self, Running};
+use jobs::process;
 
 pub(super) const CHECKS: [Check<Suite>; 1] = [check(
     "study: its jobs run one after the other, and killed and started again it submits none twice",
@@ -22,14 +22,9 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let log = suite.folder().join("study.log");
     let noted = || fs::read_to_string(study.folder.join("slurm-jobs.jsonl")).unwrap_or_default();
     let num_jobs = || noted().lines().filter(|line| !line.is_empty()).count();
-    let mut running = Running::start(command(), &log)?;
-    let waited = wait_until(&mut running, &|| num_jobs() == 2, "both jobs");
-    let sent = waited.and_then(|()| process::send_signal(running.id(), "KILL"));
-    let ended =
-        Ended { line: "trainer study".to_owned(), finished: running.finish(std::time::Duration::from_secs(LIMIT_S))? };
-    if let Err(text) = sent {
-        return ended.expect(false, &text);
-    }
+    let kill = |process| process::send_signal(process, "KILL");
+    let (ended, sent) = disturbed(command(), &log, || num_jobs() == 2, "both jobs", kill)?;
+    sent.or_else(|text| ended.expect(false, &text))?;
     let before = noted();
     let ended = Ended::of(command(), &log, LIMIT_S)?;
     ended.expect_success()?;

@@ -98,37 +98,27 @@ impl Run {
         is_time: impl Fn() -> bool,
         signals: &[(&str, usize)],
     ) -> Result<(Ended, Duration), String> {
-        let once =
-            || self.signalled_once(launcher.on_ranks(ranks, launcher.trainer(), words)?, launcher, &is_time, signals);
-        let (ended, elapsed, sent) = again_if_mpi_crashed(once, |(ended, ..)| ended)?;
-        if let Err(text) = sent {
-            ended.expect(false, &format!("a run that can be signalled ({text})"))?;
-        }
-        Ok((ended, elapsed))
-    }
-
-    fn signalled_once(
-        &self,
-        command: Command,
-        launcher: &impl Launcher,
-        is_time: &impl Fn() -> bool,
-        signals: &[(&str, usize)],
-    ) -> Result<(Ended, Duration, Result<(), String>), String> {
-        let line = process::shown(&command);
         let log = launcher.folder().join(format!("{}.log", self.name));
-        let mut running = Running::start(command, &log)?;
-        let waited = wait_until(&mut running, is_time, &format!("the time to signal {}", self.name));
-        let start = Instant::now();
-        // The program is waited for in any case; a run left behind would disturb the checks after it.
-        let sent = waited.and_then(|()| {
+        let what = format!("the time to signal {}", self.name);
+        let send = |_| {
+            let start = Instant::now();
             signals.iter().try_for_each(|(signal, rank)| {
                 let process = launcher.process_of_rank(&self.folder, *rank);
                 let missing = || format!("no process of rank {rank} trains into {}", self.folder.display());
                 process::send_signal(process.ok_or_else(missing)?, signal)
-            })
-        });
-        let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
-        Ok((ended, start.elapsed(), sent))
+            })?;
+            Ok(start)
+        };
+        let once = || {
+            let command = launcher.on_ranks(ranks, launcher.trainer(), words)?;
+            let (ended, sent) = disturbed(command, &log, &is_time, &what, send)?;
+            Ok((ended, sent.map(|start| start.elapsed())))
+        };
+        let (ended, elapsed) = again_if_mpi_crashed(once, |(ended, _)| ended)?;
+        if let Err(text) = &elapsed {
+            ended.expect(false, &format!("a run that can be signalled ({text})"))?;
+        }
+        Ok((ended, elapsed?))
     }
 
     /// Whether an epoch is done.
@@ -172,16 +162,28 @@ fn again_if_mpi_crashed<T>(once: impl Fn() -> Result<T, String>, ended: impl Fn(
     once()
 }
 
-/// Waits for something that a running command brings about.
-pub(crate) fn wait_until(running: &mut Running<'_>, is_time: &impl Fn() -> bool, what: &str) -> Result<(), String> {
+/// Starts a command, disturbs its process when it `is_time`, and waits for its end in any case, since one left behind would disturb
+/// the checks after it: how it ended, and what came of the disturbance.
+pub(crate) fn disturbed<T>(
+    command: Command,
+    log: &Path,
+    is_time: impl Fn() -> bool,
+    what: &str,
+    disturb: impl FnOnce(u32) -> Result<T, String>,
+) -> Result<(Ended, Result<T, String>), String> {
+    let line = process::shown(&command);
+    let mut running = Running::start(command, log)?;
     let start = Instant::now();
-    while !is_time() {
+    let disturbance = loop {
+        if is_time() {
+            break disturb(running.id());
+        }
         if running.has_ended() || start.elapsed().as_secs() > LIMIT_S {
-            return Err(format!("{what} did not come: expected it before the end and within {LIMIT_S} s"));
+            break Err(format!("{what} did not come: expected it before the end and within {LIMIT_S} s"));
         }
         sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    };
+    Ok((Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? }, disturbance))
 }
 
 fn read(file: &Path) -> Result<String, String> {
