@@ -12,7 +12,7 @@ const MAY_KNOW: [(&str, &[&str]); 9] = [
     ("layers", &["kernels"]),
     ("records", &[]),
     ("report", &["records"]),
-    ("simulate", &["distributed"]),
+    ("simulate", &["distributed", "records"]),
 ];
 
 /// Crates of others that few members may know.
