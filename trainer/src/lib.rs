@@ -9,16 +9,21 @@ pub mod burn_loop;
 
 pub mod commands;
 
+#[allow(missing_docs, reason = "for this program and its tests alone")]
 pub mod tools;
 
+#[allow(missing_docs, reason = "as above")]
 pub mod run;
 
+#[allow(missing_docs, reason = "as above")]
 pub mod step;
 
 pub mod model;
 
+#[allow(missing_docs, reason = "as above")]
 pub mod world;
 
+#[allow(missing_docs, reason = "as above")]
 pub mod measure;
 
 pub mod config;

@@ -16,12 +16,10 @@ use crate::tools::simulation;
 use crate::world::ranks::World;
 
 /// Measures training steps.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When flags contradict each other or differ between the ranks, the profile cannot be written, or a step fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout()?)?;

@@ -12,12 +12,10 @@ use crate::world::ranks::World;
 
 /// Examines the world, the machines, the data and the output directory. The code is 1 on all ranks if a check failed, else 0;
 /// of tasks that are worlds of their own, only the first one examines, fails and prints.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When flags contradict each other, or a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     let config = DoctorConfig::resolve(args)?;
     if doctor::stands_alone_beside_others(&*world.communicator) {

@@ -54,13 +54,11 @@ impl EvalResult {
 }
 
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, the checkpoint is of another family, or the data's
 /// classes are not those of the checkpoint.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let (family, communicator) = (Family::of::<F>(), &*world.communicator);
     let weights = EvalConfig::weights(args)?;

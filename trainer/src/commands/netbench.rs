@@ -20,12 +20,10 @@ use crate::tools::netbench::{
 use crate::world::ranks::World;
 
 /// Measures messages between pairs of ranks, then collectives; prints each table when it is measured.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When flags contradict each other or differ between the ranks, the output cannot be written, or a message or collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.timeout)?;

@@ -42,12 +42,10 @@ use crate::world::roles::Role;
 ///
 /// burn's random numbers are seeded with `--seed` before the model is made, `--weights` are loaded after it, and root's parameters
 /// are sent to all ranks.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When the flags contradict each other or have no effect on this model, or training fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 // tidy: long function because the order in which a start is refused is its point, and a reader wants to see it whole
 pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);

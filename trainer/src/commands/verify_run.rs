@@ -34,12 +34,10 @@ struct Original {
 }
 
 /// Repeats a run's first steps and compares. The code is 0 if all hashes are equal, else 3.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When the run has kept no hashes, was one of another number of ranks or of ranks that run apart, or a step fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;

@@ -23,12 +23,7 @@ pub struct ClockOffset {
 
 impl ClockOffset {
     /// Compares the clocks that `now` reads, in seconds, by messages to root and back.
-    ///
-    /// # Errors
-    /// When a message fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn measure(communicator: &dyn Communicator, now: impl Fn() -> f64) -> Result<Self, CollectiveError> {
         let mut message = [0; 8];
         if communicator.rank() == ROOT {

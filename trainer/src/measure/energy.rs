@@ -64,15 +64,11 @@ impl Packages {
         Ok(Self { packages, last_look: Instant::now() })
     }
 
-    /// How many there are.
     pub fn num_packages(&self) -> usize {
         self.packages.len()
     }
 
     /// Joules since they were opened; to be called before a counter can wrap twice.
-    ///
-    /// # Errors
-    /// When a counter cannot be read.
     pub fn joules(&mut self) -> Result<f64> {
         self.last_look = Instant::now();
         for package in &mut self.packages {
@@ -110,7 +106,6 @@ impl EnergyMeter {
         Self { machine, powercap: powercap.to_owned(), packages: None, joules: Some(0.0) }
     }
 
-    /// Measures from now on.
     pub fn begin(&mut self) {
         if self.machine.is_some() {
             self.packages = Packages::open(&self.powercap).ok();
@@ -127,7 +122,6 @@ impl EnergyMeter {
         }
     }
 
-    /// Measures no longer.
     pub fn end(&mut self) {
         if let Some(mut packages) = self.packages.take() {
             self.joules = self.joules.zip(packages.joules().ok()).map(|(before, joules)| before + joules);

@@ -80,9 +80,6 @@ pub struct EventFile {
 impl EventFile {
     /// Makes the file in `directory`, for a session of this process on `node` that takes back what earlier ones wrote of `first_step`
     /// and later steps.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         // A clock may have gone back since.
@@ -105,9 +102,6 @@ impl EventFile {
     }
 
     /// Appends what there is to see of a step.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn add(&mut self, step: u64, values: &[(String, EventValue)]) -> Result<()> {
         self.append(&event(seconds_since_1970(), step, 5, &summary(values).0))
     }

@@ -19,12 +19,7 @@ use crate::measure::timer::Timer;
 const GATHER_TAG: u16 = 103;
 
 /// The scores of all ranks together and, on the same way, `further` sums, on all ranks.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks, with as many further sums.
+/// Collective: all ranks, with as many further sums.
 pub fn total_scores_with(communicator: &dyn Communicator, own: ScoreSums, further: &mut [f64]) -> Result<ScoreSums> {
     let mut sums = [&[own.loss_sum], &*further].concat();
     let mut counts = [own.num_samples, own.top1_correct, own.top5_correct];
@@ -36,12 +31,7 @@ pub fn total_scores_with(communicator: &dyn Communicator, own: ScoreSums, furthe
 }
 
 /// Every rank's bytes in rank order on root, which calls `take` for each as it comes, and nothing on the others.
-///
-/// # Errors
-/// When a collective or `take` fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn to_root(
     communicator: &dyn Communicator,
     own: Vec<u8>,
@@ -62,24 +52,17 @@ pub fn to_root(
 }
 
 /// Root's bytes, on all ranks; those of the others are not looked at.
-///
-/// # Errors
-/// When the collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     let own = if communicator.rank() == ROOT { bytes } else { &[] };
     Ok(communicator.all_gather(own)?.swap_remove(ROOT))
 }
 
 /// What root found out, on all ranks, or why it could not; `of_root` is called on root alone.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// Root's, on all ranks, or when the collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn found_by_root<T: Serialize + DeserializeOwned>(
     communicator: &dyn Communicator,
     of_root: impl FnOnce() -> Result<T>,
@@ -109,12 +92,7 @@ pub struct OwnTimes {
 
 impl OwnTimes {
     /// On root the times of all ranks, in rank order; on another rank its own alone.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn gather(self, communicator: &dyn Communicator) -> Result<Vec<RankTimes>> {
         let own = RankTimes {
             node: communicator.topology().node.clone(),
@@ -141,7 +119,6 @@ impl OwnTimes {
 /// What one rank measured over some steps, as root learns it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
-    /// Its machine.
     pub node: String,
     /// Its time by phase, over all its steps.
     pub seconds: Seconds,
@@ -179,7 +156,6 @@ impl SessionTimes {
         Self { timer, energy, first_measured_step, warmup, epoch, session }
     }
 
-    /// Counts a step.
     pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
         self.energy.look();
         self.epoch.num_samples += global_num_samples;
@@ -206,7 +182,6 @@ impl SessionTimes {
         epoch
     }
 
-    /// The whole session's times.
     pub fn take_session(&mut self) -> OwnTimes {
         self.take_epoch();
         std::mem::take(&mut self.session)

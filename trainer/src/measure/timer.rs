@@ -33,11 +33,8 @@ struct Counted {
 /// One stretch of time on one rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// What it was.
     pub what: Activity,
-    /// When it began.
     pub start: Instant,
-    /// How long it took.
     pub duration: Duration,
 }
 

@@ -32,12 +32,7 @@ pub struct TraceClock {
 
 impl TraceClock {
     /// Compares clocks by messages to root and back, for a trace at `path`; nothing without a path.
-    ///
-    /// # Errors
-    /// When a message fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
         path.map(|path| Self::compare(path.to_owned(), communicator)).transpose()
     }
@@ -58,23 +53,16 @@ impl TraceClock {
     }
 
     /// Brings all ranks' stretches together in a file, which root writes.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// When a collective fails, or root cannot write.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
         self.gather(spans, communicator)?.map_or(Ok(()), |text| self.put(&text))
     }
 
     /// Brings all ranks' stretches together as the text of the file, on root.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn gather(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<Vec<u8>>> {
         let rank = communicator.rank();
         let name = format!("rank {rank} on {}", communicator.topology().node);
@@ -134,12 +122,10 @@ impl TraceClock {
 
 /// Tries on root whether a trace can be written, before a run that would end with it; `others` are the files that the run will write
 /// besides. Nothing is left behind.
+/// Collective: all ranks, which have agreed on whether they want one.
 ///
 /// # Errors
 /// When it cannot, or is to be one of `others`, the same on all ranks.
-///
-/// # Collective
-/// Must be called by all ranks, which have agreed on whether they want one.
 pub fn check(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communicator) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let attempt = || -> Result<()> {

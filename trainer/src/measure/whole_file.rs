@@ -19,9 +19,6 @@ pub fn check_writable(path: &Path) -> Result<()> {
 }
 
 /// Writes `value` as indented JSON, at once or not at all.
-///
-/// # Errors
-/// I/O errors.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value).with_context(|| format!("cannot write {}", path.display()))?;
     text.push(b'\n');
@@ -72,9 +69,6 @@ fn place(path: &Path) -> Result<PathBuf> {
 }
 
 /// Waits until the names in a directory are on disk, where its file system can and this user may read it.
-///
-/// # Errors
-/// I/O errors.
 pub fn sync_directory(path: &Path) -> Result<()> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
@@ -85,9 +79,6 @@ pub fn sync_directory(path: &Path) -> Result<()> {
 }
 
 /// Waits until a file or directory that was just made is there after a crash.
-///
-/// # Errors
-/// I/O errors.
 pub fn sync_parent(path: &Path) -> Result<()> {
     path.parent().map_or(Ok(()), sync_directory)
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::Result;
 use records::{DeviceKernels, KernelShare};
 
-/// One launch.
 #[derive(Clone, Debug, PartialEq)]
 struct Launch {
     name: String,
@@ -55,9 +54,6 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
 }
 
 /// Makes steps by `make`, which ends when the device is done with them, and says what ran; `None` where no kernel was launched.
-///
-/// # Errors
-/// Those of `make`.
 pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
     let launches = observer::launches(make)?;
     Ok((!launches.is_empty()).then(|| summed(&launches, steps)))

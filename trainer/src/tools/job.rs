@@ -22,9 +22,6 @@ use crate::measure::whole_file::{write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
 /// What these flags of a residual network mean for `ranks` that train with this optimizer.
-///
-/// # Errors
-/// When there is no such network.
 pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Result<Job> {
     let model: ModelArgs = config.model.read()?;
     let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
@@ -44,9 +41,6 @@ pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate
 }
 
 /// Writes the job of all ranks into a directory, which is made.
-///
-/// # Errors
-/// When a file cannot be written.
 pub fn export(
     directory: &Path,
     job: &Job,

@@ -50,9 +50,6 @@ pub fn lines(profile: &StepProfile, sync: &SyncConfig, simulation: &SimulationCo
 }
 
 /// The method as a simulation takes it.
-///
-/// # Errors
-/// When a compressor fails.
 pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchronisation> {
     Ok(match sync.method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => Synchronisation::Compressed {

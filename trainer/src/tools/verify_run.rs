@@ -10,7 +10,6 @@ use crate::measure::manifest::bearing_on_bits;
 /// One launch and what its first steps gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
-    /// The launch.
     pub manifest: Manifest,
     /// A line a step, from step 0 on.
     pub hashes: Vec<StepHashes>,

@@ -67,14 +67,12 @@ impl Reporter {
         }
     }
 
-    /// Prints a line.
     pub fn note(&self, text: &str) {
         if let Some(mut output) = self.lock() {
             output.line(text);
         }
     }
 
-    /// Prints lines.
     pub fn notes(&self, lines: &[String]) {
         lines.iter().for_each(|line| self.note(line));
     }
@@ -218,9 +216,6 @@ impl Reporter {
     }
 
     /// Prints what a command was asked for, on stdout and not in the log. A reader who has left has what he wanted.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn result(&self, text: &str) -> Result<()> {
         let Some(mut output) = self.lock() else { return Ok(()) };
         output.clear_bar();

@@ -73,12 +73,7 @@ impl Measurement {
 }
 
 /// Measures training steps; `None` on a rank that only served parameters.
-///
-/// # Errors
-/// When a step fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
     trace::check(config.sync.trace.as_deref(), &[], &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
@@ -239,9 +234,7 @@ fn measure_steps<M: ImageClassifier>(
 }
 
 /// As it is printed; `stats` are of the slowest rank of `times`, `num_nodes` those of all ranks.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 fn result(
     config: &BenchConfig,
     (device, threads): (&Device, usize),

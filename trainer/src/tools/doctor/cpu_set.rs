@@ -22,7 +22,6 @@ impl CpuSet {
         Self(text.split(',').filter_map(range).flatten().collect())
     }
 
-    /// Number of processors.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -42,7 +41,6 @@ impl CpuSet {
         !self.0.is_disjoint(&other.0)
     }
 
-    /// The processors of both.
     pub fn union(&self, other: &Self) -> Self {
         Self(self.0.union(&other.0).copied().collect())
     }

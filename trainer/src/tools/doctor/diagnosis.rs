@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use super::facts::RankFacts;
 
-/// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Verdict {
     /// Nothing to do.
@@ -29,14 +28,10 @@ impl Verdict {
     }
 }
 
-/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// What was checked.
     pub name: &'static str,
-    /// How bad it is.
     pub verdict: Verdict,
-    /// What was found.
     pub found: String,
     /// What to do about it; `None` where nothing is to be done.
     pub remedy: Option<String>,
@@ -62,7 +57,6 @@ impl Row {
 /// Ranks of one node with the same processors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MapLine {
-    /// The node's name.
     pub node: String,
     /// The ranks, as `0-3,8`.
     pub ranks: String,
@@ -77,13 +71,9 @@ pub struct MapLine {
 pub struct Diagnosis {
     /// The worst of the rows.
     pub verdict: Verdict,
-    /// Number of ranks.
     pub ranks: usize,
-    /// Number of nodes.
     pub nodes: usize,
-    /// The checks.
     pub rows: Vec<Row>,
-    /// Where the ranks are.
     pub map: Vec<MapLine>,
     /// What was found, by rank.
     pub facts: Vec<RankFacts>,

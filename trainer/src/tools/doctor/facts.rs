@@ -30,28 +30,21 @@ use crate::world::ranks::World;
 /// Longest wait for root's file on another node; NFS may tell of it seconds later.
 const LOOK_FOR: Duration = Duration::from_secs(5);
 
-/// What one rank found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankFacts {
-    /// Where it is.
     pub place: PlaceFacts,
-    /// What it runs.
     pub program: ProgramFacts,
-    /// Its processors.
     pub processors: ProcessorFacts,
     /// What it computes on, or why it cannot.
     pub compute: Result<ComputeFacts, String>,
-    /// GPUs of its node.
     pub gpus: GpuFacts,
     /// Ways of gradients between GPUs; for the first rank of a node to say, where it computes on one.
     pub gradients: Option<GradientFacts>,
-    /// Memory of its node.
     pub memory: MemoryFacts,
     /// Packages whose energy it can read, or why it cannot.
     pub energy: Result<usize, String>,
     /// Ways to other nodes.
     pub interfaces: Vec<InterfaceFacts>,
-    /// Sums over all ranks.
     pub sums: Vec<SumFacts>,
     /// Root's wall clock beside its own.
     pub clock: ClockOffset,
@@ -66,15 +59,10 @@ pub struct RankFacts {
 /// Where a rank is, by MPI and by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceFacts {
-    /// Index of the rank.
     pub rank: usize,
-    /// Number of ranks.
     pub world_size: usize,
-    /// Index on its node.
     pub local_rank: usize,
-    /// Ranks of its node.
     pub local_size: usize,
-    /// Its node.
     pub node: String,
     /// The launcher, if there is one, with its number of tasks.
     pub launcher: Option<(String, usize)>,
@@ -85,16 +73,12 @@ pub struct PlaceFacts {
 /// Something wrong, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Complaint {
-    /// What is wrong.
     pub found: String,
-    /// What to do.
     pub remedy: String,
 }
 
-/// What a rank runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramFacts {
-    /// Version of the program.
     pub version: String,
     /// Commit it was built from.
     pub commit: String,
@@ -115,7 +99,6 @@ pub struct ComputeFacts {
     pub device: String,
     /// Whether it is a GPU.
     pub is_gpu: bool,
-    /// Compute threads.
     pub threads: usize,
     /// Instruction set of our own kernels.
     pub instruction_set: String,
@@ -124,11 +107,8 @@ pub struct ComputeFacts {
 /// The data set as a rank read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFacts {
-    /// Its name.
     pub name: String,
-    /// Training images.
     pub num_train: usize,
-    /// Test images.
     pub num_test: usize,
     /// SHA-256 of the train split.
     pub train_checksum: String,
@@ -137,12 +117,7 @@ pub struct DataFacts {
 }
 
 /// Finds out, on all ranks together.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let communicator = &world.communicator;
     let topology = communicator.topology();

@@ -18,7 +18,6 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// The processors of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessorFacts {
-    /// Name of the processor.
     pub model: String,
     /// What tells machines apart whose nodes' names do not: the number of this start of the system. Containers share it.
     pub boot: String,
@@ -48,14 +47,12 @@ pub struct MemoryFacts {
 pub struct GpuFacts {
     /// Whether there is a driver.
     pub has_driver: bool,
-    /// GPUs that it knows.
     pub num_gpus: usize,
 }
 
 /// A way to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceFacts {
-    /// Its name.
     pub name: String,
     /// Its speed as the system words it, where it tells.
     pub speed: Option<String>,

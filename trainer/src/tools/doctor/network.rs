@@ -25,7 +25,6 @@ const SLOW_NANOS: u64 = 150_000_000;
 /// One way to sum, as one rank saw it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SumFacts {
-    /// Which way.
     pub way: String,
     /// The first value that was not the known answer.
     pub wrong: Option<String>,
@@ -36,7 +35,6 @@ pub struct SumFacts {
 /// The time of one all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpeedFacts {
-    /// Size of the buffer.
     pub bytes: u64,
     /// Median time.
     pub seconds: f64,
@@ -50,12 +48,7 @@ impl SpeedFacts {
 }
 
 /// Sums known numbers, then measures.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
     let mut found = Vec::new();
     for (way, kind) in [("hierarchical", ReductionKind::Hierarchical), ("library", ReductionKind::Library)] {

@@ -26,12 +26,7 @@ fn own_part(bytes: usize, rank: usize, ranks: usize) -> usize {
 }
 
 /// Times all collectives on the ranks of `communicator`.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks of the communicator, with the same configuration.
+/// Collective: all ranks of the communicator, with the same configuration.
 pub fn measure(
     config: &NetbenchConfig,
     communicator: &Arc<dyn Communicator>,

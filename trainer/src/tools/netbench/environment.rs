@@ -9,12 +9,7 @@ use records::Environment;
 use std::time::SystemTime;
 
 /// Asks all ranks for their nodes, and this process for the rest.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn environment(communicator: &dyn Communicator) -> Result<Environment> {
     let topology = communicator.topology();
     let nodes = communicator.all_gather(topology.node.as_bytes())?;

@@ -30,12 +30,7 @@ const FEWEST_SUMS: u64 = 4;
 const MOST_SUMS: u64 = 10_000;
 
 /// Measures it; `None` on one rank, and where ranks cannot communicate from several threads.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn measure(
     communicator: &Arc<dyn Communicator>,
     time_per_round: Duration,

@@ -41,12 +41,10 @@ fn link(fit: &FitFacts) -> Link {
 }
 
 /// Times messages of all pairs, one pair after the other.
+/// Collective: all ranks, with the same plan and configuration.
 ///
 /// # Errors
 /// When a message or a collective fails, or a signal stops this rank.
-///
-/// # Collective
-/// Must be called by all ranks, with the same plan and configuration.
 pub fn measure(
     config: &NetbenchConfig,
     communicator: &dyn Communicator,
@@ -109,12 +107,7 @@ pub fn network(links: &Links, ranks_per_node: usize, is_shared: bool) -> Option<
 }
 
 /// Whether the ranks of each node share memory.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub fn nodes_share_memory(communicator: &dyn Communicator, nodes: &[String]) -> Result<bool> {
     let own = &communicator.topology().node;
     let members: Vec<usize> = (0..nodes.len()).filter(|&rank| nodes[rank] == *own).collect();

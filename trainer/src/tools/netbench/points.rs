@@ -38,9 +38,6 @@ fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> 
 ///
 /// The first round trip, which opens the connection and touches memory, is not counted.
 ///
-/// # Errors
-/// When a message fails.
-///
 /// # Collective
 /// Must be called by both ranks of the pair, and by no other.
 pub(super) fn ping_pong(
@@ -106,12 +103,7 @@ fn answer(communicator: &dyn Communicator, first: usize, buffer: &mut [u8]) -> R
 
 /// Times `once`, which all ranks do together with `bytes`, as it tells: each repetition takes as long as on the slowest rank; root gets
 /// the point. The first repetition is not counted.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub(super) fn repeat_together(
     communicator: &dyn Communicator,
     bytes: usize,
@@ -141,12 +133,7 @@ pub(super) fn repeat_together(
 }
 
 /// The nanoseconds of `run`, which begins after a barrier. Ranks leave that at slightly different times, which is part of what is told.
-///
-/// # Errors
-/// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// Collective: all ranks.
 pub(super) fn timed(
     communicator: &dyn Communicator,
     run: impl FnOnce() -> Result<(), CollectiveError>,

@@ -18,7 +18,6 @@ const LEAST_PRECISE: usize = 10;
 /// Repetitions of a point at most.
 pub const MOST: usize = 10_000;
 
-/// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// So many more repetitions, at least one.

@@ -22,7 +22,6 @@ use crate::tools::simulation::synchronisation;
 /// The predictions for one network, and what was left out of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
-    /// As it is written.
     pub file: PredictionFile,
     /// Why, in words.
     pub left_out: Vec<String>,
@@ -162,9 +161,6 @@ pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
 }
 
 /// What the simulation says of every figure that others have published.
-///
-/// # Errors
-/// When a figure cannot be simulated.
 pub fn answers() -> Result<Vec<PublishedFigure>> {
     let as_written = |PublishedAnswer { claim, predicted_efficiency }| PublishedFigure {
         source: claim.source.to_owned(),

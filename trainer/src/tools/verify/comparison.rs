@@ -5,7 +5,6 @@
 
 use serde::Serialize;
 
-/// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -43,10 +42,8 @@ impl Verdict {
     }
 }
 
-/// What a check found.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
-    /// What was compared.
     Compared(Vec<Comparison>),
     /// Why it could not be made.
     Skipped(String),
@@ -57,9 +54,7 @@ pub enum Finding {
 pub struct Comparison {
     /// What is compared, with its unit.
     pub what: String,
-    /// What it should be.
     pub expected: String,
-    /// What it is.
     pub got: String,
     /// How far it may be off.
     pub tolerance: String,

@@ -78,20 +78,15 @@ pub fn names() -> Vec<&'static str> {
     KINDS.iter().map(|kind| kind.name).collect()
 }
 
-/// One check, made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
     /// Its name, as for `--only`.
     pub name: &'static str,
-    /// What it claims.
     pub expectation: &'static str,
-    /// How it ended.
     pub verdict: Verdict,
     /// Why it was skipped or broke off.
     pub reason: Option<String>,
-    /// What was compared.
     pub comparisons: Vec<Comparison>,
-    /// How long it took.
     pub seconds: f64,
 }
 
@@ -111,11 +106,9 @@ impl Check {
 pub struct Verification {
     /// Backend and device.
     pub device: String,
-    /// Number format of activations.
     pub dtype: String,
     /// Whose kernels: fused or stock.
     pub kernels: String,
-    /// Compute threads.
     pub threads: usize,
     /// Version and commit of the program.
     pub version: String,
@@ -123,7 +116,6 @@ pub struct Verification {
     pub precision: &'static str,
     /// Failed if any check did; else passed if any did.
     pub verdict: Verdict,
-    /// The checks in order.
     pub checks: Vec<Check>,
 }
 

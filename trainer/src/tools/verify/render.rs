@@ -9,7 +9,6 @@ pub fn heading() -> String {
     format!("{:<14}{:<9}{:>8}  {}", "check", "", "seconds", "what came, what was expected")
 }
 
-/// A check's lines.
 pub fn rows(check: &Check) -> Vec<String> {
     let head = format!("{:<14}{:<9}{:>8.1}  ", check.name, check.verdict.word(), check.seconds);
     let found = check.comparisons.iter().map(|comparison| {

@@ -36,7 +36,6 @@ pub(super) const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
     decay_norm_and_bias: true,
 });
 
-/// What is trained.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lesson {
     pub(super) depth: usize,
@@ -48,7 +47,6 @@ pub(super) struct Lesson {
     pub(super) optimizer: OptimizerConfig,
 }
 
-/// A network in training.
 pub(super) struct Trainee {
     stepper: Stepper<ResNet>,
     batches: Vec<LoadedStep>,

@@ -31,15 +31,12 @@ pub struct Measured {
 /// The measurements of one number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Ranks that trained.
     pub ranks: usize,
     /// Samples of one rank's step.
     pub batch_size_per_rank: usize,
     /// Median over the repetitions.
     pub images_per_second: f64,
-    /// How many there are.
     pub repetitions: usize,
-    /// Whether any was disturbed.
     pub disturbed: bool,
     /// Next to one rank, if that was measured.
     pub scaled: Option<Scaled>,
@@ -142,7 +139,6 @@ fn study_name(directory: &Path) -> String {
     directory.display().to_string()
 }
 
-/// Settings as text.
 fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
     object.iter().filter_map(|(key, value)| Some((key.clone(), records::text(value)?))).collect()
 }
