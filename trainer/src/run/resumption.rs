@@ -13,6 +13,7 @@ use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
 use crate::run::output::OutputDirectory;
+use crate::step::sync_plan::averages_early;
 
 /// The option that names the optimizer.
 const OPTIMIZER: &str = "optimizer.optimizer";
@@ -30,6 +31,8 @@ pub struct Resumption {
     pub warnings: Vec<String>,
     /// How the run was configured.
     pub before: TrainConfig,
+    /// Whether ranks that make steps of their own met for this checkpoint alone, as the run was stopped.
+    pub averaged_early: bool,
 }
 
 impl Resumption {
@@ -56,13 +59,23 @@ impl Resumption {
         let before: TrainConfig =
             serde_json::from_value(checkpoint.state.config.clone()).context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
-        let mut resumption =
-            Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new(), before: before.clone() };
+        let mut resumption = Self {
+            checkpoint,
+            damaged,
+            notes: Vec::new(),
+            warnings: Vec::new(),
+            before: before.clone(),
+            averaged_early: false,
+        };
         let steps_per_epoch = steps_per_epoch(config, data)?;
         resumption.check_epochs(config.schedule.epochs.filled())?;
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
         resumption.warnings.extend(changes_of_course(config, &before));
+        resumption.averaged_early = averaged_early(&before, &resumption.state().progress, steps_per_epoch);
+        if resumption.averaged_early {
+            resumption.warnings.push(another_course("the stop averaged the ranks' parameters earlier than planned"));
+        }
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let progress = &mut resumption.checkpoint.state.progress;
@@ -77,7 +90,7 @@ impl Resumption {
     /// Whether the steps from here on are those that the run would have made: equal options, ranks and device.
     pub fn keeps_course(&self, config: &TrainConfig) -> bool {
         let hash = |config: &TrainConfig| config.clone().resuming(true).hash();
-        hash(config) == hash(&self.before) && config.compute == self.before.compute
+        hash(config) == hash(&self.before) && config.compute == self.before.compute && !self.averaged_early
     }
 
     /// Says the warnings and notes.
@@ -231,8 +244,19 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
     if now != was && matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
         changes.push("--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint".to_owned());
     }
-    let sentence = |change| format!("resume: another course than the run would have had: {change}");
-    changes.into_iter().map(sentence).collect()
+    changes.iter().map(|change| another_course(change)).collect()
+}
+
+/// Whether ranks that make steps of their own met for the checkpoint alone.
+fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u64) -> bool {
+    let is_due = before.run.checkpoint_every_steps.is_some_and(|every| progress.step.is_multiple_of(every));
+    let meets = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
+    let last = progress.step.checked_sub(1);
+    last.is_some_and(|last| !meets && averages_early(&before.sync.method(), last))
+}
+
+fn another_course(change: &str) -> String {
+    format!("resume: another course than the run would have had: {change}")
 }
 
 /// A sentence on image sizes that change in other epochs than planned, since they do so at shares of the planned ones.

@@ -33,6 +33,11 @@ pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
     matches!(method, SyncMethod::LocalSgd { every, .. } if (step + 1).is_multiple_of(*every))
 }
 
+/// Whether ranks that are made to meet after `step` average their parameters there, though they would not have.
+pub(crate) fn averages_early(method: &SyncMethod, step: u64) -> bool {
+    matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step) && !meets_after(method, step)
+}
+
 /// When servers update: a bound of 0 leaves no room for asynchrony.
 pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
     match asynchronous {

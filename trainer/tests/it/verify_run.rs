@@ -61,13 +61,38 @@ fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
     assert_eq!(fs::read_dir(events.path()).unwrap().count(), 1);
 }
 
-#[test]
-fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
-    let run = run(2, &flags(&[TINY, "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1"]));
+/// Repeats a run of two ranks, which is to be equal in every step that it kept.
+fn repeats_on_two(run: &Run, steps: usize) {
+    assert_eq!(hashes(run).lines().count(), steps);
     let args = VerifyRunArgs { run: run.directory(), ..VerifyRunArgs::default() };
     let codes =
         run_ranks(2, |communicator| format!("{:?}", verify_run::<ResNetFamily>(&args, &silent(communicator)).unwrap()));
     assert_eq!(codes, vec![format!("{:?}", ExitCode::SUCCESS); 2]);
+}
+
+#[test]
+fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
+    repeats_on_two(&run(2, &flags(&[TINY, "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1"])), 5);
+}
+
+#[test]
+fn local_sgd_is_repeated_where_it_averages_after_none_of_the_compared_steps() {
+    let apart = "--model resnet8 --shapes-train 96 --shapes-test 8 --global-batch-size 4 --epochs 1 --sync local-sgd --every 50";
+    repeats_on_two(&run(2, &flags(&[apart])), 20);
+}
+
+#[test]
+fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
+    let options = [TINY, "--sync local-sgd --every 50"];
+    let stopped = || Run::in_new_directory().stopping_after(2).go(2, &flags(&options));
+    let kept = hashes(&stopped()).lines().count();
+    repeats_on_two(&stopped().again().go(2, &flags(&[&options[..], &["--resume"]].concat())), kept);
+    let run = stopped();
+    let mut train = program();
+    train.args("train --threads 1 --resume".split(' ')).args(options.join(" ").split(' '));
+    let output = train.arg("--output-dir").arg(run.directory()).output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && words.contains("earlier than planned"), "{words}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
-use crate::step::sync_plan::{distance, meets_after, own_shards};
+use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
 use crate::world::stop::StopVote;
 
@@ -88,7 +88,12 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
-        let hashes = OwnHashes::is_of(&self.hashes, &self.progress);
+        // What only a stop averages is no part of what a repetition computes.
+        let is_forced = !saves
+            && !ends_epoch
+            && context.must_sync
+            && averages_early(&self.session.config.sync.method(), context.step);
+        let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
         let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes || is_shown)?;
         if keeps_gradients && end.outcome == StepOutcome::Updated {
             self.show_gradients();
