@@ -27,7 +27,7 @@ pub use hashes::StepHashes;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap, PairTimes, Point,
-    StoppedBy,
+    StoppedBy, limited_bytes,
 };
 pub use number::{bytes, counted, mean_and_deviation, median, rate};
 pub use prediction::{

@@ -186,11 +186,19 @@ pub struct CollectiveTimes {
 }
 
 impl FitFacts {
-    /// Seconds of a message of `bytes`. Where bursts pass at once, as many of its bytes wait for the bandwidth as in a ping-pong, whose
-    /// rate limit recovers while the answer comes: half of them, and all but the burst of a longer message.
+    /// Seconds of a message of `bytes`, of which as many wait for the bandwidth as in a ping-pong.
     pub fn seconds(&self, bytes: f64) -> f64 {
-        let limited = if self.burst_bytes == 0.0 { bytes } else { (0.5 * bytes).max(bytes - self.burst_bytes) };
-        self.alpha_s + limited / self.bandwidth_bytes_per_s
+        self.alpha_s + limited_bytes(bytes, self.burst_bytes) / self.bandwidth_bytes_per_s
+    }
+}
+
+/// The bytes of a ping-pong's message of `bytes` that wait for the link's bandwidth where bursts of `burst_bytes` pass at once, which the
+/// rate limit gathers again while the answer comes: half of them, and all but the burst of a longer message; all of them where none do,
+/// which is a burst of 0.
+pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
+    match burst_bytes {
+        0.0 => bytes,
+        burst_bytes => (0.5 * bytes).max(bytes - burst_bytes),
     }
 }
 

@@ -25,15 +25,10 @@ pub(crate) struct CompressedSums {
 }
 
 impl CompressedSums {
-    /// # Errors
-    /// When there are no ranks, or a time of the network is negative or not finite.
-    pub(crate) fn new(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
-        network.check()?;
-        if ranks == 0 {
-            return Err(SimulationError::Nobody { what: "rank" });
-        }
+    /// Of ranks and a network that [`Predictor::new`](crate::Predictor::new) has checked.
+    pub(crate) fn new(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Self {
         let recorder = |rank| Arc::new(Recorder::new(network, rank, ranks, Arc::default()));
-        Ok(Self { kind, network: *network, recorders: (0..ranks).map(recorder).collect(), seconds: HashMap::new() })
+        Self { kind, network: *network, recorders: (0..ranks).map(recorder).collect(), seconds: HashMap::new() }
     }
 
     pub(crate) fn kind(&self) -> CompressionKind {

@@ -15,6 +15,8 @@
 //! up to two bursts takes the time of half its bytes, and a longer one that of its bytes less the burst. Bursts are tried where the line
 //! alone tells the times badly, and believed where they tell them much better.
 
+use records::{FitFacts, limited_bytes};
+
 use crate::network::Link;
 
 /// The biweight's constant: 95 % as efficient as least squares where errors are normal.
@@ -40,71 +42,52 @@ const MOST_ERROR: f64 = 0.5;
 /// The least burst that is tried, bytes; each next one is larger by the square root of two.
 const LEAST_BURST: f64 = 8192.0;
 
-/// A link fitted to measured messages.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkFit {
-    /// The link.
-    pub link: Link,
-    /// Bytes that pass at once after a pause, before the link's bandwidth counts; 0 where the times tell of none.
-    pub burst_bytes: f64,
-    /// Root mean square of the relative errors; 0.05 is 5 %.
-    pub residual: f64,
-    /// Most that a size's time differs from the link's, as a share of the latter; positive for slower.
-    pub worst_residual: f64,
-    /// Bytes of that size.
-    pub worst_bytes: f64,
-    /// Number of measured sizes.
-    pub num_points: usize,
-}
-
-impl LinkFit {
-    /// Fits to `points`: bytes, and the seconds that a message of so many took one way.
-    ///
-    /// `None` where they cannot tell both latency and bandwidth: times that are no positive numbers, fewer than two sizes, or only
-    /// sizes so small that their bytes take no time.
-    pub fn of(points: &[(f64, f64)]) -> Option<Self> {
-        let is_sound = |&(bytes, seconds): &(f64, f64)| bytes >= 0.0 && seconds > 0.0 && (bytes + seconds).is_finite();
-        let smallest = *points.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
-        let largest = *points.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
-        if !points.iter().all(is_sound) || smallest.0 == largest.0 {
-            return None;
-        }
-        let (mut link, mut error) = with_burst(points, 0.0);
-        let (plain_error, mut burst_bytes) = (error, 0.0);
-        let mut candidate = LEAST_BURST;
-        while plain_error > TELLING_ERROR && 4.0 * candidate <= largest.0 {
-            let (other, other_error) = with_burst(points, candidate);
-            if other_error < error.min(BELIEVED_SHARE * plain_error) {
-                (link, error, burst_bytes) = (other, other_error, candidate);
-            }
-            candidate *= std::f64::consts::SQRT_2;
-        }
-        let is_told = link.beta * largest.0 >= TELLING_SHARE * link.seconds(largest.0);
-        if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
-            return None;
-        }
-        let told = |bytes| link.seconds(Self::limited_bytes(bytes, burst_bytes));
-        let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / told(bytes) - 1.0));
-        let square_sum: f64 = residuals.clone().map(|(_, residual)| residual * residual).sum();
-        let (worst_bytes, worst_residual) = residuals.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
-        let residual = (square_sum / points.len() as f64).sqrt();
-        Some(Self { link, burst_bytes, residual, worst_residual, worst_bytes, num_points: points.len() })
+/// The link of `points`: bytes, and the seconds that a message of so many took one way.
+///
+/// `None` where they cannot tell both latency and bandwidth: times that are no positive numbers, fewer than two sizes, or only
+/// sizes so small that their bytes take no time.
+pub fn fit(points: &[(f64, f64)]) -> Option<FitFacts> {
+    let is_sound = |&(bytes, seconds): &(f64, f64)| bytes >= 0.0 && seconds > 0.0 && (bytes + seconds).is_finite();
+    let smallest = *points.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let largest = *points.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+    if !points.iter().all(is_sound) || smallest.0 == largest.0 {
+        return None;
     }
-
-    /// The bytes of a ping-pong's message of `bytes` that wait for the link's bandwidth where bursts of `burst_bytes` pass at once; all
-    /// of them where none do, which is a burst of 0.
-    pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
-        match burst_bytes {
-            0.0 => bytes,
-            burst_bytes => (0.5 * bytes).max(bytes - burst_bytes),
+    let (mut link, mut error) = with_burst(points, 0.0);
+    let (plain_error, mut burst_bytes) = (error, 0.0);
+    let mut candidate = LEAST_BURST;
+    while plain_error > TELLING_ERROR && 4.0 * candidate <= largest.0 {
+        let (other, other_error) = with_burst(points, candidate);
+        if other_error < error.min(BELIEVED_SHARE * plain_error) {
+            (link, error, burst_bytes) = (other, other_error, candidate);
         }
+        candidate *= std::f64::consts::SQRT_2;
     }
+    let is_told = link.beta * largest.0 >= TELLING_SHARE * link.seconds(largest.0);
+    if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
+        return None;
+    }
+    let told = |bytes| link.seconds(limited_bytes(bytes, burst_bytes));
+    let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / told(bytes) - 1.0));
+    let square_sum: f64 = residuals.clone().map(|(_, residual)| residual * residual).sum();
+    let (worst_bytes, worst_residual) = residuals.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
+    let residual = (square_sum / points.len() as f64).sqrt();
+    Some(FitFacts {
+        alpha_s: link.alpha,
+        beta_s_per_byte: link.beta,
+        bandwidth_bytes_per_s: link.beta.recip(),
+        burst_bytes,
+        residual,
+        worst_residual,
+        worst_bytes: worst_bytes as u64,
+        num_points: points.len(),
+    })
 }
 
 /// The link of messages with such a burst, and how badly it tells their times.
 fn with_burst(points: &[(f64, f64)], burst_bytes: f64) -> (Link, f64) {
     let mut limited: Vec<_> =
-        points.iter().map(|&(bytes, seconds)| (LinkFit::limited_bytes(bytes, burst_bytes), seconds)).collect();
+        points.iter().map(|&(bytes, seconds)| (limited_bytes(bytes, burst_bytes), seconds)).collect();
     limited.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (smallest, largest) = (limited[0], limited[limited.len() - 1]);
     // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.
@@ -169,9 +152,9 @@ mod tests {
     fn exact_times_give_back_their_link() {
         for link in [Link::new(1.5e-6, 12.5e9), Link::new(50e-6, 113e6), Link::new(0.3e-6, 4e9), Link::new(20e-3, 1e6)]
         {
-            let fit = LinkFit::of(&measured(link, |_| 1.0)).unwrap();
-            assert_close(fit.link.alpha, link.alpha, 1e-6);
-            assert_close(fit.link.beta, link.beta, 1e-6);
+            let fit = fit(&measured(link, |_| 1.0)).unwrap();
+            assert_close(fit.alpha_s, link.alpha, 1e-6);
+            assert_close(fit.beta_s_per_byte, link.beta, 1e-6);
             assert!(fit.residual < 1e-6 && fit.burst_bytes == 0.0, "{fit:?}");
             assert_eq!(fit.num_points, 14);
         }
@@ -182,9 +165,9 @@ mod tests {
         let link = Link::new(50e-6, 113e6);
         // The fractional parts of multiples of the golden ratio, spread over -1..1.
         let noise = |index: usize| 2.0 * ((index as f64 + 1.0) * 0.618_033_988_75).fract() - 1.0;
-        let fit = LinkFit::of(&measured(link, |index| 1.0 + 0.05 * noise(index))).unwrap();
-        assert_close(fit.link.alpha, link.alpha, 0.03);
-        assert_close(fit.link.beta, link.beta, 0.03);
+        let fit = fit(&measured(link, |index| 1.0 + 0.05 * noise(index))).unwrap();
+        assert_close(fit.alpha_s, link.alpha, 0.03);
+        assert_close(fit.beta_s_per_byte, link.beta, 0.03);
         assert!(fit.residual > 0.01 && fit.residual < 0.05, "{fit:?}");
     }
 
@@ -197,10 +180,10 @@ mod tests {
             9 => 1.3,
             _ => 1.0,
         };
-        let fit = LinkFit::of(&measured(link, disturb)).unwrap();
-        assert_close(fit.link.alpha, link.alpha, 0.02);
-        assert_close(fit.link.beta, link.beta, 0.02);
-        assert_eq!(fit.worst_bytes, 65_536.0);
+        let fit = fit(&measured(link, disturb)).unwrap();
+        assert_close(fit.alpha_s, link.alpha, 0.02);
+        assert_close(fit.beta_s_per_byte, link.beta, 0.02);
+        assert_eq!(fit.worst_bytes, 65_536);
         assert_close(fit.worst_residual, -0.9, 0.02);
     }
 
@@ -212,10 +195,10 @@ mod tests {
             559_920.0,
         ];
         let points: Vec<_> = sizes().zip(micros.map(|micros| micros * 1e-6)).collect();
-        let fit = LinkFit::of(&points).unwrap();
-        assert_close(fit.link.alpha, 23.7e-6, 0.05);
-        assert_close(fit.link.beta, 1.0 / 119.5e6, 0.05);
-        assert_eq!(fit.worst_bytes, 16_384.0);
+        let fit = fit(&points).unwrap();
+        assert_close(fit.alpha_s, 23.7e-6, 0.05);
+        assert_close(fit.beta_s_per_byte, 1.0 / 119.5e6, 0.05);
+        assert_eq!(fit.worst_bytes, 16_384);
         assert!((130_000.0..270_000.0).contains(&fit.burst_bytes), "{fit:?}");
     }
 
@@ -225,23 +208,22 @@ mod tests {
         let micros =
             [17.6, 17.6, 17.4, 18.1, 13.8, 17.9, 19.74, 93.63, 1_374.0, 5_517.0, 33_780.0, 166_007.0, 691_322.0];
         let points: Vec<_> = sizes().zip(micros.map(|micros| micros * 1e-6)).collect();
-        let fit = LinkFit::of(&points).unwrap();
-        assert_close(fit.link.beta, 1.0 / 24.1e6, 0.03);
+        let fit = fit(&points).unwrap();
+        assert_close(fit.beta_s_per_byte, 1.0 / 24.1e6, 0.03);
         assert_close(fit.burst_bytes, 262_144.0, 0.01);
     }
 
     #[test]
     fn sizes_that_cannot_tell_both_numbers_give_none() {
         let link = Link::new(50e-6, 1e9);
-        let of =
-            |sizes: &[f64]| LinkFit::of(&sizes.iter().map(|&bytes| (bytes, link.seconds(bytes))).collect::<Vec<_>>());
+        let of = |sizes: &[f64]| fit(&sizes.iter().map(|&bytes| (bytes, link.seconds(bytes))).collect::<Vec<_>>());
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[1024.0]), None);
         assert_eq!(of(&[1024.0, 1024.0]), None);
         assert_eq!(of(&[1.0, 4.0, 16.0]), None);
         assert!(of(&[1.0, 1e6]).is_some());
-        assert_eq!(LinkFit::of(&[(1.0, 0.0), (1e6, 1.0)]), None);
-        assert_eq!(LinkFit::of(&[(1.0, f64::NAN), (1e6, 1.0)]), None);
+        assert_eq!(fit(&[(1.0, 0.0), (1e6, 1.0)]), None);
+        assert_eq!(fit(&[(1.0, f64::NAN), (1e6, 1.0)]), None);
     }
 
     #[test]
@@ -249,8 +231,8 @@ mod tests {
         let link = Link::new(50e-6, 113e6);
         let points = measured(link, |index| 1.0 + 0.1 * (index % 3) as f64);
         let slower: Vec<_> = points.iter().map(|&(bytes, seconds)| (bytes, 1000.0 * seconds)).collect();
-        let (fit, slow) = (LinkFit::of(&points).unwrap(), LinkFit::of(&slower).unwrap());
-        assert_close(slow.link.alpha, 1000.0 * fit.link.alpha, 1e-6);
+        let (fit, slow) = (fit(&points).unwrap(), fit(&slower).unwrap());
+        assert_close(slow.alpha_s, 1000.0 * fit.alpha_s, 1e-6);
         assert_close(slow.residual, fit.residual, 1e-6);
     }
 }

@@ -12,11 +12,11 @@
 use distributed::CollectiveError;
 
 pub use self::communicator::{VirtualCommunicator, run_virtual_ranks};
-pub use self::fit::LinkFit;
+pub use self::fit::fit;
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
-pub use self::predict::{Prediction, Predictor, Synchronisation, best_bucket_bytes, predict};
-pub use self::profile::{BucketProfile, ParameterProfile, StepProfile};
-pub use self::published::{PublishedAnswer, PublishedClaim, published_answers};
+pub use self::predict::{Prediction, Predictor, Synchronisation, predict};
+pub use self::profile::StepProfile;
+pub use self::published::published_answers;
 pub use self::reduction::reduction_seconds;
 pub use self::scenario::{Outcome, Scaling, Scenario, predict_scenarios};
 pub use self::servers::ServerPlacement;

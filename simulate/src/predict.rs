@@ -92,22 +92,6 @@ pub fn predict(
     Predictor::new(profile, synchronisation, network, ranks)?.predict(profile, overlap)
 }
 
-/// The length of buckets, a power of two, with which `ranks` ranks train fastest, and how fast that is with overlap.
-///
-/// # Units
-/// Bytes.
-///
-/// # Errors
-/// As for [`predict`].
-pub fn best_bucket_bytes(
-    profile: &StepProfile,
-    synchronisation: impl Into<Synchronisation>,
-    network: &NetworkModel,
-    ranks: usize,
-) -> Result<(u64, Prediction), SimulationError> {
-    Predictor::new(profile, synchronisation, network, ranks)?.best_bucket_bytes(profile)
-}
-
 /// Predictions for one number of ranks, which remembers what messages took.
 #[derive(Debug)]
 pub struct Predictor {
@@ -152,7 +136,7 @@ impl Predictor {
             }
             Synchronisation::AllReduce(kind) => Costs::AllReduce(Reductions::new(kind, network, ranks)?),
             Synchronisation::Compressed { kind, encoding_s_per_byte } => {
-                Costs::Compressed { sums: CompressedSums::new(kind, network, ranks)?, encoding_s_per_byte }
+                Costs::Compressed { sums: CompressedSums::new(kind, network, ranks), encoding_s_per_byte }
             }
             Synchronisation::ParameterServer { servers, placement, consistency } => {
                 Costs::Servers { servers, placement, consistency }
@@ -208,7 +192,10 @@ impl Predictor {
         })
     }
 
-    /// As [`best_bucket_bytes`](best_bucket_bytes()).
+    /// The length of buckets, a power of two, with which the ranks train fastest, and how fast that is with overlap.
+    ///
+    /// # Units
+    /// Bytes.
     ///
     /// # Errors
     /// As for [`predict`](predict()).

@@ -4,29 +4,10 @@
 //! Invariant: buckets are in the order in which they are reduced.
 
 use distributed::{BucketPlan, ParameterLayout};
+use records::{BucketRecord, ParameterRecord};
 
 use crate::SimulationError;
 use crate::normal::expected_largest;
-
-/// Gradients that are reduced together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct BucketProfile {
-    /// Seconds after the start of the backward pass when the bucket is full.
-    pub ready_s: f64,
-    /// Bytes of its gradients.
-    pub bytes: u64,
-}
-
-/// A parameter, and when its gradient is there.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ParameterProfile {
-    /// Its name.
-    pub path: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Seconds after the start of the backward pass when its gradient is final.
-    pub ready_s: f64,
-}
 
 /// The step of one rank.
 ///
@@ -39,9 +20,9 @@ pub struct StepProfile {
     /// Backward pass.
     pub backward_s: f64,
     /// In the order of their reduction.
-    pub buckets: Vec<BucketProfile>,
+    pub buckets: Vec<BucketRecord>,
     /// In module order; empty where they are not known.
-    pub parameters: Vec<ParameterProfile>,
+    pub parameters: Vec<ParameterRecord>,
     /// The optimizer, after the last reduction.
     pub optimizer_s: f64,
     /// Everything else that is not hidden: waiting for data, copies, bookkeeping.
@@ -71,7 +52,7 @@ impl StepProfile {
 
     /// Where the parameters lie in the flat buffer; `None` where they are not known.
     pub fn layout(&self) -> Option<ParameterLayout> {
-        let shape = |parameter: &ParameterProfile| (parameter.path.clone(), parameter.shape.clone());
+        let shape = |parameter: &ParameterRecord| (parameter.name.clone(), parameter.shape.clone());
         (!self.parameters.is_empty()).then(|| ParameterLayout::from_shapes(self.parameters.iter().map(shape)))
     }
 
@@ -86,7 +67,7 @@ impl StepProfile {
         let plan = BucketPlan::new(&layout, usize::try_from(bytes).unwrap_or(usize::MAX));
         let buckets = plan.buckets().iter().map(|bucket| {
             let ready = self.parameters[bucket.parameters.clone()].iter().map(|parameter| parameter.ready_s);
-            BucketProfile {
+            BucketRecord {
                 ready_s: ready.fold(0.0, f64::max),
                 bytes: (bucket.elements.len() * size_of::<f32>()) as u64,
             }
@@ -104,7 +85,7 @@ impl StepProfile {
         let total: u64 = self.buckets.iter().map(|bucket| bucket.bytes).sum();
         let bucket = |start| {
             let end = total.min(start + bytes);
-            BucketProfile { ready_s: self.ready_s(end), bytes: end - start }
+            BucketRecord { ready_s: self.ready_s(end), bytes: end - start }
         };
         let buckets = (0..total.div_ceil(bytes)).map(|index| bucket(index * bytes)).collect();
         Self { buckets, ..self.clone() }
@@ -179,8 +160,8 @@ mod tests {
         StepProfile {
             forward_s: 0.03,
             backward_s: 0.06,
-            buckets: vec![BucketProfile { ready_s: 0.05, bytes: 135_168 }],
-            parameters: vec![ParameterProfile { path: "fc".to_owned(), shape: vec![132, 256], ready_s: 0.05 }],
+            buckets: vec![BucketRecord { ready_s: 0.05, bytes: 135_168 }],
+            parameters: vec![ParameterRecord { name: "fc".to_owned(), shape: vec![132, 256], ready_s: 0.05 }],
             optimizer_s: 0.005,
             other_s: 0.005,
             batch_size_per_rank: 32,

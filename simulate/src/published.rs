@@ -1,39 +1,39 @@
 //! Published scaling figures, and what the simulation says of the same ranks, gradients and networks: a check of plausibility, no test,
 //! since each figure needs assumptions that decide it.
 //!
-//! In: a table of figures with where they come from. Out: [`PublishedAnswer`]s. Invariant: answers are computed, never written down here.
+//! In: a table of figures with where they come from. Out: [`PublishedFigure`]s. Invariant: answers are computed, never written down here.
 //! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
 
 use distributed::ReductionKind;
+use records::{BucketRecord, PublishedFigure};
 
-use crate::{BucketProfile, NetworkModel, SimulationError, StepProfile, predict};
+use crate::{NetworkModel, SimulationError, StepProfile, predict};
 
 /// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;
 
 /// A published figure, and what a simulation needs to know of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PublishedClaim {
+struct PublishedClaim {
     /// Who says so.
-    pub source: &'static str,
+    source: &'static str,
     /// What was measured.
-    pub what: &'static str,
+    what: &'static str,
     /// GPUs.
-    pub ranks: usize,
+    ranks: usize,
     /// Speedup a GPU.
-    pub efficiency: f64,
+    efficiency: f64,
     /// Parameters of the network, all sent as `f32`.
-    pub num_parameters: u64,
+    num_parameters: u64,
     /// Images a second of one GPU.
-    pub images_per_second_of_one: f64,
+    images_per_second_of_one: f64,
     /// Samples of one GPU's step.
-    pub batch_size_per_rank: usize,
+    batch_size_per_rank: usize,
     /// Gradients that are sent at once.
-    pub bucket_bytes: u64,
+    bucket_bytes: u64,
     /// As `--network` reads it.
-    pub network: &'static str,
+    network: &'static str,
     /// What of this the source does not tell.
-    pub assumed: &'static str,
+    assumed: &'static str,
 }
 
 /// The figures.
@@ -104,34 +104,32 @@ const FIGURES: [PublishedClaim; 5] = [
     },
 ];
 
-/// A published figure next to the simulation's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PublishedAnswer {
-    /// The claim.
-    pub claim: PublishedClaim,
-    /// Speedup a GPU, as simulated.
-    pub predicted_efficiency: f64,
-}
-
 /// What the simulation says of every claim.
 ///
 /// # Errors
 /// When a figure cannot be simulated.
-pub fn published_answers() -> Result<Vec<PublishedAnswer>, SimulationError> {
+pub fn published_answers() -> Result<Vec<PublishedFigure>, SimulationError> {
     FIGURES.iter().map(answer).collect()
 }
 
-fn answer(claim: &PublishedClaim) -> Result<PublishedAnswer, SimulationError> {
+fn answer(claim: &PublishedClaim) -> Result<PublishedFigure, SimulationError> {
     let network: NetworkModel = claim.network.parse().expect("a figure's network reads as one");
     let prediction = predict(&step(claim), ReductionKind::Ring, &network, claim.ranks, true)?;
-    Ok(PublishedAnswer { claim: *claim, predicted_efficiency: prediction.efficiency })
+    Ok(PublishedFigure {
+        source: claim.source.to_owned(),
+        what: claim.what.to_owned(),
+        ranks: claim.ranks as u64,
+        published_efficiency: Some(claim.efficiency),
+        predicted_efficiency: Some(prediction.efficiency),
+        assumed: claim.assumed.to_owned(),
+    })
 }
 
 /// The step of one GPU: gradients come evenly over the backward pass.
 fn step(claim: &PublishedClaim) -> StepProfile {
     let seconds = claim.batch_size_per_rank as f64 / claim.images_per_second_of_one;
     let backward_s = seconds * (1.0 - FORWARD_SHARE);
-    let whole = BucketProfile { ready_s: backward_s, bytes: 4 * claim.num_parameters };
+    let whole = BucketRecord { ready_s: backward_s, bytes: 4 * claim.num_parameters };
     let step = StepProfile {
         forward_s: seconds * FORWARD_SHARE,
         backward_s,
@@ -151,15 +149,16 @@ mod tests {
         let answers = published_answers().unwrap();
         assert_eq!(answers.len(), FIGURES.len());
         for answer in &answers {
-            assert!(answer.predicted_efficiency > 0.5 && answer.predicted_efficiency <= 1.0, "{answer:?}");
-            assert!(!answer.claim.assumed.is_empty());
+            let predicted = answer.predicted_efficiency.unwrap();
+            assert!(predicted > 0.5 && predicted <= 1.0, "{answer:?}");
+            assert!(!answer.assumed.is_empty());
         }
     }
 
     #[test]
     fn the_slower_network_loses_more() {
         let answers = published_answers().unwrap();
-        let of = |text: &str| answers.iter().find(|answer| answer.claim.source.contains(text)).unwrap();
+        let of = |text: &str| answers.iter().find(|answer| answer.source.contains(text)).unwrap();
         assert!(of("Ethernet").predicted_efficiency < of("InfiniBand").predicted_efficiency);
     }
 }

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use distributed::{AllReducer, Communicator, CompressionKind, Consistency, ReductionKind};
+use records::{BucketRecord, ParameterRecord};
 use simulate::{
-    BucketProfile, Link, NetworkModel, ParameterProfile, Prediction, ServerPlacement, StepProfile, Synchronisation,
-    best_bucket_bytes, predict, reduction_seconds, run_virtual_ranks,
+    Link, NetworkModel, Prediction, Predictor, ServerPlacement, StepProfile, Synchronisation, predict,
+    reduction_seconds, run_virtual_ranks,
 };
 
 const RING: ReductionKind = ReductionKind::Ring;
 
 /// A step of 100 ms with 32 images and 25 MiB of gradients in five buckets.
 pub(super) fn profile() -> StepProfile {
-    let bucket = |index: u32| BucketProfile { ready_s: 0.01 * f64::from(index), bytes: 5 << 20 };
+    let bucket = |index: u32| BucketRecord { ready_s: 0.01 * f64::from(index), bytes: 5 << 20 };
     StepProfile {
         forward_s: 0.03,
         backward_s: 0.05,
@@ -206,7 +207,6 @@ fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
     assert!(served("10us,50MB/s,1MB") < served("10us,50MB/s"));
 }
 
-/// Matrices of 64 by 576, whose gradients come from the last to the first.
 #[test]
 fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_after_it() {
     let (fast, slow) = (network("10gbe"), network("10gbe,0KB,25%"));
@@ -230,9 +230,10 @@ fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_
     assert!(step(&slow) > step(&fast), "{} against {}", step(&slow), step(&fast));
 }
 
+/// Matrices of 64 by 576, whose gradients come from the last to the first.
 fn with_parameters() -> StepProfile {
-    let parameter = |index: u32| ParameterProfile {
-        path: format!("conv{index}"),
+    let parameter = |index: u32| ParameterRecord {
+        name: format!("conv{index}"),
         shape: vec![64, 64, 3, 3],
         ready_s: 0.05 - 0.005 * f64::from(index),
     };
@@ -297,7 +298,7 @@ fn ranks_wait_for_the_slowest() {
 fn other_buckets_hold_the_same_gradients_and_are_full_in_between() {
     let profile = profile();
     assert_eq!(profile.with_bucket_bytes(5 << 20).buckets.len(), 5);
-    let whole = BucketProfile { ready_s: 0.05, bytes: 25 << 20 };
+    let whole = BucketRecord { ready_s: 0.05, bytes: 25 << 20 };
     assert_eq!(profile.with_bucket_bytes(1 << 30).buckets, [whole]);
     let cut = profile.with_bucket_bytes(10 << 20).buckets;
     assert_eq!(cut.iter().map(|bucket| bucket.bytes >> 20).collect::<Vec<_>>(), [10, 10, 5]);
@@ -312,7 +313,8 @@ fn other_buckets_hold_the_same_gradients_and_are_full_in_between() {
 fn the_best_buckets_are_small_where_latency_is_and_beat_all_others() {
     let best = |alpha: f64| {
         let network = NetworkModel::new(Link::new(alpha, 1e9));
-        let (bytes, prediction) = best_bucket_bytes(&profile(), RING, &network, 8).unwrap();
+        let mut predictor = Predictor::new(&profile(), RING, &network, 8).unwrap();
+        let (bytes, prediction) = predictor.best_bucket_bytes(&profile()).unwrap();
         for other in (16..26).map(|bits| 1 << bits) {
             let other = predict(&profile().with_bucket_bytes(other), RING, &network, 8, true).unwrap();
             assert!(prediction.step_s <= other.step_s);

@@ -17,7 +17,7 @@ use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
-    Measured, answers, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
+    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
 };
 use crate::world::ranks::World;
 
@@ -38,7 +38,7 @@ struct All {
 /// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
     let config = PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
-    let published = if config.published { answers()? } else { Vec::new() };
+    let published = if config.published { simulate::published_answers()? } else { Vec::new() };
     let predictions = match &config.scaling {
         Some(scaling) => predict::<F>(scaling, &published, world)?,
         None => Vec::new(),

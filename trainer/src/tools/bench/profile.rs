@@ -5,7 +5,7 @@
 use std::time::SystemTime;
 
 use distributed::ParameterLayout;
-use records::{BenchResult, BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 
 use crate::config::{BenchConfig, Filled};
 use crate::measure::gather::RankTimes;
@@ -68,7 +68,6 @@ pub(super) fn of(
         parameters: parameters.collect(),
         kernel_seconds: result.kernel_seconds.iter().map(|(name, seconds)| (name.clone(), part(*seconds))).collect(),
     };
-    let buckets = step_of(&file).with_bucket_cap(file.bucket_cap_bytes).buckets;
-    file.buckets = buckets.iter().map(|bucket| BucketRecord { ready_s: bucket.ready_s, bytes: bucket.bytes }).collect();
+    file.buckets = step_of(&file).with_bucket_cap(file.bucket_cap_bytes).buckets;
     file
 }

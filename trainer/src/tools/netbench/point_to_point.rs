@@ -9,7 +9,7 @@ use crate::config::NetbenchConfig;
 use anyhow::{Context, Result, ensure};
 use distributed::{Communicator, WaitPolicy};
 use records::{FitFacts, Links, PairTimes, Point};
-use simulate::{Link, LinkFit, NetworkModel, Node};
+use simulate::{Link, NetworkModel, Node};
 
 use crate::world::stop::StopFlag;
 
@@ -20,17 +20,7 @@ const SHARED_BYTES: usize = 4096;
 pub fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts> {
     let points: Vec<(f64, f64)> =
         pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
-    let fit = LinkFit::of(&points)?;
-    Some(FitFacts {
-        alpha_s: fit.link.alpha,
-        beta_s_per_byte: fit.link.beta,
-        bandwidth_bytes_per_s: fit.link.beta.recip(),
-        burst_bytes: fit.burst_bytes,
-        residual: fit.residual,
-        worst_residual: fit.worst_residual,
-        worst_bytes: fit.worst_bytes as u64,
-        num_points: fit.num_points,
-    })
+    simulate::fit(&points)
 }
 
 /// The link of a fit, in four digits, which is more than is known.
@@ -159,16 +149,5 @@ mod tests {
         let pair = pair(false, Link::new(50e-6, 113e6));
         assert_eq!(pair.nodes, ["a", "b"]);
         assert!((pair.fit.unwrap().bandwidth_bytes_per_s / 113e6 - 1.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn a_written_fit_tells_the_times_of_the_link_that_was_fitted() {
-        for burst_bytes in [0.0, 4096.0] {
-            let told = |bytes: f64| 50e-6 + LinkFit::limited_bytes(bytes, burst_bytes) / 113e6;
-            let fit = FitFacts { burst_bytes, ..pair(false, Link::new(50e-6, 113e6)).fit.unwrap() };
-            for bytes in [1.0, 4096.0, 1e6] {
-                assert!((fit.seconds(bytes) / told(bytes) - 1.0).abs() < 1e-5, "{bytes} bytes, burst {burst_bytes}");
-            }
-        }
     }
 }

@@ -10,7 +10,7 @@ use distributed::CompressionKind;
 use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile, PublishedFigure,
 };
-use simulate::{Outcome, PublishedAnswer, Scaling, Scenario, StepProfile, predict_scenarios, published_answers};
+use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
 
 use super::profile_file::step_of;
 use crate::config::{
@@ -158,19 +158,6 @@ fn file(
 /// The step that all of it was predicted from.
 pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
     profile.forward_s + profile.backward_s + profile.optimizer_s + (profile.input_s + profile.other_s)
-}
-
-/// What the simulation says of every figure that others have published.
-pub fn answers() -> Result<Vec<PublishedFigure>> {
-    let as_written = |PublishedAnswer { claim, predicted_efficiency }| PublishedFigure {
-        source: claim.source.to_owned(),
-        what: claim.what.to_owned(),
-        ranks: claim.ranks as u64,
-        published_efficiency: Some(claim.efficiency),
-        predicted_efficiency: Some(predicted_efficiency),
-        assumed: claim.assumed.to_owned(),
-    };
-    Ok(published_answers()?.into_iter().map(as_written).collect())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod measured;
 mod profile_file;
 mod render;
 
-pub use forecast::{Forecast, answers, forecast};
+pub use forecast::{Forecast, forecast};
 pub use measured::{Measured, read as read_measured};
 pub use profile_file::{read_profile, step_of};
 pub use render::{forecast_lines, measured_lines, published_lines};

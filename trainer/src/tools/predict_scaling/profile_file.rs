@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use records::{PROFILE_SCHEMA, ProfileFile};
-use simulate::{BucketProfile, ParameterProfile, StepProfile};
+use simulate::StepProfile;
 
 /// More bytes of gradients no rank has.
 const MOST_BYTES: u128 = 1 << 40;
@@ -48,20 +48,11 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
 
 /// As a simulation takes it, in the buckets that were measured.
 pub fn step_of(file: &ProfileFile) -> StepProfile {
-    let parameters = file.parameters.iter().map(|parameter| ParameterProfile {
-        path: parameter.name.clone(),
-        shape: parameter.shape.clone(),
-        ready_s: parameter.ready_s,
-    });
     StepProfile {
         forward_s: file.forward_s,
         backward_s: file.backward_s,
-        buckets: file
-            .buckets
-            .iter()
-            .map(|bucket| BucketProfile { ready_s: bucket.ready_s, bytes: bucket.bytes })
-            .collect(),
-        parameters: parameters.collect(),
+        buckets: file.buckets.clone(),
+        parameters: file.parameters.clone(),
         optimizer_s: file.optimizer_s,
         other_s: file.input_s + file.other_s,
         batch_size_per_rank: file.batch_size_per_rank,
