@@ -8,8 +8,7 @@ use super::error::ConfigError;
 use super::family::Family;
 use super::sync::SyncConfig;
 use super::{MAX_CLASSES, MAX_IMAGE_SIDE, TrainConfig, file, netbench, shared_settings};
-use crate::config::choices::LossScaling;
-use crate::config::choices::{BatchNormKind, DatasetKind, DeviceChoice, UpdateKind};
+use crate::config::choices::{BatchNormKind, Compression, DatasetKind, DeviceChoice, LossScaling, UpdateKind};
 use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use simulate::{NetworkError, NetworkModel};
@@ -250,8 +249,13 @@ impl BenchConfig {
         let mut flags = args.clone();
         flags.compute = flags.compute.decided(family)?;
         let device = flags.compute.device.filled();
+        // Steps that warm up are not measured: those that are, are all compressed.
+        if flags.sync.compress.is_some_and(Compression::has_warmup) {
+            flags.sync.compress_warmup_steps.get_or_insert(0);
+        }
         flags.sync.fill(world_size, device)?;
         flags.sync.expect_offered(device)?;
+        flags.sync.expect_batch_norm(flags.batch_norm)?;
         flags.sync.expect_loss_scale(LossScaling::of(flags.compute.dtype()))?;
         let simulation = simulation(args)?;
         // What several ranks would take is told only where gradients pass through main memory, as theirs do.

@@ -275,9 +275,9 @@ impl SyncArgs {
 
     /// Refuses flags of a batch that the method cannot do, as they were typed.
     pub(super) fn expect_batch(&self, batch: &BatchArgs) -> Result<(), ConfigError> {
-        let syncs_norm = batch.batch_norm == Some(BatchNormKind::Sync);
+        self.expect_batch_norm(batch.batch_norm)?;
         match self.method() {
-            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some() => Err(conflict(
+            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some_and(|steps| steps > 1) => Err(conflict(
                 "--grad-accum-steps",
                 "--reduction exact",
                 "the virtual shards of a rank are its accumulation; give --virtual-shards",
@@ -287,6 +287,14 @@ impl SyncArgs {
                 "--reduction exact",
                 "its batches must not depend on the number of ranks; give --global-batch-size",
             )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses statistics over all ranks where they do not make their passes together, or must not depend on each other's order.
+    pub(super) fn expect_batch_norm(&self, batch_norm: Option<BatchNormKind>) -> Result<(), ConfigError> {
+        let syncs_norm = batch_norm == Some(BatchNormKind::Sync);
+        match self.method() {
             SyncMethod::Exact { .. } if syncs_norm => Err(conflict(
                 "--batch-norm sync",
                 "--reduction exact",

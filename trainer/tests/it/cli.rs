@@ -602,6 +602,26 @@ fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
 }
 
 #[test]
+fn a_measurement_refuses_synchronised_norms_where_a_training_does_and_warms_no_compression_up() {
+    let bench = |flags: &str| bench_config(&format!("trainer bench {flags}"), 2);
+    for method in ["--reduction exact", "--sync local-sgd", "--sync async-parameter-server"] {
+        let error = bench(&format!("{method} --batch-norm sync")).unwrap_err().to_string();
+        assert!(error.contains(&format!("--batch-norm sync contradicts {method}")), "{error}");
+    }
+    let warmup = |flags: &str| bench(flags).unwrap().sync.compress_warmup_steps;
+    assert_eq!(warmup("--compress topk:1"), Some(0));
+    assert_eq!(warmup("--compress topk:1 --compress-warmup-steps 4"), Some(4));
+    assert_eq!(resolved("--compress topk:1").sync.compress_warmup_steps, Some(10));
+}
+
+#[test]
+fn a_configuration_that_was_written_out_takes_exact_sums() {
+    let written = resolved("").to_toml();
+    assert!(written.contains("grad-accum-steps = 1"), "{written}");
+    over_file(&written, "--reduction exact").unwrap();
+}
+
+#[test]
 fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
     let bench = |shards: usize| {
         let flags =

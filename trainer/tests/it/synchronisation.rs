@@ -26,6 +26,13 @@ fn hash(world_size: usize, options: &str) -> String {
 }
 
 #[test]
+fn factors_of_so_many_columns_that_no_tensor_is_compressed_are_refused() {
+    let wide = Run::in_new_directory().try_go(2, &flags(&[TINY, "--compress powersgd:100"]));
+    let error = wide.err().unwrap().to_string();
+    assert!(error.contains("--compress: expected a rank") && error.contains("powersgd:100"), "{error}");
+}
+
+#[test]
 fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_statistics() {
     let one = run(1, &tiny(EXACT));
     for world_size in 2..=4 {

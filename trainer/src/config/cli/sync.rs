@@ -42,7 +42,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "KIND")]
     pub compress: Option<Compression>,
 
-    /// First steps that are sent uncompressed (powersgd and topk) [default: 10]
+    /// First steps that are sent uncompressed (powersgd and topk) [default: 10, of bench 0]
     #[arg(long, value_name = "STEPS")]
     pub compress_warmup_steps: Option<u64>,
 
