@@ -113,13 +113,12 @@ pub fn evaluate<M: ImageClassifier>(
     agree_on(unread, communicator)?;
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
     communicator.all_reduce_sum_u64(&mut wishes)?;
-    let [num_stops, num_broken_off] = wishes;
+    let [stop, is_broken_off] = wishes.map(|num_ranks| num_ranks > 0);
     let scores = total_scores_with(communicator, sums.scores, &mut sums.of_metrics)?;
-    let is_whole = num_broken_off == 0;
     Ok(Evaluation {
-        scores: is_whole.then_some(scores),
-        metrics: if is_whole { figures(&config.metrics, &sums.of_metrics) } else { BTreeMap::new() },
-        stop: num_stops > 0,
+        scores: (!is_broken_off).then_some(scores),
+        metrics: if is_broken_off { BTreeMap::new() } else { figures(&config.metrics, &sums.of_metrics) },
+        stop,
     })
 }
 

@@ -89,10 +89,8 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         // What only a stop averages is no part of what a repetition computes.
-        let is_forced = !saves
-            && !ends_epoch
-            && context.must_sync
-            && averages_early(&self.session.config.sync.method(), context.step);
+        let method = self.session.config.sync.method();
+        let is_forced = !saves && !ends_epoch && context.must_sync && averages_early(&method, context.step);
         let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
         let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes || is_shown)?;
         if keeps_gradients && end.outcome == StepOutcome::Updated {
@@ -102,14 +100,13 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         self.note_stand_ins();
         self.checkpointer.look()?;
 
-        let duration = start.elapsed();
         let line = StepLine {
             epoch: self.progress.epoch,
             step_in_epoch: self.progress.step_in_epoch,
             steps_per_epoch: epoch.num_steps,
             scores: epoch.last_scores.unwrap_or_default(),
             learning_rate: context.learning_rate,
-            duration,
+            duration: start.elapsed(),
             seconds: self.times.timer.take_step(),
             global_num_samples,
         };
@@ -118,7 +115,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
             self.tensorboard.step(number, &line);
         }
-        self.times.add_step(self.progress.step, global_num_samples, duration);
+        self.times.add_step(self.progress.step, global_num_samples, line.duration);
         if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
             hashes.add(self.progress.step, own, self.stepper.layout(), &self.stepper.parameters());
         }
