@@ -170,14 +170,13 @@ impl Launch<'_> {
         let start = Start { command: &line, restarts, launcher: self.launcher() };
         let head = match &self.again {
             None => String::new(),
-            Some((_, job)) => {
+            Some(_) => {
                 let folder = env::current_dir()
                     .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?;
                 format!(
                     "#!/bin/bash\n\
-                     # Written by `trainer launch`. To go on with the same run later: bash {}\n\
+                     # Written by `trainer launch`. To go on with the same run later, give this file to bash again.\n\
                      cd {} || exit 1\n",
-                    process::quoted(job.directory.join(FILE)),
                     process::quoted(folder),
                 )
             }
@@ -239,10 +238,20 @@ mod tests {
     #[test]
     fn a_run_that_is_started_again_has_its_directory_and_resumes() {
         let text = script_of("train --epochs 3 --output-dir /d/x", Some(2));
-        assert!(text.starts_with("#!/bin/bash\n"), "{text}");
-        assert!(text.contains("later: bash /d/x/launch.sh\n"), "{text}");
+        assert!(text.starts_with("#!/bin/bash\n# Written by `trainer launch`"), "{text}");
         assert!(text.contains("    /opt/trainer train --epochs 3 --output-dir /d/x --resume </dev/null &\n"), "{text}");
         assert!(text.contains("restarts_left=2\n") && text.ends_with("exit \"$code\"\n"), "{text}");
+    }
+
+    #[test]
+    fn no_part_of_a_directorys_name_is_a_line_of_the_script() {
+        let words = ["train", "--output-dir", "/d/a\ntouch b #"].map(str::to_owned);
+        let again = again(Some(1), None, &words).unwrap();
+        let launch = Launch { ranks: 1, hosts: Vec::new(), words: &words, again };
+        let text = launch.script(&launch.command(None, Path::new("/opt/trainer")).unwrap()).unwrap();
+        assert!(text.lines().nth(2).is_some_and(|line| line.starts_with("cd ")), "{text}");
+        assert_eq!(text.matches("touch").count(), 1, "{text}");
+        assert!(text.contains("--output-dir '/d/a\ntouch b #' --resume </dev/null &"), "{text}");
     }
 
     #[test]
