@@ -75,7 +75,8 @@ pub(crate) fn write(file: &Path, text: &str) -> Outcome {
     let mut unfinished = file.as_os_str().to_owned();
     unfinished.push(".unfinished");
     fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
-    fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file)).map_err(failed)
+    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file));
+    written.inspect_err(|_| drop(fs::remove_file(&unfinished))).map_err(failed)
 }
 
 /// Makes a directory anew, without what lay there.
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew() {
+    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew_and_a_failure_leaves_none() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("launch.sh");
         write(&file, "old").unwrap();
@@ -350,7 +351,9 @@ mod tests {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut reading, &mut text).unwrap();
         assert_eq!((text.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new one"));
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        fs::create_dir(folder.path().join("folder")).unwrap();
+        assert!(write(&folder.path().join("folder"), "new").is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "an unfinished file was left");
     }
 
     #[test]
