@@ -2,8 +2,9 @@
 //!
 //! In: `FROM/train/<class>/*` and `FROM/test/<class>/*` (or `val`). Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`.
 //! Invariant: samples stand in the order of the folder, files as they are; the same folder gives the same bytes; all of it is written
-//! beside `TO` and renamed when it is whole.
+//! beside `TO`, or into a hidden folder of one that is there, which may be a mount, and renamed when it is whole.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -52,25 +53,52 @@ pub fn write(
             got: format!("{name:?}"),
         });
     }
-    if to.exists() && fs::read_dir(to).map_err(DatasetError::io("read", to))?.next().is_some() {
+    let is_there = to.exists();
+    if !is_there && to.is_symlink() {
+        return Err(DatasetError::Missing {
+            what: "what the link leads to".to_owned(),
+            path: to.to_path_buf(),
+            expected: "a folder".to_owned(),
+            remedy: "make that folder or mount it, or remove the link",
+        });
+    }
+    if is_there && fs::read_dir(to).map_err(DatasetError::io("read", to))?.next().is_some() {
         return Err(DatasetError::NotEmpty { path: to.to_path_buf() });
     }
-    // The folder itself, without a slash or dots behind its name.
-    let to = match to.exists() {
-        true => to.canonicalize().map_err(DatasetError::io("read", to))?,
-        false => to.components().collect(),
-    };
-    let mut part = to.as_os_str().to_owned();
-    part.push(format!(".part-{}", std::process::id()));
-    let part = PathBuf::from(part);
+    // Without a slash or dots behind its name.
+    let to: PathBuf = to.components().collect();
+    let ending = format!(".part-{}", std::process::id());
+    let mut part = to.clone();
+    match is_there {
+        true => part.push(ending),
+        false => part.as_mut_os_string().push(ending),
+    }
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
     let written = write_all(&splits, &part, images_per_shard, go_on)
-        .and_then(|written| fs::rename(&part, &to).map(|()| written).map_err(DatasetError::io("rename to", &to)));
+        .and_then(|written| if is_there { move_out(&part, &to) } else { rename(&part, &to) }.map(|()| written));
     if written.is_err() {
         // The first error is the one to be told.
         let _ = fs::remove_dir_all(&part);
     }
     written
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), DatasetError> {
+    fs::rename(from, to).map_err(DatasetError::io("rename to", to))
+}
+
+/// Moves all files to the folder above, the manifest last.
+fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
+    let entries = fs::read_dir(part).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let mut names: Vec<OsString> = entries.map_err(DatasetError::io("read", part))?;
+    names.sort_by_key(|name| name == MANIFEST);
+    let mut moves = names.iter().map(|name| rename(&part.join(name), &to.join(name)));
+    if let Some(error) = moves.find_map(Result::err) {
+        // What is there was moved here, as the folder was empty.
+        names.iter().for_each(|name| drop(fs::remove_file(to.join(name))));
+        return Err(error);
+    }
+    fs::remove_dir(part).map_err(DatasetError::io("remove", part))
 }
 
 fn write_all(
