@@ -74,6 +74,15 @@ pub enum DatasetError {
         got: usize,
     },
 
+    /// A line of class names has none, or that of a line before.
+    #[error("{}: line {line}: expected a name that no other class has, got {got:?}; give each class a line and a name", path.display())]
+    ClassName {
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        got: String,
+    },
+
     /// A file of text is none.
     #[error("{}: expected text in UTF-8, got other bytes; save it as UTF-8", path.display())]
     NotText { path: PathBuf },
@@ -153,11 +162,13 @@ pub enum DatasetError {
     },
 
     /// Shards hold samples that cannot be taken, or none that can.
-    #[error("{}: {problems}; make the shards again, or skip what is bad", path.display())]
+    #[error("{}: {problems}; make or fetch the files again{}", path.display(), if *or_skip { ", or skip what is bad" } else { "" })]
     BadShards {
         path: PathBuf,
         /// Each with its shard and key.
         problems: String,
+        /// Whether something is left without what is bad.
+        or_skip: bool,
     },
 
     /// Writing was stopped by a wish.

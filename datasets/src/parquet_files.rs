@@ -22,9 +22,13 @@ use serde::Deserialize;
 
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
 use crate::decode::Sizing;
-use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source, empty_classes};
 use crate::error::DatasetError;
 use crate::progress;
+
+/// The names of the split to train on, and those that the one to test with may have: published test splits often have no labels.
+const TRAIN: [&str; 1] = ["train"];
+const TEST: [&str; 3] = ["validation", "val", "test"];
 
 /// The key of a file's metadata that holds the names of classes.
 const FACTS: &str = "huggingface";
@@ -47,35 +51,38 @@ pub struct ParquetConfig {
 pub fn open(dir: impl AsRef<Path>, config: &ParquetConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let sources = [&["train"][..], &["validation", "val", "test"]].map(|names| ParquetSource::open(dir, names));
-    let [train, test] = sources;
+    let [train, test] = [&TRAIN[..], &TEST].map(|names| ParquetSource::open(dir, names));
     let (train, test) = (train?, test?);
-    let num_labels = [&train, &test].into_iter().flat_map(|source| source.labels.iter().max()).max();
-    let num_labels = num_labels.map_or(0, |label| usize::from(*label) + 1).max(2);
-    let class_names = match &train.class_names {
-        Some(names) if names.len() < num_labels => {
-            let path = train.files[0].path.clone();
-            return Err(DatasetError::ClassNames { path, expected: num_labels, got: names.len() });
-        }
-        Some(names) => names.clone(),
-        None => (0..num_labels).map(|label| label.to_string()).collect(),
+    let class_names = train.names_of_classes(train.num_labels().max(test.num_labels()))?;
+    let without_images = empty_classes(&train.labels, &class_names);
+    let train = train.into_dataset(class_names.clone(), without_images, config)?;
+    let test = test.into_dataset(class_names, None, config)?;
+    Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
+}
+
+/// As [`open`], of the files to test with alone; those to train on need not be there.
+///
+/// Where no file names the classes there are at least `num_classes`; if that is 0, at least those of the files to train on, where these can
+/// be read.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_test(
+    dir: impl AsRef<Path>,
+    config: &ParquetConfig,
+    num_classes: usize,
+) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let dir = dir.as_ref();
+    config.sizing.check()?;
+    let test = ParquetSource::open(dir, &TEST)?;
+    let of_train = || ParquetSource::open(dir, &TRAIN).map(|train| train.num_labels());
+    let num_others = match &test.class_names {
+        Some(_) => 0,
+        None if num_classes == 0 => of_train().unwrap_or(0),
+        None => num_classes,
     };
-    let open_split = |mut source: ParquetSource| -> Result<Arc<dyn ImageDataset>, DatasetError> {
-        let note = format!("{} images in {} files, decoded on demand", source.labels.len(), source.files.len());
-        let contents = Contents {
-            name: format!("parquet {}", source.split),
-            class_names: class_names.clone(),
-            labels: std::mem::take(&mut source.labels),
-            notes: vec![note],
-        };
-        let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
-        Ok(Arc::new(EncodedDataset::open(
-            source,
-            contents,
-            Reading { sizing, keep: false, on_bad_image, num_threads },
-        )?))
-    };
-    Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+    let class_names = test.names_of_classes(test.num_labels().max(num_others))?;
+    test.into_dataset(class_names, None, config)
 }
 
 /// The files of a split.
@@ -85,8 +92,9 @@ struct ParquetSource {
     files: Vec<ParquetFile>,
     /// File, row group and row of each image.
     images: Vec<[u32; 3]>,
-    /// Of each image, until they are the data set's.
+    /// Of each image, until they are the data set's, as notes are.
     labels: Vec<u16>,
+    notes: Vec<String>,
     class_names: Option<Vec<String>>,
 }
 
@@ -140,21 +148,54 @@ struct ParquetFile {
 impl ParquetSource {
     /// Opens the files of the first of `splits` that has any.
     fn open(dir: &Path, splits: &[&str]) -> Result<Self, DatasetError> {
-        let (split, paths) = find(dir, splits)?;
+        let (split, paths, notes) = find(dir, splits)?;
         let (files, images, labels) = (Vec::new(), Vec::new(), Vec::new());
-        let mut source = Self { dir: dir.to_path_buf(), split, files, images, labels, class_names: None };
+        let mut source = Self { dir: dir.to_path_buf(), split, files, images, labels, notes, class_names: None };
         for path in paths {
             source.add(&path)?;
         }
         if source.images.is_empty() {
             let problems = format!("{}: expected at least one row, got none", source.split);
-            return Err(DatasetError::BadShards { path: dir.to_path_buf(), problems });
+            return Err(DatasetError::BadShards { path: dir.to_path_buf(), problems, or_skip: false });
         }
         Ok(source)
     }
 
+    fn num_labels(&self) -> usize {
+        self.labels.iter().max().map_or(0, |label| usize::from(*label) + 1)
+    }
+
+    /// The names that the files tell, else numbers, of so many labels.
+    fn names_of_classes(&self, num_labels: usize) -> Result<Vec<String>, DatasetError> {
+        let num_labels = num_labels.max(2);
+        match &self.class_names {
+            Some(names) if names.len() < num_labels => {
+                let path = self.files[0].path.clone();
+                Err(DatasetError::ClassNames { path, expected: num_labels, got: names.len() })
+            }
+            Some(names) => Ok(names.clone()),
+            None => Ok((0..num_labels).map(|label| label.to_string()).collect()),
+        }
+    }
+
+    fn into_dataset(
+        mut self,
+        class_names: Vec<String>,
+        further: Option<String>,
+        config: &ParquetConfig,
+    ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        let mut notes = std::mem::take(&mut self.notes);
+        notes.push(format!("{} images in {} files, decoded on demand", self.labels.len(), self.files.len()));
+        notes.extend(further);
+        let name = format!("parquet {}", self.split);
+        let contents = Contents { name, class_names, labels: std::mem::take(&mut self.labels), notes };
+        let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
+        let reading = Reading { sizing, keep: false, on_bad_image, num_threads };
+        Ok(Arc::new(EncodedDataset::open(self, contents, reading)?))
+    }
+
     fn add(&mut self, path: &Path) -> Result<(), DatasetError> {
-        let bad = |problem: String| DatasetError::BadShards { path: path.to_path_buf(), problems: problem };
+        let bad = |problems: String| DatasetError::BadShards { path: path.to_path_buf(), problems, or_skip: false };
         let file = SharedFile(Arc::new(File::open(path).map_err(DatasetError::io("read", path))?));
         let most_rows = file.len();
         let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
@@ -209,8 +250,8 @@ impl Source for ParquetSource {
     }
 }
 
-/// The files of the first of `splits` that has any, sorted, and its name.
-fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetError> {
+/// The first of `splits` that has any files, these, sorted, and what is to be noted.
+fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>, Vec<String>), DatasetError> {
     let data = dir.join("data");
     let dir = if data.is_dir() { &data } else { dir };
     let mut paths = Vec::new();
@@ -218,15 +259,17 @@ fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetEr
         paths.push(entry.map_err(DatasetError::io("read", dir))?.path());
     }
     paths.sort();
-    for split in splits {
+    let of = |split: &str| -> Vec<PathBuf> {
         let is_of_split = |path: &&PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             name.ends_with(".parquet") && name.strip_prefix(split).is_some_and(|rest| rest.starts_with(['-', '.']))
         };
-        let of_split: Vec<PathBuf> = paths.iter().filter(is_of_split).cloned().collect();
-        if !of_split.is_empty() {
-            return Ok(((*split).to_owned(), of_split));
-        }
+        paths.iter().filter(is_of_split).cloned().collect()
+    };
+    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, paths)| !paths.is_empty());
+    if let Some((split, paths)) = found.next() {
+        let note = |(other, _)| format!("{split}*.parquet is used, {other}*.parquet is not");
+        return Ok((split.to_owned(), paths, found.map(note).collect()));
     }
     Err(DatasetError::Missing {
         what: format!("Parquet files of {}", splits.join(" or ")),

@@ -18,6 +18,9 @@ use crate::error::DatasetError;
 pub(crate) use scan::ScannedSplit;
 use scan::scan_split;
 
+/// The names that the folder to test with may have.
+const TEST: [&str; 2] = ["test", "val"];
+
 /// How a folder of images is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFolderConfig {
@@ -58,25 +61,43 @@ impl ImageFolderConfig {
 /// # Differs from PyTorch
 /// torchvision's `ImageFolder` opens one split, descends into subfolders of a class and leaves the resizing to a transform.
 pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<DatasetSplits, DatasetError> {
-    let dir = dir.as_ref();
+    let mut splits = open_all(scan_both(dir.as_ref())?.into(), config)?;
+    let [test, train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
+    Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
+}
+
+/// As [`open`], of the images to test with alone; those to train on need not be there.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_test(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let test = scan_split(dir.as_ref(), &TEST)?;
+    expect_classes(dir.as_ref(), &test)?;
+    Ok(open_all(vec![test], config)?.swap_remove(0))
+}
+
+fn open_all(
+    mut splits: Vec<ScannedSplit>,
+    config: &ImageFolderConfig,
+) -> Result<Vec<Arc<dyn ImageDataset>>, DatasetError> {
     config.sizing.check()?;
     if config.num_threads == 0 {
         return Err(DatasetError::config("num_threads", "at least 1", 0));
     }
-    let [mut train, mut test] = scan_both(dir)?;
-    let num_files = (train.files.len() + test.files.len()) as u64;
-    let needed_bytes = num_files.saturating_mul(3 * (config.sizing.size as u64).pow(2));
+    let num_files: usize = splits.iter().map(|split| split.files.len()).sum();
+    let needed_bytes = (num_files as u64).saturating_mul(3 * (config.sizing.size as u64).pow(2));
     let keep = config.sizing.shorter_side.is_none() && needed_bytes <= config.memory_limit_bytes;
+    let all = if splits.len() == 1 { "this split" } else { "both splits" };
     let how = match config.sizing.shorter_side {
         Some(_) => "decoded on demand, each at its own size".to_owned(),
-        None if keep => format!("kept in memory ({} for both splits)", Mebibytes(needed_bytes)),
+        None if keep => format!("kept in memory ({} for {all})", Mebibytes(needed_bytes)),
         None => format!(
-            "decoded on demand (both splits would need {}, the limit is {})",
+            "decoded on demand ({all} would need {}, the limit is {})",
             Mebibytes(needed_bytes),
             Mebibytes(config.memory_limit_bytes)
         ),
     };
-    for split in [&mut train, &mut test] {
+    for split in &mut splits {
         split.notes.push(format!("{} image files, {how}", split.files.len()));
     }
     let ImageFolderConfig { sizing, on_bad_image, num_threads, .. } = *config;
@@ -87,13 +108,13 @@ pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Dataset
         let reading = Reading { sizing, keep, on_bad_image, num_threads };
         Ok(Arc::new(EncodedDataset::open(FolderSource { dir, files }, contents, reading)?))
     };
-    Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+    splits.into_iter().map(open_split).collect()
 }
 
 /// The files to train on and those to test with; no file is opened.
 pub(crate) fn scan_both(dir: &Path) -> Result<[ScannedSplit; 2], DatasetError> {
     let train = scan_split(dir, &["train"])?;
-    let test = scan_split(dir, &["test", "val"])?;
+    let test = scan_split(dir, &TEST)?;
     check_classes(dir, &train, &test)?;
     Ok([train, test])
 }
@@ -107,7 +128,12 @@ fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Resul
     if !only_train.is_empty() || !only_test.is_empty() {
         return Err(DatasetError::ClassMismatch { path: dir.to_path_buf(), only_train, only_test });
     }
-    match &train.class_names[..] {
+    expect_classes(dir, train)
+}
+
+/// Of one class there is nothing to learn.
+fn expect_classes(dir: &Path, split: &ScannedSplit) -> Result<(), DatasetError> {
+    match &split.class_names[..] {
         [class_name] => Err(DatasetError::OneClass { path: dir.to_path_buf(), class_name: class_name.clone() }),
         _ => Ok(()),
     }

@@ -19,7 +19,7 @@ use crate::file::read_whole;
 use crate::memory::to_hex;
 
 /// The first line.
-const TITLE: &str = "lockstep shards 2";
+const TITLE: &str = "lockstep shards 3";
 
 /// The largest index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;
@@ -50,6 +50,8 @@ pub(super) struct ShardIndex {
     pub(super) keys: Vec<String>,
     /// Of samples that are left out.
     pub(super) problems: Vec<String>,
+    /// Why the rest of the shard could not be read, whatever it holds.
+    pub(super) fault: Option<String>,
 }
 
 impl Identity {
@@ -70,7 +72,7 @@ impl Identity {
 /// The file's text.
 fn written(shards: &[(String, ShardIndex)]) -> String {
     let mut text = format!("{TITLE}\n");
-    for (name, ShardIndex { identity, images, keys, problems }) in shards {
+    for (name, ShardIndex { identity, images, keys, problems, fault }) in shards {
         let Identity { len_bytes, modified_ns, inode } = identity;
         let (num_images, num_problems) = (images.len(), problems.len());
         // Writing to a string does not fail.
@@ -81,6 +83,7 @@ fn written(shards: &[(String, ShardIndex)]) -> String {
         for problem in problems {
             let _ = writeln!(text, "{}", Value::from(problem.as_str()));
         }
+        let _ = writeln!(text, "{}", Value::from(fault.as_deref()));
     }
     let digest = to_hex(&Sha256::digest(&text));
     text + &digest + "\n"
@@ -108,7 +111,8 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
         let (images, keys) = images(&mut lines, num_images.parse().ok()?)?;
         let problems = (0..num_problems.parse::<usize>().ok()?).map(|_| serde_json::from_str(lines.next()?).ok());
         let problems = problems.collect::<Option<_>>()?;
-        shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems }));
+        let fault = serde_json::from_str(lines.next()?).ok()?;
+        shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems, fault }));
     }
     Some(shards)
 }
@@ -162,8 +166,9 @@ mod tests {
             IndexedImage { offset: 1 << 40, len_bytes: u32::MAX, label: 0 },
         ];
         let keys = vec!["a folder/a".to_owned(), "b".to_owned()];
-        let full = ShardIndex { identity, images, keys, problems: vec!["c's \\d \"e\"\n: no label".to_owned()] };
-        let empty = ShardIndex { images: Vec::new(), keys: Vec::new(), problems: Vec::new(), ..full.clone() };
+        let problems = vec!["c's \\d \"e\"\n: no label".to_owned()];
+        let full = ShardIndex { identity, images, keys, problems, fault: Some("no \"end\"".to_owned()) };
+        let empty = ShardIndex { images: vec![], keys: vec![], problems: vec![], fault: None, ..full.clone() };
         vec![("train 0.tar".to_owned(), full), ("train-1.tar".to_owned(), empty)]
     }
 

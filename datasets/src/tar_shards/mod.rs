@@ -7,9 +7,11 @@
 
 mod index;
 mod kept_open;
+mod manifest;
 mod scan;
 mod write;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,17 +22,22 @@ use sha2::{Digest, Sha256};
 
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
 use crate::decode::Sizing;
-use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source, empty_classes};
 use crate::error::{DatasetError, list};
-use crate::file::{read_whole, sha256_of};
+use crate::file::read_whole;
 use crate::memory::to_hex;
 use crate::progress;
 use index::{Identity, IndexedImage, ShardIndex};
 use kept_open::Shard;
+use manifest::{Manifest, expect_digest};
 pub use write::{ShardWriting, write};
 
 /// The names of the classes, a line each.
 const CLASSES: &str = "classes.txt";
+
+/// The names of the split to train on, and those that the one to test with may have.
+const TRAIN: [&str; 1] = ["train"];
+const TEST: [&str; 2] = ["test", "val"];
 
 /// The sha256 of each shard, as `sha256sum` writes and checks it.
 const MANIFEST: &str = "MANIFEST";
@@ -56,7 +63,8 @@ pub struct TarShardsConfig {
 
 /// Opens a folder of shards.
 ///
-/// Headers are read once, and kept in `DIR/.lockstep-index` or in the cache. If there is `test` as well as `val`, `test` is used.
+/// Headers are read once, and kept in `DIR/.lockstep-index` or in the cache. If there is `test` as well as `val`, `test` is used and
+/// a note says so.
 ///
 /// # Errors
 /// If there are no shards of a split, a file cannot be read, a label has no name or, with [`OnBadImage::Fail`], a shard is damaged or a
@@ -67,65 +75,100 @@ pub struct TarShardsConfig {
 pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let names = shard_names(dir)?;
+    let mut splits = read(dir, vec![find(dir, &TRAIN)?, find(dir, &TEST)?], config)?;
+    let class_names = class_names(dir, splits.iter().map(Split::num_labels).max().unwrap_or(0))?;
+    let [test, mut train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
+    train.notes.extend(empty_classes(&train.source.labels(), &class_names));
+    let (train, test) = (train.open(class_names.clone(), config)?, test.open(class_names, config)?);
+    Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
+}
+
+/// As [`open`], of the shards to test with alone; those to train on need not be there.
+///
+/// Without `classes.txt` there are at least `num_classes`; if that is 0, at least those of the shards to train on, where these can be read.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_test(
+    dir: impl AsRef<Path>,
+    config: &TarShardsConfig,
+    num_classes: usize,
+) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let dir = dir.as_ref();
+    config.sizing.check()?;
+    let test = read(dir, vec![find(dir, &TEST)?], config)?.swap_remove(0);
+    let of_train = || read(dir, vec![find(dir, &TRAIN)?], config).map(|splits| splits[0].num_labels());
+    let num_others = match dir.join(CLASSES).exists() {
+        true => 0,
+        false if num_classes == 0 => of_train().unwrap_or(0),
+        false => num_classes,
+    };
+    let class_names = class_names(dir, test.num_labels().max(num_others))?;
+    test.open(class_names, config)
+}
+
+/// What the headers of these splits say.
+fn read(dir: &Path, found: Vec<Found>, config: &TarShardsConfig) -> Result<Vec<Split>, DatasetError> {
     let manifest = Manifest::read(dir)?;
-    let mut indices = indexed(dir, &names.concat(), manifest.as_ref(), config)?;
-    let mut splits = Vec::new();
-    for names in &names {
+    let names: Vec<String> = found.iter().flat_map(|found| found.names.clone()).collect();
+    let mut indices = indexed(dir, &names, manifest.as_ref(), config)?;
+    let split = |Found { names, notes }| {
         let of_split = names.iter().map(|name| {
             let place = indices.iter().position(|(indexed, _)| indexed == name).expect("each shard was indexed");
             indices.swap_remove(place)
         });
-        splits.push(TarSource::new(dir, manifest.as_ref(), of_split.collect())?);
-    }
-    let class_names = class_names(dir, &splits)?;
-    let [test, train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
-    let open_split = |(source, problems): (TarSource, Vec<String>)| -> Result<Arc<dyn ImageDataset>, DatasetError> {
-        let contents = contents(&source, &problems, class_names.clone(), config.on_bad_image)?;
-        let TarShardsConfig { sizing, on_bad_image, num_threads, .. } = *config;
-        Ok(Arc::new(EncodedDataset::open(
-            source,
-            contents,
-            Reading { sizing, keep: false, on_bad_image, num_threads },
-        )?))
+        Split::new(dir, manifest.as_ref(), of_split.collect(), notes)
     };
-    Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+    found.into_iter().map(split).collect()
 }
 
-/// Reads the headers that no index has yet, and keeps what they say: [`open`] does it, too.
+/// Reads the headers that no index has yet, and keeps what they say: [`open`] does it, too, and of `test_alone` [`open_test`].
 ///
 /// # Errors
 /// If there are no shards of a split or one cannot be read.
-pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<(), DatasetError> {
+pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig, test_alone: bool) -> Result<(), DatasetError> {
     let dir = dir.as_ref();
-    indexed(dir, &shard_names(dir)?.concat(), Manifest::read(dir)?.as_ref(), config).map(drop)
-}
-
-fn shard_names(dir: &Path) -> Result<[Vec<String>; 2], DatasetError> {
-    Ok([find(dir, &["train"])?, find(dir, &["test", "val"])?])
-}
-
-/// The names of the shards of a split, sorted: the first of `splits` that has any.
-fn find(dir: &Path, splits: &[&str]) -> Result<Vec<String>, DatasetError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
-        let name = entry.map_err(DatasetError::io("read", dir))?.file_name();
-        found.extend(name.into_string().ok().filter(|name| name.ends_with(".tar")));
+    let mut names = find(dir, &TEST)?.names;
+    if !test_alone {
+        names.extend(find(dir, &TRAIN)?.names);
     }
-    found.sort();
-    let of = |split: &&str| -> Vec<String> {
-        found
-            .iter()
-            .filter(|name| name.strip_prefix(*split).is_some_and(|rest| rest.starts_with('-')))
-            .cloned()
-            .collect()
+    indexed(dir, &names, Manifest::read(dir)?.as_ref(), config).map(drop)
+}
+
+/// The shards of a split by name.
+struct Found {
+    names: Vec<String>,
+    /// What else looks like shards of it.
+    notes: Vec<String>,
+}
+
+/// The shards of the first of `splits` that has any, sorted.
+fn find(dir: &Path, splits: &[&str]) -> Result<Found, DatasetError> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
+        entries.extend(entry.map_err(DatasetError::io("read", dir))?.file_name().into_string());
+    }
+    entries.sort();
+    let is_of = |name: &str, split: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
+    let of = |split: &str| -> (Vec<String>, Vec<String>) {
+        entries.iter().filter(|name| is_of(name, split)).cloned().partition(|name| name.ends_with(".tar"))
     };
-    splits.iter().map(of).find(|names| !names.is_empty()).ok_or_else(|| DatasetError::Missing {
-        what: format!("shards of {}", splits.join(" or ")),
-        path: dir.to_path_buf(),
-        expected: format!("{}-*.tar", splits[0]),
-        remedy: "give the folder that holds train-*.tar and val-*.tar; `trainer shard` makes them of a folder of images",
-    })
+    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, (names, _))| !names.is_empty());
+    let Some((split, (names, others))) = found.next() else {
+        return Err(DatasetError::Missing {
+            what: format!("shards of {}", splits.join(" or ")),
+            path: dir.to_path_buf(),
+            expected: format!("{}-*.tar", splits[0]),
+            remedy: "give the folder that holds train-*.tar and val-*.tar; `trainer shard` makes them of a folder of images",
+        });
+    };
+    let mut notes: Vec<String> =
+        found.map(|(other, _)| format!("{split}-*.tar is used, {other}-*.tar is not")).collect();
+    if !others.is_empty() {
+        let (num, others) = (others.len(), list(others.iter()));
+        notes.push(format!("{num} files that are no shards ({split}-*.tar, not compressed) are ignored: {others}"));
+    }
+    Ok(Found { names, notes })
 }
 
 /// The index of each shard: as it was kept, or read now and then kept.
@@ -173,11 +216,15 @@ fn indexed(
             Err(error) => fault = Some(error),
         }
     }
-    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    // Those of the other split, which may not have been asked for.
+    let others = kept.into_iter().filter(|(name, _)| !names.contains(name) && dir.join(name).exists());
+    let mut all: Vec<_> = found.iter().cloned().chain(others).collect();
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all.dedup_by(|(a, _), (b, _)| a == b);
     // Where it can be written nowhere, each start reads the headers, and shards that the manifest may not know.
     let _ = places.iter().any(|place| {
         let made = place.parent().is_some_and(|folder| folder == dir || fs::create_dir_all(folder).is_ok());
-        made && index::write(place, &found).is_ok()
+        made && index::write(place, &all).is_ok()
     });
     fault.map_or(Ok(found), Err)
 }
@@ -192,50 +239,106 @@ fn index_places(dir: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// The names of the classes of all splits: those of `classes.txt`, else their numbers.
-fn class_names(dir: &Path, splits: &[(TarSource, Vec<String>)]) -> Result<Vec<String>, DatasetError> {
-    let labels = || splits.iter().flat_map(|(source, _)| source.images.iter().map(|(_, image)| image.label));
-    let num_labels = labels().max().map_or(0, |label| usize::from(label) + 1);
+/// The names of the classes: those of `classes.txt`, else their numbers.
+fn class_names(dir: &Path, num_labels: usize) -> Result<Vec<String>, DatasetError> {
     let path = dir.join(CLASSES);
     if !path.exists() {
         return Ok((0..num_labels.max(2)).map(|label| label.to_string()).collect());
     }
     let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?);
     let text = text.map_err(|_| DatasetError::NotText { path: path.clone() })?;
-    let names: Vec<String> = text.lines().map(str::to_owned).collect();
+    let mut names: Vec<String> = text.trim_start_matches('\u{feff}').lines().map(str::to_owned).collect();
+    while names.pop_if(|name| name.trim().is_empty()).is_some() {}
     if names.len() < num_labels.max(2) || names.len() > 1 << 16 {
         return Err(DatasetError::ClassNames { path, expected: num_labels.max(2), got: names.len() });
     }
-    Ok(names)
+    let mut before = HashSet::new();
+    match names.iter().position(|name| name.trim().is_empty() || !before.insert(name)) {
+        Some(line) => Err(DatasetError::ClassName { path, line: line + 1, got: names.swap_remove(line) }),
+        None => Ok(names),
+    }
 }
 
-/// What is known of a split, or why it is refused.
-fn contents(
-    source: &TarSource,
-    problems: &[String],
-    class_names: Vec<String>,
-    on_bad_image: OnBadImage,
-) -> Result<Contents, DatasetError> {
-    let num_images = source.images.len();
-    if on_bad_image == OnBadImage::Fail && !problems.is_empty() {
-        return Err(DatasetError::BadShards { path: source.dir.clone(), problems: list(problems.iter()) });
+/// A split before its images are looked at.
+struct Split {
+    source: TarSource,
+    /// Of samples that are left out.
+    problems: Vec<String>,
+    /// Why the rest of a shard is.
+    lost: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl Split {
+    /// The shards of a split, and what is to be said of them beside these notes.
+    fn new(
+        dir: &Path,
+        manifest: Option<&Manifest>,
+        indices: Vec<(String, ShardIndex)>,
+        notes: Vec<String>,
+    ) -> Result<Self, DatasetError> {
+        let split = indices[0].0.split('-').next().unwrap_or_default().to_owned();
+        let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
+        let (mut shards, mut images, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut problems, mut lost) = (Vec::new(), Vec::new());
+        for (number, (name, index)) in (0..).zip(indices) {
+            images.extend(index.images.into_iter().map(|image| (number, image)));
+            keys.extend(index.keys);
+            problems.extend(index.problems.into_iter().map(|problem| format!("{name}: {problem}")));
+            lost.extend(index.fault.map(|fault| format!("{name}: {fault}")));
+            shards.push(Shard::new(dir.join(name)));
+        }
+        let source = TarSource { dir: dir.to_path_buf(), split, shards, images, keys, digest };
+        Ok(Self { source, problems, lost, notes })
     }
-    if num_images == 0 {
-        let problems = format!("shards {}: expected an image with a label, got none", source.split);
-        return Err(DatasetError::BadShards { path: source.dir.clone(), problems });
+
+    fn num_labels(&self) -> usize {
+        self.source.labels().iter().max().map_or(0, |label| usize::from(*label) + 1)
     }
-    let mut notes = vec![format!("{num_images} images in {} shards, decoded on demand", source.shards.len())];
-    if !problems.is_empty() {
-        notes.push(format!("{} samples were skipped: {}", problems.len(), list(problems.iter())));
+
+    fn open(
+        mut self,
+        class_names: Vec<String>,
+        config: &TarShardsConfig,
+    ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        self.tell(config.on_bad_image)?;
+        let Self { source, notes, .. } = self;
+        let contents =
+            Contents { name: format!("shards {}", source.split), class_names, labels: source.labels(), notes };
+        let TarShardsConfig { sizing, on_bad_image, num_threads, .. } = *config;
+        let reading = Reading { sizing, keep: false, on_bad_image, num_threads };
+        Ok(Arc::new(EncodedDataset::open(source, contents, reading)?))
     }
-    if source.digest.is_none() && source.dir.join(MANIFEST).exists() {
-        let remedy = "make it anew (sha256sum *.tar > MANIFEST)";
-        notes.push(format!(
-            "{MANIFEST} does not list all shards of this split, so these are hashed for its checksum; {remedy}"
-        ));
+
+    /// Notes what is left out, or refuses it.
+    fn tell(&mut self, on_bad_image: OnBadImage) -> Result<(), DatasetError> {
+        let Self { source, problems, lost, notes } = self;
+        let (num_images, num_shards) = (source.images.len(), source.shards.len());
+        let told: Vec<&String> = lost.iter().chain(&*problems).collect();
+        let refused = |problems, or_skip| DatasetError::BadShards { path: source.dir.clone(), problems, or_skip };
+        if num_images == 0 {
+            let found = if told.is_empty() { String::new() } else { format!(" ({})", list(told.iter())) };
+            let problem = format!("shards {}: expected an image with a label, got none{found}", source.split);
+            return Err(refused(problem, false));
+        }
+        if on_bad_image == OnBadImage::Fail && !told.is_empty() {
+            return Err(refused(list(told.iter()), true));
+        }
+        notes.push(format!("{num_images} images in {num_shards} shards, decoded on demand"));
+        if !lost.is_empty() {
+            notes.push(format!("the rest of {} of {num_shards} shards is lost: {}", lost.len(), list(lost.iter())));
+        }
+        if !problems.is_empty() {
+            notes.push(format!("{} samples were skipped: {}", problems.len(), list(problems.iter())));
+        }
+        if source.digest.is_none() && source.dir.join(MANIFEST).exists() {
+            let remedy = "make it anew (sha256sum *.tar > MANIFEST)";
+            notes.push(format!(
+                "{MANIFEST} does not list all shards of this split, so these are hashed for its checksum; {remedy}"
+            ));
+        }
+        Ok(())
     }
-    let labels = source.images.iter().map(|(_, image)| image.label).collect();
-    Ok(Contents { name: format!("shards {}", source.split), class_names, labels, notes })
 }
 
 /// The shards of a split.
@@ -252,23 +355,9 @@ struct TarSource {
 }
 
 impl TarSource {
-    /// The shards of a split, and what is wrong with them.
-    fn new(
-        dir: &Path,
-        manifest: Option<&Manifest>,
-        indices: Vec<(String, ShardIndex)>,
-    ) -> Result<(Self, Vec<String>), DatasetError> {
-        let split = indices[0].0.split('-').next().unwrap_or_default().to_owned();
-        let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
-        let (mut shards, mut images, mut keys, mut problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (number, (name, index)) in (0..).zip(indices) {
-            images.extend(index.images.into_iter().map(|image| (number, image)));
-            keys.extend(index.keys);
-            problems.extend(index.problems.into_iter().map(|problem| format!("{name}: {problem}")));
-            shards.push(Shard::new(dir.join(name)));
-        }
-        let dir = dir.to_path_buf();
-        Ok((Self { dir, split, shards, images, keys, digest }, problems))
+    /// Of each image.
+    fn labels(&self) -> Vec<u16> {
+        self.images.iter().map(|(_, image)| image.label).collect()
     }
 }
 
@@ -297,73 +386,6 @@ impl Source for TarSource {
     fn known_digest(&self) -> Option<String> {
         self.digest.clone()
     }
-}
-
-/// The digests of all shards, by name.
-struct Manifest {
-    text: String,
-    identity: Identity,
-}
-
-impl Manifest {
-    /// That of a folder, if it has one.
-    fn read(dir: &Path) -> Result<Option<Self>, DatasetError> {
-        let path = dir.join(MANIFEST);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let identity = Identity::of(&path)?;
-        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?).map_err(|_| DatasetError::NotText { path })?;
-        Ok(Some(Self { text, identity }))
-    }
-
-    /// Digests and names.
-    fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.text.lines().filter_map(|line| line.split_once("  "))
-    }
-
-    fn digest(&self, name: &str) -> Option<&str> {
-        self.lines().find(|(_, listed)| *listed == name).map(|(digest, _)| digest)
-    }
-
-    /// What it says of a shard, if that may be another by now.
-    fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
-        if was_known || shard.is_newer_than(&self.identity) { self.digest(name) } else { None }
-    }
-
-    /// One digest of those of a split's shards; none where it misses one.
-    fn digest_of_split(
-        &self,
-        dir: &Path,
-        split: &str,
-        indices: &[(String, ShardIndex)],
-    ) -> Result<Option<String>, DatasetError> {
-        let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
-        let of_split = |name: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
-        if let Some((_, name)) = self.lines().find(|(_, name)| of_split(name) && !is_there(name)) {
-            return Err(DatasetError::Missing {
-                what: name.to_owned(),
-                path: dir.to_path_buf(),
-                expected: "every shard that MANIFEST lists".to_owned(),
-                remedy: "fetch it again, or remove MANIFEST to do without it",
-            });
-        }
-        let mut digest = Sha256::new();
-        for (name, _) in indices {
-            let Some(of_shard) = self.digest(name) else { return Ok(None) };
-            digest.update(of_shard);
-        }
-        Ok(Some(to_hex(&digest.finalize())))
-    }
-}
-
-/// Refuses a shard that is not what the manifest lists.
-fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
-    let got = sha256_of(path)?;
-    if got.eq_ignore_ascii_case(expected) {
-        return Ok(());
-    }
-    Err(DatasetError::ChangedShard { path: path.to_path_buf(), expected: expected.to_owned(), got })
 }
 
 #[cfg(test)]

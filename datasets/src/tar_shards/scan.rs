@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde_json::{Map, Value};
 use tar::{Archive, Entry};
 
 use super::index::{Identity, IndexedImage, ShardIndex};
@@ -20,13 +20,6 @@ use crate::progress;
 
 /// The longest label, in bytes: a number, or an object with one.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
-
-/// What a JSON member says of its sample; other keys are not ours.
-#[derive(Deserialize)]
-struct Facts {
-    /// None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
-    label: Option<serde_json::Value>,
-}
 
 /// What is known of a sample so far.
 #[derive(Default)]
@@ -48,11 +41,8 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     let identity = Identity::of(path)?;
     let mut samples = Samples::default();
-    let mut problems = Vec::new();
-    if let Err(reason) = samples.read(&file, identity.len_bytes) {
-        problems.push(reason);
-    }
-    let (mut images, mut keys) = (Vec::new(), Vec::new());
+    let fault = samples.read(&file, identity.len_bytes).err();
+    let (mut images, mut keys, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for Sample { key, image, label, problem, stand_in } in samples.all {
         match (problem.or(stand_in.filter(|_| image.is_none() || label.is_none())), image, label) {
             (Some(problem), _, _) => problems.push(format!("{key}: {problem}")),
@@ -69,7 +59,7 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
             (None, None, None) => {}
         }
     }
-    Ok(ShardIndex { identity, images, keys, problems })
+    Ok(ShardIndex { identity, images, keys, problems, fault })
 }
 
 /// The samples of a shard in the order of their first members.
@@ -151,6 +141,10 @@ impl Samples {
                         _ => {}
                     }
                 }
+                // A number beside it is all that is needed.
+                Err(reason) if extension == "json" => {
+                    self.of(&key).stand_in.get_or_insert(reason);
+                }
                 Err(reason) => self.refuse(&key, &reason),
             },
             _ if is_image => {
@@ -160,6 +154,16 @@ impl Samples {
                 } else if len_bytes > MAX_ALLOC_BYTES {
                     sample.refuse(format!("expected an image of at most {MAX_ALLOC_BYTES} bytes, got {len_bytes}"));
                 }
+            }
+            // Another image of a sample that is whole, or one of a key with dots; a hidden file is neither.
+            further
+                if !stem.is_empty() && further.rsplit('.').next().is_some_and(|last| EXTENSIONS.contains(&last)) =>
+            {
+                let reason = format!(
+                    "expected an image and a label, got {}: a key ends at the first dot, so rename what has dots in its key",
+                    file_name.escape_debug()
+                );
+                self.of(&key).stand_in.get_or_insert(reason);
             }
             _ => {}
         }
@@ -194,10 +198,11 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     }
     let number = match extension {
         "cls" => Some(text.trim().parse().map_err(|_| wrong_label(&text))?),
-        _ => serde_json::from_str::<Facts>(&text)
+        // None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
+        _ => serde_json::from_str::<Map<String, Value>>(&text)
             .map_err(|error| format!("in .json: {error}"))?
-            .label
-            .and_then(|label| label.as_i64()),
+            .get("label")
+            .and_then(Value::as_i64),
     };
     number.map(|number: i64| u16::try_from(number).map_err(|_| wrong_label(&number.to_string()))).transpose()
 }

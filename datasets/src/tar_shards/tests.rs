@@ -1,9 +1,12 @@
 //! What shards promise, on tar files made here.
 
+mod told;
+
 use super::kept_open::MAX_OPEN;
 use super::*;
 use crate::image_folder;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
@@ -191,7 +194,7 @@ fn all_splits_together_keep_no_more_shards_open_than_a_process_may() {
         let names: Vec<_> = (0..=MAX_OPEN / 2).map(|number| format!("{split}-{number}.tar")).collect();
         names.iter().for_each(|name| fs::write(root.path().join(name), &shard).unwrap());
         let indices = indexed(root.path(), &names, None, &config(OnBadImage::Fail)).unwrap();
-        TarSource::new(root.path(), None, indices).unwrap().0
+        Split::new(root.path(), None, indices, Vec::new()).unwrap().source
     });
     for split in &splits {
         (0..split.images.len()).for_each(|image| assert_eq!(split.read(image).unwrap(), b"an image"));
@@ -281,6 +284,28 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
     let text = write(from.path(), &other, 100, &mut |_| true).unwrap_err().to_string();
     assert!(text.contains("expected a name on one line") && text.contains(r#"got "c\nat""#), "{text}");
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 1, "only what is whole");
+}
+
+#[test]
+fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_before_the_work() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path().join("to");
+    fs::create_dir(&to).unwrap();
+    let inode = || fs::metadata(&to).unwrap().ino();
+    let before = inode();
+    let mut beside = Vec::new();
+    write(from.path(), &to, 4, &mut |_| {
+        beside.push(fs::read_dir(target.path()).unwrap().count());
+        beside.len() < 2
+    })
+    .unwrap_err();
+    assert_eq!((beside, fs::read_dir(&to).unwrap().count()), (vec![1; 2], 0), "as it was");
+    write(from.path(), &to, 4, &mut |_| true).unwrap();
+    assert_eq!((inode(), fs::read_dir(&to).unwrap().count()), (before, 5));
+    let link = target.path().join("link");
+    std::os::unix::fs::symlink(target.path().join("nothing"), &link).unwrap();
+    let text = write(from.path(), &link, 4, &mut |_| panic!("no work")).unwrap_err().to_string();
+    assert!(text.contains("link: expected a folder") && link.is_symlink(), "{text}");
 }
 
 #[test]

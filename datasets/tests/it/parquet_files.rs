@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use datasets::image_folder;
-use datasets::parquet_files::{ParquetConfig, is_reading, open};
+use datasets::parquet_files::{ParquetConfig, is_reading, open, open_test};
 use datasets::tar_shards;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
@@ -97,6 +97,20 @@ fn threads_that_read_one_file_at_once_get_their_own_samples() {
             });
         }
     });
+}
+
+#[test]
+fn files_to_test_with_open_alone_and_others_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    for split in ["validation", "test"] {
+        let from = images().join("parquet/validation-00000-of-00001.parquet");
+        fs::copy(from, folder.path().join(format!("{split}-00000-of-00001.parquet"))).unwrap();
+    }
+    let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
+    let test = open_test(folder.path(), &how, 0).unwrap();
+    assert_eq!(samples(&*test), samples(&*opened(&images().join("parquet")).unwrap().test));
+    assert_eq!(test.class_names(), ["cat", "dog"]);
+    assert_eq!(test.notes()[0], "validation*.parquet is used, test*.parquet is not");
 }
 
 #[test]

@@ -79,10 +79,11 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(Phase::Data);
     let own = own_data::<F>(&config.model);
-    let data = data::open(&config.data, &config.train_split, own, communicator, &world.reporter)?;
+    let input = saved.state.as_ref().map(|state| &state.input);
+    let num_classes = input.map_or(0, |input| input.class_names.len());
+    let data = data::open_test(&config.data, &config.train_split, own, num_classes, communicator, &world.reporter)?;
     data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
-    let input = saved.state.as_ref().map(|state| &state.input);
     if let Some(input) = input {
         check_input(input, &*data.test, &config, world)?;
     }

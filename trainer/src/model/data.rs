@@ -65,7 +65,10 @@ pub fn open(
             let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
             image_folder::open(config.data_dir.filled(), &how)?
         }
-        DatasetKind::Shards => open_shards(config, communicator)?,
+        DatasetKind::Shards => {
+            let how = shards_of_rank(config, communicator, false)?;
+            tar_shards::open(config.data_dir.filled(), &how)?
+        }
         DatasetKind::Parquet => open_parquet(config, communicator.topology())?,
         DatasetKind::Own => own()?.context(
             "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
@@ -81,22 +84,81 @@ pub fn open(
             })?
         }
     };
-    for split in [&splits.train, &splits.test] {
-        for note in split.notes() {
-            reporter.note(&format!("{}: {note}", split.name()));
-        }
-    }
+    tell_notes(&*splits.train, reporter);
     if let Some(limit) = split.limit_train {
         splits.train = Arc::new(Subset::first(splits.train, limit)?);
     }
+    let TestSplit { test, normalization } = finished(splits.test, splits.normalization, config, reporter)?;
+    Ok(DatasetSplits { test, normalization, ..splits })
+}
+
+/// What is evaluated.
+#[derive(Clone, Debug)]
+pub struct TestSplit {
+    /// The samples to judge by.
+    pub test: Arc<dyn ImageDataset>,
+    /// How their pixels become numbers.
+    pub normalization: Normalization,
+}
+
+/// As [`open`], the test split alone: files to train on are not decoded and need not be there. Where nothing names the classes of files
+/// there are at least `num_classes`.
+///
+/// # Errors
+/// As [`open`].
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn open_test(
+    config: &DataArgs,
+    split: &TrainSplitArgs,
+    own: impl FnOnce() -> Result<Option<DatasetSplits>>,
+    num_classes: usize,
+    communicator: &dyn Communicator,
+    reporter: &Reporter,
+) -> Result<TestSplit> {
+    let test = match config.dataset.filled() {
+        DatasetKind::ImageFolder => {
+            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
+            image_folder::open_test(config.data_dir.filled(), &how)?
+        }
+        DatasetKind::Shards => {
+            let how = shards_of_rank(config, communicator, true)?;
+            tar_shards::open_test(config.data_dir.filled(), &how, num_classes)?
+        }
+        #[cfg(feature = "parquet")]
+        DatasetKind::Parquet => {
+            let how = parquet_of_rank(config, communicator.topology())?;
+            parquet_files::open_test(config.data_dir.filled(), &how, num_classes)?
+        }
+        _ => {
+            let DatasetSplits { test, normalization, .. } = open(config, split, own, communicator, reporter)?;
+            return Ok(TestSplit { test, normalization });
+        }
+    };
+    finished(test, Normalization::imagenet(), config, reporter)
+}
+
+/// The test split as flags want it, with its notes told.
+fn finished(
+    mut test: Arc<dyn ImageDataset>,
+    mut normalization: Normalization,
+    config: &DataArgs,
+    reporter: &Reporter,
+) -> Result<TestSplit> {
+    tell_notes(&*test, reporter);
     if let Some(limit) = config.limit_test {
-        splits.test = Arc::new(Subset::first(splits.test, limit)?);
+        test = Arc::new(Subset::first(test, limit)?);
     }
     if let (Some(mean), Some(std)) = (&config.normalize_mean, &config.normalize_std) {
         let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
-        splits.normalization = Normalization { mean: floats(mean), std: floats(std) };
+        normalization = Normalization { mean: floats(mean), std: floats(std) };
     }
-    Ok(splits)
+    Ok(TestSplit { test, normalization })
+}
+
+fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
+    split.notes().iter().for_each(|note| reporter.note(&format!("{}: {note}", split.name())));
 }
 
 /// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
@@ -110,8 +172,8 @@ fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology)
     })
 }
 
-/// Opens shards, whose headers root reads first, then the first rank of each machine, which may see other disks.
-fn open_shards(config: &DataArgs, communicator: &dyn Communicator) -> Result<DatasetSplits> {
+/// How one rank reads shards, whose headers root has read first, then the first rank of each machine, which may see other disks.
+fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, test_alone: bool) -> Result<TarShardsConfig> {
     let topology = communicator.topology();
     let set = |variable| environment(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -121,22 +183,26 @@ fn open_shards(config: &DataArgs, communicator: &dyn Communicator) -> Result<Dat
         num_threads: ranks::share_of_threads(topology)?,
         cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
     };
-    let dir = config.data_dir.filled();
+    let dir: PathBuf = config.data_dir.filled();
     for reads in [communicator.rank() == distributed::ROOT, topology.local_rank == 0] {
         if reads {
             // What keeps the headers from being read keeps the shards from being opened, which says so.
-            let _ = tar_shards::index(&dir, &how);
+            let _ = tar_shards::index(&dir, &how, test_alone);
         }
         communicator.barrier()?;
     }
-    Ok(tar_shards::open(dir, &how)?)
+    Ok(how)
 }
 
 #[cfg(feature = "parquet")]
 fn open_parquet(config: &DataArgs, topology: &Topology) -> Result<DatasetSplits> {
+    Ok(parquet_files::open(config.data_dir.filled(), &parquet_of_rank(config, topology)?)?)
+}
+
+#[cfg(feature = "parquet")]
+fn parquet_of_rank(config: &DataArgs, topology: &Topology) -> Result<ParquetConfig> {
     let num_threads = ranks::share_of_threads(topology)?;
-    let how = ParquetConfig { sizing: sizing(config), on_bad_image: on_bad_image(config), num_threads };
-    Ok(parquet_files::open(config.data_dir.filled(), &how)?)
+    Ok(ParquetConfig { sizing: sizing(config), on_bad_image: on_bad_image(config), num_threads })
 }
 
 #[cfg(not(feature = "parquet"))]
@@ -249,125 +315,4 @@ fn open_cifar(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, OnceLock};
-
-    use datasets::DatasetError;
-    use distributed::run_ranks;
-
-    use super::*;
-
-    /// A data set of one image whose checksum reads files, which is counted.
-    struct Counted {
-        num_readings: Arc<AtomicUsize>,
-        checksum: OnceLock<String>,
-        reads_files: bool,
-    }
-
-    impl ImageDataset for Counted {
-        fn name(&self) -> &str {
-            "counted"
-        }
-
-        fn len(&self) -> usize {
-            1
-        }
-
-        fn image_shape(&self) -> ImageShape {
-            ImageShape { height: 1, width: 1, channels: 1 }
-        }
-
-        fn class_names(&self) -> &[String] {
-            &[]
-        }
-
-        fn label(&self, _index: usize) -> usize {
-            0
-        }
-
-        fn read_image(&self, _index: usize, _pixels: &mut [u8]) -> Result<(), DatasetError> {
-            Ok(())
-        }
-
-        fn checksum(&self) -> String {
-            let read = || format!("reading {}", self.num_readings.fetch_add(1, Ordering::SeqCst));
-            self.checksum.get_or_init(read).clone()
-        }
-
-        fn checksum_reads_files(&self) -> bool {
-            self.reads_files && self.checksum.get().is_none()
-        }
-
-        fn adopt_checksum(&self, checksum: &str) {
-            self.checksum.get_or_init(|| checksum.to_owned());
-        }
-    }
-
-    /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
-    fn checksums_on_ranks(reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
-        checksums_of([Path::new("/"); 3], reads_files, without_data)
-    }
-
-    /// As [`checksums_on_ranks`], from these folders.
-    fn checksums_of(
-        folders: [&Path; 3],
-        reads_files: bool,
-        without_data: Option<usize>,
-    ) -> (Vec<Option<String>>, usize) {
-        let num_readings = Arc::new(AtomicUsize::new(0));
-        let checksums = run_ranks(3, |communicator| {
-            let split = || -> Arc<dyn ImageDataset> {
-                Arc::new(Counted { num_readings: num_readings.clone(), checksum: OnceLock::new(), reads_files })
-            };
-            let train = split();
-            // The test split is the same: what counts is the train split's.
-            let normalization = Normalization::uniform(1);
-            let data = DatasetSplits { train: train.clone(), test: train, normalization };
-            let data = (Some(communicator.rank()) != without_data).then_some(data);
-            let splits = data.as_ref().map_or(vec![], |data| vec![&data.train, &data.test]);
-            share_checksums(&splits, Some(folders[communicator.rank()]), &communicator).unwrap();
-            data.map(|data| data.train.checksum())
-        });
-        (checksums, num_readings.load(Ordering::SeqCst))
-    }
-
-    #[test]
-    fn the_first_rank_of_a_node_reads_the_files_for_the_others() {
-        let (checksums, num_readings) = checksums_on_ranks(true, None);
-        assert_eq!((num_readings, checksums), (1, vec![Some("reading 0".to_owned()); 3]));
-    }
-
-    #[test]
-    fn a_rank_that_reads_another_folder_digests_it_itself() {
-        let [same, other] = [(), ()].map(|()| tempfile::tempdir().unwrap());
-        let link = same.path().join("link");
-        std::os::unix::fs::symlink(same.path(), &link).unwrap();
-        let (checksums, num_readings) = checksums_of([same.path(), other.path(), &link], true, None);
-        assert_eq!(num_readings, 2);
-        assert!(checksums[0] == checksums[2] && checksums[0] != checksums[1], "{checksums:?}");
-    }
-
-    #[test]
-    fn what_every_rank_has_in_memory_it_digests_itself() {
-        assert_eq!(checksums_on_ranks(false, None).1, 3);
-    }
-
-    #[test]
-    fn without_the_first_rank_s_data_the_others_read_for_themselves() {
-        let (checksums, num_readings) = checksums_on_ranks(true, Some(0));
-        assert_eq!((num_readings, checksums.iter().flatten().count()), (2, 2));
-    }
-
-    #[test]
-    fn ranks_share_their_node_s_memory_and_processors() {
-        let nodes = ["a", "a", "a", "b"].map(String::from);
-        let [of_three, alone] = [0, 3].map(|rank| {
-            folder_of_rank(Sizing::square(8), OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap()
-        });
-        assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes);
-        assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
-        assert!((1..=alone.num_threads).contains(&of_three.num_threads));
-        assert_eq!((of_three.sizing, of_three.on_bad_image), (Sizing::square(8), OnBadImage::Skip));
-    }
-}
+mod tests;

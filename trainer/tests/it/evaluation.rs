@@ -117,6 +117,27 @@ fn another_data_set_is_looked_at_as_the_training_did_unless_flags_say_otherwise(
 }
 
 #[test]
+fn images_to_train_on_are_neither_read_nor_needed_to_evaluate() {
+    let folder = image_folder(&["cat", "dog", "eel"], 0);
+    let shards = sharded(folder.path(), 100);
+    // Numbers are their names, of the training's number.
+    fs::remove_file(shards.path().join("classes.txt")).unwrap();
+    let of_training =
+        [("image-folder", folder.path().join("train")), ("shards", shards.path().join("train-000000.tar"))];
+    for (dataset, path) in of_training {
+        let dir = path.parent().unwrap().display();
+        let images = format!("--dataset {dataset} --data-dir {dir} --image-size 8");
+        let run = run(1, &flags(&["--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0", &images]));
+        let expected = alone(&run.directory(), &[]).unwrap();
+        let damaged = if path.is_dir() { path.join("cat/0.bmp") } else { path.clone() };
+        fs::write(&damaged, "nothing of the kind").unwrap();
+        assert_eq!(alone(&run.directory(), &[]).unwrap(), expected);
+        fs::rename(&path, path.with_file_name("away")).unwrap();
+        assert_eq!(alone(&run.directory(), &[]).unwrap(), expected);
+    }
+}
+
+#[test]
 fn renamed_classes_are_refused_with_the_first_difference_unless_they_are_allowed() {
     let folder = image_folder(&["cat", "dog", "eel"], 0);
     let run = trained_on(&folder);

@@ -1,0 +1,80 @@
+//! What `MANIFEST` says of the shards of a folder, and whether they are those.
+//!
+//! In: lines as `sha256sum` writes them. Out: the digest of a split. Invariant: a shard that it lists is there, and one that may be another is hashed.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::index::{Identity, ShardIndex};
+use super::{MANIFEST, MAX_TEXT_BYTES};
+use crate::error::DatasetError;
+use crate::file::{read_whole, sha256_of};
+use crate::memory::to_hex;
+
+/// The digests of all shards, by name.
+pub(super) struct Manifest {
+    text: String,
+    identity: Identity,
+}
+
+impl Manifest {
+    /// That of a folder, if it has one.
+    pub(super) fn read(dir: &Path) -> Result<Option<Self>, DatasetError> {
+        let path = dir.join(MANIFEST);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let identity = Identity::of(&path)?;
+        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?).map_err(|_| DatasetError::NotText { path })?;
+        Ok(Some(Self { text, identity }))
+    }
+
+    /// Digests and names.
+    fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.text.lines().filter_map(|line| line.split_once("  "))
+    }
+
+    fn digest(&self, name: &str) -> Option<&str> {
+        self.lines().find(|(_, listed)| *listed == name).map(|(digest, _)| digest)
+    }
+
+    /// What it says of a shard, if that may be another by now.
+    pub(super) fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
+        if was_known || shard.is_newer_than(&self.identity) { self.digest(name) } else { None }
+    }
+
+    /// One digest of those of a split's shards; none where it misses one.
+    pub(super) fn digest_of_split(
+        &self,
+        dir: &Path,
+        split: &str,
+        indices: &[(String, ShardIndex)],
+    ) -> Result<Option<String>, DatasetError> {
+        let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
+        let of_split = |name: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
+        if let Some((_, name)) = self.lines().find(|(_, name)| of_split(name) && !is_there(name)) {
+            return Err(DatasetError::Missing {
+                what: name.to_owned(),
+                path: dir.to_path_buf(),
+                expected: "every shard that MANIFEST lists".to_owned(),
+                remedy: "fetch it again, or remove MANIFEST to do without it",
+            });
+        }
+        let mut digest = Sha256::new();
+        for (name, _) in indices {
+            let Some(of_shard) = self.digest(name) else { return Ok(None) };
+            digest.update(of_shard);
+        }
+        Ok(Some(to_hex(&digest.finalize())))
+    }
+}
+
+/// Refuses a shard that is not what the manifest lists.
+pub(super) fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
+    let got = sha256_of(path)?;
+    if got.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    Err(DatasetError::ChangedShard { path: path.to_path_buf(), expected: expected.to_owned(), got })
+}
