@@ -131,16 +131,7 @@ impl Samples {
         match extension.as_str() {
             "cls" | "json" => match label(entry, &extension, len_bytes) {
                 Ok(None) => {}
-                Ok(Some(label)) => {
-                    let sample = self.of(&key);
-                    match sample.label.replace(label) {
-                        Some(before) if before != label => {
-                            sample.refuse(format!("expected one label, got {before} and {label}"))
-                        }
-                        // A number and an object that agree.
-                        _ => {}
-                    }
-                }
+                Ok(Some(label)) => self.of(&key).add_label(label),
                 // A number beside it is all that is needed.
                 Err(reason) if extension == "json" => {
                     self.of(&key).stand_in.get_or_insert(reason);
@@ -184,6 +175,14 @@ impl Samples {
 }
 
 impl Sample {
+    /// A number and an object may both tell it, if they agree.
+    fn add_label(&mut self, label: u16) {
+        let before = *self.label.get_or_insert(label);
+        if before != label {
+            self.refuse(format!("expected one label, got {before} and {label}"));
+        }
+    }
+
     /// The first problem counts.
     fn refuse(&mut self, problem: String) {
         self.problem.get_or_insert(problem);
