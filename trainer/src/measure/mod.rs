@@ -4,6 +4,7 @@ pub mod clock_offset;
 pub mod energy;
 pub mod event_file;
 pub mod gather;
+pub mod held_file;
 pub mod manifest;
 pub mod metrics;
 pub mod process_memory;

@@ -4,9 +4,8 @@
 //! Invariant: a run that was killed leaves nothing that keeps the next one out.
 //! Source: flock(2); over NFS the server keeps it for all machines.
 
-use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 
 use crate::config::ConfigError;
+use crate::measure::held_file::is_elsewhere;
 
 /// The file that is locked; it stays, and says who had it last.
 pub const LOCK_FILE: &str = ".lock";
@@ -65,13 +65,7 @@ impl DirectoryLock {
     /// # Errors
     /// [`ConfigError::OutputDirectoryMoved`] when it is not.
     pub fn expect_in_place(&self) -> Result<(), ConfigError> {
-        let identity = |facts: Metadata| (facts.dev(), facts.ino());
-        let is_moved = match (fs::metadata(&self.path), self.directory.metadata()) {
-            (Ok(there), Ok(own)) => identity(there) != identity(own),
-            (Err(error), _) => error.kind() == ErrorKind::NotFound,
-            // What else is wrong with it is told by who writes.
-            (Ok(_), Err(_)) => false,
-        };
+        let is_moved = is_elsewhere(&self.directory, &self.path);
         if is_moved { Err(ConfigError::OutputDirectoryMoved { path: self.path.clone() }) } else { Ok(()) }
     }
 }

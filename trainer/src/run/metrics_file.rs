@@ -2,20 +2,23 @@
 //!
 //! In: [`EpochRecord`]s. Out: a line each. Invariant: a line is on disk when it counts as written, and none is of an epoch that is made again.
 
+use crate::measure::held_file::HeldFile;
 use crate::measure::whole_file::{sync_parent, write_atomically};
 use crate::run::output::numbered_beside;
 use anyhow::{Context, Result};
 use records::EpochRecord;
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::Path;
 
 /// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.
 #[derive(Debug)]
 pub struct MetricsFile {
-    file: File,
-    path: PathBuf,
+    file: HeldFile,
+    /// What the file is to have, at least.
+    lines: String,
+    /// How long it was after the last line.
+    len: u64,
 }
 
 impl MetricsFile {
@@ -58,22 +61,44 @@ impl MetricsFile {
         if kept_lines != text {
             write_atomically(path, kept_lines.as_bytes())?;
         }
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .with_context(|| format!("cannot open {}", path.display()))?;
+        let file = HeldFile::open(path)?;
         sync_parent(path)?;
-        Ok((Self { file, path: path.to_owned() }, warning))
+        Ok((Self { file, len: kept_lines.len() as u64, lines: kept_lines }, warning))
     }
 
-    /// Adds a line and waits until it is on disk.
-    pub fn append(&mut self, record: &EpochRecord) -> Result<()> {
-        let context = || format!("cannot write {}", self.path.display());
-        let mut line = serde_json::to_string(record).with_context(context)?;
-        line.push('\n');
-        self.file.write_all(line.as_bytes()).with_context(context)?;
-        self.file.sync_data().with_context(context)
+    /// Adds a line and waits until it is on disk, in the file that is at the path then: where that was replaced, removed or cut, it
+    /// gets the lines that it lacks, and this says so.
+    pub fn append(&mut self, record: &EpochRecord) -> Result<Option<String>> {
+        let path = self.file.path().to_owned();
+        let context = || format!("cannot write {}", path.display());
+        let line = serde_json::to_string(record).with_context(context)? + "\n";
+        self.lines.push_str(&line);
+        let mut is_lossy = self.file.follow()? || self.file.num_bytes().with_context(context)? < self.len;
+        loop {
+            let text = if is_lossy { self.missing() } else { Ok(line.clone()) };
+            text.and_then(|text| self.file.add(&text)).and_then(|()| self.file.sync()).with_context(context)?;
+            if !self.file.follow()? {
+                break;
+            }
+            is_lossy = true;
+        }
+        self.len = self.file.num_bytes().with_context(context)?;
+        if !is_lossy {
+            return Ok(None);
+        }
+        sync_parent(&path)?;
+        Ok(Some(format!("{} was replaced, removed or cut during the run; it has all records again", path.display())))
+    }
+
+    /// The lines of epochs that have none in the file.
+    fn missing(&self) -> std::io::Result<String> {
+        let epoch = |line: &str| serde_json::from_str(line).ok().map(|record: EpochRecord| record.epoch);
+        let bytes = records::file::read(self.file.path())?;
+        let there: BTreeSet<u64> = String::from_utf8_lossy(&bytes).lines().filter_map(epoch).collect();
+        let is_missing = |line: &&str| epoch(line).is_some_and(|epoch| !there.contains(&epoch));
+        let end = if bytes.last().is_some_and(|last| *last != b'\n') { "\n" } else { "" };
+        let missing: Vec<&str> = self.lines.split_inclusive('\n').filter(is_missing).collect();
+        Ok(format!("{end}{}", missing.concat()))
     }
 }
 
@@ -121,6 +146,32 @@ mod tests {
         file.append(&record(2, None)).unwrap();
         assert_eq!(epochs(&path), [0, 1, 2]);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
+    }
+
+    #[test]
+    fn a_record_is_in_the_file_of_that_name_whatever_became_of_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let (mut file, _) = MetricsFile::truncate_from(&path, 0).unwrap();
+        assert_eq!(file.append(&record(0, None)).unwrap(), None);
+        let edit = || {
+            // As an editor does that ends no last line.
+            fs::write(path.with_extension("new"), fs::read_to_string(&path).unwrap().trim_end()).unwrap();
+            fs::rename(path.with_extension("new"), &path).unwrap();
+        };
+        let disturbances: [&dyn Fn(); 4] = [
+            &edit,
+            &|| fs::remove_file(&path).unwrap(),
+            &|| fs::rename(&path, path.with_extension("1")).unwrap(),
+            &|| fs::write(&path, "").unwrap(),
+        ];
+        for (epoch, disturb) in (1..).step_by(2).zip(disturbances) {
+            disturb();
+            let warning = file.append(&record(epoch, None)).unwrap().unwrap();
+            assert!(warning.contains("metrics.jsonl was replaced, removed or cut"), "{warning}");
+            assert_eq!(file.append(&record(epoch + 1, None)).unwrap(), None);
+            assert_eq!(epochs(&path), (0..=epoch + 1).collect::<Vec<_>>());
+        }
     }
 
     #[test]

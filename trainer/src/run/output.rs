@@ -4,10 +4,11 @@
 //! reader never sees half a file.
 
 use crate::config::{ConfigError, TrainConfig};
+use crate::measure::held_file::HeldFile;
 use crate::measure::whole_file::{sync_parent, write_atomically};
 use crate::run::lock::{DirectoryLock, LOCK_FILE};
 use anyhow::{Context, Result};
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -152,16 +153,8 @@ impl OutputDirectory {
         self.path.join("checkpoints")
     }
 
-    pub fn open_log(&self) -> Result<File> {
-        let path = self.log();
-        if path.exists() {
-            records::file::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        }
-        OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .with_context(|| format!("cannot open {}", path.display()))
+    pub fn open_log(&self) -> Result<HeldFile> {
+        HeldFile::open(&self.log())
     }
 
     /// Keeps what the last session has written of itself under its number, `run-1.toml` and `manifest-1.json`, beside the present

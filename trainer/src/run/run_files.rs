@@ -87,9 +87,9 @@ impl RunFiles {
         Ok(warning)
     }
 
-    /// Adds one epoch to the metrics.
-    pub fn epoch(&self, record: &EpochRecord) -> Result<()> {
-        let Some(root) = &self.root else { return Ok(()) };
+    /// Adds one epoch to the metrics; what happened to them meanwhile.
+    pub fn epoch(&self, record: &EpochRecord) -> Result<Option<String>> {
+        let Some(root) = &self.root else { return Ok(None) };
         let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         metrics.as_mut().context("metrics: not opened")?.append(record)
     }

@@ -118,18 +118,27 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
 }
 
 #[test]
-fn a_run_whose_lock_alone_is_removed_goes_on() {
+fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_a_log() {
     let run = Run::in_new_directory();
+    let path = |name: &str| run.directory().join(name);
     let mut train = program();
-    train.args(["train", "--epochs", "1000", "--output-dir"]).arg(run.directory());
+    let words = TINY.replace("--epochs 2", "--epochs 100000");
+    train.arg("train").args(words.split(' ')).arg("--output-dir").arg(run.directory());
     let mut training = train.stdout(Stdio::null()).spawn().unwrap();
-    while !run.directory().join("progress.json").exists() {
-        assert!(training.try_wait().unwrap().is_none());
-        sleep(Duration::from_millis(20));
-    }
-    fs::remove_file(run.directory().join(".lock")).unwrap();
+    let start = Instant::now();
+    let mut wait_for_epoch = || {
+        while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0) {
+            assert!(training.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60));
+            sleep(Duration::from_millis(20));
+        }
+    };
+    wait_for_epoch();
+    [".lock", "metrics.jsonl", "train.log"].iter().for_each(|name| fs::remove_file(path(name)).unwrap());
+    wait_for_epoch();
     assert_eq!(code_after(training, &["TERM"]), Some(0));
-    assert!(run.directory().join("summary.json").exists());
+    assert!(path("summary.json").exists() && path("train.log").exists());
+    let epochs = crate::resuming::metrics(&run).into_iter().map(|record| record.epoch);
+    assert!(epochs.enumerate().all(|(number, epoch)| number as u64 == epoch));
 }
 
 #[test]

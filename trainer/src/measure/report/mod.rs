@@ -11,6 +11,7 @@ pub use format::{bytes, grouped, seconds};
 pub use look::ConsoleLook;
 
 use crate::config::{Filled, TrainConfig};
+use crate::measure::held_file::HeldFile;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,7 +19,6 @@ use jobs::output::unless_reader_left;
 use records::{BenchResult, DeviceKernels, EpochRecord, Summary, ThroughputStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,7 +34,7 @@ pub struct Reporter {
 struct Output {
     console: Box<dyn Write + Send>,
     warnings: Box<dyn Write + Send>,
-    log: Option<File>,
+    log: Option<HeldFile>,
     /// A bar moves on stderr instead of step lines on stdout.
     has_bars: bool,
     /// Step lines go to stdout too: it is no terminal, so no bar is seen there.
@@ -47,7 +47,7 @@ struct Output {
 
 impl Reporter {
     /// A reporter for stdout and stderr that speaks if `is_root`, into `log` too.
-    pub fn new(is_root: bool, log: Option<File>) -> Self {
+    pub fn new(is_root: bool, log: Option<HeldFile>) -> Self {
         let has_bars = io::stderr().is_terminal();
         let has_step_lines = !(has_bars && io::stdout().is_terminal());
         let output =
@@ -61,7 +61,7 @@ impl Reporter {
     }
 
     /// From now on the text goes into `log` too.
-    pub fn log_to(&self, log: File) {
+    pub fn log_to(&self, log: HeldFile) {
         if let Some(mut output) = self.lock() {
             output.log = Some(log);
         }
@@ -122,10 +122,11 @@ impl Reporter {
         }
     }
 
-    /// Prints the line of an epoch and takes its bar away.
+    /// Prints the line of an epoch and takes its bar away; the log is then the file of its name, whoever replaced it.
     pub fn epoch(&self, record: &EpochRecord) {
         if let Some(mut output) = self.lock() {
             output.clear_bar();
+            output.follow_log();
             output.line(&lines::epoch(record));
         }
     }
@@ -229,7 +230,7 @@ impl Reporter {
 }
 
 impl Output {
-    fn plain(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>, log: Option<File>) -> Self {
+    fn plain(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>, log: Option<HeldFile>) -> Self {
         Self {
             console,
             warnings,
@@ -276,7 +277,20 @@ impl Output {
 
     fn log_line(&mut self, text: &str) {
         if let Some(log) = &mut self.log {
-            let _ = log.write_all(format!("{text}\n").as_bytes());
+            let _ = log.add(&format!("{text}\n"));
+        }
+    }
+
+    fn follow_log(&mut self) {
+        let Some(log) = &mut self.log else { return };
+        let path = log.path().display().to_string();
+        match log.follow() {
+            Ok(false) => {}
+            Ok(true) => self.warn(&format!("{path} was replaced or removed during the run: earlier lines may be lost")),
+            Err(error) => {
+                self.log = None;
+                self.warn(&format!("{error:#}: nothing more of this run goes into its log"));
+            }
         }
     }
 

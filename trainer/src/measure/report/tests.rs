@@ -130,13 +130,32 @@ fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("train.log");
     let (reporter, console, warnings) = reporter();
-    reporter.log_to(File::create(&path).unwrap());
+    reporter.log_to(HeldFile::open(&path).unwrap());
     reporter.note("hello");
     reporter.warn("slow disk");
     reporter.json(&serde_json::json!({ "loss": 0.5 })).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "hello\nwarning: slow disk\n");
     assert_eq!(console.text(), "hello\n{\"loss\":0.5}\n");
     assert_eq!(warnings.text(), "warning: slow disk\n");
+}
+
+#[test]
+fn a_log_that_was_replaced_is_gone_on_with_under_its_name_from_the_next_epoch_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("train.log");
+    let (reporter, _, warnings) = reporter();
+    reporter.log_to(HeldFile::open(&path).unwrap());
+    reporter.epoch(&record(0, None));
+    fs::rename(&path, path.with_extension("1")).unwrap();
+    (1..3).for_each(|epoch| reporter.epoch(&record(epoch, None)));
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(text.matches("epoch ").count(), 2, "{text}");
+    assert!(warnings.text().contains("train.log was replaced or removed during the run"));
+    assert_eq!(text.matches("warning: ").count(), 1, "{text}");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    (3..5).for_each(|epoch| reporter.epoch(&record(epoch, None)));
+    assert_eq!(warnings.text().matches("nothing more of this run goes into its log").count(), 1, "{}", warnings.text());
 }
 
 #[test]

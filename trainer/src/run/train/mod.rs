@@ -266,8 +266,10 @@ impl<M: ImageClassifier> Training<'_, M> {
         };
         self.own_noise = NoiseSums::default();
         let record = EpochRecord { test_metrics: metrics, ..cost.record(progress.epoch_scores, test) };
+        // Nothing is made in a directory that took the place of the run's.
+        session.files.expect_in_place()?;
         session.reporter.epoch(&record);
-        session.files.epoch(&record)?;
+        session.files.epoch(&record)?.iter().for_each(|warning| session.reporter.warn(warning));
         self.tensorboard.epoch(&record);
         progress.last_record = Some(record);
         Ok(())
