@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use datasets::Picture;
 
 use crate::measure::timer::seconds_since_1970;
+use crate::measure::whole_file::make_folder;
 
 /// What the name of an event file begins with; TensorBoard reads the files of a directory in the order of their names.
 const NAME: &str = "events.out.tfevents.";
@@ -81,7 +82,7 @@ impl EventFile {
     /// Makes the file in `directory`, for a session of this process on `node` that takes back what earlier ones wrote of `first_step`
     /// and later steps.
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        make_folder(directory)?;
         // A clock may have gone back since.
         let second =
             (seconds_since_1970() as u64).max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));

@@ -2,7 +2,7 @@
 //!
 //! In: a path, bytes. Out: the file. Invariant: a reader never sees half of it; what has returned, no crash undoes.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -68,6 +68,29 @@ fn place(path: &Path) -> Result<PathBuf> {
     Ok(place)
 }
 
+/// Makes a folder and those above it.
+///
+/// # Errors
+/// When something else has a name of its path; I/O errors.
+pub fn make_folder(path: &Path) -> Result<()> {
+    let made = fs::create_dir_all(path).map_err(|error| obstacle(path).map_or(error.into(), Error::msg));
+    made.with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// What is in the way of a folder, in words.
+fn obstacle(path: &Path) -> Option<String> {
+    let there = path.ancestors().find(|path| fs::symlink_metadata(path).is_ok())?;
+    let name = there.display();
+    match (fs::metadata(there), fs::read_link(there)) {
+        (Ok(facts), _) if facts.is_dir() => None,
+        (Ok(_), _) => Some(format!("{name} is a file, expected a folder; choose another place")),
+        (Err(error), Ok(to)) => {
+            Some(format!("{name} is a link to {}, which leads to no folder ({error}); remove the link", to.display()))
+        }
+        (Err(_), Err(_)) => None,
+    }
+}
+
 /// Waits until the names in a directory are on disk, where its file system can and this user may read it.
 pub fn sync_directory(path: &Path) -> Result<()> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -92,6 +115,26 @@ fn partial_beside(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn what_is_in_the_way_of_a_folder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, dangling, ring] = ["file", "dangling", "ring"].map(|name| folder.path().join(name));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("/nonexistent/scratch", &dangling).unwrap();
+        std::os::unix::fs::symlink(&ring, &ring).unwrap();
+        for (path, expected) in [
+            (&file, "file is a file, expected a folder"),
+            (&dangling, "dangling is a link to /nonexistent/scratch, which leads to no folder (No such file"),
+            (&ring, "which leads to no folder (Too many levels of symbolic links"),
+        ] {
+            for path in [path, &path.join("below")] {
+                let error = format!("{:#}", make_folder(path).unwrap_err());
+                assert!(error.starts_with("cannot make /") && error.contains(expected), "{error}");
+            }
+        }
+        make_folder(&folder.path().join("new/below")).unwrap();
+    }
 
     #[test]
     fn a_file_takes_the_place_of_a_file_behind_links_and_of_no_pipe_or_folder() {

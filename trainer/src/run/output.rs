@@ -5,7 +5,7 @@
 
 use crate::config::{ConfigError, TrainConfig};
 use crate::measure::held_file::HeldFile;
-use crate::measure::whole_file::{sync_parent, write_atomically};
+use crate::measure::whole_file::{make_folder, sync_parent, write_atomically};
 use crate::run::lock::{DirectoryLock, LOCK_FILE};
 use anyhow::{Context, Result};
 use std::fs;
@@ -41,7 +41,7 @@ impl OutputDirectory {
     fn prepare_below(runs: &Path, config: &TrainConfig) -> Result<Self> {
         let path = match &config.run.output_dir {
             Some(path) => {
-                fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+                make_folder(path)?;
                 if !config.resume && has_files(path)? {
                     return Err(ConfigError::OutputDirectoryInUse { path: path.clone() }.into());
                 }
@@ -65,8 +65,7 @@ impl OutputDirectory {
         if let Some(last) = Self::last(first)?.filter(|_| resume) {
             return Ok(last);
         }
-        fs::create_dir_all(first.parent().unwrap_or(Path::new(".")))
-            .with_context(|| format!("cannot make {}", first.display()))?;
+        first.parent().map_or(Ok(()), make_folder)?;
         let mut number = last_number(first, |_| true)?.saturating_add(1);
         loop {
             let path = nth(first, number);

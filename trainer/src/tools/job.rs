@@ -5,10 +5,9 @@
 //! they come; after the last batch the first follows.
 //! Invariant: the numbers are those that this program computes with, bit by bit; a file is there whole or not at all.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use burn::module::Module;
 use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
@@ -18,7 +17,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, Filled};
-use crate::measure::whole_file::{write_atomically, write_json};
+use crate::measure::whole_file::{make_folder, write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
 /// What these flags of a residual network mean for `ranks` that train with this optimizer.
@@ -48,7 +47,7 @@ pub fn export(
     batches: &[LoadedStep],
     communicator: &dyn Communicator,
 ) -> Result<()> {
-    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    make_folder(directory)?;
     let path = directory.join(format!("batches-rank{}.safetensors", communicator.rank()));
     write_atomically(&path, &batches_to_bytes(job, batches)?)?;
     if communicator.rank() == 0 {
