@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use distributed::{Phase, RankStatus};
 use records::Seconds;
 
-/// Most stretches kept: 40 MiB.
-const MAX_SPANS: usize = 1 << 20;
+/// Most stretches of a rank in a trace: 40 MiB.
+pub const MAX_SPANS: usize = 1 << 20;
 
 /// Adds up time by phase, for the current step and for the current epoch; keeps what happened when, if asked to; and tells the
 /// watchdog what this rank is at.
@@ -101,7 +101,7 @@ impl Timer {
         counted.keep(Activity::Bucket(bucket), start, end);
     }
 
-    /// The stretches kept since the last call.
+    /// The stretches kept since the last call: [`MAX_SPANS`], and one more where there were others.
     pub fn take_spans(&self) -> Vec<Span> {
         self.counted.borrow_mut().spans.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -137,7 +137,7 @@ impl Counted {
     }
 
     fn keep(&mut self, what: Activity, start: Instant, end: Instant) {
-        if let Some(spans) = self.spans.as_mut().filter(|spans| spans.len() < MAX_SPANS) {
+        if let Some(spans) = self.spans.as_mut().filter(|spans| spans.len() <= MAX_SPANS) {
             spans.push(Span { what, start, duration: end - start });
         }
     }

@@ -15,8 +15,8 @@ use records::{EventNames, TraceEvent};
 
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather::{found_by_root, to_root};
-use crate::measure::timer::{Activity, Span};
-use crate::measure::whole_file::{check_writable, write_atomically};
+use crate::measure::timer::{Activity, MAX_SPANS, Span};
+use crate::measure::whole_file::{check_writable, make_folder, write_atomically};
 
 /// What every trace begins with.
 const BEGINNING: &[u8] = b"[\n{\"name\"";
@@ -61,6 +61,19 @@ impl TraceClock {
         self.gather(spans, communicator)?.map_or(Ok(()), |text| self.put(&text))
     }
 
+    /// Where the trace of some rank ends before the run, in words.
+    /// Collective: all ranks.
+    pub fn ends_early(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<String>> {
+        let end = spans.get(MAX_SPANS).map(|first_left_out| self.microseconds(first_left_out.start) as u64);
+        // The earliest is the largest from behind.
+        let mut to_end = [end.map_or(0, |end| u64::MAX - end)];
+        communicator.all_reduce_max_u64(&mut to_end)?;
+        let end_s = (u64::MAX - to_end[0]) as f64 / 1e6;
+        Ok((to_end[0] > 0).then(|| {
+            format!("the trace ends {end_s:.0} s after its begin, where a rank has had {MAX_SPANS} stretches; trace a shorter run")
+        }))
+    }
+
     /// Brings all ranks' stretches together as the text of the file, on root.
     /// Collective: all ranks.
     pub fn gather(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<Vec<u8>>> {
@@ -72,7 +85,7 @@ impl TraceClock {
             name_event("thread_name", rank, 1, "communication".to_owned()),
         ];
         let mut own = String::new();
-        for event in names.into_iter().chain(spans.iter().map(|span| self.event(span, rank))) {
+        for event in names.into_iter().chain(spans.iter().take(MAX_SPANS).map(|span| self.event(span, rank))) {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
@@ -92,7 +105,7 @@ impl TraceClock {
     /// When there is another that is no trace; I/O errors.
     pub fn put(&self, text: &[u8]) -> Result<()> {
         expect_trace(&self.path)
-            .and_then(|()| make_folder(&self.path))
+            .and_then(|()| self.path.parent().map_or(Ok(()), make_folder))
             .and_then(|()| write_atomically(&self.path, text))
             .context("trace")
     }
@@ -134,7 +147,7 @@ pub fn check(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communi
         expect_trace(path)?;
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
-        let outcome = make_folder(path).and_then(|()| check_writable(path));
+        let outcome = path.parent().map_or(Ok(()), make_folder).and_then(|()| check_writable(path));
         for folder in missing {
             // Another run may have put something there.
             let _ = fs::remove_dir(folder);
@@ -165,11 +178,6 @@ fn place(path: &Path) -> PathBuf {
     folder.zip(path.file_name()).map_or(path.clone(), |(folder, name)| folder.join(name))
 }
 
-fn make_folder(path: &Path) -> Result<()> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-}
-
 fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent {
     TraceEvent {
         name: kind.to_owned(),
@@ -193,6 +201,7 @@ fn phase_name(phase: Phase) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::timer::Timer;
     use distributed::run_ranks;
 
     #[test]
@@ -237,6 +246,23 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         let error = told(&path).unwrap_err();
         assert!(error.contains("expected a new file or an earlier trace, got /"), "{error}");
+    }
+
+    #[test]
+    fn a_trace_that_ends_on_one_rank_before_the_run_says_when_on_all() {
+        let told = run_ranks(2, |communicator| {
+            let timer = Timer::default().keeping_spans(true);
+            let clock = TraceClock::start(Some(Path::new("trace.json")), &communicator).unwrap().unwrap();
+            let num_spans = if communicator.rank() == 1 { MAX_SPANS + 9 } else { MAX_SPANS };
+            let late = clock.origin + Duration::from_secs(7);
+            (0..num_spans).for_each(|_| timer.add_bucket(0, late, late));
+            clock.ends_early(&timer.take_spans(), &communicator).unwrap()
+        });
+        assert!(told[0].as_ref().is_some_and(|told| told.contains("ends 7 s after its begin")), "{told:?}");
+        assert_eq!(told[0], told[1]);
+        let alone = distributed::SingleCommunicator::new();
+        let clock = TraceClock::start(Some(Path::new("trace.json")), &alone).unwrap().unwrap();
+        assert_eq!(clock.ends_early(&[], &alone).unwrap(), None);
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Write what every rank did when into this file, as a Chrome trace (chrome://tracing, Perfetto); train --resume has to be told again [default: none]
+    /// Write what every rank did when, its first 1048576 stretches, into this file, as a Chrome trace (chrome://tracing, Perfetto); train --resume has to be told again [default: none]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }

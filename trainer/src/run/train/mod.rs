@@ -282,9 +282,14 @@ impl<M: ImageClassifier> Training<'_, M> {
             reporter.note("no trace is written, as this start made no step");
             return Ok(());
         }
-        let Some(text) = trace.gather(&self.times.timer.take_spans(), &**communicator)? else { return Ok(()) };
+        let spans = self.times.timer.take_spans();
+        let ends_early = trace.ends_early(&spans, &**communicator)?;
+        let Some(text) = trace.gather(&spans, &**communicator)? else { return Ok(()) };
         match trace.put(&text) {
-            Ok(()) => reporter.note(&format!("trace of all ranks written to {}", trace.path().display())),
+            Ok(()) => {
+                reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
+                ends_early.iter().for_each(|warning| reporter.warn(warning));
+            }
             Err(error) => reporter.warn(&format!("{error:#}; the run is whole, and has no trace")),
         }
         Ok(())

@@ -225,7 +225,9 @@ fn measure_steps<M: ImageClassifier>(
     times.energy = energy.take();
     times.seconds = timer.take_epoch();
     if let Some(trace) = trace {
-        trace.write(&timer.take_spans(), communicator)?;
+        let spans = timer.take_spans();
+        trace.ends_early(&spans, communicator)?.iter().for_each(|warning| world.reporter.warn(warning));
+        trace.write(&spans, communicator)?;
     }
     let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
     let measured =
