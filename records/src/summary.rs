@@ -12,6 +12,9 @@ pub struct ThroughputStats {
     pub mean: f64,
     /// Standard deviation of the steps' speeds around their own mean (n - 1); 0 for one step.
     pub sigma: f64,
+    /// Standard deviation of the steps with a whole batch over their mean: an epoch's last one may be short, and so of another speed.
+    #[serde(default)]
+    pub whole_batch_variation: f64,
     /// Slowest step.
     pub min: f64,
     /// Fastest step.

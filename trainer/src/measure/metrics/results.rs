@@ -17,7 +17,11 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
     // A clock may not see a step.
     let seconds_of = |time: &Duration| (*time).max(Duration::from_nanos(1)).as_secs_f64();
     let speeds: Vec<f64> = steps.iter().map(|(images, time)| *images as f64 / seconds_of(time)).collect();
+    let whole = steps.iter().map(|(images, _)| *images).max();
+    let of_whole = steps.iter().zip(&speeds).filter(|((images, _), _)| Some(*images) == whole);
+    let (whole_mean, whole_sigma) = mean_and_deviation(&of_whole.map(|(_, speed)| *speed).collect::<Vec<_>>())?;
     Some(ThroughputStats {
+        whole_batch_variation: whole_sigma.unwrap_or(0.0) / whole_mean.max(f64::MIN_POSITIVE),
         mean: images as f64 / seconds.max(1e-9),
         sigma: mean_and_deviation(&speeds)?.1.unwrap_or(0.0),
         min: speeds.iter().copied().fold(f64::INFINITY, f64::min),
@@ -75,6 +79,17 @@ mod tests {
         assert_eq!(stats.step_milliseconds_median, 1000.0);
         assert_eq!(throughput(&[]), None);
         assert_eq!(throughput(&steps[..1]).unwrap().sigma, 0.0);
+    }
+
+    #[test]
+    fn only_steps_of_the_whole_batch_tell_how_even_they_are() {
+        let whole = [(100, Duration::from_secs(1)), (100, Duration::from_secs(1))];
+        let steps = [&whole[..], &[(10, Duration::from_secs(1))]].concat();
+        let [even, short] = [&whole[..], &steps].map(|steps| throughput(steps).unwrap());
+        assert_eq!((even.whole_batch_variation, short.whole_batch_variation), (0.0, 0.0));
+        assert!(short.sigma > 50.0, "{short:?}");
+        let uneven = throughput(&[(100, Duration::from_secs(1)), (100, Duration::from_secs(3))]).unwrap();
+        assert!((uneven.whole_batch_variation - 0.5_f64.sqrt()).abs() < 1e-9, "{uneven:?}");
     }
 
     #[test]

@@ -161,11 +161,11 @@ impl Reporter {
     /// Prints a measured speed, with a warning if the steps vary.
     pub fn speed(&self, stats: &ThroughputStats, peak_memory_bytes: u64) {
         self.note(&lines::speed(stats, peak_memory_bytes));
-        if stats.sigma > UNEVEN_SHARE * stats.mean {
+        if stats.whole_batch_variation > UNEVEN_SHARE {
             self.warn(&format!(
                 "step speeds vary by {:.0} %: other programs may share the processors; leave cores free, pin the ranks \
                  (mpirun --bind-to core) or lower --threads",
-                100.0 * stats.sigma / stats.mean
+                100.0 * stats.whole_batch_variation
             ));
         }
     }
