@@ -167,6 +167,9 @@ pub struct EpochRecord {
     pub learning_rate: f64,
     /// Root's time by phase, in the start that ended the epoch.
     pub seconds: Seconds,
+    /// Steps of that start, whose time this is; absent (null) in older files.
+    #[serde(default)]
+    pub num_steps: Option<u64>,
     /// Time of the epoch with everything in it, over all starts that trained it.
     pub seconds_total: f64,
     /// Largest resident memory of a rank, bytes.

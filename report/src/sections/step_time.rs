@@ -68,11 +68,12 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
     let mut total = records::Seconds::default();
     let starts = std::iter::once((0, 0)).chain(run.epochs.iter().map(|epoch| (epoch.number(), epoch.step)));
     for (epoch, (number, before)) in run.epochs.iter().zip(starts) {
-        // Where a run was resumed in the evaluation, or the record before is missing, nothing is known of the epoch's steps.
-        if epoch.seconds.step_total() <= 0.0 || epoch.epoch != number {
-            continue;
-        }
-        num_steps += epoch.step.saturating_sub(before);
+        // An older file tells them if the record before is there, and the epoch was of one start.
+        let steps_between = (epoch.epoch == number).then(|| epoch.step.saturating_sub(before));
+        // Where a run was resumed in the evaluation there are none.
+        let known = epoch.num_steps.or(steps_between).filter(|_| epoch.seconds.step_total() > 0.0);
+        let Some(steps) = known else { continue };
+        num_steps += steps;
         total += epoch.seconds;
     }
     if num_steps == 0 {
@@ -96,7 +97,7 @@ fn of_rank(rank: &RankSeconds) -> (String, [f64; PHASES.len()]) {
 
 fn of_trace(name: &str, trace: &Trace, number: usize) -> Option<Figure> {
     let bar = |(rank, seconds): (&u64, &BTreeMap<String, f64>)| {
-        let num_steps = trace.num_passes.get(rank).copied().filter(|steps| *steps > 0)?;
+        let num_steps = trace.num_steps.get(rank).copied().filter(|steps| *steps > 0)?;
         let mut phases = [0.0; PHASES.len()];
         for (phase, name) in phases.iter_mut().zip(TRACED) {
             *phase = seconds.get(name).copied().unwrap_or(0.0) / num_steps as f64 * 1e3;
@@ -104,9 +105,8 @@ fn of_trace(name: &str, trace: &Trace, number: usize) -> Option<Figure> {
         Some((trace.names.get(rank).cloned().unwrap_or(format!("rank {rank}")), phases))
     };
     let bars: Vec<_> = trace.seconds.iter().filter_map(bar).take(4 * MOST_BARS).collect();
-    let caption = format!(
-        "Mean over the forward passes in the trace; what is between its stretches is left out. {COMMUNICATION}"
-    );
+    let caption =
+        format!("Mean over the steps in the trace; what is between its stretches is left out. {COMMUNICATION}");
     (!bars.is_empty())
         .then(|| figure(format!("step-time-trace-{number}"), format!("Step time in {name}"), caption, bars))
 }
@@ -160,6 +160,14 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
 mod tests {
     use super::*;
     use records::{EpochRecord, Seconds};
+
+    #[test]
+    fn an_epoch_that_was_resumed_has_the_steps_of_the_start_that_ended_it() {
+        let seconds = Seconds { forward: 1.0, ..Seconds::default() };
+        let epochs = vec![EpochRecord { step: 10, num_steps: Some(4), seconds, ..EpochRecord::default() }];
+        let Plot::Bars(bars) = of_run(&Run { epochs, ..Run::default() }, 1).unwrap().plot else { panic!() };
+        assert_eq!(bars.rows[0].values[1], 250.0);
+    }
 
     #[test]
     fn steps_of_which_no_session_measured_anything_are_in_no_mean() {

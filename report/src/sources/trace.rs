@@ -6,7 +6,7 @@
 use records::TraceEvent;
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the time of every rank went.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,8 +15,8 @@ pub(crate) struct Trace {
     pub(crate) names: BTreeMap<u64, String>,
     /// By rank and phase, in seconds altogether.
     pub(crate) seconds: BTreeMap<u64, BTreeMap<String, f64>>,
-    /// By rank: how many forward passes.
-    pub(crate) num_passes: BTreeMap<u64, u64>,
+    /// By rank: how many steps, each of one forward pass or several and then the optimizer.
+    pub(crate) num_steps: BTreeMap<u64, u64>,
 }
 
 impl Trace {
@@ -29,14 +29,18 @@ impl Trace {
     /// Sums up the events; what is none of ours is passed over.
     pub(crate) fn from_value(value: &Value) -> Self {
         let mut trace = Self::default();
+        // Ranks after a forward pass and before the optimizer: what a rank does stands in the order of time.
+        let mut in_step = BTreeSet::new();
         for event in events(value).into_iter().flatten().filter_map(|event| TraceEvent::deserialize(event).ok()) {
             let (rank, name) = (event.pid, event.name);
             if event.ph == "M" && name == "process_name" {
                 let called = event.args.and_then(|args| args.name).unwrap_or_else(|| format!("rank {rank}"));
                 trace.names.insert(rank, called);
             } else if let (Some(duration), "X", Some(0)) = (event.dur, event.ph.as_str(), event.tid) {
-                if name == "forward" {
-                    *trace.num_passes.entry(rank).or_default() += 1;
+                match name.as_str() {
+                    "forward" if in_step.insert(rank) => *trace.num_steps.entry(rank).or_default() += 1,
+                    "optimizer" => _ = in_step.remove(&rank),
+                    _ => {}
                 }
                 *trace.seconds.entry(rank).or_default().entry(name).or_default() += duration / 1e6;
             }
@@ -58,13 +62,17 @@ mod tests {
         let event = |name: &str, pid, tid, dur: f64| serde_json::json!({"name": name, "ph": "X", "ts": 0.0, "dur": dur, "pid": pid, "tid": tid});
         let value = Value::Array(vec![
             event("forward", 0, 0, 2e6),
+            event("backward", 0, 0, 4e6),
+            event("forward", 0, 0, 1e6),
+            event("optimizer", 0, 0, 1e6),
+            event("optimizer", 0, 0, 1e6),
             event("forward", 0, 0, 1e6),
             event("bucket 0", 0, 1, 9e6),
             event("backward", 1, 0, 4e6),
         ]);
         assert!(Trace::is_one(&value) && !Trace::is_one(&Value::Array(Vec::new())));
         let trace = Trace::from_value(&value);
-        assert_eq!((trace.seconds[&0]["forward"], trace.num_passes[&0], trace.seconds[&1]["backward"]), (3.0, 2, 4.0));
+        assert_eq!((trace.seconds[&0]["forward"], trace.num_steps[&0], trace.seconds[&1]["backward"]), (4.0, 2, 4.0));
         assert!(!trace.seconds[&0].contains_key("bucket 0"));
     }
 }

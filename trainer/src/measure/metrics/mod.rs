@@ -99,6 +99,8 @@ pub struct EpochCost {
     pub total: Duration,
     /// Root's time by phase.
     pub seconds: Seconds,
+    /// Steps of which that is.
+    pub num_steps: u64,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
     /// What root sent.
@@ -141,6 +143,7 @@ impl EpochCost {
             images_per_second: self.images_per_second,
             learning_rate: self.learning_rate,
             seconds: self.seconds,
+            num_steps: Some(self.num_steps),
             seconds_total: self.total.as_secs_f64(),
             peak_memory_bytes: self.peak_memory_bytes,
             exposed_communication_share: self.seconds.communication / self.seconds.step_total().max(f64::MIN_POSITIVE),
@@ -169,6 +172,7 @@ pub(crate) mod tests {
             images_per_second: 5.0,
             total: Duration::from_secs(3),
             seconds: Seconds { forward: 0.5, backward: 1.0, ..Seconds::default() },
+            num_steps: 5,
             peak_memory_bytes: 200 << 20,
             traffic: StepTraffic::default(),
             num_ranks: 1,

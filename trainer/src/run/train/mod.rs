@@ -255,6 +255,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             images_per_second: gather::images_per_second(&world),
             total: Duration::try_from_secs_f64(seconds_total).unwrap_or_default(),
             seconds: world[0].seconds,
+            num_steps: world[0].num_steps,
             peak_memory_bytes: gather::peak_memory_bytes(&world),
             traffic: stepper.take_traffic(),
             num_ranks: communicator.world_size(),
