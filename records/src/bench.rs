@@ -45,7 +45,7 @@ pub struct BenchResult {
     pub step_milliseconds_max: f64,
     /// The slowest rank's seconds by phase over the measured steps.
     pub seconds: Seconds,
-    /// Seconds in which a rank waits for collectives over the measured steps, mean over the ranks.
+    /// Seconds in which a rank waits for collectives over the measured steps, mean over the ranks; 0 of a rank that meets nobody.
     pub waiting_seconds: f64,
     /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
     /// operations and communication.

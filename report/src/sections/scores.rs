@@ -37,8 +37,11 @@ impl Pair<'_> {
         (computed_ms > 0.0).then(|| percent(predicted, self.speed))
     }
 
-    /// In percent of the measured waiting.
+    /// In percent of the measured waiting; none of a rank that meets nobody, for which older files tell the time that its calls take.
     fn waiting_gap(&self) -> Option<f64> {
+        if self.prediction.ranks == 1 && self.prediction.server_placement.as_deref() != Some("own") {
+            return None;
+        }
         let measured = self.waiting_ms.filter(|waiting_ms| *waiting_ms > 0.0)?;
         Some(percent(self.prediction.waiting_ms?, measured))
     }
@@ -170,6 +173,7 @@ mod tests {
                 step_ms: Some(100.0),
                 compute_ms: Some(50.0),
                 waiting_ms: Some(20.0),
+                ranks: 2,
                 repetition: Some(repetition),
                 ..PredictionRecord::default()
             },
@@ -203,6 +207,8 @@ mod tests {
         assert!(scores.words().ends_with("is not known: 1."), "{}", scores.words());
         let counted = counted((&file, &file.rounds[2].prediction, &measured), |one| one.images_per_second);
         assert_eq!(counted, Some(165.0), "the middle of both that were in time");
+        let alone = PredictionRecord { ranks: 1, waiting_ms: Some(0.0), ..PredictionRecord::default() };
+        assert_eq!(Pair { prediction: &alone, speed: 1.0, waiting_ms: Some(0.1) }.waiting_gap(), None);
         assert!(!Scores { late: 3, ..Scores::default() }.words().contains("NaN"));
     }
 }

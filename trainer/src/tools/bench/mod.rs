@@ -17,7 +17,9 @@ use distributed::{Communicator, Phase, RankStatus};
 use layers::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
-use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, scaling_method_name};
+use crate::config::{
+    BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, PlacementKind, scaling_method_name,
+};
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{OwnTimes, RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
@@ -264,7 +266,7 @@ fn result(
         step_milliseconds_min: slowest.steps.milliseconds_min,
         step_milliseconds_max: slowest.steps.milliseconds_max,
         seconds: slowest.seconds,
-        waiting_seconds: times.iter().map(|rank| rank.seconds.communication).sum::<f64>() / times.len() as f64,
+        waiting_seconds: waiting_seconds(config, times),
         kernel_seconds: measured.used.kernel_seconds.clone(),
         kernels_alone: BTreeMap::new(),
         activation_walks: 0.0,
@@ -282,6 +284,13 @@ fn result(
         gradients: measured.gradients.to_owned(),
         communication: communicator.library(),
     })
+}
+
+/// Mean over the ranks. What a rank that meets nobody spends there is no waiting.
+fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
+    let is_alone = times.len() == 1 && config.sync.server_placement != Some(PlacementKind::Own);
+    let sum: f64 = times.iter().map(|rank| rank.seconds.communication).sum();
+    if is_alone { 0.0 } else { sum / times.len() as f64 }
 }
 
 /// How many further steps all ranks make: none if one of them computes on a processor.
