@@ -28,6 +28,9 @@ pub struct BenchResult {
     pub grad_accum_steps: Option<usize>,
     /// Samples of one step over all ranks.
     pub global_batch_size: usize,
+    /// Further options that change a step, under the names that a study has for them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// Measured steps.
     pub steps: usize,
     /// Steps before them.

@@ -14,6 +14,7 @@ mod number;
 mod prediction;
 mod profile;
 mod progress;
+mod repetition;
 mod run;
 mod settings;
 mod study;
@@ -35,8 +36,12 @@ pub use prediction::{
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;
+pub use repetition::{Repeated, ratios};
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
-pub use settings::{OF_SYNCHRONISATION, ORIGIN, WORK, differences, is_of_several, method, text};
+pub use settings::{
+    OF_SYNCHRONISATION, ORIGIN, WORK, count_all_passes, differences, is_of_rank, is_of_several, is_of_work, method,
+    text,
+};
 pub use study::{
     ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell, StudyStart,
 };

@@ -4,6 +4,7 @@
 
 use crate::{BucketRecord, LayerSeconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What such a file says of itself.
 pub const PREDICTION_SCHEMA: &str = "lockstep.prediction/1";
@@ -121,6 +122,9 @@ pub struct PredictionFile {
     pub batch_size_per_rank: usize,
     /// Compute threads of the measured rank.
     pub threads: Option<usize>,
+    /// Kernels and further options of its work, under the names that a study has for them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub work: BTreeMap<String, String>,
     /// The measured step.
     pub profile: ProfileFacts,
     /// The network between ranks.

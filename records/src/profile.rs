@@ -64,11 +64,14 @@ pub struct ProfileFile {
     pub threads: usize,
     /// Samples of one rank's step.
     pub batch_size_per_rank: usize,
+    /// Further options of the rank's work, under the names that a study has for them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// Measured steps.
     pub steps: usize,
-    /// Median of a step without waiting for other ranks.
+    /// Mean of a step without waiting for other ranks.
     pub step_s: f64,
-    /// Standard deviation of a step's time around its median, from the median absolute deviation.
+    /// Standard deviation of a step's time, from the mean difference of a step from the one before, so that no drift is in it.
     pub step_spread_s: f64,
     /// Forward pass.
     pub forward_s: f64,

@@ -49,11 +49,30 @@ pub fn is_of_several(key: &str) -> bool {
     OF_SYNCHRONISATION.contains(&key) || OF_SEVERAL.contains(&key)
 }
 
+/// Whether an option belongs to what a rank does by itself, and so to a prediction for several.
+pub fn is_of_rank(key: &str) -> bool {
+    key == "batch_norm" || !is_of_several(key)
+}
+
 /// The names of the settings that are not the same in both; one without a value is like one that is not there.
 pub fn differences<'a>(some: &'a BTreeMap<String, String>, others: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
     let value = |settings: &'a BTreeMap<String, String>, key: &str| settings.get(key).map_or("", String::as_str);
     let keys = some.keys().chain(others.keys()).map(String::as_str);
     keys.filter(|key| value(some, key) != value(others, key)).collect()
+}
+
+/// Whether what is told of a measurement is this work, as far as it is told.
+pub fn is_of_work(told: &BTreeMap<String, String>, work: &BTreeMap<String, String>) -> bool {
+    work.iter().all(|(key, value)| told.get(key).is_none_or(|own| own == value))
+}
+
+/// Makes `batch_size_per_rank` the samples of a rank's step, where settings tell those of a pass.
+pub fn count_all_passes(settings: &mut BTreeMap<String, String>) {
+    let number = |key: &str| settings.get(key).and_then(|text| text.parse::<usize>().ok());
+    let product = number("batch_size_per_rank").zip(number("grad_accum_steps"));
+    if let Some(product) = product.and_then(|(batch, passes)| batch.checked_mul(passes)) {
+        settings.insert("batch_size_per_rank".to_owned(), product.to_string());
+    }
 }
 
 /// A setting as text; `None` where it is no single value.

@@ -2,8 +2,10 @@
 //!
 //! Invariant: what cannot be learned of a machine or a run is null, and so absent for a reader.
 
+use crate::settings::text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// What `study.json` says of itself.
 pub const STUDY_SCHEMA: &str = "lockstep.study/1";
@@ -177,6 +179,14 @@ impl AttemptRecord {
     pub fn images_per_second(&self) -> Option<f64> {
         let speed = &self.result["images_per_second"];
         speed.as_f64().or_else(|| speed["mean"].as_f64())
+    }
+
+    /// What its result tells of a rank's work, if it is one of `bench`, under the names that settings have.
+    pub fn work(&self) -> BTreeMap<String, String> {
+        let own = ["kernels", "grad_accum_steps"].map(|key| (key, &self.result[key]));
+        let options = self.result["options"].as_object().into_iter().flatten();
+        let all = own.into_iter().chain(options.map(|(key, value)| (key.as_str(), value)));
+        all.filter_map(|(key, value)| Some((key.to_owned(), text(value)?))).collect()
     }
 }
 

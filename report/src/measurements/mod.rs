@@ -7,9 +7,8 @@
 mod tests;
 
 use super::sources::{Run, Sources, StudyFolder};
-use records::{AttemptRecord, Estimate, Status, StudyCell};
+use records::{AttemptRecord, Estimate, Repeated, Status, StudyCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 /// One setting at one number of ranks, measured once or several times.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,6 +19,8 @@ pub(super) struct Measurement {
     pub(crate) settings: BTreeMap<String, String>,
     /// Of a run that belongs to no study, the data and options of a rank's work, [`work_of`].
     pub(crate) work: BTreeMap<String, String>,
+    /// Of a study's cell, what a result tells of a rank's work that settings may leave out.
+    pub(crate) told: BTreeMap<String, String>,
     pub(crate) ranks: usize,
     /// `weak`, `strong` or `none`.
     pub(crate) scaling: String,
@@ -127,12 +128,8 @@ impl Measurement {
         if base == self {
             return vec![base.ranks as f64];
         }
-        let in_turn = self.numbered().filter_map(|(number, started, speed)| {
-            let mut of_number = base.numbered().filter(|(other, ..)| *other == number);
-            let (.., of_base) = of_number.find(|(_, other, _)| are_near(started, other))?;
-            Some(speed / of_base * base.ranks as f64)
-        });
-        in_turn.filter(|speedup| speedup.is_finite()).collect()
+        let ratios = records::ratios(&self.repeated(), &base.repeated());
+        ratios.into_iter().map(|ratio| ratio * base.ranks as f64).collect()
     }
 
     /// The middle of those, and where the true one lies.
@@ -140,21 +137,14 @@ impl Measurement {
         Estimate::of(&self.speedups(all))
     }
 
-    /// The number of each repetition, its begin if that is told, and its speed.
-    fn numbered(&self) -> impl Iterator<Item = (u64, &str, f64)> {
-        let of = |index: usize| {
+    fn repeated(&self) -> Vec<Repeated<'_>> {
+        let of = |(index, speed): (usize, &f64)| {
             let told = self.repetitions.get(index).map(|one| (one.number, one.started.as_str()));
-            told.unwrap_or((index as u64 + 1, ""))
+            let (number, started) = told.unwrap_or((index as u64 + 1, ""));
+            Repeated { number, started, speed: *speed }
         };
-        self.speeds.iter().enumerate().map(move |(index, speed)| (of(index).0, of(index).1, *speed))
+        self.speeds.iter().enumerate().map(of).collect()
     }
-}
-
-/// Whether two repetitions began within an hour, or may have, as one does not tell its begin.
-fn are_near(a: &str, b: &str) -> bool {
-    const FARTHEST: Duration = Duration::from_secs(3600);
-    let times = humantime::parse_rfc3339(a).ok().zip(humantime::parse_rfc3339(b).ok());
-    times.is_none_or(|(a, b)| a.max(b).duration_since(a.min(b)).unwrap_or_default() <= FARTHEST)
 }
 
 /// All measurements of the sources that have a speed, in their order.
@@ -168,7 +158,7 @@ fn of_study(study: &StudyFolder, number: usize) -> Vec<Measurement> {
     for (cell, record) in study.counted() {
         let Some(speed) = speed_of(record) else { continue };
         if measurements.last().is_none_or(|last| last.id != cell.id) {
-            measurements.push(of_cell(cell, number));
+            measurements.push(Measurement { told: record.work(), ..of_cell(cell, number) });
         }
         let Some(measurement) = measurements.last_mut() else { continue };
         measurement.speeds.push(speed);
@@ -191,6 +181,7 @@ fn of_cell(cell: &StudyCell, study: usize) -> Measurement {
     let scaling = settings.get("scaling").cloned().unwrap_or_else(|| "none".to_owned());
     settings.insert("kind".to_owned(), cell.kind.clone());
     settings.insert("study".to_owned(), study.to_string());
+    records::count_all_passes(&mut settings);
     Measurement { id: cell.id.clone(), settings, ranks, scaling, ..Measurement::default() }
 }
 

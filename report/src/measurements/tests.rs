@@ -145,6 +145,22 @@ fn runs_of_the_same_data_model_and_settings_are_one_curve_and_no_others() {
 }
 
 #[test]
+fn a_cells_batch_is_that_of_a_ranks_step_and_its_results_tell_what_its_settings_leave_out() {
+    let plan = serde_json::json!({ "cells": [{ "id": "a", "kind": "bench",
+        "settings": { "ranks": 2, "batch_size_per_rank": 16, "grad_accum_steps": 2 } }] });
+    let attempt = serde_json::json!({ "cell": "a", "repetition": 1, "attempt": 1, "status": "ok",
+        "result": { "images_per_second": 9.0, "kernels": "fused", "options": { "image_size": "64" } } });
+    let study = StudyFolder {
+        plan: serde_json::from_value(plan).unwrap(),
+        attempts: vec![serde_json::from_value(attempt).unwrap()],
+        ..StudyFolder::default()
+    };
+    let measured = &of_study(&study, 1)[0];
+    assert_eq!(measured.setting("batch_size_per_rank"), "32");
+    assert_eq!((measured.told["kernels"].as_str(), measured.told["image_size"].as_str()), ("fused", "64"));
+}
+
+#[test]
 fn servers_of_their_own_are_no_ranks_of_a_run() {
     let mut own = run(3, "11111111aa", &[("sync.server-placement", "\"own\"")]);
     own.epochs[0].num_ranks = 2;

@@ -53,6 +53,7 @@ fn agrees(one: &Measurement, file: &Predictions, prediction: &PredictionRecord) 
         && same("compress", prediction.compress.as_deref().unwrap_or("none"))
         && same("batch_size_per_rank", &prediction.batch_size_per_rank.to_string())
         && same_method
+        && [&one.settings, &one.told].iter().all(|told| records::is_of_work(told, &file.file.work))
 }
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
@@ -207,10 +208,28 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
 mod tests {
     use super::*;
     use crate::sources::Sources;
+    use std::collections::BTreeMap;
 
     fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
         let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         Measurement { id: id.to_owned(), settings, ranks: 2, speeds: vec![1.0], ..Measurement::default() }
+    }
+
+    #[test]
+    fn a_prediction_stands_for_the_same_work_alone_as_far_as_that_is_told() {
+        let work = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        let mut file = Predictions::default();
+        file.file.work = work(&[("kernels", "fused"), ("image_size", "64")]);
+        let prediction = PredictionRecord { ranks: 2, batch_size_per_rank: 32, ..PredictionRecord::default() };
+        let one = |settings: &[(&str, &str)], told: &[(&str, &str)]| {
+            let settings = [&[("batch_size_per_rank", "32")], settings].concat();
+            Measurement { told: work(told), ..measured("a", &settings) }
+        };
+        let agree = |one: &Measurement| agrees(one, &file, &prediction);
+        assert!(agree(&one(&[], &[])) && agree(&one(&[("image_size", "64")], &[("kernels", "fused")])));
+        assert!(!agree(&one(&[("kernels", "stock")], &[])) && !agree(&one(&[], &[("image_size", "32")])));
     }
 
     /// The numbers of the measurements that one prediction of such a file stands for.

@@ -17,7 +17,7 @@ use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
-    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
+    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile, work_of,
 };
 use crate::world::ranks::World;
 
@@ -97,22 +97,7 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
         ProfileSource::Files(paths) => {
             let profiles = paths.iter().map(|path| read_profile(path)).collect::<Result<Vec<_>>>()?;
             if let [first, second] = profiles.as_slice() {
-                let work = |profile: &ProfileFile| {
-                    (profile.model.clone(), profile.dtype.clone(), profile.threads, profile.kernels.clone())
-                };
-                ensure!(
-                    work(first) == work(second) && first.batch_size_per_rank != second.batch_size_per_rank,
-                    "{}: expected the step of {} {} with {} threads and another batch than {}, got {} {} with {} threads and batch {}",
-                    paths[1].display(),
-                    first.model,
-                    first.dtype,
-                    first.threads,
-                    first.batch_size_per_rank,
-                    second.model,
-                    second.dtype,
-                    second.threads,
-                    second.batch_size_per_rank
-                );
+                expect_pair((first, &paths[0]), (second, &paths[1]))?;
             }
             Ok(profiles)
         }
@@ -125,6 +110,31 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
             Ok(profiles)
         }
     }
+}
+
+/// Refuses a second step that is not the first one's with another batch, as far as both tell.
+fn expect_pair((first, its): (&ProfileFile, &Path), (second, path): (&ProfileFile, &Path)) -> Result<()> {
+    let facts = |profile: &ProfileFile| {
+        let own = [("model", profile.model.clone()), ("dtype", profile.dtype.clone())];
+        let mut facts = work_of(profile);
+        facts.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        facts.insert("threads".to_owned(), profile.threads.to_string());
+        facts
+    };
+    let (expected, got) = (facts(first), facts(second));
+    let both = expected.iter().filter_map(|(key, there)| Some((key, there, got.get(key)?)));
+    let wrong: Vec<String> =
+        both.filter(|(_, a, b)| a != b).map(|(key, there, here)| format!("{key} {here} instead of {there}")).collect();
+    ensure!(
+        wrong.is_empty() && first.batch_size_per_rank != second.batch_size_per_rank,
+        "{}: expected the step of {} with another batch than {}, got batch {}{}; measure it again so",
+        path.display(),
+        its.display(),
+        first.batch_size_per_rank,
+        second.batch_size_per_rank,
+        wrong.iter().map(|one| format!(", {one}")).collect::<String>()
+    );
+    Ok(())
 }
 
 fn measured<F: ModelFamily>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {

@@ -12,6 +12,7 @@ use crate::config::choices::{BatchNormKind, Compression, DatasetKind, DeviceChoi
 use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use simulate::{NetworkError, NetworkModel};
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -218,6 +219,10 @@ impl PredictConfig {
 /// Most ranks that are simulated.
 pub(super) const MOST_SIMULATED: usize = 4096;
 
+/// Options of `bench` that leave a step as it is, or that its result tells by itself.
+#[rustfmt::skip]
+const NO_STEP_OPTIONS: [&str; 11] = ["batch_size_per_rank", "steps", "warmup_steps", "seed", "model", "dtype", "kernels", "device", "threads", "timeout", "trace"];
+
 /// What `trainer bench` measures: its flags, filled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BenchConfig {
@@ -310,6 +315,15 @@ impl BenchConfig {
     /// How the ranks' gradients or parameters become one.
     pub fn sync_config(&self) -> SyncConfig {
         SyncConfig::of(&self.sync, self.compute.device.filled())
+    }
+
+    /// The options that change a step but for those that every result tells, under the names that a study has for them.
+    pub fn step_options(&self) -> BTreeMap<String, String> {
+        let options = super::settings(&self.flags).into_iter().map(|(option, value)| {
+            let key = option.trim_start_matches("--").rsplit('.').next().unwrap_or_default().replace('-', "_");
+            (key, value.trim_matches('"').to_owned())
+        });
+        options.filter(|(key, _)| !NO_STEP_OPTIONS.contains(&key.as_str())).collect()
     }
 
     /// What must be equal on all ranks, as (option, value): what root alone writes need not.

@@ -46,7 +46,12 @@ fn gradients_of_a_step_of_several_passes_leave_in_the_last() {
     let text = succeeded(&[&output[..], &BRIEF[..]].concat());
     let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!((result.batch_size_per_rank, result.grad_accum_steps, result.global_batch_size), (4, Some(3), 12));
+    // What changes a step is told, of the sizes and of how it is computed, and nothing that does not.
+    let told: Vec<&str> = result.options.keys().map(String::as_str).collect();
+    let expected = "batch_norm convolution cpu grad_accum_steps image_size input num_classes overlap recompute reduction shortcut sync update";
+    assert_eq!((told.join(" ").as_str(), result.options["image_size"].as_str()), (expected, "32"));
     let file = read_profile(&path).unwrap();
+    assert_eq!((file.options["recompute"].as_str(), file.options.get("overlap")), ("none", None));
     assert_eq!(file.batch_size_per_rank, 12);
     let in_the_last = |ready_s: f64| (file.backward_s * 2.0 / 3.0..=file.backward_s).contains(&ready_s);
     assert!(file.parameters.iter().all(|parameter| in_the_last(parameter.ready_s)));
@@ -98,6 +103,27 @@ fn a_measured_step_is_written_and_predicted_from() {
         );
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 4, "nothing else is left");
+}
+
+#[test]
+fn a_second_step_of_other_work_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = ["a.json", "b.json"].map(|name| directory.path().join(name).to_str().unwrap().to_owned());
+    profile(Path::new(&first));
+    let text = std::fs::read_to_string(&first).unwrap();
+    let other = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&second, text.replace(from, to)).unwrap();
+        let words = ["predict-scaling", "--profile", &first, "--profile", &second, "--scaling", "strong"];
+        let output = run(&words);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let batch = "\"batch_size_per_rank\": 4";
+    assert!(other("\"image_size\": \"32\"", "\"image_size\": \"64\"").contains("image_size 64 instead of 32"));
+    let error = other("\"kernels\": \"fused\"", "\"kernels\": \"stock\"");
+    assert!(error.contains("got batch 4, kernels stock instead of fused"), "{error}");
+    assert!(other(batch, batch).contains("expected the step of") && text.contains(batch));
 }
 
 #[test]

@@ -258,6 +258,7 @@ fn result(
         batch_size_per_rank: config.batch_size_per_rank.filled(),
         grad_accum_steps: config.grad_accum_steps.filter(|passes| *passes > 1),
         global_batch_size: config.samples_per_rank() * communicator.world_size(),
+        options: config.step_options(),
         steps: config.steps.filled(),
         warmup_steps: config.warmup_steps.filled(),
         measured_unix_s: Some(measured.used.unix_s),

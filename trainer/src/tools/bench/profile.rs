@@ -5,7 +5,7 @@
 use std::time::SystemTime;
 
 use distributed::ParameterLayout;
-use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile, is_of_rank};
 
 use crate::config::{BenchConfig, Filled};
 use crate::measure::gather::RankTimes;
@@ -55,6 +55,7 @@ pub(super) fn of(
         ranks: result.ranks,
         threads: result.threads,
         batch_size_per_rank: config.samples_per_rank(),
+        options: result.options.clone().into_iter().filter(|(key, _)| is_of_rank(key)).collect(),
         steps: config.steps.filled(),
         step_s,
         step_spread_s: OF_DIFFERENCES * slowest.steps.milliseconds_jitter / 1e3,

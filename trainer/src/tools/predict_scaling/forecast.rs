@@ -12,7 +12,7 @@ use records::{
 };
 use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
 
-use super::profile_file::step_of;
+use super::profile_file::{step_of, work_of};
 use crate::config::{
     NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
 };
@@ -127,6 +127,7 @@ fn file(
         device: profile.device.clone(),
         batch_size_per_rank: profile.batch_size_per_rank,
         threads: Some(profile.threads),
+        work: work_of(profile),
         profile: ProfileFacts {
             forward_s: profile.forward_s,
             backward_s: profile.backward_s,

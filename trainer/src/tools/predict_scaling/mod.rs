@@ -11,5 +11,5 @@ mod render;
 
 pub use forecast::{Forecast, forecast};
 pub use measured::{Measured, read as read_measured};
-pub use profile_file::{read_profile, step_of};
+pub use profile_file::{read_profile, step_of, work_of};
 pub use render::{forecast_lines, measured_lines, published_lines};

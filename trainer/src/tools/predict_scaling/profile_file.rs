@@ -2,6 +2,7 @@
 //!
 //! In: what `trainer bench` measured. Out: [`ProfileFile`], read and checked; [`StepProfile`].
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -44,6 +45,13 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
         path.display()
     );
     Ok(file)
+}
+
+/// What two measured steps must have alike to be of the same work, under the names that a study has for it.
+pub fn work_of(file: &ProfileFile) -> BTreeMap<String, String> {
+    let mut work = file.options.clone();
+    work.insert("kernels".to_owned(), file.kernels.clone());
+    work
 }
 
 /// As a simulation takes it, in the buckets that were measured.

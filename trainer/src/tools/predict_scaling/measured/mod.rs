@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, differences, is_in_time,
-    median, method,
+    AttemptRecord, Estimate, ORIGIN, PredictionFile, PredictionRecord, Repeated, Status, Study, StudyCell, WORK,
+    count_all_passes, differences, is_in_time, is_of_work, median, method, ratios,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -55,9 +55,8 @@ pub struct Scaled {
     pub serial_fraction: Option<f64>,
 }
 
-/// Compares the speed of `ranks` ranks with that of one.
-fn scaled(images_per_second: f64, of_one: f64, ranks: usize, is_strong: bool) -> Scaled {
-    let speedup = images_per_second / of_one;
+/// What so many times the speed of one rank tells of `ranks` ranks.
+fn scaled(speedup: f64, ranks: usize, is_strong: bool) -> Scaled {
     let serial_fraction = karp_flatt(speedup, ranks).filter(|_| is_strong);
     Scaled { speedup, efficiency: speedup / ranks as f64, serial_fraction }
 }
@@ -68,6 +67,8 @@ struct Cell {
     id: Option<String>,
     /// Of a study's cell with its [`ORIGIN`]; files of `bench` belong together.
     settings: BTreeMap<String, String>,
+    /// Of a study's cell, what a result tells of a rank's work that settings may leave out.
+    told: BTreeMap<String, String>,
     /// By repetition.
     speeds: BTreeMap<u64, (f64, bool)>,
     /// When these began, as far as that is told.
@@ -94,6 +95,22 @@ impl Cell {
 
     fn work(&self) -> Vec<Option<&String>> {
         WORK.iter().chain(&ORIGIN).map(|key| self.settings.get(*key)).collect()
+    }
+
+    /// How many times as fast as `base`: of a study in each repetition of both, of lines of `bench`, which tell of none, by their medians.
+    fn speedup(&self, base: &Self) -> Option<f64> {
+        if self.id.is_none() {
+            return Some(self.median() / base.median());
+        }
+        Estimate::of(&ratios(&self.repeated(), &base.repeated())).map(|speedup| speedup.median)
+    }
+
+    fn repeated(&self) -> Vec<Repeated<'_>> {
+        let started = |number| self.started.get(number).map_or("", String::as_str);
+        self.speeds
+            .iter()
+            .map(|(number, (speed, _))| Repeated { number: *number, started: started(number), speed: *speed })
+            .collect()
     }
 
     fn median(&self) -> f64 {
@@ -159,8 +176,9 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
         let Some(speed) = speed.filter(|speed| *speed > 0.0) else { continue };
         let keys = WORK.iter().chain(&["method", "ranks", "batch_size_per_rank", "global_batch_size"]);
         let all = settings(&object);
-        let settings: BTreeMap<_, _> =
-            keys.filter_map(|key| Some(((*key).to_owned(), all.get(*key)?.clone()))).collect();
+        let mut settings = object.get("options").and_then(Value::as_object).map(settings).unwrap_or_default();
+        settings.extend(keys.filter_map(|key| Some(((*key).to_owned(), all.get(*key)?.clone()))));
+        count_all_passes(&mut settings);
         let index = cells.iter().position(|cell| cell.settings == settings).unwrap_or(cells.len());
         if index == cells.len() {
             cells.push(Cell { settings, ..Cell::default() });
@@ -182,22 +200,22 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         let mut settings = settings(&cell.settings);
         settings.insert("kind".to_owned(), cell.kind.clone());
         settings.insert("study".to_owned(), study_name(directory));
+        count_all_passes(&mut settings);
         Cell { id: Some(cell.id.clone()), settings, ..Cell::default() }
     };
-    let mut cells: Vec<Cell> = study.cells.iter().map(cell).collect();
     let text = text(&directory.join("records.jsonl"))?;
-    let attempts = text.lines().filter_map(|line| serde_json::from_str::<AttemptRecord>(line).ok());
-    for attempt in attempts.filter(|attempt| attempt.status != Status::Failed) {
+    let attempts: Vec<AttemptRecord> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let mut cells: Vec<Cell> = Vec::new();
+    for (planned, attempt) in study.counted(&attempts) {
         let Some(speed) = attempt.images_per_second() else { continue };
-        let Some(cell) = cells.iter_mut().find(|cell| cell.id.as_ref() == Some(&attempt.cell)) else { continue };
-        let known = cell.speeds.get(&attempt.repetition);
-        // A disturbed attempt counts as long as none was quiet.
-        if known.is_none_or(|(_, disturbed)| *disturbed) {
-            cell.speeds.insert(attempt.repetition, (speed, attempt.status == Status::Disturbed));
-            cell.started.insert(attempt.repetition, attempt.started.unwrap_or_default());
+        if cells.last().is_none_or(|last| last.id.as_ref() != Some(&planned.id)) {
+            cells.push(Cell { told: attempt.work(), ..cell(planned) });
         }
+        let Some(cell) = cells.last_mut() else { continue };
+        cell.speeds.insert(attempt.repetition, (speed, attempt.status == Status::Disturbed));
+        cell.started.insert(attempt.repetition, attempt.started.clone().unwrap_or_default());
     }
-    cells.retain(|cell| !cell.speeds.is_empty() && cell.number("ranks") > 0);
+    cells.retain(|cell| cell.number("ranks") > 0);
     Ok(cells)
 }
 
@@ -276,7 +294,7 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
         images_per_second: speed,
         repetitions: cell.speeds.len(),
         disturbed: cell.speeds.values().any(|(_, disturbed)| *disturbed),
-        scaled: base.map(|base| scaled(speed, base.median(), ranks, cell.is_strong())),
+        scaled: base.and_then(|base| cell.speedup(base)).map(|speedup| scaled(speedup, ranks, cell.is_strong())),
         gap: (!gaps.is_empty()).then(|| median(&mut gaps)),
     }
 }
@@ -291,7 +309,8 @@ fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a Prediction
     if !(is("model", &file.model)
         && is("dtype", &file.dtype)
         && file.threads.is_none_or(|threads| is("threads", &threads.to_string()))
-        && cell.network().is_none_or(|network| *network == file.network.name))
+        && cell.network().is_none_or(|network| *network == file.network.name)
+        && [&cell.settings, &cell.told].iter().all(|told| is_of_work(told, &file.work)))
     {
         return None;
     }

@@ -12,7 +12,7 @@ fn line(ranks: usize, speed: f64) -> String {
 
 #[test]
 fn speeds_are_compared_with_that_of_one_rank() {
-    let [weak, strong] = [false, true].map(|is_strong| scaled(180.0, 100.0, 2, is_strong));
+    let [weak, strong] = [false, true].map(|is_strong| scaled(1.8, 2, is_strong));
     assert_eq!((weak.speedup, weak.efficiency, weak.serial_fraction), (1.8, 0.9, None));
     assert!((strong.serial_fraction.unwrap() - 1.0 / 9.0).abs() < 1e-12);
 }
@@ -102,6 +102,7 @@ fn a_prediction_for_a_repetition_counts_only_if_it_was_there_before_that_began()
         settings: BTreeMap::from([("ranks".to_owned(), "2".to_owned())]),
         speeds: BTreeMap::from([(1, (100.0, false))]),
         started: BTreeMap::from([(1, "2026-01-01T00:01:00Z".to_owned())]),
+        ..Cell::default()
     };
     let gap = |created: &str, repetition: Option<u64>| {
         let record = PredictionRecord {
@@ -153,4 +154,71 @@ fn a_speed_is_compared_with_one_rank_of_the_same_variant_however_that_was_starte
     };
     assert_eq!(speedup(&alone), Some(1.5));
     assert_eq!(speedup(&alone[..1]), None);
+}
+
+#[test]
+fn results_of_other_options_are_no_repetitions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("runs.txt");
+    let with = |options: &str, speed: f64| line(1, speed).replace('{', &format!("{{\"options\":{{{options}}},"));
+    let lines = [with("\"image_size\":\"32\"", 100.0), with("\"image_size\":\"64\"", 25.0), line(1, 90.0)];
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let speeds: Vec<f64> =
+        read(&[&path], &[], |_| ()).unwrap().iter().map(|group| group.runs[0].images_per_second).collect();
+    assert_eq!(speeds, [100.0, 25.0, 90.0]);
+}
+
+#[test]
+fn a_prediction_is_compared_with_the_same_work_alone_whose_batch_is_that_of_all_passes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("runs.txt");
+    let gap = |result: &str, work: &[(&str, &str)], batch_size_per_rank: usize| {
+        std::fs::write(&path, line(1, 100.0).replace('{', &format!("{{{result}"))).unwrap();
+        let record = PredictionRecord {
+            ranks: 1,
+            batch_size_per_rank,
+            images_per_second: Some(110.0),
+            ..PredictionRecord::default()
+        };
+        let file = PredictionFile {
+            model: "resnet20".to_owned(),
+            dtype: "f32".to_owned(),
+            work: work.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            predictions: vec![record],
+            ..PredictionFile::default()
+        };
+        read(&[&path], &[file], |_| ()).unwrap()[0].runs[0].gap
+    };
+    let fused = [("kernels", "fused"), ("image_size", "64")];
+    assert!(gap("", &fused, 32).is_some() && gap("\"kernels\":\"fused\",", &fused, 32).is_some());
+    assert_eq!(gap("\"kernels\":\"stock\",", &fused, 32), None);
+    assert_eq!(gap("\"options\":{\"image_size\":\"32\"},", &fused, 32), None);
+    let two_passes = "\"grad_accum_steps\":2,";
+    assert!(gap(two_passes, &[], 32).is_none() && gap(two_passes, &[], 64).is_some());
+}
+
+#[test]
+fn a_study_compares_its_last_attempts_repetition_by_repetition() {
+    let directory = tempfile::tempdir().unwrap();
+    let cell = |id: &str, ranks: usize| {
+        format!(
+            "{{\"id\":\"{id}\",\"kind\":\"bench\",\"settings\":{{\"ranks\":{ranks},\"batch_size_per_rank\":32,\"scaling\":\"weak\"}}}}"
+        )
+    };
+    let plan = format!("{{\"cells\":[{},{}]}}", cell("one", 1), cell("two", 2));
+    std::fs::write(directory.path().join("study.json"), plan).unwrap();
+    let record = |cell: &str, repetition: u64, attempt: u64, speed: f64| {
+        format!(
+            "{{\"cell\":\"{cell}\",\"repetition\":{repetition},\"attempt\":{attempt},\"status\":\"ok\",\
+             \"result\":{{\"images_per_second\":{speed}}}}}\n"
+        )
+    };
+    let one: String =
+        [(1, 100.0), (2, 200.0), (3, 300.0)].map(|(number, speed)| record("one", number, 1, speed)).concat();
+    let two: String =
+        [(1, 190.0), (2, 280.0), (3, 540.0)].map(|(number, speed)| record("two", number, 1, speed)).concat();
+    std::fs::write(directory.path().join("records.jsonl"), one + &two + &record("two", 2, 2, 340.0)).unwrap();
+    let groups = read(&[directory.path()], &[], |_| ()).unwrap();
+    let two = &groups[0].runs[1];
+    assert_eq!((two.images_per_second, two.scaled.unwrap().speedup), (340.0, 1.8));
 }
