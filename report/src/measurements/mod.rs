@@ -122,11 +122,11 @@ impl Measurement {
     }
 
     /// How many times as fast as one rank, in each repetition that its reference has, too, within an hour, so that what drifts from one
-    /// to the next meets both; where the reference has several ranks, they count as equally efficient, which is no measurement of it.
+    /// to the next meets both; where the reference has several ranks, they count as equally efficient, and it has no speedup of its own.
     pub(super) fn speedups(&self, all: &[Self]) -> Vec<f64> {
         let Some(base) = self.reference(all) else { return Vec::new() };
         if base == self {
-            return vec![base.ranks as f64];
+            return if self.ranks == 1 { vec![1.0] } else { Vec::new() };
         }
         let ratios = records::ratios(&self.repeated(), &base.repeated());
         ratios.into_iter().map(|ratio| ratio * base.ranks as f64).collect()

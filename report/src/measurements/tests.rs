@@ -172,5 +172,6 @@ fn servers_of_their_own_are_no_ranks_of_a_run() {
 fn without_one_rank_the_fewest_ranks_of_the_line_are_the_reference() {
     let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
     assert_eq!(all[1].reference(&all), Some(&all[0]));
+    assert_eq!((all[0].speedup(&all), all[2].speedup(&all)), (None, None), "nothing to compare them with");
     assert!((all[1].speedup(&all).unwrap().median - 3.6).abs() < 1e-12);
 }

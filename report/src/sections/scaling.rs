@@ -322,7 +322,7 @@ fn table(facts: &Facts<'_>) -> Table {
                 interval.map_or(Cell::Missing, |[low, high]| Cell::text(format!("{low:.2} and {high:.2}"))),
             ),
             ("efficiency, %", Cell::number(speedup.map(|speedup| 100.0 * speedup.median / one.ranks as f64), 1)),
-            ("compared with, ranks", Cell::count(one.reference(all).map(|base| base.ranks as u64))),
+            ("compared with, ranks", Cell::count(speedup.and(one.reference(all)).map(|base| base.ranks as u64))),
         ];
         let study = || ("study", Cell::count(one.setting("study").parse::<u64>().ok()));
         row.extend(has_disturbed.then(|| ("of them disturbed", Cell::count(one.num_disturbed as u64))));
