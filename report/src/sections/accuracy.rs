@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 struct Reached {
     epochs: u64,
     steps: u64,
-    images: f64,
+    images: Option<f64>,
     /// Since the start of the first epoch.
-    seconds: f64,
+    seconds: Option<f64>,
 }
 
 /// A run that was evaluated.
@@ -34,20 +34,20 @@ struct Course<'a> {
 }
 
 /// What goes up: file's name, title, axis, its value.
-type Cost = (&'static str, &'static str, &'static str, fn(&Reached) -> f64);
+type Cost = (&'static str, &'static str, &'static str, fn(&Reached) -> Option<f64>);
 
 const COSTS: [Cost; 2] = [
     ("time-to-accuracy-by-batch", "Wall time", "seconds", |at| at.seconds),
-    ("epochs-to-accuracy-by-batch", "Epochs", "epochs trained", |at| at.epochs as f64),
+    ("epochs-to-accuracy-by-batch", "Epochs", "epochs trained", |at| Some(at.epochs as f64)),
 ];
 
 /// The ends of all epochs.
 fn ends(run: &Run) -> Vec<Reached> {
-    let end = |(epoch, (images, seconds)): (&records::EpochRecord, (f64, f64))| Reached {
+    let end = |(epoch, at): (&records::EpochRecord, Option<(f64, f64)>)| Reached {
         epochs: epoch.number(),
         steps: epoch.step,
-        images,
-        seconds,
+        images: at.map(|at| at.0),
+        seconds: at.map(|at| at.1),
     };
     run.epochs.iter().zip(run.progress()).map(end).collect()
 }
@@ -103,10 +103,10 @@ fn table(courses: &[Course<'_>], percent: f64) -> Table {
             ("global batch", Cell::number(course.global_batch_size, 0)),
             ("ranks", Cell::count(course.run.ranks().map(|ranks| ranks as u64))),
             ("reached", Cell::text(if at.is_some() { "yes" } else { "no" })),
-            ("seconds to it", Cell::number(at.map(|at| at.seconds), 1)),
+            ("seconds to it", Cell::number(at.and_then(|at| at.seconds), 1)),
             ("epochs to it", Cell::count(at.map(|at| at.epochs))),
             ("steps to it", Cell::count(at.map(|at| at.steps))),
-            ("images to it", Cell::number(at.map(|at| at.images), 0)),
+            ("images to it", Cell::number(at.and_then(|at| at.images), 0)),
             ("best accuracy, %", Cell::number(100.0 * course.best, 2)),
             ("epochs in all", Cell::count(ended.epochs)),
             ("steps in all", Cell::count(ended.steps)),
@@ -121,7 +121,7 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
     let row = |runs: Vec<&Run>| {
         let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();
         let reached: Vec<Reached> = courses.iter().filter_map(|course| course.reached).collect();
-        let seconds: Vec<f64> = reached.iter().map(|at| at.seconds).collect();
+        let seconds: Vec<f64> = reached.iter().filter_map(|at| at.seconds).collect();
         let middle = median(&seconds);
         let ends = range(&seconds).or(middle.map(|middle| (middle, middle)));
         let epochs: Vec<f64> = reached.iter().map(|at| at.epochs as f64).collect();
@@ -164,7 +164,7 @@ fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) ->
         let Some(batch) = course.global_batch_size else { continue };
         let name = naming::words(settings, &differing);
         let line = lines.entry((name, course.reached.is_none())).or_default();
-        line.entry(batch as u64).or_default().push(cost(&course.reached.unwrap_or(course.ended)));
+        line.entry(batch as u64).or_default().extend(cost(&course.reached.unwrap_or(course.ended)));
     }
     let mut batches: Vec<f64> = lines.values().flat_map(|line| line.keys()).map(|batch| *batch as f64).collect();
     batches.sort_by(f64::total_cmp);
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn the_target_counts_from_the_end_of_the_first_epoch_at_it() {
         let run = run(10, "a", &[Some(3), None, Some(7), Some(9)]);
-        assert_eq!(reached(&run, 0.7), Some(Reached { epochs: 3, steps: 15, images: 30.0, seconds: 9.0 }));
+        assert_eq!(reached(&run, 0.7), Some(Reached { epochs: 3, steps: 15, images: Some(30.0), seconds: Some(9.0) }));
         assert_eq!(reached(&run, 0.2).map(|at| at.epochs), Some(1));
         assert_eq!(reached(&run, 0.95), None);
         assert_eq!(reached(&Run::default(), 0.1), None);

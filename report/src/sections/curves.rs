@@ -106,8 +106,8 @@ fn figure(
 }
 
 fn points(run: &Run, course: usize, score: usize) -> Vec<Point> {
-    let at = |(epoch, (images, seconds)): (&EpochRecord, (f64, f64))| {
-        let x = [epoch.number() as f64, images, seconds][course];
+    let at = |(epoch, at): (&EpochRecord, Option<(f64, f64)>)| {
+        let x = [Some(epoch.number() as f64), at.map(|at| at.0), at.map(|at| at.1)][course]?;
         let y = if score == 0 { epoch.train_loss } else { epoch.test_top1 };
         y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
     };

@@ -131,7 +131,7 @@ fn runs(facts: &Facts<'_>) -> Table {
             ("last test accuracy, %", Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2)),
             ("best, %", Cell::number(best.map(|top1| 100.0 * top1), 2)),
             ("last training loss", Cell::number(run.epochs.last().and_then(|epoch| epoch.train_loss), 4)),
-            ("seconds", Cell::number(run.progress().last().map(|progress| progress.1), 1)),
+            ("seconds", Cell::number(run.progress().last().and_then(|progress| Some((*progress)?.1)), 1)),
             ("processor", text(manifest.map(|manifest| manifest.cpu_model.as_str()))),
             ("commit", manifest.map_or(Cell::Missing, |manifest| Cell::text(short(&manifest.commit)))),
         ]

@@ -87,6 +87,11 @@ impl Run {
             run.remarks
                 .push("it has no summary.json: it still runs, or was killed; this is what it has written".to_owned());
         }
+        if let Some(index) = run.progress().iter().position(Option::is_none) {
+            run.remarks.push(format!(
+                "epoch {index} is missing in its metrics.jsonl, so that images and seconds are unknown from there on"
+            ));
+        }
         if run.epochs.is_empty() {
             run.remarks.push("no epoch is in its metrics.jsonl".to_owned());
         }
@@ -129,14 +134,14 @@ impl Run {
         self.summary.as_ref().map(|summary| summary.peak_memory_bytes).max(of_epochs).filter(|bytes| *bytes > 0)
     }
 
-    /// Images trained and seconds gone at the end of every epoch.
-    pub(crate) fn progress(&self) -> Vec<(f64, f64)> {
+    /// Images trained and seconds gone at the end of every epoch; unknown from the first on of which the record is missing.
+    pub(crate) fn progress(&self) -> Vec<Option<(f64, f64)>> {
         let mut at = (0.0, 0.0);
-        let step = |epoch: &EpochRecord| {
+        let step = |(index, epoch): (usize, &EpochRecord)| {
             at = (at.0 + epoch.train_num_samples as f64, at.1 + epoch.seconds_total);
-            at
+            (epoch.epoch == index as u64).then_some(at)
         };
-        self.epochs.iter().map(step).collect()
+        self.epochs.iter().enumerate().map(step).collect()
     }
 }
 
@@ -153,4 +158,23 @@ fn flat(table: &toml::Table) -> BTreeMap<String, String> {
         }
     }
     settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_and_seconds_are_unknown_from_a_missing_epoch_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let line = |epoch| {
+            let record = EpochRecord { epoch, train_num_samples: 10, seconds_total: 3.0, ..EpochRecord::default() };
+            serde_json::to_string(&record).unwrap()
+        };
+        let lines = [line(0), line(1), "{torn".to_owned(), line(3)];
+        std::fs::write(directory.path().join("metrics.jsonl"), lines.join("\n")).unwrap();
+        let run = Run::read(directory.path()).unwrap();
+        assert_eq!(run.progress(), [Some((10.0, 3.0)), Some((20.0, 6.0)), None]);
+        assert!(run.remarks.iter().any(|remark| remark.starts_with("epoch 2 is missing")), "{:?}", run.remarks);
+    }
 }
