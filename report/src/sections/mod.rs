@@ -28,6 +28,8 @@ pub(crate) struct Facts<'a> {
     sources: &'a Sources,
     measurements: Vec<Measurement>,
     target_accuracy: Option<f64>,
+    /// That studies name other targets than the one that counts, in words.
+    ignored_targets: Option<String>,
 }
 
 /// What a run's speed means, unless a study says it.
@@ -43,8 +45,24 @@ const MOST_SERIES: usize = 7;
 impl<'a> Facts<'a> {
     /// Looks at the sources. `target_accuracy` wins over what a study names.
     pub(crate) fn new(sources: &'a Sources, target_accuracy: Option<f64>) -> Self {
-        let of_studies = sources.studies.iter().find_map(|study| study.plan.target_accuracy);
-        Self { sources, measurements: measurements::all(sources), target_accuracy: target_accuracy.or(of_studies) }
+        let named = sources.studies.iter().filter_map(|study| Some((&study.plan.name, study.plan.target_accuracy?)));
+        let (first, others) = (named.clone().next(), named.skip(1));
+        let ignored: Vec<String> = others
+            .filter(|(_, target)| target_accuracy.is_none() && first.is_some_and(|(_, first)| first != *target))
+            .map(|(study, target)| format!("{target} of {study}"))
+            .collect();
+        let words = |(study, target)| {
+            format!(
+                "runs are held against the target accuracy {target} of {study}, not against {}; --target-accuracy chooses one, or make a report of each",
+                ignored.join(", ")
+            )
+        };
+        Self {
+            sources,
+            measurements: measurements::all(sources),
+            target_accuracy: target_accuracy.or(first.map(|(_, target)| target)),
+            ignored_targets: first.map(words).filter(|_| !ignored.is_empty()),
+        }
     }
 
     /// How speeds were counted, for captions.
@@ -120,7 +138,23 @@ pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::RunGroup;
+    use crate::sources::{RunGroup, StudyFolder};
+
+    #[test]
+    fn targets_of_further_studies_are_named_where_they_do_not_count() {
+        let study = |name: &str, target: f64| {
+            let mut study = StudyFolder::default();
+            (study.plan.name, study.plan.target_accuracy) = (name.to_owned(), Some(target));
+            study
+        };
+        let studies = vec![study("a", 0.1), study("b", 0.1), study("c", 0.9)];
+        let sources = Sources { studies, ..Sources::default() };
+        let facts = Facts::new(&sources, None);
+        assert_eq!(facts.target_accuracy, Some(0.1));
+        let words = facts.ignored_targets.unwrap();
+        assert!(words.contains("accuracy 0.1 of a, not against 0.9 of c;"), "{words}");
+        assert_eq!(Facts::new(&sources, Some(0.9)).ignored_targets, None);
+    }
 
     #[test]
     fn runs_of_one_cell_are_repetitions_and_those_of_another_study_are_not() {

@@ -237,7 +237,7 @@ mod tests {
         let mut file = Predictions::default();
         (file.study, file.file.threads, file.file.predictions) = (study, Some(1), vec![prediction]);
         let sources = Sources { predictions: vec![file], ..Sources::default() };
-        let facts = Facts { sources: &sources, measurements, target_accuracy: None };
+        let facts = Facts { sources: &sources, measurements, target_accuracy: None, ignored_targets: None };
         let measured = all(&facts)[0].2?;
         facts.measurements.iter().position(|one| std::ptr::eq(one, measured))
     }

@@ -23,6 +23,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     for study in &sources.studies {
         remarks.extend(disturbances(study));
     }
+    remarks.extend(facts.ignored_targets.clone());
     blocks.extend(remarks.into_iter().map(Block::Warning));
     let tables = [studies(facts), runs(facts), comparisons(facts)];
     blocks.extend(tables.into_iter().filter(|table| !table.rows.is_empty()).map(Block::Table));
