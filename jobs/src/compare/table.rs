@@ -8,7 +8,7 @@ use records::{Block, Course, CourseEpoch, Estimate};
 use super::row::{Judged, Key, Row};
 
 const HEAD: &str = "\
-| model | dtype | ranks | framework | how | images/s (rounds) | of ours (95 %) | speedup (95 %) | efficiency (95 %) | memory a rank / all, MB | loss after 2 / 5 | note |
+| model | dtype | ranks | framework | how | images/s (rounds) | of ours (95 %) | speedup (95 %) | efficiency (95 %) | memory beyond the import, a rank / all, MiB | loss after 2 / 5 | note |
 |---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
@@ -44,8 +44,12 @@ fn line(row: &Row, judged: &Judged) -> String {
         None => "–".to_owned(),
         Some(median) => format!("{} ({})", records::rate(median), blocks.join(", ")),
     };
-    let megabytes = |pick: &dyn Fn(&Block) -> u64| {
-        row.blocks.iter().map(pick).max().map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6))
+    let mebibytes = |pick: &dyn Fn(&Block) -> u64| {
+        row.blocks
+            .iter()
+            .map(pick)
+            .max()
+            .map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20)))
     };
     let loss = |updates: usize| number(row.blocks.first().and_then(|block| block.loss_after(updates)), 5);
     let setting = if row.is_ours() { "defaults".to_owned() } else { row.key.setting.shown() };
@@ -65,8 +69,8 @@ fn line(row: &Row, judged: &Judged) -> String {
         estimate(judged.speedup),
         estimate(judged.efficiency),
         // What a framework brings, whether it is used or not, is not its training's.
-        megabytes(&|block| block.peak_memory_bytes_rank.saturating_sub(block.import_memory_bytes_rank)),
-        megabytes(&|block| {
+        mebibytes(&|block| block.peak_memory_bytes_rank.saturating_sub(block.import_memory_bytes_rank)),
+        mebibytes(&|block| {
             block.peak_memory_bytes_total.saturating_sub(row.key.ranks as u64 * block.import_memory_bytes_rank)
         }),
         loss(2),
@@ -190,9 +194,11 @@ mod tests {
 
     #[test]
     fn ours_comes_first_then_what_counts_by_speed_then_the_rest_with_its_reason() {
+        let mut jax = row("JAX", 1, &[900.0], (9.0, 2.0));
+        (jax.blocks[0].peak_memory_bytes_rank, jax.blocks[0].import_memory_bytes_rank) = (5 << 20, 2 << 20);
         let rows = [
             Row { gap: Some("no Python | 3.9".into()), ..row("MXNet", 1, &[], (0.0, 0.0)) },
-            row("JAX", 1, &[900.0], (9.0, 2.0)),
+            jax,
             row("TensorFlow", 1, &[50.0], (2.5, 2.0)),
             row("PyTorch DDP", 1, &[70.0], (2.5, 2.0)),
             row("Lockstep", 1, &[60.0, 80.0], (2.5, 2.0)),
@@ -205,6 +211,10 @@ mod tests {
             assert_eq!(line.matches('|').count(), 13, "{line}");
         }
         assert!(lines[0].contains("| 70.0 (60.0, 80.0) | 1.00 |"), "{}", lines[0]);
+        assert!(
+            text.contains("memory beyond the import, a rank / all, MiB") && lines[3].contains("| 3 / 0 |"),
+            "{text}"
+        );
         assert!(lines[3].contains("does not count") && lines[4].contains("gap: no Python / 3.9"));
     }
 

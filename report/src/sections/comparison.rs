@@ -149,6 +149,8 @@ fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
         let text = |text: &str| if text.is_empty() { Cell::Missing } else { Cell::text(text) };
         let truth =
             |truth: Option<bool>| truth.map_or(Cell::Missing, |truth| Cell::text(if truth { "yes" } else { "no" }));
+        let peak = row.peak_memory_bytes_rank;
+        let beyond_import = peak.map(|bytes| bytes.saturating_sub(row.import_memory_bytes_rank.unwrap_or(0)) as f64);
         vec![
             ("framework", Cell::text(row_name(row))),
             ("model", text(&row.model)),
@@ -158,17 +160,15 @@ fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
             ("communication", text(&row.communication)),
             ("ranks", Cell::count(row.ranks)),
             ("threads", Cell::count(row.threads)),
+            ("rounds", Cell::count(speeds(row).len() as u64)),
             ("images/s, median", Cell::number(speed(row), 1)),
             ("least", Cell::number(range.map(|range| range.0), 1)),
             ("most", Cell::number(range.map(|range| range.1), 1)),
             ("ratio to Lockstep (95 %)", estimate(row.ratio())),
             ("speedup (95 %)", estimate(row.speedup())),
             ("efficiency, %", Cell::number(row.efficiency.map(|share| 100.0 * share), 1)),
-            ("memory of a rank, MiB", Cell::mebibytes(row.peak_memory_bytes_rank.map(|bytes| bytes as f64))),
-            (
-                "of it after the import, MiB",
-                Cell::mebibytes(row.import_memory_bytes_rank.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
-            ),
+            ("memory of a rank, MiB", Cell::mebibytes(peak.map(|bytes| bytes as f64))),
+            ("of it beyond the import, MiB", Cell::mebibytes(beyond_import)),
             ("loss after 2", Cell::number(row.loss_after_2, 4)),
             ("loss after 5", Cell::number(row.loss_after_5, 4)),
             ("losses agree", truth(row.loss_agrees)),
@@ -285,14 +285,19 @@ mod tests {
 
     #[test]
     fn what_does_not_count_stands_last_and_is_marked() {
-        let rows = [row("fast", Some(900.0), false), row("none", None, false), row("Lockstep", Some(100.0), true)];
+        let mut rows = [row("fast", Some(900.0), false), row("none", None, false), row("Lockstep", Some(100.0), true)];
         let figure = bars("id", "title", &rows.iter().collect::<Vec<_>>(), &[]).unwrap();
         let labels: Vec<String> = figure.data.rows.iter().map(|row| row[0].shown()).collect();
         assert_eq!(labels, ["Lockstep", "fast – does not count: losses differ or are unknown", "none"]);
+        rows[2].images_per_second = vec![Some(99.0), None, Some(101.0)];
+        (rows[2].peak_memory_bytes_rank, rows[2].import_memory_bytes_rank) = (Some(5 << 20), Some(2 << 20));
         let table = table("id", &rows.iter().map(|row| (String::new(), row)).collect::<Vec<_>>());
         let counts = table.columns.iter().position(|column| column == "counts").unwrap();
         let shown: Vec<String> = table.rows.iter().map(|row| row[counts].shown()).collect();
         assert_eq!(shown, ["no", "no", "yes"]);
+        let ours = ["rounds", "memory of a rank, MiB", "of it beyond the import, MiB"]
+            .map(|name| table.rows[2][table.columns.iter().position(|column| column == name).unwrap()].shown());
+        assert_eq!(ours, ["2", "5.0", "3.0"]);
     }
 
     #[test]
