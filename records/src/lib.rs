@@ -30,7 +30,7 @@ pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap, PairTimes, Point,
     StoppedBy, limited_bytes,
 };
-pub use number::{bytes, counted, mean_and_deviation, median, rate};
+pub use number::{bytes, counted, learning_rate, mean_and_deviation, median, rate};
 pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure, is_in_time,
 };

@@ -42,6 +42,11 @@ pub fn rate(images_per_second: f64) -> String {
     format!("{images_per_second:.decimals$}")
 }
 
+/// A learning rate in six characters or so: `0.0921`, `1.0e-5`.
+pub fn learning_rate(rate: f64) -> String {
+    if rate == 0.0 || rate >= 1e-3 { format!("{rate:.4}") } else { format!("{rate:.1e}") }
+}
+
 /// A number that is not finite is written as null.
 pub(crate) fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
@@ -77,6 +82,11 @@ mod tests {
     #[test]
     fn bytes_choose_their_unit() {
         assert_eq!([5, 2_048, 432_013_312, 1_503_238_554].map(bytes), ["5 B", "2 KiB", "412 MiB", "1.4 GiB"]);
+    }
+
+    #[test]
+    fn small_learning_rates_keep_their_digits() {
+        assert_eq!([0.0921, 0.00001, 0.0].map(learning_rate), ["0.0921", "1.0e-5", "0.0000"]);
     }
 
     #[test]

@@ -166,8 +166,8 @@ fn newest(live: &Live) -> String {
     if let Some(progress) = &live.progress {
         let [loss, top1] = [progress.loss, progress.top1.map(|share| 100.0 * share)];
         let of_step = loss.zip(top1).map(|(loss, top1)| format!("loss {loss:.4} accuracy {top1:.1} %"));
-        let rate = progress.learning_rate;
-        parts.push(format!("step {}: {} rate {rate:.4}", progress.step, of_step.unwrap_or_default()));
+        let rate = records::learning_rate(progress.learning_rate);
+        parts.push(format!("step {}: {} rate {rate}", progress.step, of_step.unwrap_or_default()));
     }
     if let Some(epoch) = live.run.epochs.iter().rev().find(|epoch| epoch.test_top1.is_some()) {
         let [loss, top1] = [epoch.test_loss, epoch.test_top1].map(Option::unwrap_or_default);
@@ -185,10 +185,14 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
     let whole = live.epochs().map(|epochs| (live.run.epochs.len() as u64, epochs));
     let Some((done, all)) = live.steps().or(whole) else { return };
     let place = live.progress.as_ref().map_or_else(
-        || format!("epoch {done} of {all}"),
+        || format!("{done} of {all} epochs"),
         |progress| {
             let RunProgress { epoch, epochs, step_in_epoch, steps_per_epoch, .. } = progress;
-            format!("epoch {} of {epochs}, step {step_in_epoch} of {steps_per_epoch}", epoch.saturating_add(1))
+            // Epochs are counted from 0, as in the log, the scores and the curves.
+            format!(
+                "epoch {epoch} of {}, step {step_in_epoch} of {steps_per_epoch}",
+                records::counted(*epochs as usize, "epoch")
+            )
         },
     );
     let left = live.time_left().map_or(String::new(), |left| format!(", {} left", time(left)));

@@ -24,11 +24,6 @@ pub fn seconds(seconds: f64) -> String {
     format!("{} h {:02} min", minutes / 60, minutes % 60)
 }
 
-/// A learning rate in six characters or so: `0.0921`, `1.0e-5`.
-pub(super) fn rate(rate: f64) -> String {
-    if rate == 0.0 || rate >= 1e-3 { format!("{rate:6.4}") } else { format!("{rate:6.1e}") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,10 +39,5 @@ mod tests {
             [31.24, 3_599.94, 3_599.96, 7_500.0].map(seconds),
             ["31.2 s", "3599.9 s", "1 h 00 min", "2 h 05 min"]
         );
-    }
-
-    #[test]
-    fn small_rates_keep_their_digits() {
-        assert_eq!([0.0921, 0.00001, 0.0].map(rate), ["0.0921", "1.0e-5", "0.0000"]);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::format::{bytes, grouped, rate, seconds};
+use super::format::{bytes, grouped, seconds};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{BenchResult, DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
@@ -21,7 +21,7 @@ pub(super) fn step(step: &StepLine) -> String {
         step.epoch,
         step.step_in_epoch + 1,
         step.steps_per_epoch,
-        rate(step.learning_rate),
+        records::learning_rate(step.learning_rate),
         step.duration.as_secs_f64() * 1e3,
         phases(&step.seconds, 1e3),
         grouped(images_per_second(step)),
