@@ -9,7 +9,7 @@ pub const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "
 /// How and where it was measured, by which its speed differs as well.
 pub const ORIGIN: [&str; 2] = ["kind", "study"];
 
-/// How ranks meet.
+/// How ranks meet: what a profile of one rank does not depend on.
 pub const OF_SYNCHRONISATION: [&str; 13] = [
     "sync",
     "reduction",

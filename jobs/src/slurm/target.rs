@@ -69,11 +69,12 @@ pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     let text = records::file::read_to_string(&file)
         .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
     match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
+        // A crash can leave it empty.
+        None => Ok(None),
         Some(job) if is_job(job) => Ok(Some(job.to_owned())),
-        other => Err(Failure::Failed(format!(
-            "{}: expected a job's id in its last line, got `{}`: remove that line if `squeue` shows no job of this run",
+        Some(other) => Err(Failure::Failed(format!(
+            "{}: expected a job's id in its last line, got `{other}`: remove that line if `squeue` shows no job of this run",
             file.display(),
-            other.unwrap_or_default()
         ))),
     }
 }
@@ -97,6 +98,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let word = directory.path().to_str().unwrap();
         assert!(Target::read(word).unwrap_err().to_string().contains("no file `job-id`"));
+        fs::write(directory.path().join(JOBS), "").unwrap();
+        assert_eq!(recorded_job(directory.path()).unwrap(), None, "a crash leaves it empty");
         fs::write(directory.path().join(JOBS), "7\n12\n").unwrap();
         assert_eq!(
             Target::read(word).unwrap(),

@@ -293,18 +293,18 @@ impl Point<'_> {
             }
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-        Ok(folder_name(parts.join("-").chars().map(|c| if is_plain(c) { c } else { '_' }).collect()))
+        let name = parts.join("-").chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        // A file's name has 255 bytes at most.
+        Ok(folder_name(name, 255))
     }
 }
 
-/// The name of a folder, in ASCII; of what is too long for one the begin, and a hash of all (FNV-1a), which tells it apart.
-pub(super) fn folder_name(name: String) -> String {
-    // A file's name has 255 bytes at most, with what is added, such as `-r1.json.unfinished`.
-    const MOST: usize = 230;
-    if name.len() <= MOST {
+/// The name of a folder, in ASCII; of what is longer than `most` bytes the begin, and a hash of all (FNV-1a), which tells it apart.
+pub(super) fn folder_name(name: String, most: usize) -> String {
+    if name.len() <= most {
         return name;
     }
     let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, add);
-    format!("{}-{hash:016x}", &name[..MOST - 17])
+    format!("{}-{hash:016x}", &name[..most - 17])
 }

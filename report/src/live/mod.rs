@@ -52,7 +52,7 @@ pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
             (stage, looked) = (Live::read(directory)?.stage, Instant::now());
         }
     }
-    Ok(stage == Stage::Finished)
+    Ok(Live::read(directory)?.stage == Stage::Finished)
 }
 
 /// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended;

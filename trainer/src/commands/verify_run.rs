@@ -19,7 +19,7 @@ use crate::measure::report::Reporter;
 use crate::model::family::ModelFamily;
 use crate::run::output::{HASHES, RUN_TOML, numbered_beside};
 use crate::run::step_hashes;
-use crate::step::sync_plan::staleness;
+use crate::step::sync_plan::{averages_early, staleness};
 use crate::tools::verify_run::{Recording, compare, lines};
 use crate::world::ranks::World;
 
@@ -46,13 +46,15 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     let config = TrainConfig::resolve_over(&options, &Family::of::<F>(), &flags, communicator.world_size())?;
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
+    // A stop would average, after the last step, what the run did not.
+    let further = u64::from(averages_early(&config.sync.method(), config.num_workers(), num_steps - 1));
     let scratch = world.is_root().then(tempfile::tempdir).transpose().context("a temporary folder")?;
     let directory = scratch.as_ref().map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
         rank_status: Arc::clone(&world.rank_status),
-        // It looks once before the first step, and makes one more than is compared: the last of a stop averages ranks that run apart.
-        stop: world.stop.or_after_looks(num_steps + 1),
+        // It looks once before the first step.
+        stop: world.stop.or_after_looks(num_steps + further),
         reporter: Reporter::new(false, None),
         is_only_rank: world.is_only_rank,
     };

@@ -17,9 +17,7 @@ impl BatchArgs {
         num_workers: usize,
     ) -> Result<(), ConfigError> {
         let grad_accum_steps = at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
-        if method.virtual_shards().is_none() {
-            self.grad_accum_steps = Some(grad_accum_steps);
-        }
+        self.grad_accum_steps = method.virtual_shards().is_none().then_some(grad_accum_steps);
         let parts = self.parts(method, num_workers);
         let default = if matches!(dataset, DatasetKind::Shapes | DatasetKind::Synthetic) { 64 } else { 128 };
         let global_batch_size = match (self.global_batch_size, self.batch_size_per_rank.take()) {

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If `path` is no place for a file, such as a folder or a device; I/O errors.
 pub fn check_writable(path: &Path) -> Result<()> {
-    let partial = partial_beside(&place(path)?);
+    expect_place(path)?;
+    let partial = partial_beside(path);
     let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
     attempt.with_context(|| format!("cannot write {}", path.display()))
 }
@@ -30,7 +31,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// As [`check_writable`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_beside(path, bytes, File::sync_all).and_then(|place| sync_parent(&place))
+    write_beside(path, bytes, File::sync_all).and_then(|()| sync_parent(path))
 }
 
 /// As [`write_atomically`], but a crash of the machine may undo or tear it: for what is soon written anew.
@@ -38,34 +39,32 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// As [`check_writable`].
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_beside(path, bytes, |_| Ok(())).map(drop)
+    write_beside(path, bytes, |_| Ok(()))
 }
 
-/// Writes a file beside the one of `path`, does `then` to it, and puts it in its place, which it returns.
-fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::Result<()>) -> Result<PathBuf> {
-    let place = place(path)?;
-    let partial = partial_beside(&place);
+/// Writes a file beside the one of `path`, does `then` to it, and puts it in its place.
+fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
+    expect_place(path)?;
+    let partial = partial_beside(path);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
         file.write_all(bytes)?;
         then(&file)?;
-        fs::rename(&partial, &place)
+        fs::rename(&partial, path)
     };
     let written = write().inspect_err(|_| drop(fs::remove_file(&partial)));
-    written.with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(place)
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Where links lead from `path`: a place for a file, as nothing or a regular file is there.
-fn place(path: &Path) -> Result<PathBuf> {
-    let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+/// That nothing, a regular file, or a link to one is at `path`, whose place a file may take.
+fn expect_place(path: &Path) -> Result<()> {
     ensure!(
-        place.file_name().is_some() && (place.is_file() || !place.exists()),
+        path.file_name().is_some() && (path.is_file() || !path.exists()),
         "cannot write {}: expected a new or a regular file, got a {}",
         path.display(),
-        if place.is_dir() { "folder" } else { "device, pipe or socket" }
+        if path.is_dir() { "folder" } else { "device, pipe or socket" }
     );
-    Ok(place)
+    Ok(())
 }
 
 /// Makes a folder and those above it.
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_takes_the_place_of_a_file_behind_links_and_of_no_pipe_or_folder() {
+    fn a_file_takes_the_place_of_a_file_or_a_link_to_one_and_of_no_pipe_or_folder() {
         let folder = tempfile::tempdir().unwrap();
         let [file, pipe, to_file, to_pipe] =
             ["file", "pipe", "to_file", "to_pipe"].map(|name| folder.path().join(name));
@@ -155,8 +154,8 @@ mod tests {
         assert!(fs::metadata(&to_pipe).is_ok_and(|facts| !facts.is_file()));
         check_writable(&to_file).unwrap();
         write_atomically(&to_file, b"new").unwrap();
-        assert!(to_file.is_symlink());
-        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::read(&to_file).unwrap(), b"new");
+        assert!(!to_file.is_symlink() && fs::read(&file).unwrap() != b"new", "what a link leads to is another's");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "an unfinished file was left");
     }
 }

@@ -252,7 +252,7 @@ fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u6
     let is_due = before.run.checkpoint_every_steps.is_some_and(|every| progress.step.is_multiple_of(every));
     let meets = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
     let last = progress.step.checked_sub(1);
-    last.is_some_and(|last| !meets && averages_early(&before.sync.method(), last))
+    last.is_some_and(|last| !meets && averages_early(&before.sync.method(), before.num_workers(), last))
 }
 
 fn another_course(change: &str) -> String {

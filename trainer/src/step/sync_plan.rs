@@ -33,9 +33,10 @@ pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
     matches!(method, SyncMethod::LocalSgd { every, .. } if (step + 1).is_multiple_of(*every))
 }
 
-/// Whether ranks that are made to meet after `step` average their parameters there, though they would not have.
-pub(crate) fn averages_early(method: &SyncMethod, step: u64) -> bool {
-    matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step) && !meets_after(method, step)
+/// Whether `num_workers` ranks that are made to meet after `step` average their parameters there, though they would not have.
+pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64) -> bool {
+    let is_apart = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
+    is_apart && num_workers > 1 && !meets_after(method, step)
 }
 
 /// When servers update: a bound of 0 leaves no room for asynchrony.

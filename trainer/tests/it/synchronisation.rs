@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, TINY, flags, relative_l2, run};
+use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told};
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
@@ -26,10 +26,22 @@ fn hash(world_size: usize, options: &str) -> String {
 }
 
 #[test]
-fn factors_of_so_many_columns_that_no_tensor_is_compressed_are_refused() {
-    let wide = Run::in_new_directory().try_go(2, &flags(&[TINY, "--compress powersgd:100"]));
-    let error = wide.err().unwrap().to_string();
-    assert!(error.contains("--compress: expected a rank") && error.contains("powersgd:100"), "{error}");
+fn factors_of_so_many_columns_that_no_tensor_is_compressed_are_told() {
+    let told_by = |words: &str| {
+        let output = program().args(words.split(' ')).output().unwrap();
+        (output.status.success(), told(&output))
+    };
+    let vain = "--compress powersgd:100: no tensor of the model becomes less than half as large; give a smaller rank";
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    let train = format!("train {TINY} --threads 1 --compress powersgd:100 --output-dir {}", run.display());
+    let (is_ok, text) = told_by(&train);
+    assert!(is_ok && text.contains(vain), "{text}");
+    let bench =
+        "bench --model resnet8 --image-size 8 --batch-size-per-rank 4 --steps 1 --threads 1 --compress powersgd:";
+    let (is_ok, text) = told_by(&format!("{bench}100"));
+    assert!(!is_ok && text.contains(vain), "{text}");
+    assert!(told_by(&format!("{bench}2")).0);
 }
 
 #[test]

@@ -87,6 +87,9 @@ fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
     let stopped = || Run::in_new_directory().stopping_after(2).go(2, &flags(&options));
     let kept = hashes(&stopped()).lines().count();
     repeats_on_two(&stopped().again().go(2, &flags(&[&options[..], &["--resume"]].concat())), kept);
+    let alone = Run::in_new_directory().stopping_after(2).go(1, &flags(&options)).again();
+    let resumed = alone.go(1, &flags(&[&options[..], &["--resume"]].concat()));
+    assert_eq!(hashes(&resumed), hashes(&run(1, &flags(&options))), "one rank has nobody to average with");
     let run = stopped();
     let mut train = program();
     train.args("train --threads 1 --resume".split(' ')).args(options.join(" ").split(' '));

@@ -81,7 +81,9 @@ impl Predicting<'_> {
     }
 
     fn path(&self, cell: &Cell, repetition: usize) -> PathBuf {
-        self.directory.join("predictions").join(format!("{}-r{repetition}.json", cell.id))
+        // Written as `.json.unfinished`.
+        let name = folder_name(format!("{}-r{repetition}", cell.id), 238);
+        self.directory.join("predictions").join(format!("{name}.json"))
     }
 
     /// The step of one rank, taken now: the slowest of as many ranks alone, at the same time, as the largest run of this step has; one
@@ -168,7 +170,8 @@ fn key(cell: &Cell) -> String {
     let words = of_one_rank(&cell.arguments);
     let plain = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
     let further = words.iter().skip(1).filter(|word| *word != "--json").map(|word| word.trim_start_matches("--"));
-    folder_name(further.collect::<Vec<_>>().join("-").chars().map(plain).collect())
+    // With what is added, such as `.json.unfinished`, it is a file's name.
+    folder_name(further.collect::<Vec<_>>().join("-").chars().map(plain).collect(), 230)
 }
 
 /// The words without what concerns other ranks.

@@ -89,8 +89,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         // What only a stop averages is no part of what a repetition computes.
-        let method = self.session.config.sync.method();
-        let is_forced = !saves && !ends_epoch && context.must_sync && averages_early(&method, context.step);
+        let is_forced = !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
         let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
         let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes || is_shown)?;
         if keeps_gradients && end.outcome == StepOutcome::Updated {
@@ -126,6 +125,11 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             self.save()?;
         }
         Ok(end.stop)
+    }
+
+    fn averages_early(&self, step: u64) -> bool {
+        let config = self.session.config;
+        averages_early(&config.sync.method(), config.num_workers(), step)
     }
 
     /// How the last step's gradient is spread, for TensorBoard.

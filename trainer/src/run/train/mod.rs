@@ -87,7 +87,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    lost.iter().for_each(|lost| session.reporter.warn(lost));
+    lost.iter().chain(&stepper.vain_compression()).for_each(|text| session.reporter.warn(text));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());

@@ -10,13 +10,13 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, CompressionKind,
-    ParameterLayout, Phase, ReductionKind,
+    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, ParameterLayout,
+    Phase, ReductionKind,
 };
 
 use super::super::{Clip, StepConfig};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
-use crate::config::{Compression, ConfigError, SyncMethod};
+use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
 use crate::step::gradient_noise::SquaredNorms;
@@ -40,13 +40,6 @@ impl AllReduce {
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Self> {
         let replica = Replica::start(config, model, communicator, |plans, own| reduction(config, plans, own))?;
-        if let SyncMethod::Allreduce { compression: Compression(kind @ CompressionKind::PowerSgd { .. }), .. } =
-            config.sync.method
-            && replica.reducer.carried().is_none_or(|carried| carried.factors.is_empty())
-        {
-            let expected = "a rank with which some tensor of the model becomes less than half as large".to_owned();
-            return Err(ConfigError::Invalid { option: "--compress", expected, got: kind.to_string() }.into());
-        }
         Ok(Self::of(replica, config))
     }
 

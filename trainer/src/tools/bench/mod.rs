@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::{Communicator, Phase, RankStatus};
@@ -100,6 +100,9 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }
     let step_config = StepConfig { server_link, ..step_config };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
+    if let Some(vain) = stepper.vain_compression() {
+        bail!(vain);
+    }
 
     let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
     let num_steps = config.warmup_steps.filled() + config.steps.filled();
