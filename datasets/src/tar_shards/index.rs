@@ -19,7 +19,7 @@ use crate::file::read_whole;
 use crate::memory::to_hex;
 
 /// The first line.
-const TITLE: &str = "lockstep shards 3";
+const TITLE: &str = "lockstep shards 4";
 
 /// The largest index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;

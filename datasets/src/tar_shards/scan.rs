@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::Value;
 use tar::{Archive, Entry};
 
 use super::index::{Identity, IndexedImage, ShardIndex};
@@ -20,6 +21,13 @@ use crate::progress;
 
 /// The longest label, in bytes: a number, or an object with one.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
+
+/// What an object says of its sample; other keys are not ours, nor looked into.
+#[derive(Deserialize)]
+struct Facts {
+    /// None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
+    label: Option<Value>,
+}
 
 /// What is known of a sample so far.
 #[derive(Default)]
@@ -197,11 +205,14 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     }
     let number = match extension {
         "cls" => Some(text.trim().parse().map_err(|_| wrong_label(&text))?),
-        // None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
-        _ => serde_json::from_str::<Map<String, Value>>(&text)
+        // A list would be read as a struct, too.
+        _ if !text.trim_start().starts_with('{') => {
+            return Err("in .json: expected an object, got another value".to_owned());
+        }
+        _ => serde_json::from_str::<Facts>(&text)
             .map_err(|error| format!("in .json: {error}"))?
-            .get("label")
-            .and_then(Value::as_i64),
+            .label
+            .and_then(|label| label.as_i64()),
     };
     number.map(|number: i64| u16::try_from(number).map_err(|_| wrong_label(&number.to_string()))).transpose()
 }

@@ -28,6 +28,17 @@ fn a_json_member_that_tells_no_label_is_a_problem_where_no_number_came() {
 }
 
 #[test]
+fn a_label_counts_whatever_other_keys_hold_and_none_that_is_told_twice() {
+    let deep = format!("{{\"label\": 1, \"x\": {}{}}}", "[".repeat(200), "]".repeat(200));
+    for json in [r#"{"label": 1, "caption": "cut \ud83d"}"#, r#" {"label": 1, "score": 1e999}"#, &deep] {
+        let root = folder(&tar(&[("1.png", &png(10)), ("1.json", json.as_bytes())]));
+        assert_eq!(opened(root.path())[0], (1, 10), "{json}");
+    }
+    let root = folder(&tar(&[("1.png", &png(10)), ("1.json", br#"{"label": 1, "label": 2}"#)]));
+    assert!(refusal(root.path(), OnBadImage::Fail).contains("duplicate field `label`"));
+}
+
+#[test]
 fn a_shard_that_is_cut_is_told_apart_from_a_sample_that_is_skipped() {
     let cut = good()[..512 * 5 + 30].to_vec();
     let root = folder(&cut);
