@@ -55,6 +55,8 @@ pub(crate) struct Reading {
     /// Whether all are decoded now and kept.
     pub(crate) keep: bool,
     pub(crate) on_bad_image: OnBadImage,
+    /// Whether what is skipped is looked for in whole images: of one to train on a random part may be any.
+    pub(crate) whole: bool,
     /// Of the threads that decode when a split is opened.
     pub(crate) num_threads: usize,
 }
@@ -197,14 +199,14 @@ impl<S: Source> EncodedDataset<S> {
         let per_thread = self.images.len().div_ceil(reading.num_threads).max(1);
         let mut outputs = pixels.chunks_mut(per_thread * len);
         let parts = self.images.chunks(per_thread).map(|images| (images, outputs.next().unwrap_or_default()));
-        in_parts(parts, |(images, output)| self.decode_part(images, output, reading.on_bad_image))
+        in_parts(parts, |(images, output)| self.decode_part(images, output, reading))
     }
 
     fn decode_part(
         &self,
         images: &[u32],
         output: &mut [u8],
-        on_bad_image: OnBadImage,
+        Reading { on_bad_image, whole, .. }: Reading,
     ) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
         let mut scratch = vec![0; len];
@@ -214,9 +216,8 @@ impl<S: Source> EncodedDataset<S> {
             let result = self.source.read(*image as usize).and_then(|bytes| {
                 let digest = Sha256::digest(&bytes).into();
                 match on_bad_image {
-                    // A random part of a training image may be any.
-                    OnBadImage::Skip => self.decode_whole(&bytes, *image as usize, pixels)?,
-                    OnBadImage::Fail => self.decode(&bytes, *image as usize, pixels)?,
+                    OnBadImage::Skip if whole => self.decode_whole(&bytes, *image as usize, pixels)?,
+                    OnBadImage::Skip | OnBadImage::Fail => self.decode(&bytes, *image as usize, pixels)?,
                 }
                 Ok(digest)
             });

@@ -190,7 +190,8 @@ impl ParquetSource {
         let name = format!("parquet {}", self.split);
         let contents = Contents { name, class_names, labels: std::mem::take(&mut self.labels), notes };
         let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
-        let reading = Reading { sizing, keep: false, on_bad_image, num_threads };
+        let whole = TRAIN.contains(&&*self.split);
+        let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
         Ok(Arc::new(EncodedDataset::open(self, contents, reading)?))
     }
 

@@ -18,6 +18,9 @@ use crate::error::DatasetError;
 pub(crate) use scan::ScannedSplit;
 use scan::scan_split;
 
+/// The name of the folder to train on.
+const TRAIN: &str = "train";
+
 /// The names that the folder to test with may have.
 const TEST: [&str; 2] = ["test", "val"];
 
@@ -105,7 +108,7 @@ fn open_all(
         let ScannedSplit { dir, class_names, files, labels, notes } = split;
         let name = format!("image-folder {}", dir.file_name().unwrap_or_default().to_string_lossy());
         let contents = Contents { name, class_names, labels, notes };
-        let reading = Reading { sizing, keep, on_bad_image, num_threads };
+        let reading = Reading { sizing, keep, on_bad_image, whole: dir.ends_with(TRAIN), num_threads };
         Ok(Arc::new(EncodedDataset::open(FolderSource { dir, files }, contents, reading)?))
     };
     splits.into_iter().map(open_split).collect()
@@ -113,7 +116,7 @@ fn open_all(
 
 /// The files to train on and those to test with; no file is opened.
 pub(crate) fn scan_both(dir: &Path) -> Result<[ScannedSplit; 2], DatasetError> {
-    let train = scan_split(dir, &["train"])?;
+    let train = scan_split(dir, &[TRAIN])?;
     let test = scan_split(dir, &TEST)?;
     check_classes(dir, &train, &test)?;
     Ok([train, test])

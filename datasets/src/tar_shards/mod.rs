@@ -306,7 +306,8 @@ impl Split {
         let contents =
             Contents { name: format!("shards {}", source.split), class_names, labels: source.labels(), notes };
         let TarShardsConfig { sizing, on_bad_image, num_threads, .. } = *config;
-        let reading = Reading { sizing, keep: false, on_bad_image, num_threads };
+        let whole = TRAIN.contains(&&*source.split);
+        let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
         Ok(Arc::new(EncodedDataset::open(source, contents, reading)?))
     }
 

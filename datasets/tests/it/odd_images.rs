@@ -91,9 +91,9 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
     }
 }
 
-/// A random part of a training image may reach where the middle that is tested does not.
+/// A random part of a training image may reach where the middle that is tested does not; of a test image nothing else is read.
 #[test]
-fn an_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
+fn a_training_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
     let root = tempfile::tempdir().unwrap();
     for (class, number) in
         ["train/cat", "train/dog", "test/cat", "test/dog"].iter().flat_map(|class| [(class, 0), (class, 1)])
@@ -111,8 +111,9 @@ fn an_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
     let sizing = Sizing { size: 16, shorter_side: Some(16) };
     load_image(&path, sizing, 3).unwrap();
     let how = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(sizing) };
-    let train = image_folder::open(root.path(), &how).unwrap().train;
-    assert_eq!(train.len(), 3);
+    fs::copy(&path, root.path().join("test/cat/1.jpg")).unwrap();
+    let datasets::DatasetSplits { train, test, .. } = image_folder::open(root.path(), &how).unwrap();
+    assert_eq!((train.len(), test.len()), (3, 4));
     assert!(train.notes().iter().any(|note| note.contains("1.jpg")), "{:?}", train.notes());
 }
 
