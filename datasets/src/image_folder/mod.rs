@@ -16,7 +16,7 @@ use crate::decode::{Sizing, read_image_file};
 use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
 use crate::error::DatasetError;
 pub(crate) use scan::ScannedSplit;
-use scan::scan_split;
+use scan::{class_names, scan_split};
 
 /// The name of the folder to train on.
 const TRAIN: &str = "train";
@@ -69,12 +69,17 @@ pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Dataset
     Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
 }
 
-/// As [`open`], of the images to test with alone; those to train on need not be there.
+/// As [`open`], of the images to test with alone; those to train on need not be there. Where their class folders are, these are the same.
 ///
 /// # Errors
 /// As [`open`].
 pub fn open_test(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let test = scan_split(dir.as_ref(), &TEST)?;
+    let train = dir.as_ref().join(TRAIN);
+    let class_names = if train.is_dir() { class_names(&train)? } else { Vec::new() };
+    if !class_names.is_empty() {
+        check_classes(dir.as_ref(), &class_names, &test.class_names)?;
+    }
     expect_classes(dir.as_ref(), &test)?;
     Ok(open_all(vec![test], config)?.swap_remove(0))
 }
@@ -118,20 +123,21 @@ fn open_all(
 pub(crate) fn scan_both(dir: &Path) -> Result<[ScannedSplit; 2], DatasetError> {
     let train = scan_split(dir, &[TRAIN])?;
     let test = scan_split(dir, &TEST)?;
-    check_classes(dir, &train, &test)?;
+    check_classes(dir, &train.class_names, &test.class_names)?;
+    expect_classes(dir, &train)?;
     Ok([train, test])
 }
 
-fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Result<(), DatasetError> {
-    let only = |a: &ScannedSplit, b: &ScannedSplit| -> Vec<String> {
-        let missing = a.class_names.iter().filter(|name| !b.class_names.contains(name));
+fn check_classes(dir: &Path, train: &[String], test: &[String]) -> Result<(), DatasetError> {
+    let only = |a: &[String], b: &[String]| -> Vec<String> {
+        let missing = a.iter().filter(|name| !b.contains(name));
         missing.cloned().collect()
     };
     let (only_train, only_test) = (only(train, test), only(test, train));
     if !only_train.is_empty() || !only_test.is_empty() {
         return Err(DatasetError::ClassMismatch { path: dir.to_path_buf(), only_train, only_test });
     }
-    expect_classes(dir, train)
+    Ok(())
 }
 
 /// Of one class there is nothing to learn.

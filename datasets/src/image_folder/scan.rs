@@ -34,8 +34,7 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
         });
     };
     let mut ignored = Vec::new();
-    let (class_dirs, stray): (Vec<PathBuf>, Vec<PathBuf>) =
-        visible_entries(dir)?.into_iter().partition(|path| path.is_dir());
+    let (class_dirs, stray) = class_dirs(dir)?;
     ignored.extend(stray);
     if class_dirs.is_empty() {
         return Err(DatasetError::Missing {
@@ -61,10 +60,7 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
             });
         }
         let label = label as u16;
-        let Some(name) = class_dir.file_name().and_then(OsStr::to_str) else {
-            return Err(DatasetError::ClassFolderName { path: class_dir.clone() });
-        };
-        split.class_names.push(name.to_owned());
+        split.class_names.push(class_name(class_dir)?);
         split.labels.extend(images.iter().map(|_| label));
         split.files.extend(images);
     }
@@ -80,6 +76,21 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
         split.notes.push(format!("{} is used, {} is not", used.display(), other.display()));
     }
     Ok(split)
+}
+
+/// The names of the classes of a split's folder, whatever these hold.
+pub(super) fn class_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
+    class_dirs(dir)?.0.iter().map(|class_dir| class_name(class_dir)).collect()
+}
+
+/// The class folders of a split's folder, and what else is there.
+fn class_dirs(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DatasetError> {
+    Ok(visible_entries(dir)?.into_iter().partition(|path| path.is_dir()))
+}
+
+fn class_name(class_dir: &Path) -> Result<String, DatasetError> {
+    let name = class_dir.file_name().and_then(OsStr::to_str);
+    name.map(str::to_owned).ok_or_else(|| DatasetError::ClassFolderName { path: class_dir.to_path_buf() })
 }
 
 /// A folder's entries sorted by name; hidden ones are none of ours.

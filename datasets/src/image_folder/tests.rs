@@ -175,6 +175,13 @@ fn different_classes_in_train_and_test_are_an_error() {
     write_image(&root, "test/fox/a.png", 1);
     let text = message(&root, &config());
     assert!(text.contains("only in training: [emu]; only in testing: [fox]"), "{text}");
+    let of_test = || open_test(root.path(), &config());
+    assert_eq!(of_test().unwrap_err().to_string(), text);
+    // There may be none to train on.
+    fs::remove_dir_all(root.path().join("train")).unwrap();
+    assert_eq!(of_test().unwrap().class_names(), ["cat", "dog", "fox"]);
+    fs::create_dir(root.path().join("train")).unwrap();
+    assert_eq!(of_test().unwrap().len(), 3);
 }
 
 #[test]
