@@ -74,13 +74,12 @@ pub enum DatasetError {
         got: usize,
     },
 
-    /// A line of class names has none, or that of a line before.
-    #[error("{}: line {line}: expected a name that no other class has, got {got:?}; give each class a line and a name", path.display())]
+    /// A line of class names has none.
+    #[error("{}: line {line}: expected the name of a class, got none; give each class a line and a name", path.display())]
     ClassName {
         path: PathBuf,
         /// From 1.
         line: usize,
-        got: String,
     },
 
     /// A file of text is none.

@@ -5,13 +5,13 @@
 //! Invariant: shards are sorted by name and samples stand as in their shard, so that indices are the same on every machine; any sample is
 //! read by its place, so that order and resumption are those of a folder; no sample is dropped without a note that names it.
 
+mod classes;
 mod index;
 mod kept_open;
 mod manifest;
 mod scan;
 mod write;
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,9 +24,9 @@ use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
 use crate::decode::Sizing;
 use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source, empty_classes};
 use crate::error::{DatasetError, list};
-use crate::file::read_whole;
 use crate::memory::to_hex;
 use crate::progress;
+use classes::class_names;
 use index::{Identity, IndexedImage, ShardIndex};
 use kept_open::Shard;
 use manifest::{Manifest, expect_digest};
@@ -76,8 +76,9 @@ pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSp
     let dir = dir.as_ref();
     config.sizing.check()?;
     let mut splits = read(dir, vec![find(dir, &TRAIN)?, find(dir, &TEST)?], config)?;
-    let class_names = class_names(dir, splits.iter().map(Split::num_labels).max().unwrap_or(0))?;
+    let (class_names, repeated) = class_names(dir, splits.iter().map(Split::num_labels).max().unwrap_or(0))?;
     let [test, mut train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
+    train.notes.extend(repeated);
     train.notes.extend(empty_classes(&train.source.labels(), &class_names));
     let (train, test) = (train.open(class_names.clone(), config)?, test.open(class_names, config)?);
     Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
@@ -96,14 +97,15 @@ pub fn open_test(
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let test = read(dir, vec![find(dir, &TEST)?], config)?.swap_remove(0);
+    let mut test = read(dir, vec![find(dir, &TEST)?], config)?.swap_remove(0);
     let of_train = || read(dir, vec![find(dir, &TRAIN)?], config).map(|splits| splits[0].num_labels());
     let num_others = match dir.join(CLASSES).exists() {
         true => 0,
         false if num_classes == 0 => of_train().unwrap_or(0),
         false => num_classes,
     };
-    let class_names = class_names(dir, test.num_labels().max(num_others))?;
+    let (class_names, repeated) = class_names(dir, test.num_labels().max(num_others))?;
+    test.notes.extend(repeated);
     test.open(class_names, config)
 }
 
@@ -237,26 +239,6 @@ fn index_places(dir: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
         places.push(cache_dir.join(format!("shards-{}", &digest[..16])));
     }
     places
-}
-
-/// The names of the classes: those of `classes.txt`, else their numbers.
-fn class_names(dir: &Path, num_labels: usize) -> Result<Vec<String>, DatasetError> {
-    let path = dir.join(CLASSES);
-    if !path.exists() {
-        return Ok((0..num_labels.max(2)).map(|label| label.to_string()).collect());
-    }
-    let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?);
-    let text = text.map_err(|_| DatasetError::NotText { path: path.clone() })?;
-    let mut names: Vec<String> = text.trim_start_matches('\u{feff}').lines().map(str::to_owned).collect();
-    while names.pop_if(|name| name.trim().is_empty()).is_some() {}
-    if names.len() < num_labels.max(2) || names.len() > 1 << 16 {
-        return Err(DatasetError::ClassNames { path, expected: num_labels.max(2), got: names.len() });
-    }
-    let mut before = HashSet::new();
-    match names.iter().position(|name| name.trim().is_empty() || !before.insert(name)) {
-        Some(line) => Err(DatasetError::ClassName { path, line: line + 1, got: names.swap_remove(line) }),
-        None => Ok(names),
-    }
 }
 
 /// A split before its images are looked at.
