@@ -152,11 +152,11 @@ fn find(dir: &Path, splits: &[&str]) -> Result<Found, DatasetError> {
     }
     entries.sort();
     let is_of = |name: &str, split: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
-    let of = |split: &str| -> (Vec<String>, Vec<String>) {
-        entries.iter().filter(|name| is_of(name, split)).cloned().partition(|name| name.ends_with(".tar"))
-    };
-    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, (names, _))| !names.is_empty());
-    let Some((split, (names, others))) = found.next() else {
+    entries.retain(|name: &String| splits.iter().any(|split| is_of(name, split)));
+    let (shards, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(|name| name.ends_with(".tar"));
+    let of = |split: &str| -> Vec<String> { shards.iter().filter(|name| is_of(name, split)).cloned().collect() };
+    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, names)| !names.is_empty());
+    let Some((split, names)) = found.next() else {
         return Err(DatasetError::Missing {
             what: format!("shards of {}", splits.join(" or ")),
             path: dir.to_path_buf(),
@@ -167,8 +167,8 @@ fn find(dir: &Path, splits: &[&str]) -> Result<Found, DatasetError> {
     let mut notes: Vec<String> =
         found.map(|(other, _)| format!("{split}-*.tar is used, {other}-*.tar is not")).collect();
     if !others.is_empty() {
-        let (num, others) = (others.len(), list(others.iter()));
-        notes.push(format!("{num} files that are no shards ({split}-*.tar, not compressed) are ignored: {others}"));
+        let (num, others, shards) = (others.len(), list(others.iter()), splits.join("-*.tar or "));
+        notes.push(format!("{num} files that are no shards ({shards}-*.tar, not compressed) are ignored: {others}"));
     }
     Ok(Found { names, notes })
 }
