@@ -175,8 +175,12 @@ pub enum DatasetError {
     Stopped { path: PathBuf },
 
     /// A folder to write to has something in it.
-    #[error("{}: expected a new or empty folder, got one with files; choose another", path.display())]
-    NotEmpty { path: PathBuf },
+    #[error("{}: expected a new or empty folder, got one with {found}; choose another", path.display())]
+    NotEmpty {
+        path: PathBuf,
+        /// The name of what is in it.
+        found: String,
+    },
 
     /// An archive holds something that its data set does not have.
     #[error("{}: {reason}", path.display())]

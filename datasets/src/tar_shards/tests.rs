@@ -302,10 +302,40 @@ fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_
     assert_eq!((beside, fs::read_dir(&to).unwrap().count()), (vec![1; 2], 0), "as it was");
     write(from.path(), &to, 4, &mut |_| true).unwrap();
     assert_eq!((inode(), fs::read_dir(&to).unwrap().count()), (before, 5));
+    let text = write(from.path(), &to, 4, &mut |_| true).unwrap_err().to_string();
+    assert!(text.contains("to: expected a new or empty folder, got one with "), "{text}");
     let link = target.path().join("link");
     std::os::unix::fs::symlink(target.path().join("nothing"), &link).unwrap();
     let text = write(from.path(), &link, 4, &mut |_| panic!("no work")).unwrap_err().to_string();
     assert!(text.contains("link: expected a folder") && link.is_symlink(), "{text}");
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another_writes_to_it() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path();
+    for folder in ["lost+found", ".part-1", ".part-2"] {
+        fs::create_dir(to.join(folder)).unwrap();
+        fs::write(to.join(folder).join("train-000000.tar"), "half of it").unwrap();
+    }
+    let refusal = || write(from.path(), to, 4, &mut |_| panic!("no work")).unwrap_err().to_string();
+    let other = File::open(to.join(".part-2")).unwrap();
+    other.lock().unwrap();
+    assert!(refusal().contains("expected a new or empty folder, got one with .part-2"));
+    drop(other);
+    fs::write(to.join("mine"), "").unwrap();
+    assert!(refusal().contains("got one with mine"));
+    assert!(to.join(".part-1").exists());
+    fs::remove_file(to.join("mine")).unwrap();
+    let mut held = false;
+    write(from.path(), to, 4, &mut |_| {
+        let part = to.join(format!(".part-{}", std::process::id()));
+        held = File::open(part).unwrap().try_lock().is_err();
+        true
+    })
+    .unwrap();
+    assert!(held);
+    assert_eq!(fs::read_dir(to).unwrap().count(), 6, "shards, names, digests and what was there");
 }
 
 #[test]

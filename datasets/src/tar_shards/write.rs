@@ -2,7 +2,9 @@
 //!
 //! In: `FROM/train/<class>/*` and `FROM/test/<class>/*` (or `val`). Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`.
 //! Invariant: samples stand in the order of the folder, files as they are; the same folder gives the same bytes; all of it is written
-//! beside `TO`, or into a hidden folder of one that is there, which may be a mount, and renamed when it is whole.
+//! beside `TO`, or into a hidden folder of one that is there, which may be a mount, and renamed when it is whole. A hidden folder is locked
+//! while it is written to, so that one that was left by a process that was killed is known.
+//! Source: flock(2).
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -18,6 +20,9 @@ use crate::error::DatasetError;
 use crate::image_folder::{ScannedSplit, scan_both};
 use crate::memory::to_hex;
 use crate::progress;
+
+/// What names of folders of what is not whole yet end with, before the process.
+const PART: &str = ".part-";
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,18 +67,20 @@ pub fn write(
             remedy: "make that folder or mount it, or remove the link",
         });
     }
-    if is_there && fs::read_dir(to).map_err(DatasetError::io("read", to))?.next().is_some() {
-        return Err(DatasetError::NotEmpty { path: to.to_path_buf() });
+    if is_there {
+        expect_empty(to)?;
     }
     // Without a slash or dots behind its name.
     let to: PathBuf = to.components().collect();
-    let ending = format!(".part-{}", std::process::id());
+    let ending = format!("{PART}{}", std::process::id());
     let mut part = to.clone();
     match is_there {
         true => part.push(ending),
         false => part.as_mut_os_string().push(ending),
     }
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
+    // Where the file system has no locks, what is left of it is refused instead of removed.
+    let _held = hold(&part);
     let written = write_all(&splits, &part, images_per_shard, go_on)
         .and_then(|written| if is_there { move_out(&part, &to) } else { rename(&part, &to) }.map(|()| written));
     if written.is_err() {
@@ -81,6 +88,30 @@ pub fn write(
         let _ = fs::remove_dir_all(&part);
     }
     written
+}
+
+/// Takes the lock of a folder that is written to.
+fn hold(part: &Path) -> io::Result<File> {
+    let folder = File::open(part)?;
+    folder.try_lock()?;
+    Ok(folder)
+}
+
+/// Refuses a folder with anything in it but what a file system has there; removes what processes that were killed left.
+fn expect_empty(to: &Path) -> Result<(), DatasetError> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir(to).map_err(DatasetError::io("read", to))? {
+        let entry = entry.map_err(DatasetError::io("read", to))?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let is_part = name.strip_prefix(PART).is_some_and(|process| process.parse::<u32>().is_ok())
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        match is_part.then(|| hold(&path)) {
+            Some(Ok(held)) => left.push((path, held)),
+            _ if name == "lost+found" => {}
+            _ => return Err(DatasetError::NotEmpty { path: to.to_path_buf(), found: name }),
+        }
+    }
+    left.iter().try_for_each(|(part, _held)| fs::remove_dir_all(part).map_err(DatasetError::io("remove", part)))
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), DatasetError> {
