@@ -62,8 +62,8 @@ pub fn open(dir: impl AsRef<Path>, config: &ParquetConfig) -> Result<DatasetSpli
 
 /// As [`open`], of the files to test with alone; those to train on need not be there.
 ///
-/// Where no file names the classes there are at least `num_classes`; if that is 0, at least those of the files to train on, where these can
-/// be read.
+/// Names of classes that these do not tell are those of the files to train on, where these can be read. Where none tells them there are at
+/// least `num_classes`; if that is 0, at least those of the files to train on.
 ///
 /// # Errors
 /// As [`open`].
@@ -74,13 +74,17 @@ pub fn open_test(
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let test = ParquetSource::open(dir, &TEST)?;
-    let of_train = || ParquetSource::open(dir, &TRAIN).map(|train| train.num_labels());
-    let num_others = match &test.class_names {
-        Some(_) => 0,
-        None if num_classes == 0 => of_train().unwrap_or(0),
-        None => num_classes,
-    };
+    let mut test = ParquetSource::open(dir, &TEST)?;
+    let mut num_others = 0;
+    if test.class_names.is_none() {
+        let train = ParquetSource::open(dir, &TRAIN).ok();
+        num_others = match &train {
+            Some(ParquetSource { class_names: Some(_), .. }) => 0,
+            Some(train) if num_classes == 0 => train.num_labels(),
+            _ => num_classes,
+        };
+        test.class_names = train.and_then(|train| train.class_names);
+    }
     let class_names = test.names_of_classes(test.num_labels().max(num_others))?;
     test.into_dataset(class_names, None, config)
 }

@@ -158,6 +158,19 @@ fn write_alike(path: &Path, num_groups: usize, num_rows: usize) {
 }
 
 #[test]
+fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on() {
+    let folder = tempfile::tempdir().unwrap();
+    write_alike(&folder.path().join("test-0.parquet"), 1, 10);
+    let train = folder.path().join("train-0.parquet");
+    fs::copy(images().join("parquet/train-00000-of-00002.parquet"), &train).unwrap();
+    let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
+    let names = |num_classes| open_test(folder.path(), &how, num_classes).unwrap().class_names().to_vec();
+    assert_eq!([names(0), names(2), names(3)], [["cat", "dog"]; 3]);
+    fs::write(train, "no file of columns").unwrap();
+    assert_eq!([names(0).len(), names(3).len()], [2, 3]);
+}
+
+#[test]
 fn row_groups_together_have_no_more_rows_than_the_file_has_bytes() {
     const NUM_ROWS: usize = 5000;
     let folder = tempfile::tempdir().unwrap();
