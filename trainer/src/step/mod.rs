@@ -27,8 +27,7 @@ use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    Carried, CollectiveError, Communicator, CompressionKind, ElementOrder, ParameterLayout, Phase, broadcast_module,
-    replace, tensors,
+    Carried, CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, broadcast_module, replace, tensors,
 };
 use layers::{PassContext, StatisticsReducer};
 
@@ -37,7 +36,6 @@ use self::pass::{Pass, forward, placeholder};
 use self::replica::Replica;
 use self::update::{Finished, MicroStep, Step, Update};
 pub use self::update::{check_threads, serve};
-use crate::config::SyncMethod;
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
@@ -303,17 +301,6 @@ impl<M: ImageClassifier> Stepper<M> {
     /// What the reduction of gradients carries on: [`GradientReducer::carried`](distributed::GradientReducer::carried).
     pub fn carried(&self) -> Option<Carried> {
         self.update.replica()?.reducer.carried()
-    }
-
-    /// What is in vain of a compression by factors that would be as large as every tensor, if it is such a one.
-    pub fn vain_compression(&self) -> Option<String> {
-        let SyncMethod::Allreduce { compression, .. } = self.config.sync.method else { return None };
-        let has_factors = self.carried().is_some_and(|carried| !carried.factors.is_empty());
-        (matches!(compression.0, CompressionKind::PowerSgd { .. }) && !has_factors).then(|| {
-            format!(
-                "--compress {compression}: no tensor of the model becomes less than half as large; give a smaller rank"
-            )
-        })
     }
 
     /// Goes on after so many steps with what was carried then: [`GradientReducer::go_on`](distributed::GradientReducer::go_on).

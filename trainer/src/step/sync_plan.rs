@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use distributed::{BucketPlan, Consistency, ParameterLayout, ReducerConfig};
+use distributed::{BucketPlan, Carried, CompressionKind, Consistency, ParameterLayout, ReducerConfig};
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 
@@ -37,6 +37,15 @@ pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
 pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64) -> bool {
     let is_apart = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
     is_apart && num_workers > 1 && !meets_after(method, step)
+}
+
+/// That a compression is in vain, whose factors, which are `carried`, would be as large as every tensor.
+pub(crate) fn vain_compression(method: &SyncMethod, carried: Option<&Carried>) -> Option<String> {
+    let SyncMethod::Allreduce { compression, .. } = method else { return None };
+    let has_factors = carried.is_some_and(|carried| !carried.factors.is_empty());
+    (matches!(compression.0, CompressionKind::PowerSgd { .. }) && !has_factors).then(|| {
+        format!("--compress {compression}: no tensor of the model becomes less than half as large; give a smaller rank")
+    })
 }
 
 /// When servers update: a bound of 0 leaves no room for asynchrony.

@@ -34,6 +34,7 @@ use crate::run::tensorboard::Tensorboard;
 use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
+use crate::step::sync_plan::vain_compression;
 use crate::step::{Clip, StepConfig, Stepper};
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
@@ -87,7 +88,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    lost.iter().chain(&stepper.vain_compression()).for_each(|text| session.reporter.warn(text));
+    let vain = vain_compression(&config.sync.method(), stepper.carried().as_ref());
+    lost.iter().chain(&vain).for_each(|text| session.reporter.warn(text));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());

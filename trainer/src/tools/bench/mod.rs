@@ -31,7 +31,7 @@ use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
 use crate::model::loss;
 use crate::step::optimizer::{OptimizerConfig, SgdConfig};
-use crate::step::sync_plan::own_shards;
+use crate::step::sync_plan::{own_shards, vain_compression};
 use crate::step::{self, StepConfig, StepContext, Stepper};
 use crate::tools::device_kernels::observed;
 use crate::tools::job;
@@ -100,7 +100,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }
     let step_config = StepConfig { server_link, ..step_config };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
-    if let Some(vain) = stepper.vain_compression() {
+    if let Some(vain) = vain_compression(&config.sync.method(), stepper.carried().as_ref()) {
         bail!(vain);
     }
 
