@@ -80,14 +80,15 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     world.rank_status.enter(Phase::Data);
     let own = own_data::<F>(&config.model);
     let input = saved.state.as_ref().map(|state| &state.input);
-    let num_classes = input.map_or(0, |input| input.class_names.len());
-    let data = data::open_test(&config.data, &config.train_split, own, num_classes, communicator, &world.reporter)?;
+    let known = input.map(|input| input.class_names.len());
+    let data =
+        data::open_test(&config.data, &config.train_split, own, known.unwrap_or(0), communicator, &world.reporter)?;
     data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
     if let Some(input) = input {
         check_input(input, &*data.test, &config, world)?;
     }
-    let num_classes = input.map_or_else(|| data.test.class_names().len(), |input| input.class_names.len());
+    let num_classes = known.unwrap_or_else(|| data.test.class_names().len());
     let in_channels = data.test.image_shape().channels;
     let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&config.model, &request, world)?;

@@ -40,12 +40,10 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 }
 
 /// Opens the data set, or with `own` that of the program, its splits limited as configured.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// When files are missing or broken, or a download fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn open(
     config: &DataArgs,
     split: &TrainSplitArgs,
@@ -103,12 +101,10 @@ pub struct TestSplit {
 
 /// As [`open`], the test split alone: files to train on are not decoded and need not be there. Where nothing names the classes of files
 /// there are at least `num_classes`.
+/// Collective: all ranks.
 ///
 /// # Errors
 /// As [`open`].
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn open_test(
     config: &DataArgs,
     split: &TrainSplitArgs,
@@ -230,15 +226,13 @@ pub fn sizing(config: &DataArgs) -> Sizing {
 }
 
 /// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
+/// Collective: all ranks.
 ///
 /// `splits` is empty where a rank could not open its data set. Ranks that read another `folder` than the first rank of their node, or
 /// learn nothing here, read for themselves when asked.
 ///
 /// # Errors
 /// When a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
 pub fn share_checksums(
     splits: &[&Arc<dyn ImageDataset>],
     folder: Option<&Path>,

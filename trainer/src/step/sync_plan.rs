@@ -40,10 +40,11 @@ pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64)
 }
 
 /// That a compression is in vain, whose factors, which are `carried`, would be as large as every tensor.
-pub(crate) fn vain_compression(method: &SyncMethod, carried: Option<&Carried>) -> Option<String> {
+pub(crate) fn vain_compression(method: &SyncMethod, carried: impl FnOnce() -> Option<Carried>) -> Option<String> {
     let SyncMethod::Allreduce { compression, .. } = method else { return None };
-    let has_factors = carried.is_some_and(|carried| !carried.factors.is_empty());
-    (matches!(compression.0, CompressionKind::PowerSgd { .. }) && !has_factors).then(|| {
+    let is_vain = matches!(compression.0, CompressionKind::PowerSgd { .. })
+        && carried().is_none_or(|carried| carried.factors.is_empty());
+    is_vain.then(|| {
         format!("--compress {compression}: no tensor of the model becomes less than half as large; give a smaller rank")
     })
 }

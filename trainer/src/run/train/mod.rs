@@ -88,7 +88,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    let vain = vain_compression(&config.sync.method(), stepper.carried().as_ref());
+    let vain = vain_compression(&config.sync.method(), || stepper.carried());
     lost.iter().chain(&vain).for_each(|text| session.reporter.warn(text));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;

@@ -100,7 +100,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }
     let step_config = StepConfig { server_link, ..step_config };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
-    if let Some(vain) = vain_compression(&config.sync.method(), stepper.carried().as_ref()) {
+    if let Some(vain) = vain_compression(&config.sync.method(), || stepper.carried()) {
         bail!(vain);
     }
 

@@ -13,13 +13,12 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
     let mut lines = vec![
         format!(
-            "predicted over {} ({}, {:.4} ms a message, {:.4} GB/s, {} rank{} a node): {} {}, batch {}, {:.2} ms of computing a step",
+            "predicted over {} ({}, {:.4} ms a message, {:.4} GB/s, {} a node): {} {}, batch {}, {:.2} ms of computing a step",
             file.network.name,
             file.network.source,
             file.network.alpha_s * 1e3,
             file.network.bytes_per_second / 1e9,
-            ranks_per_node,
-            if ranks_per_node == 1 { "" } else { "s" },
+            records::counted(ranks_per_node, "rank"),
             file.model,
             file.dtype,
             file.batch_size_per_rank,
