@@ -4,13 +4,14 @@
 //! In: the features `burn-train`, `parquet`, `ndarray` and `wgpu`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own,
 //! where burn is compiled anew, once: all commands but `check` ask for the same packages and features.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::cargo::{self, Mpi};
 use crate::mpi_suite::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::{Check, Ended, check, conclude, empty_folder, run_all};
-use jobs::failure::Outcome;
+use jobs::failure::{Failure, Outcome};
 use jobs::mpirun::Mpirun;
 use jobs::process;
 
@@ -28,8 +29,9 @@ const CHECKS: [Check<Suite>; 2] = [
     ),
 ];
 
-/// Its tests on threads, then the example under mpirun.
+/// Runs the tests on threads, then the example under mpirun.
 pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
+    each_package_shares_the_build()?;
     let target = cargo::target_folder().join("features");
     cargo::begin_folder(&target, |_| Ok(()))?;
     let command = |subcommand: &str, further: &[&str]| {
@@ -52,6 +54,36 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());
     conclude(suite.folder(), &failed)
+}
+
+/// Fails if a package selected alone gives another crate other features than the workspace does, for
+/// burn would then be compiled a second time. The list in `xtask/workspace-hack/Cargo.toml` prevents it.
+fn each_package_shares_the_build() -> Outcome {
+    let of_workspace = dependencies(&["--workspace"])?;
+    for package in PACKAGES.iter().chain(&["lockstep-distributed"]) {
+        let alone = dependencies(&["--package", package])?;
+        if let Some(other) = alone.difference(&of_workspace).next() {
+            return Err(Failure::Failed(format!(
+                "cargo test -p {package}: compiles `{other}` again (expected the features of the workspace). \
+                 Add the missing features to xtask/workspace-hack/Cargo.toml"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The crates of others that a selection of packages compiles, each with its features.
+fn dependencies(selection: &[&str]) -> Outcome<BTreeSet<String>> {
+    let mut tree = cargo::command(&["tree", "--locked", "--edges", "normal,dev", "--prefix", "none"]);
+    tree.args(["--format", "{p} {f}"]).args(selection);
+    let output = tree.output().map_err(|error| process::cannot_start(&tree, &error))?;
+    if !output.status.success() {
+        return Err(Failure::Failed(format!("cargo tree: {}", String::from_utf8_lossy(&output.stderr))));
+    }
+    let root = cargo::root().display().to_string();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().map(|line| line.trim_end_matches(" (*)").to_owned());
+    Ok(lines.filter(|line| !line.contains(&root)).collect())
 }
 
 /// Each epoch is one step over all samples, so that both see the same global batches; slices are of two sizes. That both ranks hold the
