@@ -249,9 +249,12 @@ fn nccl(context: &Context<'_>) -> Verdict {
     {
         return Verdict::Failed(failure.to_string());
     }
-    // Its loader's own tests are in the library.
-    let of_loader = over_workspace(context, "test", &["--features", "nccl", "--lib", "--", "nccl::"]);
-    of_loader.and_then(|()| over_workspace(context, "test", &["--features", "nccl", "--test", "nccl"])).into()
+    // The package alone: the unit tests of all others would be compiled again for this feature.
+    let features = if context.mpi == Mpi::With { "mpi,nccl" } else { "nccl" };
+    let of_package = ["test", "--package", "lockstep-distributed", "--features", features];
+    let loader = cargo::command(&[&of_package[..], &["--lib", "--", "nccl::"]].concat());
+    let tests = cargo::command(&[&of_package[..], &["--test", "nccl"]].concat());
+    process::run(loader).and_then(|()| process::run(tests)).into()
 }
 
 fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {
