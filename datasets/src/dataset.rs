@@ -1,6 +1,6 @@
 //! What a data set is to the rest of the program.
 //!
-//! Out: the trait [`ImageDataset`], its two [`DatasetSplits`] and their [`Normalization`].
+//! Out: the trait [`ImageDataset`], its [`DatasetSplits`] and their [`Normalization`].
 //! Invariant: images are u8 `[H, W, C]`, all of one shape; samples are addressed by index and never change.
 
 use std::fmt;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::error::DatasetError;
 use crate::resize::{CropBox, View};
+use crate::split::Split;
 
 /// The shape of every image of a data set: u8 pixels `[H, W, C]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,15 +148,54 @@ impl fmt::Debug for dyn ImageDataset {
     }
 }
 
-/// The two parts of a data set, which share image shape and classes.
+/// The splits of a data set, which share image shape and classes.
 #[derive(Clone, Debug)]
 pub struct DatasetSplits {
     /// The samples to learn from.
     pub train: Arc<dyn ImageDataset>,
-    /// The samples to judge by.
-    pub test: Arc<dyn ImageDataset>,
+    /// The samples to compare epochs and settings by, if the data set has them.
+    pub val: Option<Arc<dyn ImageDataset>>,
+    /// The samples to measure the result by, if the data set has them.
+    pub test: Option<Arc<dyn ImageDataset>>,
     /// How pixels become numbers of about zero mean and unit variance.
     pub normalization: Normalization,
+    /// Warnings about splits that are there and not opened, such as one without labels; one sentence each.
+    pub notes: Vec<String>,
+}
+
+impl DatasetSplits {
+    /// The splits of a data set without a validation split.
+    pub fn of_two(train: Arc<dyn ImageDataset>, test: Arc<dyn ImageDataset>, normalization: Normalization) -> Self {
+        Self { train, val: None, test: Some(test), normalization, notes: Vec::new() }
+    }
+
+    /// The split by that name.
+    pub fn get(&self, split: Split) -> Option<&Arc<dyn ImageDataset>> {
+        match split {
+            Split::Train => Some(&self.train),
+            Split::Val => self.val.as_ref(),
+            Split::Test => self.test.as_ref(),
+        }
+    }
+
+    /// The split that epochs are compared by: the validation split, else the test split; `None` if there is neither.
+    pub fn evaluated(&self) -> Option<&Arc<dyn ImageDataset>> {
+        self.val.as_ref().or(self.test.as_ref())
+    }
+}
+
+/// A split that was opened, or `None` and a note if it has no labels.
+pub(crate) fn if_labelled<T>(
+    opened: Result<T, DatasetError>,
+    notes: &mut Vec<String>,
+) -> Result<Option<T>, DatasetError> {
+    match opened {
+        Err(unlabelled @ DatasetError::Unlabelled { .. }) => {
+            notes.push(unlabelled.to_string());
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
 }
 
 /// Mean and standard deviation of each channel, of pixels scaled to 0..1.

@@ -71,15 +71,6 @@ pub(crate) struct Contents {
     pub(crate) notes: Vec<String>,
 }
 
-/// A note on classes that no image of a split to train on has, if there are any.
-pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<String> {
-    let mut has_image = vec![false; class_names.len()];
-    labels.iter().for_each(|label| has_image[usize::from(*label)] = true);
-    let empty: Vec<&String> = class_names.iter().zip(has_image).filter(|(_, has)| !has).map(|(name, _)| name).collect();
-    let said = || format!("{} of {} classes have no image: {}", empty.len(), class_names.len(), list(empty.iter()));
-    (!empty.is_empty()).then(said)
-}
-
 /// A split of encoded images.
 pub(crate) struct EncodedDataset<S> {
     contents: Contents,

@@ -116,12 +116,29 @@ pub enum DatasetError {
     #[error("class folder {}: expected a name in UTF-8, got other bytes; rename the folder", path.display())]
     ClassFolderName { path: PathBuf },
 
-    /// Train and test folders hold different classes.
+    /// A split has images of classes that are not those of the training.
     #[error(
-        "{}: expected the same class folders for training and testing; only in training: [{}]; only in testing: [{}]",
-        path.display(), only_train.join(", "), only_test.join(", ")
+        "{split}: expected the classes of the training ({expected}), got images of others: {unknown}; rename or remove these"
     )]
-    ClassMismatch { path: PathBuf, only_train: Vec<String>, only_test: Vec<String> },
+    UnknownClasses {
+        split: String,
+        /// The first of them.
+        unknown: String,
+        /// The first of them.
+        expected: String,
+    },
+
+    /// The images of a split have no labels, so that nothing can be measured on them.
+    #[error("{}: {found}, so its images have no labels: it is not measured; `trainer predict` classifies them", path.display())]
+    Unlabelled {
+        path: PathBuf,
+        /// What is there in place of labels.
+        found: String,
+    },
+
+    /// A folder holds files of several data sets for one split.
+    #[error("{}: the files of the split {split} are of several data sets; give the folder of one of them: {files}", path.display())]
+    SeveralSets { path: PathBuf, split: String, files: String },
 
     /// A setting cannot be used.
     #[error("{field}: expected {expected}, got {got}")]

@@ -21,6 +21,8 @@ pub mod tar_shards;
 
 mod encoded;
 
+pub mod classes;
+
 pub mod limited;
 
 pub mod loader;
@@ -44,6 +46,8 @@ mod memory;
 
 pub mod dataset;
 
+pub mod split;
+
 mod resize;
 
 mod random;
@@ -57,6 +61,7 @@ pub mod error;
 pub use augment::{Augment, Placement};
 pub use batch::{DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets};
 pub use cifar::Cifar;
+pub use classes::normal_form;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::{Sizing, load_image};
 pub use encoded::OnBadImage;
@@ -72,6 +77,7 @@ pub use resize::CropBox;
 pub use resized_crop::ResizedCrop;
 pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
+pub use split::Split;
 pub use synthetic::SyntheticConfig;
 pub use tar_shards::TarShardsConfig;
 

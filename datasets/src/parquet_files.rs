@@ -1,12 +1,14 @@
 //! A data set of images in Parquet files, as Hugging Face publishes it.
 //!
-//! In: `DIR/train-*.parquet` and `DIR/validation-*.parquet` (or `val-*`, `test-*`), also in `DIR/data`, with the columns `image.bytes` and
-//! `label`. Out: [`DatasetSplits`].
+//! In: `DIR/train-*.parquet` and the same of other splits, or as [`Split`] says, with a column of images (`image` or `img`: bytes, or a struct with
+//! `bytes`) and one of labels (`label`, `labels` or `fine_label`, else the only one that the file calls classes). Out: [`DatasetSplits`].
 //! Invariant: files are sorted by name and samples stand as in their file, so that indices are the same on every machine; any sample is
-//! read by its file, row group and row. What damaged bytes do to the library that reads them is an error of their file.
+//! read by its file, row group and row. What damaged bytes do to the library that reads them is an error of their file. No row is left out
+//! without a note that names it.
 
 use std::cell::Cell;
-use std::fs::{self, File};
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,20 +17,25 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
-use serde::Deserialize;
+use serde_json::Value;
 
-use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
+use crate::classes::map_labels;
+use crate::dataset::{DatasetSplits, ImageDataset, Normalization, if_labelled};
 use crate::decode::Sizing;
-use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source, empty_classes};
-use crate::error::DatasetError;
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
+use crate::error::{DatasetError, list};
 use crate::progress;
+use crate::split::{FoundFiles, Split, SplitFiles};
 
-/// The names of the split to train on, and those that the one to test with may have: published test splits often have no labels.
-const TRAIN: [&str; 1] = ["train"];
-const TEST: [&str; 3] = ["validation", "val", "test"];
+/// What names of files end with.
+const ENDING: &str = ".parquet";
+
+/// The columns that may hold the images, and those that may hold the labels, the first that is there.
+const IMAGES: [&str; 4] = ["image.bytes", "img.bytes", "image", "img"];
+const LABELS: [&str; 3] = ["label", "labels", "fine_label"];
 
 /// The key of a file's metadata that holds the names of classes.
 const FACTS: &str = "huggingface";
@@ -44,49 +51,69 @@ pub struct ParquetConfig {
     pub num_threads: usize,
 }
 
-/// Opens a folder of Parquet files; their footers and labels are read now, an image when it is wanted.
+/// Opens the splits of a folder of Parquet files; their footers and labels are read now, an image when it is wanted.
+///
+/// The names of the classes are those in the files' metadata, else the labels where these are text, sorted, else numbers. A split none of
+/// whose rows has a label is not opened; a note says so.
 ///
 /// # Errors
-/// If there are no files of a split, one cannot be read or has other columns, or a label is negative, missing or without a name.
+/// If there are no files of the training split, one cannot be read or has other columns, a label has no name, another split has classes
+/// that the training split has not or, with [`OnBadImage::Fail`], a row has no label.
 pub fn open(dir: impl AsRef<Path>, config: &ParquetConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let [train, test] = [&TRAIN[..], &TEST].map(|names| ParquetSource::open(dir, names));
-    let (train, test) = (train?, test?);
-    let class_names = train.names_of_classes(train.num_labels().max(test.num_labels()))?;
-    let without_images = empty_classes(&train.labels, &class_names);
-    let train = train.into_dataset(class_names.clone(), without_images, config)?;
-    let test = test.into_dataset(class_names, None, config)?;
-    Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
+    let files = SplitFiles::list(dir, ENDING)?;
+    let mut notes = files.unused();
+    let train = ParquetSource::named(dir, &files, Split::Train.names()[0], config)?;
+    let mut others = [None, None];
+    for (other, split) in others.iter_mut().zip([Split::Val, Split::Test]) {
+        if let Some(found) = files.of(split.names()[0])? {
+            *other = if_labelled(ParquetSource::open(dir, found, config), &mut notes)?;
+        }
+    }
+    let all = || std::iter::once(&train).chain(others.iter().flatten());
+    let class_names = match all().find_map(|source| source.class_names.clone()) {
+        Some(names) => names,
+        None => numbers(all().map(ParquetSource::num_labels).max().unwrap_or(0)),
+    };
+    let [val, test] = others.map(|other| other.map(|other| other.into_dataset(&class_names, config)).transpose());
+    let train = train.into_dataset(&class_names, config)?;
+    Ok(DatasetSplits { train, val: val?, test: test?, normalization: Normalization::imagenet(), notes })
 }
 
-/// As [`open`], of the files to test with alone; those to train on need not be there.
+/// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other files by a word of their names. Files of
+/// other splits need not be there.
 ///
-/// Names of classes that these do not tell are those of the files to train on, where these can be read. Where none tells them there are at
-/// least `num_classes`; if that is 0, at least those of the files to train on.
+/// Labels are mapped by name to positions in `classes`; where the files name no classes, nor those of the training split, they are these
+/// positions. Without `classes`, the classes are those that [`open`] finds in this split and the training split, if that is there.
 ///
 /// # Errors
-/// As [`open`].
-pub fn open_test(
+/// As [`open`], and if the split is not there or has no labels.
+pub fn open_split(
     dir: impl AsRef<Path>,
+    name: &str,
+    classes: Option<&[String]>,
     config: &ParquetConfig,
-    num_classes: usize,
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let mut test = ParquetSource::open(dir, &TEST)?;
-    let mut num_others = 0;
-    if test.class_names.is_none() {
-        let train = ParquetSource::open(dir, &TRAIN).ok();
-        num_others = match &train {
-            Some(ParquetSource { class_names: Some(_), .. }) => 0,
-            Some(train) if num_classes == 0 => train.num_labels(),
-            _ => num_classes,
-        };
-        test.class_names = train.and_then(|train| train.class_names);
+    let files = SplitFiles::list(dir, ENDING)?;
+    let mut split = ParquetSource::named(dir, &files, name, config)?;
+    let mut num_labels = split.num_labels();
+    if split.class_names.is_none()
+        && let Ok(train) = ParquetSource::named(dir, &files, Split::Train.names()[0], config)
+    {
+        num_labels = num_labels.max(train.num_labels());
+        split.class_names = train.class_names;
+        split.expect_names()?;
     }
-    let class_names = test.names_of_classes(test.num_labels().max(num_others))?;
-    test.into_dataset(class_names, None, config)
+    let own = split.class_names.clone().unwrap_or_else(|| numbers(num_labels));
+    split.into_dataset(classes.unwrap_or(&own), config)
+}
+
+/// The names of classes that have none, of so many labels.
+fn numbers(num_labels: usize) -> Vec<String> {
+    (0..num_labels.max(2)).map(|label| label.to_string()).collect()
 }
 
 /// The files of a split.
@@ -94,10 +121,12 @@ struct ParquetSource {
     dir: PathBuf,
     split: String,
     files: Vec<ParquetFile>,
-    /// File, row group and row of each image.
+    /// File, row group and row of each image with a label.
     images: Vec<[u32; 3]>,
     /// Of each image, until they are the data set's, as notes are.
     labels: Vec<u16>,
+    /// Of rows that have no label.
+    problems: Vec<String>,
     notes: Vec<String>,
     class_names: Option<Vec<String>>,
 }
@@ -145,22 +174,60 @@ impl ChunkReader for SharedFile {
 struct ParquetFile {
     path: PathBuf,
     reader: SerializedFileReader<SharedFile>,
-    /// The column `image.bytes`.
+    /// The column of the encoded images.
     bytes: usize,
 }
 
+/// What a row says of its class.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Label {
+    Number(u16),
+    Text(String),
+    /// Null, below 0 or no column.
+    None,
+}
+
 impl ParquetSource {
-    /// Opens the files of the first of `splits` that has any.
-    fn open(dir: &Path, splits: &[&str]) -> Result<Self, DatasetError> {
-        let (split, paths, notes) = find(dir, splits)?;
-        let (files, images, labels) = (Vec::new(), Vec::new(), Vec::new());
-        let mut source = Self { dir: dir.to_path_buf(), split, files, images, labels, notes, class_names: None };
-        for path in paths {
-            source.add(&path)?;
+    /// Opens the files of the split `name`.
+    fn named(dir: &Path, files: &SplitFiles, name: &str, config: &ParquetConfig) -> Result<Self, DatasetError> {
+        let found = files.of(name)?;
+        let remedy = "give the folder of a data set as it was downloaded";
+        Self::open(dir, found.ok_or_else(|| files.missing(name, remedy))?, config)
+    }
+
+    /// Opens these files.
+    fn open(dir: &Path, found: FoundFiles, config: &ParquetConfig) -> Result<Self, DatasetError> {
+        let FoundFiles { split, names, notes } = found;
+        let mut source = Self {
+            dir: dir.to_path_buf(),
+            split,
+            files: Vec::new(),
+            images: Vec::new(),
+            labels: Vec::new(),
+            problems: Vec::new(),
+            notes,
+            class_names: None,
+        };
+        let mut labels = Vec::new();
+        for name in names {
+            source.add(&name, &mut labels)?;
+        }
+        source.take_labels(labels)?;
+        source.expect_names()?;
+        if !source.problems.is_empty() {
+            let (num, problems) = (source.problems.len(), list(source.problems.iter()));
+            if source.images.is_empty() {
+                let found = format!("none of {num} rows of the files {} has a label from 0 up", source.split);
+                return Err(DatasetError::Unlabelled { path: source.dir, found });
+            }
+            if config.on_bad_image == OnBadImage::Fail {
+                return Err(DatasetError::BadShards { path: source.dir, problems, or_skip: true });
+            }
+            source.notes.push(format!("{num} rows were skipped: {problems}"));
         }
         if source.images.is_empty() {
             let problems = format!("{}: expected at least one row, got none", source.split);
-            return Err(DatasetError::BadShards { path: dir.to_path_buf(), problems, or_skip: false });
+            return Err(DatasetError::BadShards { path: source.dir, problems, or_skip: false });
         }
         Ok(source)
     }
@@ -169,60 +236,104 @@ impl ParquetSource {
         self.labels.iter().max().map_or(0, |label| usize::from(*label) + 1)
     }
 
-    /// The names that the files tell, else numbers, of so many labels.
-    fn names_of_classes(&self, num_labels: usize) -> Result<Vec<String>, DatasetError> {
-        let num_labels = num_labels.max(2);
+    /// Refuses labels beyond the names of the classes.
+    fn expect_names(&self) -> Result<(), DatasetError> {
+        let (path, expected) = (|| self.files[0].path.clone(), self.num_labels());
         match &self.class_names {
-            Some(names) if names.len() < num_labels => {
-                let path = self.files[0].path.clone();
-                Err(DatasetError::ClassNames { path, expected: num_labels, got: names.len() })
+            Some(names) if names.len() < expected || names.len() > 1 << 16 => {
+                Err(DatasetError::ClassNames { path: path(), expected, got: names.len() })
             }
-            Some(names) => Ok(names.clone()),
-            None => Ok((0..num_labels).map(|label| label.to_string()).collect()),
+            _ => Ok(()),
         }
+    }
+
+    /// Keeps the rows with a label, and makes classes of labels that are text.
+    fn take_labels(&mut self, labels: Vec<Label>) -> Result<(), DatasetError> {
+        let mut texts = BTreeMap::new();
+        for label in &labels {
+            if let Label::Text(text) = label {
+                texts.insert(text.clone(), 0);
+            }
+        }
+        texts.values_mut().enumerate().for_each(|(class, number)| *number = class);
+        let is_text = |label: &Label| matches!(label, Label::Text(_));
+        let is_number = |label: &Label| matches!(label, Label::Number(_));
+        if texts.len() > 1 << 16 || (!texts.is_empty() && labels.iter().any(is_number)) {
+            let num = labels.iter().filter(|label| is_text(label)).count();
+            let problems = format!(
+                "expected numbers, or the names of at most 65536 classes, in the column of labels, got {} texts in {num} rows",
+                texts.len()
+            );
+            return Err(DatasetError::BadShards { path: self.dir.clone(), problems, or_skip: false });
+        }
+        let rows = std::mem::take(&mut self.images);
+        for (row, label) in rows.into_iter().zip(labels) {
+            let label = match label {
+                Label::Number(number) => number,
+                Label::Text(text) => texts[&text] as u16,
+                Label::None => {
+                    self.images.push(row);
+                    let path = self.path(self.images.len() - 1);
+                    self.images.pop();
+                    self.problems
+                        .push(format!("{}: no label", path.strip_prefix(&self.dir).unwrap_or(&path).display()));
+                    continue;
+                }
+            };
+            self.images.push(row);
+            self.labels.push(label);
+        }
+        if !texts.is_empty() {
+            self.class_names = Some(texts.into_keys().collect());
+        }
+        Ok(())
     }
 
     fn into_dataset(
         mut self,
-        class_names: Vec<String>,
-        further: Option<String>,
+        class_names: &[String],
         config: &ParquetConfig,
     ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        let name = format!("parquet {}", self.split);
         let mut notes = std::mem::take(&mut self.notes);
         notes.push(format!("{} images in {} files, decoded on demand", self.labels.len(), self.files.len()));
-        notes.extend(further);
-        let name = format!("parquet {}", self.split);
-        let contents = Contents { name, class_names, labels: std::mem::take(&mut self.labels), notes };
+        notes.extend(map_labels(&name, &mut self.labels, self.class_names.as_deref(), class_names)?);
+        let labels = std::mem::take(&mut self.labels);
+        let contents = Contents { name, class_names: class_names.to_vec(), labels, notes };
         let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
-        let whole = TRAIN.contains(&&*self.split);
+        let whole = Split::of_name(&self.split) == Some(Split::Train);
         let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
         Ok(Arc::new(EncodedDataset::open(self, contents, reading)?))
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), DatasetError> {
+    /// Adds the rows of a file, and what each says of its class to `all_labels`.
+    fn add(&mut self, name: &str, all_labels: &mut Vec<Label>) -> Result<(), DatasetError> {
+        let path = &self.dir.join(name);
         let bad = |problems: String| DatasetError::BadShards { path: path.to_path_buf(), problems, or_skip: false };
         let file = SharedFile(Arc::new(File::open(path).map_err(DatasetError::io("read", path))?));
         let most_rows = file.len();
         let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
         expect_rows(&reader, most_rows).map_err(bad)?;
-        let columns = reader.metadata().file_metadata().schema_descr().columns();
-        let find = |name: &str| {
-            let found = columns.iter().position(|column| column.path().string() == name);
-            // One value a row: a list is another column.
-            let found = found.filter(|found| columns[*found].max_rep_level() == 0);
-            found.ok_or_else(|| bad(format!("expected the columns image.bytes and label, got no {name}")))
-        };
-        let (bytes, label) = (find("image.bytes")?, find("label")?);
+        let features = features(&reader);
+        let (bytes, label) =
+            (column(&reader, &IMAGES, &features, "Image"), column(&reader, &LABELS, &features, "ClassLabel"));
+        let bytes = bytes.ok_or_else(|| {
+            bad(format!("expected a column of images, image.bytes or image, got {}", list(leaves(&reader).iter())))
+        })?;
         for group in 0..reader.num_row_groups() {
-            let labels = guarded(|| labels(&reader, group, label))
-                .map_err(|reason| bad(format!("row group {group}: {reason}")))?;
+            let num_rows = reader.metadata().row_group(group).num_rows() as usize;
+            let labels = match label {
+                Some(label) => guarded(|| labels(&reader, group, label))
+                    .map_err(|reason| bad(format!("row group {group}: {reason}")))?,
+                None => vec![Label::None; num_rows],
+            };
             let place = |row| [self.files.len() as u32, group as u32, row];
             self.images.extend((0..labels.len() as u32).map(place));
-            self.labels.extend(labels);
+            all_labels.extend(labels);
             progress::advance(1);
         }
-        if self.class_names.is_none() {
-            self.class_names = class_names(&reader);
+        if let (None, Some(label)) = (&self.class_names, label) {
+            self.class_names = class_names(&features, &leaves(&reader)[label]);
         }
         self.files.push(ParquetFile { path: path.to_path_buf(), reader, bytes });
         Ok(())
@@ -255,35 +366,6 @@ impl Source for ParquetSource {
     }
 }
 
-/// The first of `splits` that has any files, these, sorted, and what is to be noted.
-fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>, Vec<String>), DatasetError> {
-    let data = dir.join("data");
-    let dir = if data.is_dir() { &data } else { dir };
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
-        paths.push(entry.map_err(DatasetError::io("read", dir))?.path());
-    }
-    paths.sort();
-    let of = |split: &str| -> Vec<PathBuf> {
-        let is_of_split = |path: &&PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.ends_with(".parquet") && name.strip_prefix(split).is_some_and(|rest| rest.starts_with(['-', '.']))
-        };
-        paths.iter().filter(is_of_split).cloned().collect()
-    };
-    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, paths)| !paths.is_empty());
-    if let Some((split, paths)) = found.next() {
-        let note = |(other, _)| format!("{split}*.parquet is used, {other}*.parquet is not");
-        return Ok((split.to_owned(), paths, found.map(note).collect()));
-    }
-    Err(DatasetError::Missing {
-        what: format!("Parquet files of {}", splits.join(" or ")),
-        path: dir.to_path_buf(),
-        expected: format!("{}-*.parquet", splits[0]),
-        remedy: "give the folder of a data set as it was downloaded",
-    })
-}
-
 thread_local! {
     static IS_READING: Cell<bool> = const { Cell::new(false) };
 }
@@ -313,23 +395,89 @@ fn expect_rows(reader: &SerializedFileReader<SharedFile>, most_rows: u64) -> Res
     Ok(())
 }
 
+/// The names of the columns; one that is a list has another name.
+fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
+    let columns = reader.metadata().file_metadata().schema_descr().columns();
+    let name = |column: &parquet::schema::types::ColumnDescPtr| {
+        let path = column.path().string();
+        // One value a row.
+        if column.max_rep_level() == 0 { path } else { format!("{path} (a list)") }
+    };
+    columns.iter().map(name).collect()
+}
+
+/// The first of the columns `names` that is there, else the only one that the file's metadata call `kind`.
+fn column(reader: &SerializedFileReader<SharedFile>, names: &[&str], features: &Value, kind: &str) -> Option<usize> {
+    let leaves = leaves(reader);
+    let find = |name: &str| leaves.iter().position(|leaf| leaf == name);
+    names.iter().find_map(|name| find(name)).or_else(|| {
+        let of_kind = features.as_object()?.iter().filter(|(_, feature)| feature["_type"] == kind);
+        let found: Vec<usize> =
+            of_kind.filter_map(|(name, _)| find(&format!("{name}.bytes")).or_else(|| find(name))).collect();
+        (found.len() == 1).then(|| found[0])
+    })
+}
+
 /// All labels of a row group.
-fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<u16>, String> {
+fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<Label>, String> {
     let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
     let num_rows = group.metadata().num_rows() as usize;
-    let ColumnReader::Int64ColumnReader(mut column) =
-        group.get_column_reader(column).map_err(|error| error.to_string())?
-    else {
-        return Err("expected labels of 64 bits, got another type".to_owned());
+    let float = |value: f64| {
+        if value.is_nan() {
+            return Ok(Label::None);
+        }
+        match value.fract() == 0.0 && value.abs() < 1e9 {
+            true => number(value as i64),
+            false => Err(wrong_label(&value.to_string())),
+        }
     };
-    let column: &mut ColumnReaderImpl<Int64Type> = &mut column;
-    let (mut present, mut values) = (Vec::new(), Vec::new());
-    column.read_records(num_rows, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
-    if values.len() != num_rows {
-        return Err(format!("expected {num_rows} labels, got {}", values.len()));
+    match group.get_column_reader(column).map_err(|error| error.to_string())? {
+        ColumnReader::BoolColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
+        ColumnReader::Int32ColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
+        ColumnReader::Int64ColumnReader(column) => column_labels(column, num_rows, |value| number(*value)),
+        ColumnReader::FloatColumnReader(column) => column_labels(column, num_rows, |value| float(f64::from(*value))),
+        ColumnReader::DoubleColumnReader(column) => column_labels(column, num_rows, |value| float(*value)),
+        ColumnReader::ByteArrayColumnReader(column) => column_labels(column, num_rows, |value| {
+            let text = value.as_utf8().map_err(|_| "expected text in the column of labels, got bytes".to_owned())?;
+            Ok(if text.is_empty() { Label::None } else { Label::Text(text.to_owned()) })
+        }),
+        _ => Err("expected labels that are numbers or text, got another type".to_owned()),
     }
-    let label = |label: i64| u16::try_from(label).map_err(|_| format!("expected a label from 0 to 65535, got {label}"));
-    values.into_iter().map(label).collect()
+}
+
+fn number(number: i64) -> Result<Label, String> {
+    match u16::try_from(number) {
+        _ if number < 0 => Ok(Label::None),
+        Ok(number) => Ok(Label::Number(number)),
+        Err(_) => Err(wrong_label(&number.to_string())),
+    }
+}
+
+fn wrong_label(got: &str) -> String {
+    format!("expected a label from 0 to 65535, got {got}")
+}
+
+/// The labels of a column, of which some rows may have none.
+fn column_labels<T: DataType>(
+    mut column: ColumnReaderImpl<T>,
+    num_rows: usize,
+    label: impl Fn(&T::T) -> Result<Label, String>,
+) -> Result<Vec<Label>, String> {
+    let (mut present, mut values) = (Vec::new(), Vec::new());
+    let (num_read, ..) =
+        column.read_records(num_rows, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
+    if num_read != num_rows {
+        return Err(format!("expected {num_rows} labels, got {num_read}"));
+    }
+    let mut values = values.iter();
+    // A column in which every row has a value has no levels.
+    let most = present.iter().max().copied().unwrap_or(0);
+    let is_there = |row: usize| present.get(row).is_none_or(|level| *level == most);
+    let next = |row| match is_there(row).then(|| values.next()) {
+        Some(Some(value)) => label(value),
+        _ => Ok(Label::None),
+    };
+    (0..num_rows).map(next).collect()
 }
 
 /// The bytes of one image.
@@ -343,34 +491,28 @@ fn bytes(
     let ColumnReader::ByteArrayColumnReader(mut column) =
         group.get_column_reader(column).map_err(|error| error.to_string())?
     else {
-        return Err("expected bytes in image.bytes, got another type".to_owned());
+        return Err("expected bytes in the column of images, got another type".to_owned());
     };
     let column: &mut ColumnReaderImpl<ByteArrayType> = &mut column;
     let (mut present, mut values) = (Vec::new(), Vec::new());
     column.skip_records(row).map_err(|error| error.to_string())?;
     column.read_records(1, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
-    values.pop().ok_or_else(|| "expected an image in image.bytes, got none".to_owned())
+    values.pop().ok_or_else(|| {
+        "expected the bytes of an image, got null (files that a column image.path names are not read: embed them)"
+            .to_owned()
+    })
 }
 
-/// The names of the classes that a file tells.
-fn class_names(reader: &SerializedFileReader<SharedFile>) -> Option<Vec<String>> {
-    #[derive(Deserialize)]
-    struct Facts {
-        info: Info,
-    }
-    #[derive(Deserialize)]
-    struct Info {
-        features: Features,
-    }
-    #[derive(Deserialize)]
-    struct Features {
-        label: Label,
-    }
-    #[derive(Deserialize)]
-    struct Label {
-        names: Vec<String>,
-    }
-    let metadata = reader.metadata().file_metadata().key_value_metadata()?;
-    let text = metadata.iter().find(|pair| pair.key == FACTS)?.value.as_deref()?;
-    serde_json::from_str::<Facts>(text).ok().map(|facts| facts.info.features.label.names)
+/// What a file's metadata say of its columns.
+fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
+    let metadata = reader.metadata().file_metadata().key_value_metadata();
+    let text = metadata.and_then(|metadata| metadata.iter().find(|pair| pair.key == FACTS)?.value.as_deref());
+    let facts = text.and_then(|text| serde_json::from_str::<Value>(text).ok()).unwrap_or_default();
+    facts["info"]["features"].clone()
+}
+
+/// The names of the classes of a column.
+fn class_names(features: &Value, column: &str) -> Option<Vec<String>> {
+    let names = features[column]["names"].as_array()?;
+    names.iter().map(|name| name.as_str().map(str::to_owned)).collect()
 }

@@ -36,11 +36,9 @@ pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.num_classes == 0 || config.num_classes > 1 << 16 {
         return Err(DatasetError::config("num_classes", "1 to 65536", config.num_classes));
     }
-    Ok(DatasetSplits {
-        train: make_split(config, "train", 0, config.num_train)?,
-        test: make_split(config, "test", 1, config.num_test)?,
-        normalization: Normalization::uniform(config.shape.channels),
-    })
+    let train = make_split(config, "train", 0, config.num_train)?;
+    let test = make_split(config, "test", 1, config.num_test)?;
+    Ok(DatasetSplits::of_two(train, test, Normalization::uniform(config.shape.channels)))
 }
 
 fn make_split(
@@ -87,7 +85,7 @@ mod tests {
     #[test]
     fn splits_have_the_shape_and_classes_asked_for() {
         let splits = open(&config()).unwrap();
-        assert_eq!((splits.train.len(), splits.test.len()), (300, 20));
+        assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (300, 20));
         assert_eq!(splits.train.image_shape(), config().shape);
         assert_eq!(splits.train.class_names().len(), 3);
         assert_eq!(splits.normalization.mean.len(), 2);
@@ -103,7 +101,7 @@ mod tests {
     fn the_same_seed_gives_the_same_data() {
         let checksum = |seed| {
             let splits = open(&SyntheticConfig { seed, ..config() }).unwrap();
-            (splits.train.checksum(), splits.test.checksum())
+            (splits.train.checksum(), splits.evaluated().unwrap().checksum())
         };
         assert_eq!(checksum(1), checksum(1));
         assert_ne!(checksum(1), checksum(2));

@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -131,7 +131,7 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let splits = shapes::open(&ShapesConfig { num_train, num_test: 200, seed: 0 })?;
     let batch_size = global_batch.div_ceil(communicator.world_size());
     let loader = || DataLoaderBuilder::new(ShapesBatcher).batch_size(batch_size).num_workers(1);
-    let valid = loader().build(read(&*splits.test)?);
+    let valid = loader().build(read(&**splits.test.as_ref().context("a split to test with")?)?);
     let training = SupervisedTraining::new(&folder, loader().shuffle(42).build(read(&*splits.train)?), valid.clone())
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .with_default_checkpointers()

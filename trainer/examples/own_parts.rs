@@ -162,7 +162,7 @@ impl ModelFamily for OwnParts {
 
     fn dataset(_: &ModelArgs) -> Result<Option<DatasetSplits>> {
         let split = |len| Arc::new(Stripes(len, vec!["across".into(), "along".into()]));
-        Ok(Some(DatasetSplits { train: split(960), test: split(99), normalization: Normalization::uniform(3) }))
+        Ok(Some(DatasetSplits::of_two(split(960), split(99), Normalization::uniform(3))))
     }
 }
 

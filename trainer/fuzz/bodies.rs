@@ -79,7 +79,8 @@ pub fn cifar(bytes: &[u8]) {
                 assert!(splits.train.label(index) < splits.train.class_names().len());
                 splits.train.read_image(index, &mut pixels).expect("a sample in memory");
             }
-            assert_eq!(splits.train.len(), splits.test.len() * kind.train_files().len());
+            let test = splits.test.expect("a split that this data set has");
+            assert_eq!(splits.train.len(), test.len() * kind.train_files().len());
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
 use crate::file::read_whole;
 use crate::memory::{MemoryDataset, to_hex};
+use crate::split::Split;
 
 mod names;
 
@@ -151,20 +152,24 @@ impl Cifar {
 pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, DatasetError> {
     let folder = find(dir.as_ref(), cifar)?;
     let class_names = read_class_names(&folder, cifar)?;
-    Ok(DatasetSplits {
-        train: read_split(&folder, cifar, "train", cifar.train_files(), &class_names)?,
-        test: read_split(&folder, cifar, "test", &[cifar.test_file()], &class_names)?,
-        normalization: cifar.normalization(),
-    })
+    let train = read_split(&folder, cifar, "train", cifar.train_files(), &class_names)?;
+    let test = read_split(&folder, cifar, "test", &[cifar.test_file()], &class_names)?;
+    Ok(DatasetSplits::of_two(train, test, cifar.normalization()))
 }
 
-/// Reads the test split alone, as [`open`] does.
+/// Reads one split alone, as [`open`] does: `train` or `test`.
 ///
 /// # Errors
-/// As [`open`].
-pub fn open_test(dir: impl AsRef<Path>, cifar: Cifar) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+/// As [`open`], and if there is no split of that name.
+pub fn open_split(dir: impl AsRef<Path>, cifar: Cifar, name: &str) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let test = [cifar.test_file()];
+    let (split, files) = match Split::of_name(name) {
+        Some(Split::Train) => ("train", cifar.train_files()),
+        Some(Split::Test) => ("test", &test[..]),
+        _ => return Err(DatasetError::config("split", format!("train or test of {}", cifar.name()), name)),
+    };
     let folder = find(dir.as_ref(), cifar)?;
-    read_split(&folder, cifar, "test", &[cifar.test_file()], &read_class_names(&folder, cifar)?)
+    read_split(&folder, cifar, split, files, &read_class_names(&folder, cifar)?)
 }
 
 fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {

@@ -41,7 +41,7 @@ fn training_files_come_in_order() {
     let splits = open(cifar_10().path(), Cifar::Ten).unwrap();
     let labels: Vec<usize> = (0..5).map(|index| splits.train.label(index)).collect();
     assert_eq!(labels, [0, 1, 2, 3, 4]);
-    assert_eq!((splits.test.len(), splits.test.label(0)), (1, 5));
+    assert_eq!((splits.evaluated().unwrap().len(), splits.evaluated().unwrap().label(0)), (1, 5));
     assert_eq!(splits.train.class_names()[9], "truck");
     assert_eq!(splits.train.name(), "cifar-10 train");
 }
@@ -68,7 +68,7 @@ fn files_that_only_look_like_the_official_ones_are_named_in_one_note() {
         notes[0]
     );
     assert_eq!(splits.train.notes().len(), 1 + 3, "the others have one record");
-    assert!(!splits.test.notes().iter().any(|note| note.contains("other content")));
+    assert!(!splits.evaluated().unwrap().notes().iter().any(|note| note.contains("other content")));
 }
 
 #[test]
@@ -89,10 +89,10 @@ fn the_fine_label_of_cifar_100_counts() {
     fs::write(folder.join("train.bin"), record(&[1, 70]).repeat(2)).unwrap();
     fs::write(folder.join("test.bin"), record(&[19, 99])).unwrap();
     let splits = open(dir.path(), Cifar::Hundred).unwrap();
-    assert_eq!((splits.train.label(1), splits.test.label(0)), (70, 99));
+    assert_eq!((splits.train.label(1), splits.evaluated().unwrap().label(0)), (70, 99));
     assert_eq!(splits.train.class_names()[70], "rose");
     assert_eq!(splits.train.notes(), ["train.bin: 2 records, the official file has 50000"]);
-    assert_eq!(splits.test.notes(), ["test.bin: 1 records, the official file has 10000"]);
+    assert_eq!(splits.evaluated().unwrap().notes(), ["test.bin: 1 records, the official file has 10000"]);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn class_names_are_read_from_the_folder() {
 #[test]
 fn the_checksum_depends_on_labels_and_pixels() {
     let dir = cifar_10();
-    let checksum = || open(dir.path(), Cifar::Ten).unwrap().test.checksum();
+    let checksum = || open_split(dir.path(), Cifar::Ten, "test").unwrap().checksum();
     let first = checksum();
     assert_eq!(checksum(), first);
     let path = dir.path().join("test_batch.bin");

@@ -144,7 +144,7 @@ fn an_archive_is_fetched_checked_and_unpacked() {
     assert_eq!(folder, dir.path().join("cifar-100-binary"));
     assert_eq!(names(dir.path()), ["cifar-100-binary"]);
     let splits = crate::cifar::open(dir.path(), Cifar::Hundred).unwrap();
-    assert_eq!((splits.train.len(), splits.test.label(0)), (1, 7));
+    assert_eq!((splits.train.len(), splits.evaluated().unwrap().label(0)), (1, 7));
     let len = content.len() as u64;
     assert_eq!(calls.first(), Some(&(0, Some(len))));
     assert_eq!(calls.last(), Some(&(len, Some(len))));

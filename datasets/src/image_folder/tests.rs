@@ -69,7 +69,7 @@ fn samples_are_sorted_by_class_and_name_in_memory_and_on_demand() {
         let splits = open(root.path(), &config).unwrap();
         assert_eq!(splits.train.class_names(), ["cat", "dog"]);
         assert_eq!(samples(&*splits.train), [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21)]);
-        assert_eq!(samples(&*splits.test), [(0, 30), (1, 40)]);
+        assert_eq!(samples(&**splits.evaluated().unwrap()), [(0, 30), (1, 40)]);
     }
 }
 
@@ -77,20 +77,20 @@ fn samples_are_sorted_by_class_and_name_in_memory_and_on_demand() {
 fn the_notes_say_whether_images_are_kept_in_memory() {
     let root = folder();
     let notes = |config| open(root.path(), &config).unwrap().train.notes().to_vec();
-    assert_eq!(notes(config()), ["5 image files, kept in memory (0.0 MiB for both splits)"]);
+    assert_eq!(notes(config()), ["5 image files, kept in memory (0.0 MiB for all splits)"]);
     assert_eq!(
         notes(on_demand()),
-        ["5 image files, decoded on demand (both splits would need 0.0 MiB, the limit is 0.0 MiB)"]
+        ["5 image files, decoded on demand (all splits would need 0.0 MiB, the limit is 0.0 MiB)"]
     );
 }
 
 #[test]
-fn the_memory_limit_counts_both_splits() {
+fn the_memory_limit_counts_all_splits() {
     let root = folder();
     for (memory_limit_bytes, kept) in [(7 * 12, true), (7 * 12 - 1, false)] {
         let config = ImageFolderConfig { memory_limit_bytes, ..config() };
         let splits = open(root.path(), &config).unwrap();
-        assert_eq!(splits.test.notes()[0].contains("kept in memory"), kept);
+        assert_eq!(splits.evaluated().unwrap().notes()[0].contains("kept in memory"), kept);
     }
 }
 
@@ -169,19 +169,46 @@ fn a_class_whose_images_are_all_bad_is_an_error() {
 }
 
 #[test]
-fn different_classes_in_train_and_test_are_an_error() {
+fn classes_are_mapped_by_name_and_unknown_ones_are_an_error() {
     let root = folder();
-    write_image(&root, "train/emu/a.png", 1);
+    write_image(&root, "train/ape/a.png", 1);
+    // A class without images may be any.
+    fs::create_dir(root.path().join("test/emu")).unwrap();
+    let named = |notes: &[String], what: &str| notes.iter().any(|note| note == what);
+    for opened in
+        [open(root.path(), &config()).unwrap().test.unwrap(), open_split(root.path(), "test", None, &config()).unwrap()]
+    {
+        assert_eq!(
+            (opened.class_names().join(" "), samples(&*opened)),
+            ("ape cat dog".to_owned(), vec![(1, 30), (2, 40)])
+        );
+        assert!(named(opened.notes(), "1 of 3 classes have no image: ape"), "{:?}", opened.notes());
+    }
+    // Classes of a model that the folder does not know.
+    let of_model = ["dog", "cat", "yak"].map(str::to_owned);
+    let opened = open_split(root.path(), "test", Some(&of_model), &config()).unwrap();
+    assert_eq!(samples(&*opened), [(1, 30), (0, 40)]);
     write_image(&root, "test/fox/a.png", 1);
     let text = message(&root, &config());
-    assert!(text.contains("only in training: [emu]; only in testing: [fox]"), "{text}");
-    let of_test = || open_test(root.path(), &config());
-    assert_eq!(of_test().unwrap_err().to_string(), text);
+    assert!(text.contains("got images of others: fox"), "{text}");
+    assert_eq!(open_split(root.path(), "test", None, &config()).unwrap_err().to_string(), text);
     // There may be none to train on.
     fs::remove_dir_all(root.path().join("train")).unwrap();
-    assert_eq!(of_test().unwrap().class_names(), ["cat", "dog", "fox"]);
+    let alone = || open_split(root.path(), "test", None, &config()).unwrap();
+    assert_eq!(alone().class_names(), ["cat", "dog", "emu", "fox"]);
     fs::create_dir(root.path().join("train")).unwrap();
-    assert_eq!(of_test().unwrap().len(), 3);
+    assert_eq!(alone().len(), 3);
+}
+
+#[test]
+fn a_class_name_in_another_unicode_form_is_the_same_class() {
+    let root = folder();
+    for (name, value) in [("train/caf\u{e9}/a.png", 1), ("test/cafe\u{301}/a.png", 2)] {
+        write_image(&root, name, value);
+    }
+    let test = open(root.path(), &config()).unwrap().test.unwrap();
+    assert_eq!(samples(&*test), [(0, 2), (1, 30), (2, 40)]);
+    assert!(test.notes()[0].contains("Unicode"), "{:?}", test.notes());
 }
 
 #[test]
@@ -194,34 +221,124 @@ fn a_missing_folder_is_an_error_with_a_remedy() {
     assert!(text.contains("class folders not found"), "{text}");
     write_image(&root, "train/cat/a.png", 1);
     let text = message(&root, &config());
-    assert!(text.contains("the folder test or val not found"), "{text}");
+    assert!(text.contains("expected at least 2 class folders"), "{text}");
 }
 
 #[test]
-fn val_serves_where_there_is_no_test_and_test_goes_first() {
-    let root = folder();
-    write_image(&root, "val/cat/a.png", 50);
-    write_image(&root, "val/dog/a.png", 60);
-    let splits = open(root.path(), &config()).unwrap();
-    assert_eq!(samples(&*splits.test), [(0, 30), (1, 40)]);
-    assert!(splits.test.notes().iter().any(|note| note.ends_with("val is not")));
-    fs::remove_dir_all(root.path().join("test")).unwrap();
-    let splits = open(root.path(), &config()).unwrap();
-    assert_eq!(splits.test.name(), "image-folder val");
-    assert_eq!(samples(&*splits.test), [(0, 50), (1, 60)]);
+fn each_split_is_found_by_any_of_its_names_and_alone() {
+    let names = |splits: &DatasetSplits| {
+        let name = |split: Option<&Arc<dyn ImageDataset>>| {
+            split.map_or("none".to_owned(), |split| split.name().replace("image-folder ", ""))
+        };
+        [Split::Train, Split::Val, Split::Test].map(|split| name(splits.get(split))).join(" ")
+    };
+    for (train, val, test) in [
+        ("train", "val", "test"),
+        ("train", "valid", "test"),
+        ("train", "validation", "none"),
+        ("Training", "Val", "Testing"),
+        ("train", "none", "none"),
+    ] {
+        let root = folder();
+        let rename = |from: &str, to: &str| fs::rename(root.path().join(from), root.path().join(to)).unwrap();
+        rename("test", "held-out");
+        rename("train", "moved");
+        rename("moved", train);
+        for (name, value) in [(val, 50), (test, 60)].into_iter().filter(|(name, _)| *name != "none") {
+            write_image(&root, &format!("{name}/cat/a.png"), value);
+        }
+        let splits = open(root.path(), &config()).unwrap();
+        assert_eq!(names(&splits), [train, val, test].join(" "));
+        // Another folder opens by its name, whatever that is.
+        let alone = open_split(root.path(), "held-out", None, &config()).unwrap();
+        assert_eq!(samples(&*alone), [(0, 30), (1, 40)]);
+        assert!(open_split(root.path(), "train", None, &config()).unwrap().len() == 5);
+        let text = open_split(root.path(), "absent", None, &config()).unwrap_err().to_string();
+        assert!(text.contains("absent not found") && text.contains("held-out"), "{text}");
+    }
 }
 
 #[test]
-fn entries_that_are_no_images_are_ignored_and_noted() {
+fn of_two_folders_of_one_split_the_first_name_is_used_and_the_other_named() {
     let root = folder();
-    fs::write(root.path().join("train/readme.txt"), "").unwrap();
-    fs::write(root.path().join("train/cat/thumbs.db"), "").unwrap();
-    fs::write(root.path().join("train/cat/.hidden.png"), "").unwrap();
+    for (name, value) in [("val/cat/a.png", 50), ("valid/cat/a.png", 60)] {
+        write_image(&root, name, value);
+    }
+    let val = open(root.path(), &config()).unwrap().val.unwrap();
+    assert_eq!((val.name(), val.len()), ("image-folder val", 1));
+    assert!(val.notes()[0].contains("val is used, valid is not"), "{:?}", val.notes());
+    assert_eq!(open_split(root.path(), "valid", None, &config()).unwrap().name(), "image-folder valid");
+}
+
+#[test]
+fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
+    for (place, found) in [
+        ("test/", "3 images lie in no class folder"),
+        ("test/unknown/", "all 3 images lie in the folder unknown"),
+        ("test/images/again/", "all 3 images lie in the folder images"),
+        ("test/.hidden/", "there are no images in class folders"),
+    ] {
+        let root = folder();
+        fs::rename(root.path().join("test"), root.path().join("val")).unwrap();
+        for number in 0..3 {
+            write_image(&root, &format!("{place}{number}.png"), number);
+        }
+        fs::write(root.path().join("test/val_annotations.txt"), "").unwrap();
+        let splits = open(root.path(), &config()).unwrap();
+        assert!(splits.test.is_none() && splits.val.is_some());
+        let note = splits.notes.join(" ");
+        assert!(
+            note.contains(found) && note.contains("trainer predict") && note.contains("val_annotations.txt"),
+            "{note}"
+        );
+        assert_eq!(open_split(root.path(), "test", None, &config()).unwrap_err().to_string(), note);
+    }
+}
+
+#[test]
+fn what_is_left_out_is_counted_by_its_reason_and_named() {
+    let root = folder();
+    write_image(&root, "train/loose.png", 1);
+    for name in [
+        "train/readme.txt",
+        "train/cat/scan.tga",
+        "train/cat/thumbs.db",
+        "train/cat/.hidden.png",
+        "train/cat/.DS_Store",
+    ] {
+        fs::write(root.path().join(name), "").unwrap();
+    }
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(root.path().join(to), root.path().join(name)).unwrap();
+    link("nowhere.png", "train/dog/gone.png");
+    link("train/dog", "train/dog/again");
     let splits = open(root.path(), &config()).unwrap();
     assert_eq!(splits.train.len(), 5);
-    let note = &splits.train.notes()[0];
-    assert!(note.starts_with("2 entries that are no image files"), "{note}");
-    assert!(note.contains("readme.txt") && note.contains("thumbs.db"), "{note}");
+    let notes = splits.train.notes();
+    for (count, what, name) in [
+        (1, "images lie beside the class folders", "loose.png"),
+        (1, "links lead to missing files", "gone.png"),
+        (1, "links lead back", "dog/again"),
+        (3, "files are of other formats (1 .db; 1 .tga; 1 .txt; expected ", "scan.tga"),
+        (1, "images or folders are hidden", ".hidden.png"),
+    ] {
+        let is_told = |note: &String| note.starts_with(&format!("left out: {count} {what}")) && note.contains(name);
+        assert!(notes.iter().any(is_told), "{what}: {notes:?}");
+    }
+    assert!(!notes.iter().any(|note| note.contains("DS_Store")), "{notes:?}");
+}
+
+#[test]
+fn folders_below_a_class_are_read_as_torchvision_reads_them() {
+    let root = folder();
+    for (name, value) in [("train/cat/b/z.png", 5), ("train/cat/b-c/y.png", 6), ("train/cat/b/a/x.JPEG.png", 7)] {
+        write_image(&root, name, value);
+    }
+    std::os::unix::fs::symlink(root.path().join("test/dog"), root.path().join("train/dog/linked")).unwrap();
+    let train = open(root.path(), &config()).unwrap().train;
+    // As sorted(os.walk(...)): the folders as text, of which b-c stands before b/a.
+    let expected = [(0, 10), (0, 11), (0, 12), (0, 5), (0, 6), (0, 7), (1, 20), (1, 21), (1, 40)];
+    assert_eq!(samples(&*train), expected);
+    assert_eq!(train.notes().len(), 1, "{:?}", train.notes());
 }
 
 #[test]

@@ -43,12 +43,10 @@ impl Default for ShapesConfig {
 /// # Errors
 /// If a count is 0, or the system does not grant the memory.
 pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
-    Ok(DatasetSplits {
-        train: draw_split("train", config.seed, 0, config.num_train)?,
-        test: draw_split("test", config.seed, 1, config.num_test)?,
-        // Measured over the default training split, rounded.
-        normalization: Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] },
-    })
+    let train = draw_split("train", config.seed, 0, config.num_train)?;
+    let test = draw_split("test", config.seed, 1, config.num_test)?;
+    // Measured over the default training split, rounded.
+    Ok(DatasetSplits::of_two(train, test, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] }))
 }
 
 fn draw_split(

@@ -19,7 +19,7 @@ use crate::file::read_whole;
 use crate::memory::to_hex;
 
 /// The first line.
-const TITLE: &str = "lockstep shards 4";
+const TITLE: &str = "lockstep shards 5";
 
 /// The largest index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;
@@ -50,6 +50,10 @@ pub(super) struct ShardIndex {
     pub(super) keys: Vec<String>,
     /// Of samples that are left out.
     pub(super) problems: Vec<String>,
+    /// How many of these lack nothing but a label.
+    pub(super) num_unlabelled: usize,
+    /// What is odd about the shard, and harms no sample.
+    pub(super) note: Option<String>,
     /// Why the rest of the shard could not be read, whatever it holds.
     pub(super) fault: Option<String>,
 }
@@ -72,18 +76,20 @@ impl Identity {
 /// The file's text.
 fn written(shards: &[(String, ShardIndex)]) -> String {
     let mut text = format!("{TITLE}\n");
-    for (name, ShardIndex { identity, images, keys, problems, fault }) in shards {
+    for (name, ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault }) in shards {
         let Identity { len_bytes, modified_ns, inode } = identity;
         let (num_images, num_problems) = (images.len(), problems.len());
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{len_bytes} {modified_ns} {inode} {num_images} {num_problems} {name}");
+        let _ = writeln!(text, "{len_bytes} {modified_ns} {inode} {num_images} {num_problems} {num_unlabelled} {name}");
         for (IndexedImage { offset, len_bytes, label }, key) in images.iter().zip(keys) {
             let _ = writeln!(text, "{offset} {len_bytes} {label} {key}");
         }
         for problem in problems {
             let _ = writeln!(text, "{}", Value::from(problem.as_str()));
         }
-        let _ = writeln!(text, "{}", Value::from(fault.as_deref()));
+        for text_or_none in [note, fault] {
+            let _ = writeln!(text, "{}", Value::from(text_or_none.as_deref()));
+        }
     }
     let digest = to_hex(&Sha256::digest(&text));
     text + &digest + "\n"
@@ -102,7 +108,7 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
     }
     let mut shards = Vec::new();
     while let Some(line) = lines.next() {
-        let [len_bytes, modified_ns, inode, num_images, num_problems, name] = fields(line)?;
+        let [len_bytes, modified_ns, inode, num_images, num_problems, num_unlabelled, name] = fields(line)?;
         let identity = Identity {
             len_bytes: len_bytes.parse().ok()?,
             modified_ns: modified_ns.parse().ok()?,
@@ -111,8 +117,10 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
         let (images, keys) = images(&mut lines, num_images.parse().ok()?)?;
         let problems = (0..num_problems.parse::<usize>().ok()?).map(|_| serde_json::from_str(lines.next()?).ok());
         let problems = problems.collect::<Option<_>>()?;
+        let num_unlabelled = num_unlabelled.parse().ok()?;
+        let note = serde_json::from_str(lines.next()?).ok()?;
         let fault = serde_json::from_str(lines.next()?).ok()?;
-        shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems, fault }));
+        shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault }));
     }
     Some(shards)
 }
@@ -167,8 +175,10 @@ mod tests {
         ];
         let keys = vec!["a folder/a".to_owned(), "b".to_owned()];
         let problems = vec!["c's \\d \"e\"\n: no label".to_owned()];
-        let full = ShardIndex { identity, images, keys, problems, fault: Some("no \"end\"".to_owned()) };
-        let empty = ShardIndex { images: vec![], keys: vec![], problems: vec![], fault: None, ..full.clone() };
+        let (note, fault) = (Some("odd".to_owned()), Some("no \"end\"".to_owned()));
+        let full = ShardIndex { identity, images, keys, problems, num_unlabelled: 1, note, fault };
+        let empty =
+            ShardIndex { images: vec![], keys: vec![], problems: vec![], note: None, fault: None, ..full.clone() };
         vec![("train 0.tar".to_owned(), full), ("train-1.tar".to_owned(), empty)]
     }
 

@@ -11,6 +11,7 @@ use super::{MANIFEST, MAX_TEXT_BYTES};
 use crate::error::DatasetError;
 use crate::file::{read_whole, sha256_of};
 use crate::memory::to_hex;
+use crate::split::split_of;
 
 /// The digests of all shards, by name.
 pub(super) struct Manifest {
@@ -32,7 +33,7 @@ impl Manifest {
 
     /// Digests and names.
     fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.text.lines().filter_map(|line| line.split_once("  "))
+        self.text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once("  "))
     }
 
     fn digest(&self, name: &str) -> Option<&str> {
@@ -52,8 +53,10 @@ impl Manifest {
         indices: &[(String, ShardIndex)],
     ) -> Result<Option<String>, DatasetError> {
         let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
-        let of_split = |name: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
-        if let Some((_, name)) = self.lines().find(|(_, name)| of_split(name) && !is_there(name)) {
+        let of_split = |name: &str| split_of(name, split).is_some_and(|(named, _)| named == split);
+        if let Some((_, name)) =
+            self.lines().find(|(_, name)| of_split(name) && !is_there(name) && !dir.join(name).exists())
+        {
             return Err(DatasetError::Missing {
                 what: name.to_owned(),
                 path: dir.to_path_buf(),

@@ -1,6 +1,6 @@
 //! A data set of images in tar files, as WebDataset names them.
 //!
-//! In: `DIR/train-*.tar` and `DIR/val-*.tar` (or `test-*.tar`) of members `KEY.jpg` and `KEY.cls` (a number) or `KEY.json` (with "label");
+//! In: `DIR/train-*.tar` and the same of other splits, or as [`Split`] says, of members `KEY.jpg` and `KEY.cls` (a number) or `KEY.json` (with "label");
 //! `DIR/classes.txt` with a name a line, where there is one. Out: [`DatasetSplits`].
 //! Invariant: shards are sorted by name and samples stand as in their shard, so that indices are the same on every machine; any sample is
 //! read by its place, so that order and resumption are those of a folder; no sample is dropped without a note that names it.
@@ -20,12 +20,14 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 
-use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
+use crate::classes::{empty_classes, map_labels};
+use crate::dataset::{DatasetSplits, ImageDataset, Normalization, if_labelled};
 use crate::decode::Sizing;
-use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source, empty_classes};
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
 use crate::error::{DatasetError, list};
 use crate::memory::to_hex;
 use crate::progress;
+use crate::split::{FoundFiles, Split, SplitFiles};
 use classes::class_names;
 use index::{Identity, IndexedImage, ShardIndex};
 use kept_open::Shard;
@@ -35,9 +37,8 @@ pub use write::{ShardWriting, write};
 /// The names of the classes, a line each.
 const CLASSES: &str = "classes.txt";
 
-/// The names of the split to train on, and those that the one to test with may have.
-const TRAIN: [&str; 1] = ["train"];
-const TEST: [&str; 2] = ["test", "val"];
+/// What names of shards end with.
+const ENDING: &str = ".tar";
 
 /// The sha256 of each shard, as `sha256sum` writes and checks it.
 const MANIFEST: &str = "MANIFEST";
@@ -61,116 +62,122 @@ pub struct TarShardsConfig {
     pub cache_dir: Option<PathBuf>,
 }
 
-/// Opens a folder of shards.
+/// Opens the splits of a folder of shards.
 ///
-/// Headers are read once, and kept in `DIR/.lockstep-index` or in the cache. If there is `test` as well as `val`, `test` is used and
-/// a note says so.
+/// Headers are read once, and kept in `DIR/.lockstep-index` or in the cache. A split none of whose images has a label is not opened; a
+/// note says so.
 ///
 /// # Errors
-/// If there are no shards of a split, a file cannot be read, a label has no name or, with [`OnBadImage::Fail`], a shard is damaged or a
-/// sample incomplete; with [`OnBadImage::Skip`] also if no sample of a class is left.
+/// If there are no shards of the training split, a file cannot be read, a label has no name or, with [`OnBadImage::Fail`], a shard is
+/// damaged or a sample incomplete; with [`OnBadImage::Skip`] also if no sample of a class is left.
 ///
 /// # Differs from PyTorch
 /// WebDataset reads shards from end to end and shuffles within a buffer; here any sample is read by its place.
 pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let mut splits = read(dir, vec![find(dir, &TRAIN)?, find(dir, &TEST)?], config)?;
-    let (class_names, repeated) = class_names(dir, splits.iter().map(Split::num_labels).max().unwrap_or(0))?;
-    let [test, mut train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
-    train.notes.extend(repeated);
-    train.notes.extend(empty_classes(&train.source.labels(), &class_names));
-    let (train, test) = (train.open(class_names.clone(), config)?, test.open(class_names, config)?);
-    Ok(DatasetSplits { train, test, normalization: Normalization::imagenet() })
+    let (mut notes, mut splits) = (SplitFiles::list(dir, ENDING)?.unused(), Vec::new());
+    for (split, read) in read(dir, find(dir, None)?, config)? {
+        match (split, read.expect_labels()) {
+            (Split::Train, Err(unlabelled)) => return Err(unlabelled),
+            (_, labelled) => splits.extend(if_labelled(labelled, &mut notes)?.map(|()| (split, read))),
+        }
+    }
+    let (class_names, repeated) =
+        class_names(dir, splits.iter().map(|(_, read)| read.num_labels()).max().unwrap_or(0))?;
+    notes.extend(repeated);
+    let mut opened = [None, None, None];
+    for (split, mut read) in splits {
+        let without_images = empty_classes(&read.source.labels(), &class_names);
+        read.notes.extend(without_images);
+        opened[split as usize] = Some(read.open(class_names.clone(), config)?);
+    }
+    let [train, val, test] = opened;
+    let train = train.expect("a folder without this split is refused");
+    Ok(DatasetSplits { train, val, test, normalization: Normalization::imagenet(), notes })
 }
 
-/// As [`open`], of the shards to test with alone; those to train on need not be there.
+/// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other shards by a word of their names. Shards of
+/// other splits need not be there.
 ///
-/// Without `classes.txt` there are at least `num_classes`; if that is 0, at least those of the shards to train on, where these can be read.
+/// Labels are mapped by the names in `classes.txt` to positions in `classes`; where it is not there they are these positions. Without
+/// `classes`, the classes are those of `classes.txt`, else as many as the training split has, if it is there.
 ///
 /// # Errors
-/// As [`open`].
-pub fn open_test(
+/// As [`open`], and if the split is not there or has no labels.
+pub fn open_split(
     dir: impl AsRef<Path>,
+    name: &str,
+    classes: Option<&[String]>,
     config: &TarShardsConfig,
-    num_classes: usize,
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let mut test = read(dir, vec![find(dir, &TEST)?], config)?.swap_remove(0);
-    let of_train = || read(dir, vec![find(dir, &TRAIN)?], config).map(|splits| splits[0].num_labels());
-    let num_others = match dir.join(CLASSES).exists() {
-        true => 0,
-        false if num_classes == 0 => of_train().unwrap_or(0),
-        false => num_classes,
-    };
-    let (class_names, repeated) = class_names(dir, test.num_labels().max(num_others))?;
-    test.notes.extend(repeated);
-    test.open(class_names, config)
+    let (_, mut split) = read(dir, find(dir, Some(name))?, config)?.swap_remove(0);
+    split.expect_labels()?;
+    let is_named = dir.join(CLASSES).exists();
+    let of_train = || read(dir, find(dir, Some(Split::Train.names()[0]))?, config).map(|read| read[0].1.num_labels());
+    let num_others = if is_named || classes.is_some() { 0 } else { of_train().unwrap_or(0) };
+    let (mut class_names, repeated) = class_names(dir, split.num_labels().max(num_others))?;
+    split.notes.extend(repeated);
+    if let Some(classes) = classes {
+        let mut labels = split.source.labels();
+        let own = is_named.then_some(&class_names[..]);
+        split.notes.extend(map_labels(&format!("shards {}", split.source.split), &mut labels, own, classes)?);
+        split.source.images.iter_mut().zip(labels).for_each(|((_, image), label)| image.label = label);
+        class_names = classes.to_vec();
+    }
+    split.open(class_names, config)
 }
 
 /// What the headers of these splits say.
-fn read(dir: &Path, found: Vec<Found>, config: &TarShardsConfig) -> Result<Vec<Split>, DatasetError> {
+fn read(
+    dir: &Path,
+    found: Vec<(Split, FoundFiles)>,
+    config: &TarShardsConfig,
+) -> Result<Vec<(Split, Shards)>, DatasetError> {
     let manifest = Manifest::read(dir)?;
-    let names: Vec<String> = found.iter().flat_map(|found| found.names.clone()).collect();
+    let names: Vec<String> = found.iter().flat_map(|(_, found)| found.names.clone()).collect();
     let mut indices = indexed(dir, &names, manifest.as_ref(), config)?;
-    let split = |Found { names, notes }| {
+    let read = |(split, FoundFiles { split: name, names, notes })| {
         let of_split = names.iter().map(|name| {
             let place = indices.iter().position(|(indexed, _)| indexed == name).expect("each shard was indexed");
             indices.swap_remove(place)
         });
-        Split::new(dir, manifest.as_ref(), of_split.collect(), notes)
+        Ok((split, Shards::new(dir, name, manifest.as_ref(), of_split.collect(), notes)?))
     };
-    found.into_iter().map(split).collect()
+    found.into_iter().map(read).collect()
 }
 
-/// Reads the headers that no index has yet, and keeps what they say: [`open`] does it, too, and of `test_alone` [`open_test`].
+/// Reads the headers that no index has yet, and keeps what they say: [`open`] does it, too, and of the split `name` alone [`open_split`].
 ///
 /// # Errors
 /// If there are no shards of a split or one cannot be read.
-pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig, test_alone: bool) -> Result<(), DatasetError> {
+pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig, name: Option<&str>) -> Result<(), DatasetError> {
     let dir = dir.as_ref();
-    let mut names = find(dir, &TEST)?.names;
-    if !test_alone {
-        names.extend(find(dir, &TRAIN)?.names);
-    }
+    let names: Vec<String> = find(dir, name)?.into_iter().flat_map(|(_, found)| found.names).collect();
     indexed(dir, &names, Manifest::read(dir)?.as_ref(), config).map(drop)
 }
 
-/// The shards of a split by name.
-struct Found {
-    names: Vec<String>,
-    /// What else looks like shards of it.
-    notes: Vec<String>,
+/// The shards of all splits, of which the training split must be there, or of the one of that `name`.
+fn find(dir: &Path, name: Option<&str>) -> Result<Vec<(Split, FoundFiles)>, DatasetError> {
+    let files = SplitFiles::list(dir, ENDING)?;
+    if let Some(name) = name {
+        let found = files.of(name)?.ok_or_else(|| missing(&files, name))?;
+        return Ok(vec![(Split::of_name(name).unwrap_or(Split::Test), found)]);
+    }
+    let mut all = Vec::new();
+    for split in Split::ALL {
+        all.extend(files.of(split.names()[0])?.map(|found| (split, found)));
+    }
+    match all.first() {
+        Some((Split::Train, _)) => Ok(all),
+        _ => Err(missing(&files, Split::Train.names()[0])),
+    }
 }
 
-/// The shards of the first of `splits` that has any, sorted.
-fn find(dir: &Path, splits: &[&str]) -> Result<Found, DatasetError> {
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
-        entries.extend(entry.map_err(DatasetError::io("read", dir))?.file_name().into_string());
-    }
-    entries.sort();
-    let is_of = |name: &str, split: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
-    entries.retain(|name: &String| splits.iter().any(|split| is_of(name, split)));
-    let (shards, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(|name| name.ends_with(".tar"));
-    let of = |split: &str| -> Vec<String> { shards.iter().filter(|name| is_of(name, split)).cloned().collect() };
-    let mut found = splits.iter().map(|split| (*split, of(split))).filter(|(_, names)| !names.is_empty());
-    let Some((split, names)) = found.next() else {
-        return Err(DatasetError::Missing {
-            what: format!("shards of {}", splits.join(" or ")),
-            path: dir.to_path_buf(),
-            expected: format!("{}-*.tar", splits[0]),
-            remedy: "give the folder that holds train-*.tar and val-*.tar; `trainer shard` makes them of a folder of images",
-        });
-    };
-    let mut notes: Vec<String> =
-        found.map(|(other, _)| format!("{split}-*.tar is used, {other}-*.tar is not")).collect();
-    if !others.is_empty() {
-        let (num, others, shards) = (others.len(), list(others.iter()), splits.join("-*.tar or "));
-        notes.push(format!("{num} files that are no shards ({shards}-*.tar, not compressed) are ignored: {others}"));
-    }
-    Ok(Found { names, notes })
+fn missing(files: &SplitFiles, name: &str) -> DatasetError {
+    files.missing(name, "give the folder that holds train-*.tar; `trainer shard` makes them of a folder of images")
 }
 
 /// The index of each shard: as it was kept, or read now and then kept.
@@ -241,41 +248,55 @@ fn index_places(dir: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// A split before its images are looked at.
-struct Split {
+/// The shards of a split before their images are looked at.
+struct Shards {
     source: TarSource,
     /// Of samples that are left out.
     problems: Vec<String>,
+    /// How many of these lack nothing but a label.
+    num_unlabelled: usize,
     /// Why the rest of a shard is.
     lost: Vec<String>,
     notes: Vec<String>,
 }
 
-impl Split {
-    /// The shards of a split, and what is to be said of them beside these notes.
+impl Shards {
+    /// The shards of the split that their names call `split`, and what is to be said of them beside these notes.
     fn new(
         dir: &Path,
+        split: String,
         manifest: Option<&Manifest>,
         indices: Vec<(String, ShardIndex)>,
-        notes: Vec<String>,
+        mut notes: Vec<String>,
     ) -> Result<Self, DatasetError> {
-        let split = indices[0].0.split('-').next().unwrap_or_default().to_owned();
         let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
         let (mut shards, mut images, mut keys) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut problems, mut lost) = (Vec::new(), Vec::new());
+        let (mut problems, mut lost, mut num_unlabelled) = (Vec::new(), Vec::new(), 0);
         for (number, (name, index)) in (0..).zip(indices) {
             images.extend(index.images.into_iter().map(|image| (number, image)));
             keys.extend(index.keys);
             problems.extend(index.problems.into_iter().map(|problem| format!("{name}: {problem}")));
+            num_unlabelled += index.num_unlabelled;
             lost.extend(index.fault.map(|fault| format!("{name}: {fault}")));
+            notes.extend(index.note.map(|note| format!("{name}: {note}")));
             shards.push(Shard::new(dir.join(name)));
         }
         let source = TarSource { dir: dir.to_path_buf(), split, shards, images, keys, digest };
-        Ok(Self { source, problems, lost, notes })
+        Ok(Self { source, problems, num_unlabelled, lost, notes })
     }
 
     fn num_labels(&self) -> usize {
         self.source.labels().iter().max().map_or(0, |label| usize::from(*label) + 1)
+    }
+
+    /// Refuses a split whose images all lack a label.
+    fn expect_labels(&self) -> Result<(), DatasetError> {
+        if self.num_unlabelled == 0 || !self.source.images.is_empty() {
+            return Ok(());
+        }
+        let found =
+            format!("shards {}: none of {} images has a label from 0 up", self.source.split, self.num_unlabelled);
+        Err(DatasetError::Unlabelled { path: self.source.dir.clone(), found })
     }
 
     fn open(
@@ -288,14 +309,14 @@ impl Split {
         let contents =
             Contents { name: format!("shards {}", source.split), class_names, labels: source.labels(), notes };
         let TarShardsConfig { sizing, on_bad_image, num_threads, .. } = *config;
-        let whole = TRAIN.contains(&&*source.split);
+        let whole = Split::of_name(&source.split) == Some(Split::Train);
         let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
         Ok(Arc::new(EncodedDataset::open(source, contents, reading)?))
     }
 
     /// Notes what is left out, or refuses it.
     fn tell(&mut self, on_bad_image: OnBadImage) -> Result<(), DatasetError> {
-        let Self { source, problems, lost, notes } = self;
+        let Self { source, problems, lost, notes, .. } = self;
         let (num_images, num_shards) = (source.images.len(), source.shards.len());
         let told: Vec<&String> = lost.iter().chain(&*problems).collect();
         let refused = |problems, or_skip| DatasetError::BadShards { path: source.dir.clone(), problems, or_skip };
@@ -327,7 +348,7 @@ impl Split {
 /// The shards of a split.
 struct TarSource {
     dir: PathBuf,
-    /// "train", "test" or "val".
+    /// By the name that the shards have: "validation".
     split: String,
     shards: Vec<Shard>,
     /// The shard of each image, and where it lies there.

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -22,10 +23,13 @@ use crate::progress;
 /// The longest label, in bytes: a number, or an object with one.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
 
+/// What lengths in an archive are multiples of.
+const BLOCK_BYTES: u64 = 512;
+
 /// What an object says of its sample; other keys are not ours, nor looked into.
 #[derive(Deserialize)]
 struct Facts {
-    /// None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
+    /// A class may be told in words there, and by number in a `.cls`.
     label: Option<Value>,
 }
 
@@ -36,6 +40,8 @@ struct Sample {
     /// Extension, offset and length.
     image: Option<(u64, u64)>,
     label: Option<u16>,
+    /// What stands for no label: -1, as test splits without labels have it.
+    no_label: Option<String>,
     problem: Option<String>,
     /// What stands in place of an image or a label that is not there otherwise.
     stand_in: Option<String>,
@@ -49,17 +55,25 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     let identity = Identity::of(path)?;
     let mut samples = Samples::default();
-    let fault = samples.read(&file, identity.len_bytes).err();
-    let (mut images, mut keys, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-    for Sample { key, image, label, problem, stand_in } in samples.all {
+    let (note, fault) = match samples.read(&file, identity.len_bytes) {
+        Ok(note) => (note, None),
+        Err(fault) => (None, Some(fault)),
+    };
+    let (mut images, mut keys, mut problems, mut num_unlabelled) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for Sample { key, image, label, no_label, problem, stand_in } in samples.all {
         match (problem.or(stand_in.filter(|_| image.is_none() || label.is_none())), image, label) {
             (Some(problem), _, _) => problems.push(format!("{key}: {problem}")),
             (None, Some((offset, len_bytes)), Some(label)) => {
                 images.push(IndexedImage { offset, len_bytes: len_bytes as u32, label });
                 keys.push(key);
             }
-            (None, Some(_), None) => problems
-                .push(format!("{key}: expected a label, in {key}.cls or a number under label in {key}.json, got none")),
+            (None, Some(_), None) => {
+                num_unlabelled += 1;
+                let got = no_label.unwrap_or_else(|| "none".to_owned());
+                problems.push(format!(
+                    "{key}: expected a label, in {key}.cls or a number under label in {key}.json, got {got}"
+                ));
+            }
             // A label or a caption without an image is of no sample.
             (None, None, Some(_)) => {
                 problems.push(format!("{key}: expected an image, {key}.jpg or {key}.png, got none"))
@@ -67,7 +81,7 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
             (None, None, None) => {}
         }
     }
-    Ok(ShardIndex { identity, images, keys, problems, fault })
+    Ok(ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault })
 }
 
 /// The samples of a shard in the order of their first members.
@@ -78,17 +92,29 @@ struct Samples {
 }
 
 impl Samples {
-    /// Reads all members; an error is why the rest of the file has none.
-    fn read(&mut self, file: &File, file_bytes: u64) -> Result<(), String> {
+    /// Reads all members, also those of archives that follow the first; an error is why the rest of the file has none, else there may be a
+    /// note.
+    fn read(&mut self, file: &File, file_bytes: u64) -> Result<Option<String>, String> {
         let mut archive = Archive::new(file);
-        let mut end = 0;
+        archive.set_ignore_zeros(true);
+        let (mut end, mut num_archives) = (0_u64, 1);
         for entry in archive.entries_with_seek().map_err(|error| error.to_string())? {
-            let mut entry = entry.map_err(|error| format!("after byte {end}: expected the header of a member, got other bytes ({error}); the file is damaged or no tar file"))?;
+            let mut entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => return self.after_the_last(file, end, &error.to_string()),
+            };
             if entry.header().entry_type().is_gnu_sparse() {
                 let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
                 return Err(format!(
                     "{name}: expected whole files, got a sparse one (tar without -S packs whole files)"
                 ));
+            }
+            // Where the header does not follow at once, what lies between is the end of an archive or a long name.
+            let next = end.next_multiple_of(BLOCK_BYTES);
+            if end > 0 && entry.raw_header_position() != next && is_zeros(file, next) {
+                num_archives += 1;
+                // Keys of another archive are of other samples.
+                self.by_key.clear();
             }
             let (offset, len_bytes) = (entry.raw_file_position(), entry.size());
             end = offset.saturating_add(len_bytes);
@@ -104,13 +130,39 @@ impl Samples {
                 self.add(&mut entry, offset, len_bytes);
             }
         }
-        // Two blocks of zeros end an archive, of which one is enough.
-        match end.next_multiple_of(512).checked_add(512) {
-            Some(with_end) if with_end <= file_bytes => Ok(()),
-            _ => Err(format!(
-                "expected the end of the archive after byte {end}, got the end of the file; the file is truncated"
-            )),
+        if file_bytes < BLOCK_BYTES {
+            return Err(format!("expected a tar file, got {file_bytes} bytes; the file is truncated"));
         }
+        // Two blocks of zeros end an archive, of which one is enough; a member that is whole may be the last without any.
+        let without_end = end.next_multiple_of(BLOCK_BYTES).saturating_add(BLOCK_BYTES) > file_bytes;
+        Ok(match (without_end, num_archives) {
+            (true, _) => Some(
+                "the archive has no end: its last member is whole, but if the file was cut, members behind it are missing"
+                    .to_owned(),
+            ),
+            (false, 1) => None,
+            (false, _) => Some(format!("the file is {num_archives} archives, one after the other; all are read")),
+        })
+    }
+
+    /// A note where bytes that are no header follow an archive that has ended, else why the rest of the file is lost.
+    fn after_the_last(&self, file: &File, end: u64, error: &str) -> Result<Option<String>, String> {
+        let after = end.next_multiple_of(BLOCK_BYTES);
+        if end > 0 && is_zeros(file, after) {
+            return Ok(Some(format!(
+                "bytes after the end of the archive (byte {after}) are no members, and are ignored"
+            )));
+        }
+        let mut first = [0; 6];
+        let compression = file.read_at(&mut first, 0).ok().and_then(|_| compression(&first)).filter(|_| end == 0);
+        Err(match compression {
+            Some((name, remedy)) => {
+                format!("expected a tar file, got one compressed with {name}; unpack it ({remedy})")
+            }
+            None => format!(
+                "after byte {end}: expected the header of a member, got other bytes ({error}); the file is damaged or no tar file"
+            ),
+        })
     }
 
     /// Adds a member, which lies whole in the file.
@@ -138,8 +190,11 @@ impl Samples {
         }
         match extension.as_str() {
             "cls" | "json" => match label(entry, &extension, len_bytes) {
-                Ok(None) => {}
-                Ok(Some(label)) => self.of(&key).add_label(label),
+                Ok(Label::None) => {}
+                Ok(Label::Negative(got)) => {
+                    self.of(&key).no_label.get_or_insert(got);
+                }
+                Ok(Label::Class(label)) => self.of(&key).add_label(label),
                 // A number beside it is all that is needed.
                 Err(reason) if extension == "json" => {
                     self.of(&key).stand_in.get_or_insert(reason);
@@ -197,27 +252,84 @@ impl Sample {
     }
 }
 
-/// The label that a member tells; an object may tell none.
-fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Result<Option<u16>, String> {
+/// What a member says of the label.
+enum Label {
+    Class(u16),
+    /// A number below 0, which stands for no label.
+    Negative(String),
+    None,
+}
+
+/// The label in a member; an object may have none.
+fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Result<Label, String> {
     let mut text = String::new();
     if len_bytes > MAX_LABEL_BYTES || entry.read_to_string(&mut text).is_err() {
         return Err(format!("expected a label as text in .{extension}, got {len_bytes} bytes that are none"));
     }
-    let number = match extension {
-        "cls" => Some(text.trim().parse().map_err(|_| wrong_label(&text))?),
-        // A list would be read as a struct, too.
-        _ if !text.trim_start().starts_with('{') => {
-            return Err("in .json: expected an object, got another value".to_owned());
-        }
-        _ => serde_json::from_str::<Facts>(&text)
-            .map_err(|error| format!("in .json: {error}"))?
-            .label
-            .and_then(|label| label.as_i64()),
-    };
-    number.map(|number: i64| u16::try_from(number).map_err(|_| wrong_label(&number.to_string()))).transpose()
+    if extension == "cls" {
+        return number(&text);
+    }
+    // A list would be read as a struct, too.
+    if !text.trim_start().starts_with('{') {
+        return Err("in .json: expected an object, got another value".to_owned());
+    }
+    let facts = serde_json::from_str::<Facts>(&text).or_else(|error| {
+        let without = without_special_numbers(&text).ok_or(error)?;
+        serde_json::from_str(&without)
+    });
+    match facts.map_err(|error| format!("in .json: {error}"))?.label {
+        None | Some(Value::Null) => Ok(Label::None),
+        Some(Value::String(text)) => number(&text).map_err(|error| format!("in .json: {error}")),
+        Some(other) => number(&other.to_string()).map_err(|error| format!("in .json: {error}")),
+    }
 }
 
-fn wrong_label(got: &str) -> String {
-    let shown: String = got.trim().chars().take(40).collect();
-    format!("expected a label from 0 to {}, got {}", u16::MAX, shown.escape_debug())
+/// A label as text: a whole number, which may be written as 3.0.
+fn number(text: &str) -> Result<Label, String> {
+    let shown = || text.trim().chars().take(40).collect::<String>().escape_debug().to_string();
+    let whole = text.trim().parse::<i64>().ok();
+    let float = || text.trim().parse::<f64>().ok().filter(|number| number.fract() == 0.0 && number.abs() < 1e9);
+    match whole.or_else(|| float().map(|number| number as i64)) {
+        Some(..0) => Ok(Label::Negative(shown())),
+        Some(number) if u16::try_from(number).is_ok() => Ok(Label::Class(number as u16)),
+        _ => Err(format!("expected a label from 0 to {}, got {}", u16::MAX, shown())),
+    }
+}
+
+/// The text of an object with `null` in place of `NaN` and `Infinity`, which Python writes and JSON does not have; `None` without these.
+fn without_special_numbers(text: &str) -> Option<String> {
+    let (mut result, mut rest, mut in_string) = (String::new(), text, false);
+    while let Some(letter) = rest.chars().next() {
+        let special = ["NaN", "-Infinity", "Infinity"].into_iter().find(|name| !in_string && rest.starts_with(name));
+        let (written, read) = match (special, letter) {
+            (Some(name), _) => ("null", name.len()),
+            // A quote behind a backslash ends no string.
+            (None, '\\') => {
+                let read = 1 + rest[1..].chars().next().map_or(0, char::len_utf8);
+                (&rest[..read], read)
+            }
+            (None, _) => (&rest[..letter.len_utf8()], letter.len_utf8()),
+        };
+        in_string ^= letter == '"';
+        result += written;
+        rest = &rest[read..];
+    }
+    (result != text).then_some(result)
+}
+
+/// Whether the block at `offset` is one of zeros, which end an archive.
+fn is_zeros(file: &File, offset: u64) -> bool {
+    let mut block = [1; BLOCK_BYTES as usize];
+    file.read_exact_at(&mut block, offset).is_ok() && block.iter().all(|byte| *byte == 0)
+}
+
+/// The program that compressed a file with these first bytes, and how to unpack it.
+fn compression(first: &[u8]) -> Option<(&'static str, &'static str)> {
+    match first {
+        [0x1f, 0x8b, ..] => Some(("gzip", "gzip -dc FILE > NAME.tar")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", "zstd -d")),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(("xz", "xz -d")),
+        [b'B', b'Z', b'h', ..] => Some(("bzip2", "bzip2 -d")),
+        _ => None,
+    }
 }

@@ -1,6 +1,7 @@
 //! Makes shards of a folder of images.
 //!
-//! In: `FROM/train/<class>/*` and `FROM/test/<class>/*` (or `val`). Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`.
+//! In: `FROM/train/<class>/*` and the same of other splits. Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`, which has comments on
+//! what of the folder is left out.
 //! Invariant: samples stand in the order of the folder, files as they are; the same folder gives the same bytes; all of it is written
 //! beside `TO`, or into a hidden folder of one that is there, which may be a mount, and renamed when it is whole. A hidden folder is locked
 //! while it is written to, so that one that was left by a process that was killed is known.
@@ -17,26 +18,29 @@ use tar::{Builder, EntryType, Header};
 use super::{CLASSES, MANIFEST};
 use crate::decode::read_image_file;
 use crate::error::DatasetError;
-use crate::image_folder::{ScannedSplit, scan_both};
+use crate::image_folder::{ScannedSplit, scan_all};
 use crate::memory::to_hex;
 use crate::progress;
+use crate::split::Split;
 
 /// What names of folders of what is not whole yet end with, before the process.
 const PART: &str = ".part-";
 
 /// What was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardWriting {
-    /// The shards of both splits.
+    /// The shards of all splits.
     pub num_shards: usize,
-    /// The images of both splits.
+    /// The images of all splits.
     pub num_images: usize,
+    /// What of the folder is in no shard, one sentence each; `MANIFEST` has the same.
+    pub notes: Vec<String>,
 }
 
 /// Writes the images of the folder `from` into shards of `images_per_shard` in the folder `to`, which is new or empty.
 ///
-/// A training image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, another one of `test-*.tar` or `val-*.tar`, as its folder is
-/// called. `go_on` is given each shard's name when it is written, and says whether to write the next.
+/// An image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, `val-*.tar` or `test-*.tar`. A split without labels is left out.
+/// `go_on` is given each shard's name when it is written, and says whether to write the next.
 ///
 /// # Errors
 /// If `from` is no such folder, `to` is there and not empty, or a file cannot be read or written, or `go_on` says no; then `to` is as it was.
@@ -50,8 +54,12 @@ pub fn write(
     go_on: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
     assert!(images_per_shard > 0, "images_per_shard: expected at least 1, got 0");
-    let splits = scan_both(from)?;
-    if let Some(name) = splits[0].class_names.iter().find(|name| name.contains(['\n', '\r'])) {
+    let mut notes = Vec::new();
+    let splits = scan_all(from, &mut notes)?;
+    for (split, scanned) in &splits {
+        notes.extend(scanned.notes.iter().map(|note| format!("{split}: {note}")));
+    }
+    if let Some(name) = splits[0].1.class_names.iter().find(|name| name.contains(['\n', '\r'])) {
         return Err(DatasetError::Config {
             field: "class folder",
             expected: format!("a name on one line, as {CLASSES} has a line for each"),
@@ -81,7 +89,7 @@ pub fn write(
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
     // Where the file system has no locks, what is left of it is refused instead of removed.
     let _held = hold(&part);
-    let written = write_all(&splits, &part, images_per_shard, go_on)
+    let written = write_all(&splits, notes, &part, images_per_shard, go_on)
         .and_then(|written| if is_there { move_out(&part, &to) } else { rename(&part, &to) }.map(|()| written));
     if written.is_err() {
         // The first error is the one to be told.
@@ -133,14 +141,16 @@ fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
 }
 
 fn write_all(
-    splits: &[ScannedSplit],
+    splits: &[(Split, ScannedSplit)],
+    notes: Vec<String>,
     folder: &Path,
     images_per_shard: usize,
     go_on: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
-    let (mut manifest, mut written) = (String::new(), ShardWriting::default());
-    for split in splits {
-        let name = split.dir.file_name().unwrap_or_default().to_string_lossy();
+    // Programs that check digests pass over comments.
+    let mut manifest: String = notes.iter().map(|note| format!("# {}\n", note.replace(['\n', '\r'], " "))).collect();
+    let mut written = ShardWriting { notes, ..ShardWriting::default() };
+    for (name, split) in splits {
         // As wide as the last one, since they are read in the order of their names.
         let width = split.files.len().div_ceil(images_per_shard).to_string().len().max(6);
         for (number, first) in (0..split.files.len()).step_by(images_per_shard).enumerate() {
@@ -155,7 +165,7 @@ fn write_all(
             }
         }
     }
-    let classes = splits[0].class_names.iter().map(|name| format!("{name}\n")).collect::<String>();
+    let classes = splits[0].1.class_names.iter().map(|name| format!("{name}\n")).collect::<String>();
     let whole = |name: &str, text: &str| {
         let path = folder.join(name);
         let file =

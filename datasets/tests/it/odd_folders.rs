@@ -47,18 +47,11 @@ fn message(root: &TempDir) -> String {
     open(root.path(), &ImageFolderConfig::new(Sizing::square(2))).unwrap_err().to_string()
 }
 
-/// The first note says what was ignored.
-fn assert_ignored(splits: &DatasetSplits, name: &str) {
-    assert_eq!(splits.train.len(), 2);
-    let note = &splits.train.notes()[0];
-    assert!(note.starts_with("1 entries that are no image files") && note.ends_with(name), "{note}");
-}
-
 #[test]
-fn a_folder_named_as_an_image_is_ignored_with_a_note() {
+fn a_folder_named_as_an_image_is_a_folder() {
     let root = folder();
-    fs::create_dir(root.path().join("train/cat/x.jpg")).unwrap();
-    assert_ignored(&opened(&root), "x.jpg");
+    write_image(root.path().join("train/cat/x.jpg/b.png"));
+    assert_eq!(opened(&root).train.len(), 3);
 }
 
 #[test]
@@ -123,7 +116,10 @@ mod unix {
         let root = folder();
         let pipe = root.path().join("train/cat/x.png");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        assert_ignored(&opened(&root), "x.png");
+        let splits = opened(&root);
+        assert_eq!(splits.train.len(), 2);
+        let note = &splits.train.notes()[0];
+        assert!(note.starts_with("left out: 1 entries are pipes") && note.ends_with("x.png"), "{note}");
     }
 
     #[test]
@@ -143,17 +139,18 @@ mod unix {
     fn loops_of_links_end() {
         let root = folder();
         let class = root.path().join("train/cat");
-        // A loop below a class is not entered, and one that never arrives is no file.
+        // A loop is not entered, wherever it lies.
         symlink(&class, class.join("again")).unwrap();
         symlink(class.join("self.png"), class.join("self.png")).unwrap();
-        let splits = opened(&root);
-        assert_eq!(splits.train.len(), 2);
-        let note = &splits.train.notes()[0];
-        assert!(note.starts_with("2 entries") && note.contains("again") && note.contains("self.png"), "{note}");
-        // A loop beside the classes is a class folder that holds folders only.
         symlink(root.path().join("train"), root.path().join("train/loop")).unwrap();
-        let text = message(&root);
-        assert!(text.contains("loop: expected at least one image"), "{text}");
+        let splits = opened(&root);
+        assert_eq!((splits.train.len(), splits.train.class_names().len()), (2, 2));
+        let note = &splits.train.notes()[0];
+        let names = ["again", "self.png", "train/loop"];
+        assert!(
+            note.starts_with("left out: 3 links lead back") && names.iter().all(|name| note.contains(name)),
+            "{note}"
+        );
     }
 
     #[test]

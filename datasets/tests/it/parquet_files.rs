@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use datasets::image_folder;
-use datasets::parquet_files::{ParquetConfig, is_reading, open, open_test};
+use datasets::parquet_files::{ParquetConfig, is_reading, open, open_split};
 use datasets::tar_shards;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
@@ -38,8 +38,8 @@ fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, Vec<u8>)> {
 #[test]
 fn samples_of_all_files_and_row_groups_are_those_of_a_folder_and_of_its_shards() {
     let splits = opened(&images().join("parquet")).unwrap();
-    assert_eq!((splits.train.len(), splits.test.len()), (8, 2));
-    assert_eq!((splits.train.name(), splits.test.name()), ("parquet train", "parquet validation"));
+    assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (8, 2));
+    assert_eq!((splits.train.name(), splits.evaluated().unwrap().name()), ("parquet train", "parquet validation"));
     assert_eq!(splits.train.class_names(), ["cat", "dog"]);
     let labels: Vec<usize> = (0..8).map(|index| splits.train.label(index)).collect();
     assert_eq!(labels, [0, 0, 0, 0, 1, 1, 1, 1]);
@@ -100,24 +100,28 @@ fn threads_that_read_one_file_at_once_get_their_own_samples() {
 }
 
 #[test]
-fn files_to_test_with_open_alone_and_others_are_noted() {
+fn a_split_opens_alone_and_none_is_taken_for_another() {
     let folder = tempfile::tempdir().unwrap();
     for split in ["validation", "test"] {
         let from = images().join("parquet/validation-00000-of-00001.parquet");
         fs::copy(from, folder.path().join(format!("{split}-00000-of-00001.parquet"))).unwrap();
     }
     let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
-    let test = open_test(folder.path(), &how, 0).unwrap();
-    assert_eq!(samples(&*test), samples(&*opened(&images().join("parquet")).unwrap().test));
-    assert_eq!(test.class_names(), ["cat", "dog"]);
-    assert_eq!(test.notes()[0], "validation*.parquet is used, test*.parquet is not");
+    let expected = samples(&**opened(&images().join("parquet")).unwrap().evaluated().unwrap());
+    for (name, called) in
+        [("val", "parquet validation"), ("validation", "parquet validation"), ("test", "parquet test")]
+    {
+        let split = open_split(folder.path(), name, None, &how).unwrap();
+        assert_eq!((split.name(), samples(&*split)), (called, expected.clone()));
+        assert_eq!(split.class_names(), ["cat", "dog"]);
+    }
 }
 
 #[test]
 fn damaged_and_missing_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let text = opened(folder.path()).unwrap_err().to_string();
-    assert!(text.contains("Parquet files of train not found"), "{text}");
+    assert!(text.contains("files of the split train not found"), "{text}");
     for name in ["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"] {
         let name = format!("{name}.parquet");
         fs::copy(images().join("parquet").join(&name), folder.path().join(&name)).unwrap();
@@ -164,10 +168,13 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
     let train = folder.path().join("train-0.parquet");
     fs::copy(images().join("parquet/train-00000-of-00002.parquet"), &train).unwrap();
     let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
-    let names = |num_classes| open_test(folder.path(), &how, num_classes).unwrap().class_names().to_vec();
-    assert_eq!([names(0), names(2), names(3)], [["cat", "dog"]; 3]);
+    let names =
+        |classes: Option<&[String]>| open_split(folder.path(), "test", classes, &how).unwrap().class_names().to_vec();
+    let three = ["dog", "emu", "cat"].map(str::to_owned);
+    assert_eq!((names(None), names(Some(&three))), (vec!["cat".to_owned(), "dog".to_owned()], three.to_vec()));
+    assert_eq!(open_split(folder.path(), "test", Some(&three), &how).unwrap().label(0), 2, "by the name cat");
     fs::write(train, "no file of columns").unwrap();
-    assert_eq!([names(0).len(), names(3).len()], [2, 3]);
+    assert_eq!([names(None).len(), names(Some(&three)).len()], [2, 3]);
 }
 
 #[test]

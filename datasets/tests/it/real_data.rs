@@ -53,12 +53,12 @@ fn the_original_records_are_read() {
     };
     let dir = folder.path().join("cifar-10-lossless-subset");
     let splits = cifar::open(dir, Cifar::Ten).unwrap();
-    assert_eq!((splits.train.len(), splits.test.len()), (5 * 1017, 1017));
-    assert_eq!(splits.test.notes(), ["test_batch.bin: 1017 records, the official file has 10000"]);
+    assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (5 * 1017, 1017));
+    assert_eq!(splits.evaluated().unwrap().notes(), ["test_batch.bin: 1017 records, the official file has 10000"]);
     // The first labels of the release: frog, truck, truck, deer; cat, ship, ship, airplane.
     let labels = |dataset: &dyn datasets::ImageDataset| [0, 1, 2, 3].map(|i| dataset.label(i));
     assert_eq!(labels(&*splits.train), [6, 9, 9, 4]);
-    assert_eq!(labels(&*splits.test), [3, 8, 8, 0]);
+    assert_eq!(labels(&**splits.evaluated().unwrap()), [3, 8, 8, 0]);
     // The release's first training image begins with these RGB pixels.
     let mut pixels = vec![0; 3072];
     splits.train.read_image(0, &mut pixels).unwrap();
@@ -74,7 +74,7 @@ fn the_jpeg_files_are_decoded() {
         return;
     };
     let splits = image_folder::open(folder.path(), &ImageFolderConfig::new(Sizing::square(32))).unwrap();
-    assert_eq!((splits.train.len(), splits.test.len()), (50_000, 10_000));
+    assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (50_000, 10_000));
     assert_eq!(splits.train.notes(), ["50000 image files, kept in memory (175.8 MiB for both splits)"]);
     let names = splits.train.class_names();
     assert_eq!((names.len(), &names[0][..], &names[9][..]), (10, "airplane", "truck"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use datasets::ImageDataset;
+use datasets::{DatasetError, ImageDataset};
 use distributed::Phase;
 use serde::Serialize;
 
@@ -18,6 +18,9 @@ use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
+
+/// What to do about classes that the training did not have.
+const CHANGED_CLASSES: &str = "give data with the class names of the training, or --allow-changed-classes if labels are positions in its list of classes";
 
 /// What `--json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -81,15 +84,21 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     let own = own_data::<F>(&config.model);
     let input = saved.state.as_ref().map(|state| &state.input);
     let known = input.map(|input| input.class_names.len());
-    let data =
-        data::open_test(&config.data, &config.train_split, own, known.unwrap_or(0), communicator, &world.reporter)?;
-    data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
-    identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
+    // By position where names may differ.
+    let classes = input.filter(|_| !config.allow_changed_classes).map(|input| &input.class_names[..]);
+    let data = data::open_split(&config.data, &config.train_split, own, None, classes, communicator, &world.reporter)
+        .map_err(|error| match error.downcast_ref() {
+        Some(DatasetError::UnknownClasses { .. }) => error.context(CHANGED_CLASSES),
+        _ => error,
+    })?;
+    let test = &data.samples;
+    data::share_checksums(&[test], config.data.data_dir.as_deref(), communicator)?;
+    identity::compare(vec![("test split".to_owned(), test.checksum())], communicator)?;
     if let Some(input) = input {
-        check_input(input, &*data.test, &config, world)?;
+        check_input(input, &**test, &config, world)?;
     }
-    let num_classes = known.unwrap_or_else(|| data.test.class_names().len());
-    let in_channels = data.test.image_shape().channels;
+    let num_classes = known.unwrap_or_else(|| test.class_names().len());
+    let in_channels = test.image_shape().channels;
     let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
@@ -103,10 +112,10 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     // Whatever the data set's: the network knows its images so.
     let of_training = input.filter(|_| args.data.normalize_mean.is_none()).map(ModelInput::normalization);
     let normalization = of_training.unwrap_or(data.normalization);
-    let evaluation = evaluate(&model, &data.test, &normalization, &how, communicator, &device, &world.stop)?;
+    let evaluation = evaluate(&model, test, &normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
-    let result = EvalResult::of(&sums, evaluation.metrics, &*data.test);
-    world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums, &result.metrics);
+    let result = EvalResult::of(&sums, evaluation.metrics, &**test);
+    world.reporter.evaluation(&format!("{} on {}", saved.name(), test.name()), &sums, &result.metrics);
     if config.json {
         world.reporter.json(&result)?;
     }
@@ -128,14 +137,11 @@ fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig,
     }
     let Some(other) = input.other_class(test.class_names()) else { return Ok(()) };
     let change = format!("eval: the classes are not those of the training: {other}");
-    ensure!(
-        config.allow_changed_classes,
-        "{change}; give the data with the names of the training, or --allow-changed-classes if equal labels mean equal things"
-    );
+    ensure!(config.allow_changed_classes, "{change}; {CHANGED_CLASSES}");
     ensure!(
         test.class_names().len() <= input.class_names.len(),
         "{change}; the network has no answer for the further classes"
     );
-    world.reporter.warn(&format!("{change}; going on, as --allow-changed-classes says"));
+    world.reporter.warn(&format!("{change}; labels are compared by position, as --allow-changed-classes says"));
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::world::ranks::World;
 /// Writes the shards.
 ///
 /// # Errors
-/// When the folder of images is none, the target is not empty, a file cannot be read or written, or a signal wishes this to end.
+/// When the folder of images has no training split, the target is not empty, a file cannot be read or written, or a signal wishes this to end.
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
     let images_per_shard = images_per_shard(args)?;
     let mut go_on = |name: &str| {
@@ -20,6 +20,7 @@ pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
         !world.stop.is_raised()
     };
     let written = tar_shards::write(&args.from, &args.to, images_per_shard, &mut go_on)?;
+    written.notes.iter().for_each(|note| world.reporter.warn(note));
     let (images, shards) = (written.num_images, written.num_shards);
     world.reporter.note(&format!("{images} images in {shards} shards in {}", args.to.display()));
     Ok(())

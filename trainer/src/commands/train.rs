@@ -301,12 +301,13 @@ fn manifest(
         mpi_library: communicator.library(),
         device: format!("{device:?}"),
     };
+    let evaluated = data::evaluated(data)?;
     let dataset = DatasetFacts {
         name: config.data.dataset.filled().to_string(),
         num_train: data.train.len(),
-        num_test: data.test.len(),
+        num_test: evaluated.len(),
         train_checksum: data.train.checksum(),
-        test_checksum: data.test.checksum(),
+        test_checksum: evaluated.checksum(),
     };
     Ok(manifest::of_this_launch(config.hash(), launch, dataset))
 }

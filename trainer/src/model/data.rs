@@ -1,6 +1,6 @@
 //! The data set of a run, opened as its configuration says.
 //!
-//! In: the resolved data section. Out: train and test split with their normalisation.
+//! In: the resolved data section. Out: the splits with their normalisation, or one of them.
 //! Invariant: nothing is downloaded unless asked for, and then by root alone while the others wait.
 
 use std::fs;
@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, RandAugment,
-    ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, TarShardsConfig, cifar,
-    image_folder, shapes, synthetic, tar_shards,
+    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization,
+    OnBadImage, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split, Subset, SyntheticConfig,
+    TarShardsConfig, cifar, image_folder, shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, Topology};
 
@@ -39,11 +39,11 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
     Ok(plan.num_steps() as u64)
 }
 
-/// Opens the data set, or with `own` that of the program, its splits limited as configured.
+/// Opens the data set, or with `own` that of the program, its splits limited as configured; at least one besides the training split is there.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When files are missing or broken, or a download fails.
+/// When files are missing or broken, there is nothing to evaluate on, or a download fails.
 pub fn open(
     config: &DataArgs,
     split: &TrainSplitArgs,
@@ -64,7 +64,7 @@ pub fn open(
             image_folder::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Shards => {
-            let how = shards_of_rank(config, communicator, false)?;
+            let how = shards_of_rank(config, communicator, None)?;
             tar_shards::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Parquet => open_parquet(config, communicator.topology())?,
@@ -82,75 +82,132 @@ pub fn open(
             })?
         }
     };
+    splits.notes.iter().for_each(|note| reporter.warn(note));
     tell_notes(&*splits.train, reporter);
     if let Some(limit) = split.limit_train {
         splits.train = Arc::new(Subset::first(splits.train, limit)?);
     }
-    let TestSplit { test, normalization } = finished(splits.test, splits.normalization, config, reporter)?;
-    Ok(DatasetSplits { test, normalization, ..splits })
+    evaluated(&splits)?;
+    for evaluated in [&mut splits.val, &mut splits.test].into_iter().flatten() {
+        *evaluated = limited(Arc::clone(evaluated), config, reporter)?;
+    }
+    splits.normalization = normalization(splits.normalization, config);
+    Ok(splits)
 }
 
-/// What is evaluated.
+/// The split that every epoch is evaluated on: the validation split, else the test split.
+///
+/// # Errors
+/// When the data set has neither.
+pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
+    splits.evaluated().with_context(|| {
+        let why = splits.notes.iter().map(|note| format!(" ({note})")).collect::<String>();
+        format!(
+            "{}: expected a labelled split to evaluate on, val or test, got none{why}; add one to the data",
+            splits.train.name()
+        )
+    })
+}
+
+/// One split.
 #[derive(Clone, Debug)]
-pub struct TestSplit {
-    /// The samples to judge by.
-    pub test: Arc<dyn ImageDataset>,
+pub struct OpenedSplit {
+    /// Its samples.
+    pub samples: Arc<dyn ImageDataset>,
     /// How their pixels become numbers.
     pub normalization: Normalization,
 }
 
-/// As [`open`], the test split alone: files to train on are not decoded and need not be there. Where nothing names the classes of files
-/// there are at least `num_classes`.
+/// Opens one split: `train`, `val` or `test`, another folder or other files by their name, or without a `name` the one that [`evaluated`] takes.
+/// Other splits are not decoded and need not be there.
+///
+/// Labels of files become positions in `classes`, by the names of the classes, if these are given; else they are those of the data set.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// As [`open`].
-pub fn open_test(
+/// As [`open`], and when the split is not there or has no labels.
+pub fn open_split(
     config: &DataArgs,
     split: &TrainSplitArgs,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
-    num_classes: usize,
+    name: Option<&str>,
+    classes: Option<&[String]>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
-) -> Result<TestSplit> {
-    let test = match config.dataset.filled() {
+) -> Result<OpenedSplit> {
+    let dir = || config.data_dir.filled();
+    let samples = match config.dataset.filled() {
         DatasetKind::ImageFolder => {
             let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
-            image_folder::open_test(config.data_dir.filled(), &how)?
+            first_split(name, |name| image_folder::open_split(dir(), name, classes, &how))?
         }
         DatasetKind::Shards => {
-            let how = shards_of_rank(config, communicator, true)?;
-            tar_shards::open_test(config.data_dir.filled(), &how, num_classes)?
+            let how = shards_of_rank(config, communicator, Some(name))?;
+            first_split(name, |name| tar_shards::open_split(dir(), name, classes, &how))?
         }
         #[cfg(feature = "parquet")]
         DatasetKind::Parquet => {
             let how = parquet_of_rank(config, communicator.topology())?;
-            parquet_files::open_test(config.data_dir.filled(), &how, num_classes)?
+            first_split(name, |name| parquet_files::open_split(dir(), name, classes, &how))?
         }
-        _ => {
-            let DatasetSplits { test, normalization, .. } = open(config, split, own, communicator, reporter)?;
-            return Ok(TestSplit { test, normalization });
+        kind => {
+            let splits = open(config, split, own, communicator, reporter)?;
+            let samples = match name {
+                None => evaluated(&splits)?,
+                Some(name) => Split::of_name(name).and_then(|split| splits.get(split)).with_context(|| {
+                    format!("split: expected one of the splits of --dataset {kind}, got {name}; it has train and test")
+                })?,
+            };
+            return Ok(OpenedSplit { samples: Arc::clone(samples), normalization: splits.normalization });
         }
     };
-    finished(test, Normalization::imagenet(), config, reporter)
+    let samples = limited(samples, config, reporter)?;
+    Ok(OpenedSplit { samples, normalization: normalization(Normalization::imagenet(), config) })
 }
 
-/// The test split as flags want it, with its notes told.
-fn finished(
-    mut test: Arc<dyn ImageDataset>,
-    mut normalization: Normalization,
+/// The names of the splits to evaluate on, the first that is there and has labels.
+const EVALUATED: [Split; 2] = [Split::Val, Split::Test];
+
+/// Opens the split `name`, or the first of those to evaluate on.
+fn first_split(
+    name: Option<&str>,
+    open: impl Fn(&str) -> Result<Arc<dyn ImageDataset>, DatasetError>,
+) -> Result<Arc<dyn ImageDataset>> {
+    if let Some(name) = name {
+        return Ok(open(name)?);
+    }
+    let mut reasons = Vec::new();
+    for split in EVALUATED {
+        match open(split.names()[0]) {
+            Err(error @ (DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })) => {
+                reasons.push(error.to_string())
+            }
+            opened => return Ok(opened?),
+        }
+    }
+    anyhow::bail!("expected a labelled split to evaluate on, val or test, got none: {}", reasons.join("; "))
+}
+
+/// A split to evaluate on as flags want it, with its notes told.
+fn limited(
+    mut samples: Arc<dyn ImageDataset>,
     config: &DataArgs,
     reporter: &Reporter,
-) -> Result<TestSplit> {
-    tell_notes(&*test, reporter);
+) -> Result<Arc<dyn ImageDataset>> {
+    tell_notes(&*samples, reporter);
     if let Some(limit) = config.limit_test {
-        test = Arc::new(Subset::first(test, limit)?);
+        samples = Arc::new(Subset::first(samples, limit)?);
     }
-    if let (Some(mean), Some(std)) = (&config.normalize_mean, &config.normalize_std) {
-        let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
-        normalization = Normalization { mean: floats(mean), std: floats(std) };
+    Ok(samples)
+}
+
+/// The normalisation of flags, else the data set's.
+fn normalization(of_data: Normalization, config: &DataArgs) -> Normalization {
+    let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
+    match (&config.normalize_mean, &config.normalize_std) {
+        (Some(mean), Some(std)) => Normalization { mean: floats(mean), std: floats(std) },
+        _ => of_data,
     }
-    Ok(TestSplit { test, normalization })
 }
 
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
@@ -169,7 +226,13 @@ fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology)
 }
 
 /// How one rank reads shards, whose headers root has read first, then the first rank of each machine, which may see other disks.
-fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, test_alone: bool) -> Result<TarShardsConfig> {
+///
+/// `only` is the split that is wanted, where not all are: by its name, or the one to evaluate on.
+fn shards_of_rank(
+    config: &DataArgs,
+    communicator: &dyn Communicator,
+    only: Option<Option<&str>>,
+) -> Result<TarShardsConfig> {
     let topology = communicator.topology();
     let set = |variable| environment(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -183,7 +246,13 @@ fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, test_alone
     for reads in [communicator.rank() == distributed::ROOT, topology.local_rank == 0] {
         if reads {
             // What keeps the headers from being read keeps the shards from being opened, which says so.
-            let _ = tar_shards::index(&dir, &how, test_alone);
+            let _ = match only {
+                None => tar_shards::index(&dir, &how, None),
+                Some(name) => EVALUATED
+                    .map(|split| name.unwrap_or(split.names()[0]))
+                    .into_iter()
+                    .try_for_each(|name| tar_shards::index(&dir, &how, Some(name))),
+            };
         }
         communicator.barrier()?;
     }

@@ -19,6 +19,7 @@ use distributed::{
 use crate::config::Filled;
 use crate::measure::gather::{from_root, to_root};
 use crate::model::ImageClassifier;
+use crate::model::data;
 use crate::run::checkpoint::{
     Background, Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors,
 };
@@ -93,7 +94,7 @@ impl<'a> Checkpointer<'a> {
             communicator.world_size(),
             fingerprint(&model).to_string(),
             ModelInput::of(self.session.data),
-            (self.session.data.train.checksum(), self.session.data.test.checksum()),
+            (self.session.data.train.checksum(), data::evaluated(self.session.data)?.checksum()),
             serde_json::to_value(self.session.config.clone().with_absolute_paths())?,
         );
         let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));

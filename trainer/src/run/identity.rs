@@ -28,12 +28,13 @@ pub fn check(
     if communicator.world_size() == 1 {
         return Ok(());
     }
-    data::share_checksums(&[&data.train, &data.test], config.data.data_dir.as_deref(), communicator)?;
+    let evaluated = data::evaluated(data)?;
+    data::share_checksums(&[&data.train, evaluated], config.data.data_dir.as_deref(), communicator)?;
     let facts = [
         ("train images", data.train.len().to_string()),
-        ("test images", data.test.len().to_string()),
+        ("test images", evaluated.len().to_string()),
         ("train split", data.train.checksum()),
-        ("test split", data.test.checksum()),
+        ("test split", evaluated.checksum()),
     ];
     compare(facts.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)?;
     match config.compute.cpu {

@@ -9,7 +9,7 @@ use distributed::CompressionKind;
 
 use crate::config::{BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig};
 use crate::measure::report::Reporter;
-use crate::model::data::steps_per_epoch;
+use crate::model::data::{self, steps_per_epoch};
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
 use crate::run::output::OutputDirectory;
@@ -123,7 +123,7 @@ impl Resumption {
         }
         for (split, before, got) in [
             ("train", Some(&self.checkpoint.state.dataset_checksum), data.train.checksum()),
-            ("test", self.checkpoint.state.test_checksum.as_ref(), data.test.checksum()),
+            ("test", self.checkpoint.state.test_checksum.as_ref(), data::evaluated(data)?.checksum()),
         ] {
             let Some(before) = before.filter(|&before| *before != got) else { continue };
             let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");

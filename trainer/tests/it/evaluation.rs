@@ -138,30 +138,40 @@ fn images_to_train_on_are_neither_read_nor_needed_to_evaluate() {
 }
 
 #[test]
-fn renamed_classes_are_refused_with_the_first_difference_unless_they_are_allowed() {
+fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_have() {
     let folder = image_folder(&["cat", "dog", "eel"], 0);
     let run = trained_on(&folder);
-    let at = |folder: &TempDir, further: &[&str]| {
-        let data_dir = folder.path().to_str().unwrap();
+    let at = |folder: &Path, further: &[&str]| {
+        let data_dir = folder.to_str().unwrap();
         alone(&run.directory(), &[&["--data-dir", data_dir], further].concat())
     };
-    let allowed = ["--allow-changed-classes"];
-    let expected = at(&folder, &[]).unwrap();
-    assert_eq!(at(&folder, &allowed).unwrap(), expected);
+    let by_position = ["--allow-changed-classes"];
+    let expected = at(folder.path(), &[]).unwrap();
+    assert_eq!(at(folder.path(), &by_position).unwrap(), expected);
 
-    // What was class 0 now comes after the other, in the order of names, so that the labels are swapped.
-    let swapped = image_folder(&["dog", "eel", "zebra"], 0);
-    let text = at(&swapped, &[]).unwrap_err();
-    assert!(text.contains(r#"class 0 of 3: expected "cat", got "dog""#), "{text}");
-    assert!(text.contains("--allow-changed-classes"), "{text}");
-    let got = at(&swapped, &allowed).unwrap();
+    // Each class alone, so that its label in the folder is another one: together they are the whole.
+    let (mut right, mut num_samples) = (0, 0);
+    for class in ["cat", "dog", "eel"] {
+        let subset = image_folder(&["cat", "dog", "eel"], 0);
+        for split in ["train", "test"] {
+            for other in ["cat", "dog", "eel"].iter().filter(|other| **other != class) {
+                fs::remove_dir_all(subset.path().join(split).join(other)).unwrap();
+            }
+        }
+        let got = at(subset.path(), &[]).unwrap();
+        right += got.top1_correct;
+        num_samples += got.num_samples;
+    }
+    assert_eq!((right, num_samples), (expected.top1_correct, expected.num_samples));
+
+    // Other names are of no class of the model, unless labels are positions.
+    let renamed = image_folder(&["dog", "eel", "zebra"], 0);
+    let text = at(renamed.path(), &[]).unwrap_err();
+    assert!(text.contains("got images of others: zebra") && text.contains("--allow-changed-classes"), "{text}");
+    let got = at(renamed.path(), &by_position).unwrap();
     assert_eq!((got.num_samples, got.top1_correct, got.loss), (6, expected.top1_correct, expected.loss));
-
-    let fewer = image_folder(&["cat", "dog"], 0);
-    let text = at(&fewer, &[]).unwrap_err();
-    assert!(text.contains(r#"class 2 of 3: expected "eel", got none"#), "{text}");
     let more = image_folder(&["cat", "dog", "eel", "fox"], 0);
-    let text = at(&more, &allowed).unwrap_err();
+    let text = at(more.path(), &by_position).unwrap_err();
     assert!(text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"), "{text}");
 }
 

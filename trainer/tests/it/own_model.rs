@@ -324,7 +324,7 @@ fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training()
 /// What the model says of an image of this grey, of the size that it was trained on.
 fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
     let data = shapes::open(&ShapesConfig { num_train: 48, num_test: 16, seed: 0 }).unwrap();
-    let ImageShape { height, width, channels } = data.test.image_shape();
+    let ImageShape { height, width, channels } = data.train.image_shape();
     let pixel =
         |channel| (f32::from(value) / 255.0 - data.normalization.mean[channel]) / data.normalization.std[channel];
     let pixels: Vec<f32> = (0..height * width * channels).map(|index| pixel(index % channels)).collect();

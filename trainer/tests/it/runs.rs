@@ -101,7 +101,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         metrics: Vec::new(),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
-        let noting = Arc::new(Noting { inner: Arc::clone(&splits.test), read: Mutex::default() });
+        let noting = Arc::new(Noting { inner: Arc::clone(splits.test.as_ref().unwrap()), read: Mutex::default() });
         let dataset: Arc<dyn ImageDataset> = noting.clone();
         let mut scores = run_ranks(world_size, |communicator| {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());

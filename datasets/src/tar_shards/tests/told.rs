@@ -17,7 +17,7 @@ fn good() -> Vec<u8> {
 
 #[test]
 fn a_json_member_that_tells_no_label_is_a_problem_where_no_number_came() {
-    for json in ["[1]", "{\"score\": NaN}", "\"a cat\"", &format!("\"{}\"", "a".repeat(1 << 20))] {
+    for json in ["[1]", "{\"score\": }", "{\"label\": true}", "\"a cat\"", &format!("\"{}\"", "a".repeat(1 << 20))] {
         let (image, json) = (png(10), json.as_bytes());
         let with_number = folder(&tar(&[("1.png", &image), ("1.json", json), ("1.cls", b"0")]));
         assert_eq!(opened(with_number.path())[0], (0, 10));
@@ -63,18 +63,15 @@ fn shards_that_are_not_read_are_noted() {
     fs::write(root.path().join("test-0.tar"), good()).unwrap();
     fs::write(root.path().join("train-2.tar.gz"), "").unwrap();
     let name_of_compressed = |notes: &[String]| -> Option<String> {
-        let note = notes.iter().find(|note| note.starts_with("1 files that are no shards"))?;
+        let note = notes.iter().find(|note| note.starts_with("1 files are ignored"))?;
         note.rsplit_once(' ').map(|(_, name)| name.to_owned())
     };
     let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
-    assert_eq!(splits.test.name(), "shards test");
-    assert!(splits.test.notes().contains(&"test-*.tar is used, val-*.tar is not".to_owned()));
     assert_eq!(name_of_compressed(splits.train.notes()), Some("train-2.tar.gz".to_owned()));
-    // Of a split that is not the one used.
+    // A split of compressed shards alone is not dropped in silence.
     fs::rename(root.path().join("test-0.tar"), root.path().join("test-0.tar.gz")).unwrap();
-    let test = open(root.path(), &config(OnBadImage::Fail)).unwrap().test;
-    assert_eq!(test.name(), "shards val");
-    assert_eq!(name_of_compressed(test.notes()), Some("test-0.tar.gz".to_owned()));
+    let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+    assert!(splits.test.is_none() && splits.notes[0].contains("test-0.tar.gz"), "{:?}", splits.notes);
 }
 
 #[test]
@@ -104,23 +101,108 @@ fn each_line_of_class_names_is_a_class_and_those_without_images_are_noted() {
     assert!(text.contains("classes.txt: line 2: expected the name of a class"), "{text}");
     // ImageNet has two kinds of crane.
     let splits = with("crane\ndog\nelk\ncrane").unwrap();
-    let of_test = open_test(root.path(), &config(OnBadImage::Fail), 0).unwrap();
-    for opened in [splits.train, of_test] {
+    let of_val = open_split(root.path(), "val", None, &config(OnBadImage::Fail)).unwrap();
+    for (opened, notes) in [(&splits.train, &splits.notes[..]), (&of_val, of_val.notes())] {
         assert_eq!(opened.class_names(), ["crane", "dog", "elk", "crane"]);
-        assert!(opened.notes().contains(&"1 lines of classes.txt have the name of a line before: crane".to_owned()));
+        assert!(notes.contains(&"1 lines of classes.txt have the name of a line before: crane".to_owned()));
     }
 }
 
 #[test]
-fn shards_to_test_with_open_alone_with_the_classes_that_are_known() {
+fn a_split_opens_alone_with_the_classes_that_are_known() {
     let root = folder(&tar(&[("1.png", &png(10)), ("1.cls", b"3")]));
-    let names =
-        |num_classes| open_test(root.path(), &config(OnBadImage::Fail), num_classes).unwrap().class_names().len();
-    assert_eq!([names(0), names(3)], [4, 3]);
+    let opened = |classes: Option<&[String]>| open_split(root.path(), "val", classes, &config(OnBadImage::Fail));
+    let num = |classes| opened(classes).unwrap().class_names().len();
+    let known = ["a", "b", "c", "d", "e"].map(str::to_owned);
+    assert_eq!([num(None), num(Some(&known)), num(Some(&known[..2]))], [4, 5, 2]);
+    assert!(opened(Some(&known[..1])).unwrap_err().to_string().contains("got images of others: 1"));
     // The index keeps what it knows of the others.
     fs::write(root.path().join("val-1.tar"), good()).unwrap();
-    assert_eq!(names(5), 5);
+    assert_eq!(num(Some(&known)), 5);
     assert!(fs::read_to_string(root.path().join(INDEX)).unwrap().contains(" train-0.tar"));
     ["train-0.tar", "train-1.tar"].iter().for_each(|name| fs::remove_file(root.path().join(name)).unwrap());
-    assert_eq!([names(0), names(4)], [2, 4]);
+    assert_eq!([num(None), num(Some(&known[..4]))], [2, 4]);
+    // Names map labels, which are positions only without any.
+    fs::write(root.path().join(CLASSES), "d\nb\n").unwrap();
+    let mapped = opened(Some(&known)).unwrap();
+    let labels: Vec<usize> = (0..mapped.len()).map(|index| mapped.label(index)).collect();
+    assert_eq!(labels, [1, 3, 1, 3]);
+    assert!(opened(Some(&known[..2])).unwrap_err().to_string().contains("got images of others: d"));
+}
+
+#[test]
+fn a_label_is_a_whole_number_however_it_is_written() {
+    for (name, text, expected) in [
+        ("1.json", r#"{"label": "1"}"#, 1),
+        ("1.json", r#"{"label": 1.0}"#, 1),
+        ("1.json", r#"{"score": NaN, "label": 1, "a": [-Infinity, "NaN \" Infinity"]}"#, 1),
+        ("1.cls", " 1.0\n", 1),
+        ("1.cls", "0", 0),
+    ] {
+        let root = folder(&tar(&[("1.png", &png(10)), (name, text.as_bytes())]));
+        assert_eq!(opened(root.path())[0], (expected, 10), "{text}");
+    }
+    for (name, text) in [("1.json", r#"{"label": "a cat"}"#), ("1.json", r#"{"label": 1.5}"#), ("1.cls", "NaN")] {
+        let root = folder(&tar(&[("1.png", &png(10)), (name, text.as_bytes())]));
+        let refused = refusal(root.path(), OnBadImage::Fail);
+        assert!(refused.contains("expected a label from 0 to 65535, got "), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn archives_that_follow_one_another_are_all_read_and_other_bytes_behind_the_end_are_noted() {
+    let (image, one) = (png(10), good());
+    let other = tar(&[("1.png", &image[..]), ("1.cls", b"0"), ("a/1.png", &image), ("a/1.cls", b"1")]);
+    let own = [(1, 10), (0, 12)];
+    for (train, expected, note) in [
+        ([&one[..], &other].concat(), &[(1, 10), (0, 12), (0, 10), (1, 10)][..], "2 archives, one after the other"),
+        ([&one[..], &[0; 4096], &other].concat(), &[(1, 10), (0, 12), (0, 10), (1, 10)], "2 archives"),
+        ([&one[..], b"some bytes"].concat(), &own, "bytes after the end of the archive"),
+        ([&one[..], &[7; 2048]].concat(), &own, "bytes after the end of the archive"),
+        (one[..one.len() - 1024].to_vec(), &own, "the archive has no end"),
+        (one[..one.len() - 512].to_vec(), &own, ""),
+    ] {
+        let root = folder(&train);
+        for _ in 0..2 {
+            let train = open(root.path(), &config(OnBadImage::Fail)).unwrap().train;
+            assert_eq!(samples(&*train)[..expected.len()], *expected, "{note}");
+            assert_eq!(train.len(), expected.len() + 2);
+            let is_noted = |text: &String| text.starts_with("train-0.tar: ") && text.contains(note);
+            assert_eq!(train.notes().iter().any(is_noted), !note.is_empty(), "{note}: {:?}", train.notes());
+        }
+    }
+}
+
+#[test]
+fn a_split_without_labels_is_not_opened_and_blocks_no_other() {
+    let image = png(10);
+    for label in [&[][..], &[("1.cls", &b"-1"[..])], &[("1.json", b"{\"label\": null}")], &[("1.json", b"{}")]] {
+        let root = folder(&good());
+        fs::write(root.path().join("test-0.tar"), tar(&[&[("1.png", &image[..])], label].concat())).unwrap();
+        for _ in 0..2 {
+            let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+            assert!(splits.test.is_none() && splits.val.is_some());
+            let note = &splits.notes[0];
+            assert!(note.contains("shards test: none of 1 images has a label"), "{note}");
+            let alone = open_split(root.path(), "test", None, &config(OnBadImage::Fail)).unwrap_err();
+            assert_eq!(alone.to_string(), *note);
+        }
+    }
+    // One label makes the others bad samples, and training needs labels.
+    let root = folder(&tar(&[("1.png", &image), ("1.cls", b"-1"), ("2.png", &image), ("2.cls", b"1")]));
+    assert!(
+        refusal(root.path(), OnBadImage::Fail)
+            .contains("1: expected a label, in 1.cls or a number under label in 1.json, got -1")
+    );
+    for name in ["train-0.tar", "train-1.tar"] {
+        fs::write(root.path().join(name), tar(&[("1.png", &image), ("1.cls", b"-1")])).unwrap();
+    }
+    assert!(refusal(root.path(), OnBadImage::Skip).contains("none of 2 images has a label"));
+}
+
+#[test]
+fn a_compressed_file_that_is_called_a_shard_is_named_with_its_remedy() {
+    let root = folder(&[&[0x1f, 0x8b, 8], &good()[..]].concat());
+    let text = refusal(root.path(), OnBadImage::Fail);
+    assert!(text.contains("train-0.tar: expected a tar file, got one compressed with gzip"), "{text}");
 }

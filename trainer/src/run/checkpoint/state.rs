@@ -142,7 +142,7 @@ pub struct ModelInput {
 impl ModelInput {
     /// What models trained on `data` take.
     pub fn of(data: &DatasetSplits) -> Self {
-        let shape = data.test.image_shape();
+        let shape = data.evaluated().unwrap_or(&data.train).image_shape();
         Self {
             height: shape.height,
             width: shape.width,

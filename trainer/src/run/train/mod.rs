@@ -238,7 +238,8 @@ impl<M: ImageClassifier> Training<'_, M> {
         let (device, stop) = (self.session.device, self.session.stop);
         let averaged = self.ema.as_ref().map(|ema| ema.place(self.stepper.model().clone()));
         let model = averaged.as_ref().unwrap_or(self.stepper.model());
-        evaluate(model, &data.test, &data.normalization, &how, &**communicator, device, stop).map(Some)
+        let samples = data::evaluated(data)?;
+        evaluate(model, samples, &data.normalization, &how, &**communicator, device, stop).map(Some)
     }
 
     /// Writes the epoch down, on root.

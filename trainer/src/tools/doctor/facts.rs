@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -229,14 +230,15 @@ fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> 
 fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
     let splits = data::open(&config.data, &config.train_split, || Ok(None), communicator, &quiet);
-    let opened = splits.as_ref().map_or(vec![], |splits| vec![&splits.train, &splits.test]);
-    data::share_checksums(&opened, config.data.data_dir.as_deref(), communicator)?;
-    let facts = splits.map(|splits| DataFacts {
-        name: splits.train.name().trim_end_matches(" train").to_owned(),
-        num_train: splits.train.len(),
-        num_test: splits.test.len(),
-        train_checksum: splits.train.checksum(),
-        test_checksum: splits.test.checksum(),
+    let opened = splits.and_then(|splits| Ok((Arc::clone(&splits.train), Arc::clone(data::evaluated(&splits)?))));
+    let to_share = opened.as_ref().map_or(vec![], |(train, test)| vec![train, test]);
+    data::share_checksums(&to_share, config.data.data_dir.as_deref(), communicator)?;
+    let facts = opened.map(|(train, test)| DataFacts {
+        name: train.name().trim_end_matches(" train").to_owned(),
+        num_train: train.len(),
+        num_test: test.len(),
+        train_checksum: train.checksum(),
+        test_checksum: test.checksum(),
     });
     Ok(facts.map_err(|error| format!("{error:#}")))
 }

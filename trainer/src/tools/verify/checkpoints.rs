@@ -18,6 +18,7 @@ use super::reference::{ABSENT, reference};
 use crate::config::Filled;
 use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::measure::metrics::ScoreSums;
+use crate::model::data;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
 use crate::model::network::resnet;
@@ -78,6 +79,6 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
     };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
-    let evaluation = evaluate(model, &data.test, &data.normalization, &how, alone, device, stop)?;
+    let evaluation = evaluate(model, data::evaluated(&data)?, &data.normalization, &how, alone, device, stop)?;
     evaluation.scores.context("checkpoints: stopped by a signal")
 }

@@ -41,7 +41,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         &ModelRequest::new(Cifar::Ten.num_classes(), subject.compute(), &subject.device),
     )?;
     let model = load_weights(model, weights)?;
-    let dataset = cifar::open_test(images.parent().unwrap_or(Path::new(".")), Cifar::Ten)?;
+    let dataset = cifar::open_split(images.parent().unwrap_or(Path::new(".")), Cifar::Ten, "test")?;
     if (dataset.len() as u64) < NUM_IMAGES {
         return Ok(Finding::Skipped(format!("{}: {} images, expected {NUM_IMAGES}", images.display(), dataset.len())));
     }
