@@ -74,7 +74,8 @@ pub enum CollectiveError {
     },
     /// The launcher started another number of tasks than the communicator has ranks.
     #[error(
-        "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}; {remedy}"
+        "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}; {remedy}; \
+         for one process: unset {}", of_one_process(.variable)
     )]
     WorldSizeMismatch {
         launcher: &'static str,
@@ -85,7 +86,9 @@ pub enum CollectiveError {
         remedy: &'static str,
     },
     /// A launcher's variable holds no number.
-    #[error("environment variable {variable}: expected a number, got \"{value}\"")]
+    #[error(
+        "environment variable {variable}: expected a number, got \"{value}\"; if no launcher set it: unset {variable}"
+    )]
     LauncherVariable { variable: &'static str, value: String },
     /// MPI and the launcher give this process different places.
     #[error("{launcher}: expected {what} {expected}, got {got} on node {node}; {remedy}")]
@@ -149,6 +152,12 @@ fn unit(collective: &str) -> String {
 /// What was not finite.
 fn found(parameter: Option<&str>) -> String {
     parameter.map_or_else(|| "loss".to_owned(), |name| format!("largest gradient, in {name},"))
+}
+
+/// The variables to unset for a world of one process.
+fn of_one_process(variable: &str) -> &str {
+    // Without the step's variable the allocation's would count.
+    if variable == "SLURM_STEP_NUM_TASKS" { "SLURM_STEP_NUM_TASKS SLURM_NTASKS" } else { variable }
 }
 
 /// `rank 2` or `ranks 1, 3`.

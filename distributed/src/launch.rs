@@ -9,8 +9,9 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::panic;
 #[cfg(feature = "mpi")]
-use crate::topology::srun_left_no_address;
+use crate::topology::needs_mpi;
 use crate::{CollectiveError, Communicator, Launcher, ROOT, check_place, check_world_size};
 
 const FAILURE: u8 = 1;
@@ -21,7 +22,7 @@ const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
 /// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves it together with the others.
 ///
 /// An error is printed as `error (rank R): …` and ends the job on all ranks, so that none waits for this one; the exit code is 1.
-/// Without the cargo feature `mpi`, and without a launcher, the world is this process alone. Call it once, in `main`:
+/// Without the cargo feature `mpi`, and without a launcher, the world is this process, and MPI is not initialised. Call it once, in `main`:
 ///
 /// ```no_run
 /// use distributed::{CollectiveError, launch};
@@ -104,8 +105,10 @@ fn fail<E: Display>(
     ExitCode::from(code)
 }
 
-/// The world this process was started in, whatever the launcher says of it. Where MPI would end this process because its launcher
-/// left no address of the others, this is a world of one, which disagrees with the launcher.
+/// Returns the world this process was started in, without comparing it with what the launcher says.
+///
+/// MPI is initialised only where a launcher left the address of other ranks; otherwise the world is this process. In both a panic on any
+/// thread prints `error (rank R): panicked …` and ends the job with exit code 101.
 ///
 /// # Errors
 /// When MPI refuses.
@@ -114,14 +117,19 @@ fn fail<E: Display>(
 /// Must be called by all processes of the job.
 pub fn join() -> Result<Arc<dyn Communicator>, CollectiveError> {
     #[cfg(feature = "mpi")]
-    if srun_left_no_address() && crate::MpiCommunicator::library_name().starts_with("Open MPI") {
-        return Ok(Arc::new(crate::SingleCommunicator::new()));
+    if needs_mpi(&crate::MpiCommunicator::library_name()) {
+        return Ok(Arc::new(crate::MpiCommunicator::init()?));
     }
+    panic::end_process_on_panic();
+    Ok(Arc::new(crate::SingleCommunicator::new()))
+}
+
+/// Returns the name and version of this program's MPI library, also where MPI is not initialised; `none` without the feature `mpi`.
+pub fn mpi_library() -> String {
     #[cfg(feature = "mpi")]
-    let communicator = crate::MpiCommunicator::init()?;
+    return crate::MpiCommunicator::library_name();
     #[cfg(not(feature = "mpi"))]
-    let communicator = crate::SingleCommunicator::new();
-    Ok(Arc::new(communicator))
+    "none".to_owned()
 }
 
 /// Refuses a world that is not the one the launcher started.

@@ -29,6 +29,7 @@ mod bucket;
 mod bytes;
 mod communicator;
 mod compress;
+mod cpus;
 mod error;
 mod header;
 mod launch;
@@ -38,6 +39,7 @@ mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod on_device;
+mod panic;
 mod parameter_server;
 mod pause;
 mod reducer;
@@ -59,9 +61,10 @@ pub use communicator::{Between, Communicator, NodeMemory, ROOT, WaitPolicy, expe
 pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };
+pub use cpus::{CpuLimits, CpuQuota, control_groups};
 pub use error::CollectiveError;
 pub use header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
-pub use launch::{check_world, join, launch, launch_with};
+pub use launch::{check_world, join, launch, launch_with, mpi_library};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{ElementOrder, replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets};

@@ -4,7 +4,9 @@
 //! Invariant: a launcher that started several tasks is never answered by several worlds of one.
 //! Source: Open MPI FAQ "environment variables" (`OMPI_COMM_WORLD_*`); srun(1), output environment variables; MPICH's PMI (`PMI_*`).
 
-use crate::CollectiveError;
+#[cfg(any(feature = "mpi", test))]
+use crate::cpus::share;
+use crate::{CollectiveError, CpuLimits};
 
 /// Where a rank stands among the others and their nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +25,12 @@ pub struct Topology {
     pub node_index: usize,
     /// Number of nodes.
     pub num_nodes: usize,
+    /// Number of CPUs that are this rank's share on its node, at least 1.
+    pub num_cpus: usize,
 }
 
 impl Topology {
-    /// The topology of `rank` when `nodes` holds the node name of every rank.
+    /// The topology of `rank` when `nodes` holds the node name of every rank, and all ranks of a node have this process's CPUs.
     ///
     /// # Panics
     /// When `rank` is not below the number of nodes' names.
@@ -38,18 +42,30 @@ impl Topology {
                 distinct.push(name);
             }
         }
+        let local_size = nodes.iter().filter(|name| **name == node).count();
         Self {
             rank,
             world_size: nodes.len(),
             local_rank: nodes[..rank].iter().filter(|name| **name == node).count(),
-            local_size: nodes.iter().filter(|name| **name == node).count(),
+            local_size,
             node_index: distinct
                 .iter()
                 .position(|name| **name == node)
                 .expect("the rank's own node is among the nodes"),
             num_nodes: distinct.len(),
+            num_cpus: CpuLimits::of_this_process().divided(local_size),
             node,
         }
+    }
+
+    /// The topology of `rank` when `ranks` holds the node name and the CPUs of every rank.
+    #[cfg(any(feature = "mpi", test))]
+    pub(crate) fn from_ranks(rank: usize, ranks: &[(String, CpuLimits)]) -> Self {
+        let nodes: Vec<String> = ranks.iter().map(|(node, _)| node.clone()).collect();
+        let topology = Self::from_nodes(rank, &nodes);
+        let of_node = ranks.iter().filter(|(node, _)| *node == topology.node).map(|(_, limits)| limits.clone());
+        let num_cpus = share(topology.local_rank, &of_node.collect::<Vec<_>>());
+        Self { num_cpus, ..topology }
     }
 
     /// The topology of `rank` when all ranks run in this process or on this machine.
@@ -63,11 +79,13 @@ impl Topology {
 
 /// The program that started this process as one of several tasks.
 ///
-/// What the launchers set in a task, seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05: `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK` and
-/// `_LOCAL_RANK`, beside `PMIX_RANK` and `PMIX_NAMESPACE`; that of MPICH sets `PMI_SIZE`, `PMI_RANK`, `MPI_LOCALRANKID` and
-/// `MPI_LOCALNRANKS`; `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and
-/// `SLURM_LOCALID`, with `--mpi=pmix` also `PMIX_RANK` and `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE` and `PMI_RANK`.
-/// No `PMIX_*` variable tells a number of tasks, so none is read.
+/// Variables of a task, seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05:
+/// - Open MPI's `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK`, `_LOCAL_RANK`, `PMIX_RANK` and `PMIX_NAMESPACE`;
+/// - MPICH's `mpiexec` sets `PMI_SIZE`, `PMI_RANK`, `PMI_FD`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`;
+/// - `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and `SLURM_LOCALID`, with `--mpi=pmix` also `PMIX_RANK` and
+///   `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE`, `PMI_RANK` and `PMI_FD`.
+///
+/// No `PMIX_*` variable holds a number of tasks, so none is read. An empty variable counts as unset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// `mpirun`, `mpiexec`, `srun` or `sbatch`.
@@ -91,15 +109,17 @@ type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'sta
 ///
 /// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one a node, and their `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS`
 /// and `SLURM_PROCID` stay in the ranks' environment: with four ranks on two nodes a rank saw `SLURM_NTASKS=1`. So mpirun's own
-/// variable must win. `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`.
+/// variable must win. `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`, `mpirun_rsh` of MVAPICH2 with `MV2_COMM_WORLD_SIZE`
+/// (MVAPICH2 user guide; not tried).
 /// A batch script has `SLURM_NTASKS` (when tasks were asked for) and no step: a program started there without a launcher is one
 /// that `srun` should have started, so `SLURM_NTASKS` counts too, last; its `SLURM_PROCID` is the script's and tells nothing.
 ///
 /// `srun` tells a task's processors only where a number was asked for; mpirun's ranks may have Slurm's variable too, but it is
 /// mpirun that placed them.
-const LAUNCHERS: [Variables; 4] = [
+const LAUNCHERS: [Variables; 5] = [
     ("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_RANK"), Some("OMPI_COMM_WORLD_LOCAL_RANK"), None),
     ("mpiexec", "PMI_SIZE", Some("PMI_RANK"), Some("MPI_LOCALRANKID"), None),
+    ("mpirun_rsh", "MV2_COMM_WORLD_SIZE", Some("MV2_COMM_WORLD_RANK"), Some("MV2_COMM_WORLD_LOCAL_RANK"), None),
     ("srun", "SLURM_STEP_NUM_TASKS", Some("SLURM_PROCID"), Some("SLURM_LOCALID"), Some("SLURM_CPUS_PER_TASK")),
     ("sbatch", "SLURM_NTASKS", None, None, None),
 ];
@@ -110,7 +130,7 @@ impl Launcher {
     /// # Errors
     /// When a variable that is used holds no number.
     pub fn detect(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CollectiveError> {
-        let number = |variable: &'static str| match lookup(variable) {
+        let number = |variable: &'static str| match lookup(variable).filter(|value| !value.trim().is_empty()) {
             None => Ok(None),
             Some(value) => match value.trim().parse() {
                 Ok(number) => Ok(Some(number)),
@@ -167,25 +187,50 @@ pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID").ok().map(|id| format!("Slurm job {id}"))
 }
 
-/// Whether `srun` started this process as one of several and left it no address of the others, as `srun --mpi=none` does.
-///
-/// Open MPI ends such a process in `MPI_Init`, other libraries make it a world of one.
+/// Returns whether this process must initialise MPI to find the other ranks of its job.
 #[cfg(feature = "mpi")]
-pub(crate) fn srun_left_no_address() -> bool {
-    left_no_address(|variable| std::env::var(variable).ok())
+pub(crate) fn needs_mpi(library: &str) -> bool {
+    has_address(|variable| std::env::var(variable).ok(), library.starts_with("Open MPI"))
 }
 
+/// Returns whether a launcher left the address of other ranks, in a way that the MPI library may understand.
+///
+/// Without an address every library makes a world of one, and Open MPI starts a daemon for that, which needs ssh and a writable `/tmp`, or
+/// ends the process where it sees a step of `srun`. Where a launcher says that it started one task, there are no other ranks.
+/// Only Open MPI is known to read none of the variables of `OTHERS` without one of `ADDRESSES`.
+/// Sources besides [`Launcher`]'s: MPICH, `src/pmi` (`PMI_PORT`, `PMI_ID`); Slurm, `mpi/cray_shasta` (`PALS_RANKID`, `PMI_CONTROL_PORT`);
+/// Cray's `aprun` (`ALPS_APP_PE`); Flux (`PMI_FD`); Open MPI before version 2 (`OMPI_MCA_orte_hnp_uri`).
 #[cfg(any(feature = "mpi", test))]
-fn left_no_address(lookup: impl Fn(&str) -> Option<String>) -> bool {
-    const ADDRESSES: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD"];
-    let launcher = Launcher::detect(&lookup).ok().flatten();
-    launcher.is_some_and(|launcher| launcher.name == "srun" && launcher.num_tasks > 1)
-        && ADDRESSES.iter().all(|variable| lookup(variable).is_none())
+fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bool {
+    const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
+    const ADDRESSES: [&str; 10] = [
+        "PMIX_NAMESPACE",
+        "PMIX_RANK",
+        "PMI_FD",
+        "PMI_PORT",
+        "PMI_ID",
+        "PMI_CONTROL_PORT",
+        "PALS_RANKID",
+        "ALPS_APP_PE",
+        "MPIRUN_RANK",
+        "OMPI_MCA_orte_hnp_uri",
+    ];
+    const OTHERS: [&str; 3] = ["PMI_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"];
+    let number = |variable: &str| lookup(variable)?.trim().parse::<usize>().ok();
+    let is_set = |variable: &&str| lookup(variable).is_some_and(|value| !value.is_empty());
+    let sizes: Vec<usize> = SIZES.into_iter().filter_map(number).collect();
+    let has_step = number("SLURM_STEP_NUM_TASKS").is_some_and(|tasks| tasks > 1);
+    // The step may be that of mpirun's daemons, or the size that of a launcher around `srun`.
+    if !sizes.is_empty() && sizes.iter().all(|&size| size == 1) && !has_step {
+        return false;
+    }
+    // Some libraries find the tasks of `srun` by Slurm's own variables.
+    ADDRESSES.iter().any(&is_set) || !is_open_mpi && (has_step || OTHERS.iter().any(&is_set))
 }
 
 /// Refuses a world that is not the one the launcher started.
 ///
-/// Without its launcher's help MPI starts a world of one in every task and tells nobody: the tasks would train side by side and
+/// Without its launcher's help MPI starts a world of one in every task without a warning: the tasks would train independently and
 /// overwrite each other's files.
 ///
 /// # Errors
@@ -200,7 +245,7 @@ pub fn check_world_size(
     };
     let remedy = match (built_with_mpi, launcher.name) {
         (false, _) => "rebuild with the default feature mpi, or start one task",
-        (true, "sbatch") => "start it with srun --mpi=pmix or mpirun, or ask for one task",
+        (true, "sbatch") => "start it with srun --mpi=pmix or mpirun",
         (true, _) => {
             "built for another MPI than the launcher's? use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or the mpirun of the \
              library it is linked with"
@@ -249,151 +294,4 @@ fn node_name() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn detect(environment: &[(&str, &str)]) -> Result<Option<Launcher>, CollectiveError> {
-        Launcher::detect(|wanted| {
-            environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
-        })
-    }
-
-    fn launcher(environment: &[(&str, &str)]) -> Launcher {
-        detect(environment).unwrap().unwrap()
-    }
-
-    #[test]
-    fn a_plain_start_has_no_launcher_and_any_world_size() {
-        assert_eq!(detect(&[("PMIX_RANK", "1"), ("SLURM_JOB_ID", "7")]).unwrap(), None);
-        assert_eq!(check_world_size(None, 1, true), Ok(()));
-    }
-
-    #[test]
-    fn mpirun_wins_over_the_slurm_step_of_its_daemons() {
-        let found = launcher(&[
-            ("OMPI_COMM_WORLD_SIZE", "8"),
-            ("OMPI_COMM_WORLD_RANK", "5"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("SLURM_STEP_NUM_TASKS", "2"),
-            ("SLURM_NTASKS", "2"),
-            ("SLURM_PROCID", "1"),
-        ]);
-        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("mpirun", 8, Some(5), Some(1)));
-    }
-
-    #[test]
-    fn mpiexec_wins_over_slurm() {
-        let found = launcher(&[("PMI_SIZE", "4"), ("PMI_RANK", "3"), ("SLURM_NTASKS", "2")]);
-        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("mpiexec", 4, Some(3), None));
-    }
-
-    #[test]
-    fn a_task_of_srun_is_sruns_also_with_the_variables_of_mpiexec() {
-        let srun = [("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "3"), ("SLURM_LOCALID", "1")];
-        let pmi = [("PMI_SIZE", "4"), ("PMI_RANK", "3")];
-        let found = launcher(&[&srun[..], &pmi].concat());
-        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("srun", 4, Some(3), Some(1)));
-        let found = launcher(&[&srun[..], &pmi, &[("MPI_LOCALRANKID", "0")]].concat());
-        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("mpiexec", 4, Some(3), Some(0)));
-    }
-
-    #[test]
-    fn a_step_of_one_task_in_a_larger_allocation_is_one_task() {
-        let found = launcher(&[
-            ("SLURM_NTASKS", "4"),
-            ("SLURM_STEP_NUM_TASKS", "1"),
-            ("SLURM_PROCID", "0"),
-            ("SLURM_LOCALID", "0"),
-        ]);
-        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("srun", 1, Some(0), Some(0)));
-        assert_eq!(check_world_size(Some(&found), 1, true), Ok(()));
-    }
-
-    #[test]
-    fn a_plain_start_in_a_batch_script_of_several_tasks_is_refused() {
-        let found = launcher(&[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")]);
-        assert_eq!(found.name, "sbatch");
-        let text = check_world_size(Some(&found), 1, true).unwrap_err().to_string();
-        assert_eq!(
-            text,
-            "sbatch: expected a world of 4 (SLURM_NTASKS=4), got a world of 1; \
-             start it with srun --mpi=pmix or mpirun, or ask for one task"
-        );
-        let alone = launcher(&[("SLURM_NTASKS", "1")]);
-        assert_eq!(check_world_size(Some(&alone), 1, true), Ok(()));
-    }
-
-    #[test]
-    fn a_mismatch_names_variable_numbers_and_the_remedy_for_the_build() {
-        let found = launcher(&[("SLURM_STEP_NUM_TASKS", "2")]);
-        let with = check_world_size(Some(&found), 1, true).unwrap_err().to_string();
-        assert!(with.contains("SLURM_STEP_NUM_TASKS=2") && with.contains("world of 1"), "{with}");
-        assert!(with.contains("use srun --mpi=pmix"), "{with}");
-        let without = check_world_size(Some(&found), 1, false).unwrap_err().to_string();
-        assert!(without.ends_with("rebuild with the default feature mpi, or start one task"), "{without}");
-    }
-
-    #[test]
-    fn a_variable_without_a_number_is_named() {
-        let error = detect(&[("PMI_SIZE", "many")]).unwrap_err();
-        assert_eq!(error.to_string(), "environment variable PMI_SIZE: expected a number, got \"many\"");
-    }
-
-    #[test]
-    fn a_place_that_the_launcher_did_not_give_is_refused() {
-        let nodes = ["a", "a", "b"].map(String::from);
-        let launcher = |rank, local_rank| Launcher {
-            name: "srun",
-            num_tasks: 3,
-            variable: "SLURM_STEP_NUM_TASKS",
-            rank: Some(rank),
-            local_rank,
-            num_processors: None,
-        };
-        let topology = Topology::from_nodes(2, &nodes);
-        assert_eq!(check_place(None, &topology), Ok(()));
-        for local_rank in [None, Some(0)] {
-            assert_eq!(check_place(Some(&launcher(2, local_rank)), &topology), Ok(()));
-        }
-        let text = check_place(Some(&launcher(1, Some(0))), &topology).unwrap_err().to_string();
-        assert!(text.starts_with("srun: expected rank 1, got 2 on node b; "), "{text}");
-        let text = check_place(Some(&launcher(2, Some(1))), &topology).unwrap_err().to_string();
-        assert!(text.contains("local rank 1, got 0") && text.contains("host name"), "{text}");
-    }
-
-    #[test]
-    fn the_processors_of_a_task_are_sruns_to_tell() {
-        let slurm = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "0"), ("SLURM_CPUS_PER_TASK", "4")];
-        assert_eq!(launcher(&slurm).num_processors, Some(4));
-        assert_eq!(launcher(&[&slurm[..], &[("OMPI_COMM_WORLD_SIZE", "2")]].concat()).num_processors, None);
-    }
-
-    #[test]
-    fn several_tasks_of_srun_need_an_address_of_the_others() {
-        let is_left = |environment: &[(&str, &str)]| {
-            left_no_address(|wanted| {
-                environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
-            })
-        };
-        let several = ("SLURM_STEP_NUM_TASKS", "2");
-        assert!(is_left(&[several, ("SLURM_PROCID", "0")]));
-        for contact in ["PMIX_RANK", "PMI_FD", "OMPI_COMM_WORLD_SIZE"] {
-            assert!(!is_left(&[several, (contact, "2")]), "{contact}");
-        }
-        assert!(!is_left(&[("SLURM_STEP_NUM_TASKS", "1")]) && !is_left(&[]));
-    }
-
-    #[test]
-    fn nodes_are_counted_in_the_order_of_their_first_rank() {
-        let nodes: Vec<String> = ["b", "a", "b", "c", "a", "b"].map(String::from).into();
-        let of = |rank| {
-            let topology = Topology::from_nodes(rank, &nodes);
-            assert_eq!((topology.rank, topology.world_size, topology.num_nodes), (rank, 6, 3));
-            (topology.node_index, topology.local_rank, topology.local_size)
-        };
-        assert_eq!(
-            (0..6).map(of).collect::<Vec<_>>(),
-            [(0, 0, 3), (1, 0, 2), (0, 1, 3), (2, 0, 1), (1, 1, 2), (0, 2, 3)]
-        );
-    }
-}
+mod tests;

@@ -58,6 +58,9 @@ pub struct LaunchArgs {
     words: Vec<String>,
 }
 
+/// Number of tasks that a Slurm allocation was asked for; the trainer refuses to be one process where it is larger.
+const ALLOCATION: &str = "SLURM_NTASKS";
+
 /// The script of a run that is started again, in its directory.
 const FILE: &str = "launch.sh";
 
@@ -144,7 +147,8 @@ impl Launch<'_> {
         };
         if self.launcher() != Launcher::Mpirun {
             let mut command = Process::new(trainer);
-            command.args(words);
+            // One rank is meant, whatever the allocation around it has.
+            command.args(words).env_remove(ALLOCATION);
             return Ok(command);
         }
         let mpirun = mpirun.ok_or_else(|| {
@@ -182,6 +186,10 @@ impl Launch<'_> {
             }
         };
         let signals = self.launcher().signals();
+        let head = match self.launcher() {
+            Launcher::None => format!("{head}unset {ALLOCATION}  # one rank, whatever the allocation around it has\n"),
+            Launcher::Mpirun | Launcher::Srun => head,
+        };
         Ok(format!("{head}say() {{ echo \"launch: $*\" >&2; }}\n{signals}{}\nexit \"$code\"\n", start.text()))
     }
 }
@@ -259,6 +267,7 @@ mod tests {
         let text = script_of("eval --json", None);
         assert!(text.contains("    /opt/trainer eval --json </dev/null &\n"), "{text}");
         assert!(!text.contains("restarts_left") && !text.contains("cd "), "{text}");
+        assert!(text.starts_with("unset SLURM_NTASKS "), "{text}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod restart;
 mod run_directory;
 mod slurm;
 mod study;
+mod surroundings;
 
 pub use compare::CompareArgs;
 pub use hosts::HostsCommand;

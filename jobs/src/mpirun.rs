@@ -1,7 +1,7 @@
 //! mpirun's command line: the only place that builds one.
 //!
 //! In: an mpirun of this machine, a [`Placement`], a program. Out: the command.
-//! Invariant: pure, apart from finding mpirun. Options beyond `-n` are Open MPI's own and given to no other.
+//! Invariant: pure, apart from finding mpirun and its surroundings. Options beyond `-n` are Open MPI's own and given to no other.
 
 use std::env;
 use std::fmt;
@@ -11,6 +11,7 @@ use std::process::Command;
 use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
+use crate::surroundings::Surroundings;
 
 /// An mpirun of this machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,7 +102,7 @@ impl Mpirun {
 
     /// The command that starts this program on every rank.
     pub fn command(&self, placement: &Placement, program: &Path, arguments: &[String]) -> Outcome<Command> {
-        self.command_for(placement, program, arguments, process::is_root())
+        self.command_for(placement, program, arguments, &Surroundings::found())
     }
 
     fn command_for(
@@ -109,17 +110,14 @@ impl Mpirun {
         placement: &Placement,
         program: &Path,
         arguments: &[String],
-        is_root: bool,
+        surroundings: &Surroundings,
     ) -> Outcome<Command> {
         let mut command = Command::new(&self.program);
         command.args(["-n", &placement.ranks.to_string()]);
         match self.make {
             Make::OpenMpi => {
-                command.args(placement.open_mpi_options()?);
-                if is_root {
-                    // Open MPI refuses root unless both say that it is meant; in containers root is the only user.
-                    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-                }
+                let (options, variables) = surroundings.for_open_mpi(!placement.hosts.is_empty());
+                command.args(options).envs(variables).args(placement.open_mpi_options()?);
             }
             Make::Mpich | Make::Other => {
                 if !placement.hosts.is_empty() {
@@ -295,7 +293,9 @@ mod tests {
     use super::*;
 
     fn line_of(make: Make, placement: &Placement, is_root: bool) -> String {
-        let command = Mpirun::of(make).command_for(placement, Path::new("trainer"), &["train".to_owned()], is_root);
+        let surroundings = Surroundings { is_root, has_remote_shell: true, has_home: true, temporary: None };
+        let words = ["train".to_owned()];
+        let command = Mpirun::of(make).command_for(placement, Path::new("trainer"), &words, &surroundings);
         process::shown(&command.unwrap())
     }
 

@@ -122,21 +122,33 @@ fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
 }
 
 impl Owner {
-    /// Keeps a second one of this command out of the directory; the system releases it with this process, however it ends.
+    /// Keeps a second one of this command out of the directory; the system releases the lock with this process, however it ends.
     pub(crate) fn lock(&self, directory: &Path) -> Outcome<File> {
+        self.lock_by(directory, File::try_lock)
+    }
+
+    fn lock_by(&self, directory: &Path, try_lock: fn(&File) -> Result<(), TryLockError>) -> Outcome<File> {
         self.check(directory)?;
         let path = directory.join("lock");
         let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
         fs::create_dir_all(directory).map_err(failed)?;
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
-        match file.try_lock() {
+        match try_lock(&file) {
             Ok(()) => Ok(file),
             Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
                 "{}: another `{}` runs there: wait for it, or choose another --output",
                 directory.display(),
                 self.command
             ))),
-            Err(TryLockError::Error(error)) => Err(failed(error)),
+            // The file is open for writing, so the error is about locks.
+            Err(TryLockError::Error(error)) => {
+                eprintln!(
+                    "warning: {}: no working file locks ({error}), so another `{}` in this directory is not detected",
+                    directory.display(),
+                    self.command
+                );
+                Ok(file)
+            }
         }
     }
 
@@ -256,6 +268,8 @@ mod tests {
         assert!(STUDY.lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
         drop(first);
         drop(STUDY.lock(&directory).unwrap());
+        let without_locks = |_: &File| Err(TryLockError::Error(std::io::Error::from_raw_os_error(524)));
+        drop(STUDY.lock_by(&directory, without_locks).unwrap());
     }
 
     /// Locks a folder of these files, with their text; what was said, and whether they are as they were.

@@ -42,6 +42,7 @@ pub(crate) fn topology(network: &NetworkModel, rank: usize, world_size: usize) -
         node: format!("virtual{node_index}"),
         node_index,
         num_nodes: world_size.div_ceil(each),
+        num_cpus: 1,
     }
 }
 

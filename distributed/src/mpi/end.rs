@@ -4,15 +4,15 @@
 //! Invariant: no rank ends quietly while others wait for it.
 //! Source: MPI standard 3.1, sections 8.3 (error handlers) and 8.7 (`MPI_Abort`).
 
-use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
 use std::os::raw::c_int;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::mpi::environment::{Universe, is_finalized};
 use ::mpi::ffi;
 
+use crate::panic::{EXIT_CODE, end_on_panic};
 use crate::{CollectiveError, Topology};
 
 /// Exit code of a job that a rank leaves while others may wait for it.
@@ -20,9 +20,6 @@ const LEFT_EXIT_CODE: c_int = 1;
 
 /// No rank is expected by others.
 const NOBODY: usize = usize::MAX;
-
-/// Exit code of a job that a panic ends, as of a Rust program that panics.
-const PANIC_EXIT_CODE: c_int = 101;
 
 /// How long the launcher is left to read what this process has written: MPICH's (4.0.2) drops the rest when a job is aborted.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -83,35 +80,7 @@ impl Drop for Membership {
 
 /// Without this, unwinding would drop the universe, and `MPI_Finalize` would wait forever for ranks that wait for this one.
 pub(super) fn end_job_on_panic(rank: usize) {
-    static ENDING: AtomicBool = AtomicBool::new(false);
-    std::panic::set_hook(Box::new(move |panic| {
-        if is_finalized() {
-            report_panic(rank, panic);
-            return;
-        }
-        if ENDING.swap(true, Ordering::SeqCst) {
-            // Another thread is ending the job. Returning would unwind into `MPI_Finalize`.
-            loop {
-                std::thread::park();
-            }
-        }
-        report_panic(rank, panic);
-        end_job(PANIC_EXIT_CODE);
-    }));
-}
-
-/// Prints the panic in one piece, so that lines of several ranks do not mix.
-fn report_panic(rank: usize, panic: &std::panic::PanicHookInfo<'_>) {
-    let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
-    let thread = std::thread::current();
-    let thread = thread.name().unwrap_or("unnamed");
-    let message = panic.payload_as_str().unwrap_or("no message");
-    let mut text = format!("error (rank {rank}): panicked{place} (thread {thread}): {message}\n");
-    let backtrace = Backtrace::capture();
-    if backtrace.status() == BacktraceStatus::Captured {
-        text.push_str(&format!("{backtrace}\n"));
-    }
-    write_line(&text);
+    end_on_panic(rank, is_finalized, || end_job(EXIT_CODE));
 }
 
 /// Prints a line of an error.

@@ -22,7 +22,7 @@ use self::request::Request;
 use self::wait_policy::SharedWaitPolicy;
 use crate::communicator::expect_peer;
 use crate::topology::spans_nodes;
-use crate::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy};
+use crate::{CollectiveError, Communicator, CpuLimits, NodeMemory, Topology, WaitPolicy};
 
 mod collectives;
 mod element;
@@ -118,12 +118,14 @@ impl MpiCommunicator {
             scratch: Mutex::new(Scratch::default()),
             membership: Arc::new(Membership::new(universe)),
         };
-        let nodes: Vec<String> = communicator
-            .all_gather(node.as_bytes())?
-            .iter()
-            .map(|name| String::from_utf8_lossy(name).into_owned())
-            .collect();
-        communicator.topology = Topology::from_nodes(rank, &nodes);
+        let own = format!("{node}\n{}", CpuLimits::of_this_process().to_text());
+        let place = |bytes: &Vec<u8>| {
+            let text = String::from_utf8_lossy(bytes);
+            let (node, limits) = text.split_once('\n').unwrap_or((&text, ""));
+            (node.to_owned(), CpuLimits::parse(limits))
+        };
+        let ranks: Vec<(String, CpuLimits)> = communicator.all_gather(own.as_bytes())?.iter().map(place).collect();
+        communicator.topology = Topology::from_ranks(rank, &ranks);
         communicator.membership.begin(&communicator.topology);
         Ok(communicator)
     }
@@ -288,7 +290,8 @@ impl Communicator for MpiCommunicator {
             return Ok(None);
         }
         let nodes: Vec<String> = nodes[..count].iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
-        Ok(Some(Arc::new(self.relative(part, Topology::from_nodes(rank, &nodes))?)))
+        let topology = Topology { num_cpus: self.topology.num_cpus, ..Topology::from_nodes(rank, &nodes) };
+        Ok(Some(Arc::new(self.relative(part, topology)?)))
     }
 
     fn supports_threads(&self) -> bool {

@@ -123,6 +123,8 @@ const RUN: &str = r#"
 # ---- The program ---------------------------------------------------------------------------------
 run_program() {
     # A process group of its own: a terminal's Ctrl-C then comes to this script alone, which passes it on.
+    # The group is in the background, where `stty tostop` would stop it at its first line.
+    trap '' TTOU
     set -m
     COMMAND </dev/null &
     program=$!

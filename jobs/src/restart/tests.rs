@@ -176,6 +176,17 @@ fn the_checkpoint_of_a_stopped_program_is_awaited() {
 }
 
 #[test]
+fn a_terminal_that_stops_background_output_does_not_stop_the_program() {
+    let stage = Stage::new("tostop");
+    stage.program("mpirun", "echo trained; exit 3");
+    let inner = stage.folder.join("inner");
+    fs::write(&inner, script(0, Launcher::Mpirun)).unwrap();
+    let line = format!("exec script -qec 'stty tostop; exec bash {}' /dev/null", inner.display());
+    let (code, text) = stage.play(&line, &stage.folder.join("output")).end();
+    assert!(code == Some(3) && text.contains("trained"), "{code:?} {text}");
+}
+
+#[test]
 fn a_program_that_fails_while_it_stops_is_not_started_again() {
     let stage = Stage::new("stop-fails");
     stage.program("mpirun", &format!("trap 'exit 1' USR1; touch started; {WAIT}"));

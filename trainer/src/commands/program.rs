@@ -12,7 +12,7 @@ use crate::commands::{
 use crate::config::Family;
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
-use crate::world::launch::{launch, launch_alone, launch_in_any_world, start_others};
+use crate::world::launch::{launch, launch_alone, launch_apart, launch_in_any_world, start_others};
 
 /// Does what was typed, with models of the family `F`. `verify` checks the device by residual networks in every program. Where a flag
 /// of `F` has the name of a general one it does nothing but say so.
@@ -27,7 +27,7 @@ pub fn program<F: ModelFamily>() -> ExitCode {
         CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),
         CommandOf::Predict(args) => launch(|world| predict::<F>(&args, world).map(drop)),
         CommandOf::Bench(args) => launch(|world| bench::<F>(&args.into_args()?, world)),
-        CommandOf::Config(args) => launch(|world| config::<F>(&args.into_args()?, world)),
+        CommandOf::Config(args) => launch_apart(|world| config::<F>(&args.into_args()?, world)),
         CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),
         CommandOf::PredictScaling(args) => launch(|world| predict_scaling::<F>(&args.into_args()?, world)),
         CommandOf::Verify(args) => launch(|world| verify(&args, world)),

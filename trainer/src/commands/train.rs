@@ -92,8 +92,9 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         None => config.clone(),
     };
     if files.is_unlocked() {
-        reporter
-            .warn("the file system of the output directory has no locks: two runs in it would not notice each other");
+        reporter.warn(
+            "output directory: its file system has no working file locks, so two runs in one directory are not detected",
+        );
     }
     if let Some(directory) = files.directory() {
         reporter.log_to(directory.open_log()?);

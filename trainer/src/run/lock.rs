@@ -32,26 +32,35 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Takes the lock of `directory` for `holder`, which is told to whoever wants it too; `None` where the file system has no locks.
+    /// Locks the directory; `holder` is shown to competing processes. `None` where the file system has no working locks.
     ///
     /// # Errors
-    /// [`ConfigError::OutputDirectoryBusy`] when another process has it; I/O errors.
+    /// [`ConfigError::OutputDirectoryBusy`] when another process has the lock; I/O errors.
     pub fn take(directory: &Path, holder: &str) -> Result<Option<Self>> {
+        Self::take_by(directory, holder, File::try_lock)
+    }
+
+    fn take_by(
+        directory: &Path,
+        holder: &str,
+        try_lock: fn(&File) -> Result<(), TryLockError>,
+    ) -> Result<Option<Self>> {
         let path = directory.join(LOCK_FILE);
         let context = || format!("cannot lock {}", path.display());
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).with_context(context)?;
         let start = Instant::now();
         loop {
-            match file.try_lock() {
+            match try_lock(&file) {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => sleep(Duration::from_millis(50)),
                 Err(TryLockError::WouldBlock) => {
                     let holder = io::read_to_string(&file).unwrap_or_default();
                     return Err(ConfigError::OutputDirectoryBusy { path: directory.to_owned(), holder }.into());
                 }
-                Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(None),
-                Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+                // The file is open for writing, so the error is about locks: file systems without them answer ENOLCK, ENOSYS, EOPNOTSUPP,
+                // EINVAL, EIO or 524 (Linux's internal ENOTSUPP).
+                Err(TryLockError::Error(_)) => return Ok(None),
             }
         }
         let since = humantime::format_rfc3339_seconds(SystemTime::now());
@@ -70,12 +79,6 @@ impl DirectoryLock {
     }
 }
 
-/// Lustre without `flock`, NFS without its lock service.
-fn has_no_locks(error: &io::Error) -> bool {
-    const ENOLCK: i32 = 37;
-    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(ENOLCK)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +95,20 @@ mod tests {
         DirectoryLock::take(directory.path(), "process 8 on n2").unwrap();
         let text = std::fs::read_to_string(directory.path().join(LOCK_FILE)).unwrap();
         assert!(text.starts_with("process 8 on n2 since ") && text.matches("since").count() == 1, "{text}");
+    }
+
+    #[test]
+    fn a_file_system_whose_locks_do_not_work_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let errors: [fn(&File) -> Result<(), TryLockError>; 4] = [
+            |_| Err(TryLockError::Error(io::Error::from_raw_os_error(524))),
+            |_| Err(TryLockError::Error(io::Error::from_raw_os_error(22))),
+            |_| Err(TryLockError::Error(io::Error::from_raw_os_error(5))),
+            |_| Err(TryLockError::Error(io::Error::from_raw_os_error(37))),
+        ];
+        for try_lock in errors {
+            assert!(DirectoryLock::take_by(directory.path(), "process 7", try_lock).unwrap().is_none());
+        }
     }
 
     #[test]

@@ -43,6 +43,11 @@ pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> E
     enter(alone, work)
 }
 
+/// As [`launch_alone`], also as one of several tasks: for work that needs their number only.
+pub fn launch_apart<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
+    enter(|| Ok(Arc::new(SingleCommunicator::new())), work)
+}
+
 /// Runs work that starts other processes, from a process that is none of them: MPI is left to those, and so are signals, which end
 /// this process at once. One of several tasks is refused, as each would start them.
 pub fn start_others(work: impl FnOnce() -> Outcome) -> ExitCode {
@@ -64,7 +69,8 @@ fn alone() -> Result<Arc<dyn Communicator>> {
         let Launcher { num_tasks, variable, .. } = launcher;
         ensure!(
             num_tasks == 1,
-            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher, in a shell of several tasks by `srun -n 1`"
+            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher, in a shell of several tasks by \
+             `srun -n 1`, or unset {variable} if no launcher set it"
         );
     }
     Ok(Arc::new(SingleCommunicator::new()))

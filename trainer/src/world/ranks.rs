@@ -3,9 +3,7 @@
 //! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`] and a burn [`Device`].
 //! Invariant: ranks left unbound share the processors of their machine.
 
-use std::fs;
 use std::io;
-use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::Builder;
@@ -195,25 +193,14 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
-/// The threads that are a rank's share of the processors of its machine, or what the launcher says that it gave the rank.
+/// Returns the number of threads that are a rank's share of the CPUs of its node, at most what the launcher says that it gave the rank.
 ///
 /// # Errors
-/// When the launcher's words are not numbers.
+/// When a launcher's variable is not a number.
 pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
+    // A scheduler that binds nothing leaves a rank on all CPUs of a node, also on those of other jobs.
     let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
-    let available = std::thread::available_parallelism().map_or(1, NonZero::get);
-    // A scheduler that binds nothing leaves a rank on all processors of a node, also on those of other jobs.
-    let available = available.min(allotted.unwrap_or(usize::MAX));
-    let listing = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let on_machine = listing.lines().filter(|line| line.starts_with("processor")).count();
-    Ok(share_of_processors(available, on_machine, topology.local_size))
-}
-
-/// The processors this process may use, but no more than its share of the machine: a launcher that bound the rank has
-/// divided them already, one that did not has left them all to everyone. At least one.
-fn share_of_processors(available: usize, on_machine: usize, local_size: usize) -> usize {
-    let share = on_machine.max(available) / local_size.max(1);
-    available.min(share).max(1)
+    Ok(topology.num_cpus.min(allotted.unwrap_or(usize::MAX)).max(1))
 }
 
 /// Sets the number of compute threads of this process, the calling one among them if so wished, and returns the number in
@@ -230,7 +217,7 @@ fn set_threads(num_threads: usize, caller_included: bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{share_of_processors, wait_for};
+    use super::wait_for;
     use std::sync::mpsc::channel;
     use std::thread::Builder;
     use std::time::{Duration, Instant};
@@ -250,27 +237,5 @@ mod tests {
     fn an_alarm_without_a_thread_is_known_to_be_unwritten() {
         let thread = Builder::new().stack_size(1 << 60);
         assert!(wait_for(thread, Duration::from_secs(60), || unreachable!("no thread has such a stack")).is_err());
-    }
-
-    #[test]
-    fn ranks_left_unbound_share_the_machine() {
-        assert_eq!(share_of_processors(16, 16, 2), 8);
-        assert_eq!(share_of_processors(16, 16, 3), 5);
-    }
-
-    #[test]
-    fn a_bound_rank_uses_all_it_was_given() {
-        assert_eq!(share_of_processors(8, 16, 2), 8);
-        assert_eq!(share_of_processors(1, 2, 2), 1);
-    }
-
-    #[test]
-    fn a_rank_has_one_thread_even_where_ranks_outnumber_processors() {
-        assert_eq!(share_of_processors(2, 2, 4), 1);
-    }
-
-    #[test]
-    fn a_machine_that_tells_nothing_is_what_is_available() {
-        assert_eq!(share_of_processors(4, 0, 2), 2);
     }
 }

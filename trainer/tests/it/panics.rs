@@ -1,4 +1,4 @@
-//! What a panic does to the job, in a process of its own that has joined the world: under MPI the library's own panic hook is at work.
+//! What a panic does to the job, in a separate process that has joined the world and so has the panic hook of `distributed`.
 
 use std::process::{Command, ExitCode, Output};
 use std::thread;
@@ -31,15 +31,22 @@ fn a_caught_panic_on_any_thread_ends_no_job_and_another_ends_it() {
         let output = run(kind);
         assert!(output.status.success(), "{kind}: {:?}: {}", output.status, told(&output));
     }
-    let output = run("not caught");
-    assert!(!output.status.success() && told(&output).contains("on purpose"), "{}", told(&output));
-    assert!(!cfg!(feature = "mpi") || told(&output).contains("error (rank 0): panicked"), "{}", told(&output));
+    for kind in ["not caught", "on a thread"] {
+        let output = run(kind);
+        assert!(told(&output).contains("on purpose"), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(101), "{kind}");
+        assert!(told(&output).contains("error (rank 0): panicked"), "{}", told(&output));
+    }
 }
 
 fn panic_as(kind: &str) {
     let words: Result<(), String> = match kind {
         "caught" => caught(|| panic!("on purpose")),
         "caught on a thread" => caught(|| thread::spawn(|| panic!("on purpose")).join().unwrap()),
+        "on a thread" => {
+            let _ = thread::spawn(|| panic!("on purpose")).join();
+            return;
+        }
         _ => panic!("on purpose"),
     };
     assert!(words.unwrap_err().starts_with("panic at "));

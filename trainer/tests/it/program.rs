@@ -1,6 +1,6 @@
 //! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
 
-use crate::fixture::{bitmap, program};
+use crate::fixture::{bitmap, program, told};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -62,6 +62,54 @@ fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
         command.arg("config");
         assert!(succeed(command).contains("[model]"), "{name}");
     }
+}
+
+#[test]
+fn a_process_without_a_launcher_initialises_no_mpi() {
+    let directory = tempfile::tempdir().unwrap();
+    // No ssh, no folder for temporary files, no home: Open MPI could start nothing here.
+    let mut command = trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&directory.path().join("run")]);
+    command.env("PATH", "/no/such").env("TMPDIR", "/proc").env_remove("HOME");
+    succeed(command);
+}
+
+#[test]
+fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_one_does_not_count() {
+    let run = |words: &str, variables: &[(&str, &str)]| {
+        let mut command = trainer(words, &[]);
+        command.envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        (output.status.code(), told(&output))
+    };
+    let bench = "bench --model resnet8 --threads 1 --steps 2 --warmup-steps 1 --batch-size-per-rank 2";
+    for (words, variables, expected) in [
+        (bench, &[("PMI_SIZE", "4"), ("PMI_RANK", "0")][..], "for one process: unset PMI_SIZE"),
+        (bench, &[("SLURM_NTASKS", "4")], "for one process: unset SLURM_NTASKS"),
+        (bench, &[("OMPI_COMM_WORLD_SIZE", "x")], "if no launcher set it: unset OMPI_COMM_WORLD_SIZE"),
+        ("launch -n 1 -- config", &[("PMI_SIZE", "4"), ("PMI_RANK", "0")], "unset PMI_SIZE if no launcher set it"),
+    ] {
+        let (code, text) = run(words, variables);
+        assert!(code == Some(1) && text.contains(expected), "{words} {variables:?}: {code:?} {text}");
+    }
+    for (words, variables) in [
+        (bench, [("SLURM_NTASKS", ""), ("PMI_SIZE", "")]),
+        (bench, [("PMI_SIZE", "1"), ("PMI_FD", "77")]),
+        (&format!("launch -n 1 -- {bench}"), [("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")]),
+    ] {
+        let (code, text) = run(words, &variables);
+        assert_eq!(code, Some(0), "{words} {variables:?}: {text}");
+    }
+}
+
+#[test]
+fn a_configuration_is_that_of_as_many_ranks_as_were_started_and_the_first_one_prints_it() {
+    let config = |rank: &str| {
+        let mut command = trainer("config --batch-size-per-rank 16", &[]);
+        command.env("OMPI_COMM_WORLD_SIZE", "4").env("OMPI_COMM_WORLD_RANK", rank).env("PMIX_NAMESPACE", "7");
+        succeed(command)
+    };
+    assert!(config("0").contains("global-batch-size = 64"), "{}", config("0"));
+    assert_eq!(config("1"), "");
 }
 
 #[test]

@@ -2,16 +2,22 @@
 //!
 //! In: the program, a tiny training run. Out: checks of equality, of a clean stop, of launchers that were misunderstood.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use jobs::probe;
+
 use super::Suite;
 use crate::suite::run::{LIMIT_S, Run, arguments};
 use crate::suite::{Check, check};
 
-pub(super) const CHECKS: [Check<Suite>; 4] = [
+pub(super) const CHECKS: [Check<Suite>; 5] = [
     Check {
         claim: "a start that its launcher counts differently is refused with both numbers",
         needs_mpirun: false,
         run: refuses_misunderstood_launchers,
     },
+    check("launch starts ranks of this machine without ssh, a writable /tmp and HOME", launches_without_ssh),
     check("training on 2, 3 and 4 ranks has the loss of training on 1, and only root writes", losses_agree),
     check("SIGTERM to one rank stops all, and the resumed run ends with the same parameters", |suite| {
         stops_and_resumes(suite, "TERM", 1)
@@ -35,6 +41,24 @@ fn refuses_misunderstood_launchers(suite: &Suite) -> Result<(), String> {
         ended.expect(has_both, &format!("a message with {variable}, {tasks} and 1"))?;
     }
     Ok(())
+}
+
+fn launches_without_ssh(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "without-ssh");
+    let mpirun = suite.mpirun.as_ref().ok_or("no mpirun")?;
+    let programs = suite.folder.join("programs");
+    let at = |error: std::io::Error| format!("{}: {error}", programs.display());
+    fs::create_dir_all(&programs).map_err(at)?;
+    for name in ["bash", "id", "sleep"] {
+        let link = programs.join(name);
+        let _ = fs::remove_file(&link);
+        symlink(probe::program(name).ok_or_else(|| format!("no {name}"))?, link).map_err(at)?;
+    }
+    let words = [vec!["launch", "-n", "2", "--"].into_iter().map(str::to_owned).collect(), arguments(&run.folder, 1)];
+    let mut command = suite.alone(&suite.trainer, &words.concat());
+    command.env("PATH", &programs).env("MPIRUN", mpirun.program()).env("TMPDIR", "/proc").env_remove("HOME");
+    suite.finish(command, "without-ssh", LIMIT_S)?.expect_success()?;
+    run.parameter_hash().map(drop)
 }
 
 fn losses_agree(suite: &Suite) -> Result<(), String> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size};
+use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size, mpi_library};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -85,7 +85,7 @@ pub struct ProgramFacts {
     pub commit: String,
     /// SHA-256 of the executable, or why it cannot be read.
     pub executable: Result<String, String>,
-    /// The communication library, its first line about itself.
+    /// Name and version of the MPI library, `none` without one.
     pub library: String,
     /// Whether one thread may communicate while another computes.
     pub supports_threads: bool,
@@ -197,7 +197,7 @@ fn program(communicator: &dyn Communicator) -> ProgramFacts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
         executable: executable_sha256().map_err(|error| error.to_string()),
-        library: communicator.library(),
+        library: mpi_library(),
         supports_threads: communicator.supports_threads(),
         has_mpi: cfg!(feature = "mpi"),
     }

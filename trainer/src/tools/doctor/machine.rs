@@ -5,10 +5,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use distributed::{CpuLimits, CpuQuota, control_groups};
 use serde::{Deserialize, Serialize};
 
 use super::cpu_set::CpuSet;
 use crate::config::choices::nvidia_driver_present;
+use crate::config::cli::environment;
 use crate::measure::energy;
 use crate::measure::manifest::cpu_model;
 
@@ -16,17 +18,30 @@ use crate::measure::manifest::cpu_model;
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The processors of a rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessorFacts {
     pub model: String,
     /// What tells machines apart whose nodes' names do not: the number of this start of the system. Containers share it.
     pub boot: String,
-    /// Processors of the machine.
+    /// CPUs of the machine that the job may use: those of its control group's cpuset.
     pub machine: CpuSet,
-    /// Those that this rank may use.
+    /// Number of them that the scheduler gave to the job, where it says so.
+    pub granted: Option<usize>,
+    /// CPUs in this rank's affinity mask.
     pub allowed: CpuSet,
+    /// CPU quotas of this rank's control group and of the groups around it.
+    pub quotas: Vec<QuotaFacts>,
     /// Those of the machine that share a core with an allowed one, core by core; cores of one processor are left out.
     pub siblings: Vec<CpuSet>,
+}
+
+/// CPU time that a control group may use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QuotaFacts {
+    /// Directory of the group.
+    pub group: String,
+    /// CPU time per time.
+    pub cpus: f64,
 }
 
 /// The memory of a rank's node.
@@ -79,9 +94,10 @@ fn value<'a>(lines: &'a str, key: &str) -> Option<&'a str> {
 }
 
 pub(super) fn processors() -> ProcessorFacts {
-    let status = text("/proc/self/status").unwrap_or_default();
-    let allowed = CpuSet::parse(value(&status, "Cpus_allowed_list").unwrap_or_default());
-    let machine = CpuSet::parse(&text("/sys/devices/system/cpu/online").unwrap_or_default());
+    let limits = CpuLimits::of_this_process();
+    let allowed: CpuSet = limits.allowed.into_iter().collect();
+    let online = CpuSet::parse(&text("/sys/devices/system/cpu/online").unwrap_or_default());
+    let machine = cpuset(Path::new(CGROUPS), &text("/proc/self/cgroup").unwrap_or_default()).unwrap_or(online);
     let mut siblings: Vec<CpuSet> = Vec::new();
     for cpu in allowed.iter() {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
@@ -91,7 +107,17 @@ pub(super) fn processors() -> ProcessorFacts {
         }
     }
     let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    ProcessorFacts { model: cpu_model(), boot, machine, allowed, siblings }
+    let granted = environment("SLURM_CPUS_ON_NODE").and_then(|number| number.parse().ok());
+    let quotas = limits.quotas.into_iter().map(|CpuQuota { group, cpus }| QuotaFacts { group, cpus }).collect();
+    ProcessorFacts { model: cpu_model(), boot, machine, granted, allowed, quotas, siblings }
+}
+
+/// The CPUs of the control group of a process in `groups`, the text of `/proc/self/cgroup`.
+fn cpuset(root: &Path, groups: &str) -> Option<CpuSet> {
+    const FILES: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
+    let read = |directory: &PathBuf| FILES.iter().find_map(|file| text(directory.join(file)));
+    let cpus = CpuSet::parse(&control_groups(root, groups, "cpuset").iter().find_map(read)?);
+    (!cpus.is_empty()).then_some(cpus)
 }
 
 pub(super) fn memory() -> MemoryFacts {
@@ -117,31 +143,18 @@ pub(super) fn free_bytes(path: &Path) -> Result<u64, String> {
 /// What the memory limits of a process in `groups`, the text of `/proc/self/cgroup`, leave it: the least of its group's and of those
 /// around it. Pages of files that would be given up first count as left.
 fn group_left(root: &Path, groups: &str) -> Option<u64> {
-    let mut least = None;
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
-        let (top, limit, used, cached) = match controllers {
-            "" => (root.to_owned(), "memory.max", "memory.current", "inactive_file"),
-            "memory" => (root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            _ => continue,
-        };
-        let mut directory: PathBuf = top.join(group.trim_start_matches('/'));
-        loop {
-            let number = |name: &str| text(directory.join(name))?.parse::<u64>().ok();
-            // The old form writes the largest number of pages where there is no limit.
-            if let (Some(limit), Some(used)) = (number(limit).filter(|&limit| limit < 1 << 60), number(used)) {
-                let statistics = text(directory.join("memory.stat")).unwrap_or_default();
-                let cached = value(&statistics, cached).and_then(|value| value.parse().ok()).unwrap_or(0);
-                let left = limit.saturating_sub(used.saturating_sub(cached));
-                least = Some(least.map_or(left, |least: u64| least.min(left)));
-            }
-            if directory == top || !directory.pop() {
-                break;
-            }
-        }
-    }
-    least
+    const VERSION_1: [&str; 3] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
+    const VERSION_2: [&str; 3] = ["memory.max", "memory.current", "inactive_file"];
+    let left = |directory: PathBuf| {
+        let number = |name: &str| text(directory.join(name))?.parse::<u64>().ok();
+        let [limit, used, cached] = if directory.join(VERSION_2[1]).exists() { VERSION_2 } else { VERSION_1 };
+        // Version 1 writes the largest number of pages where there is no limit.
+        let (limit, used) = (number(limit).filter(|&limit| limit < 1 << 60)?, number(used)?);
+        let statistics = text(directory.join("memory.stat")).unwrap_or_default();
+        let cached = value(&statistics, cached).and_then(|value| value.parse().ok()).unwrap_or(0);
+        Some(limit.saturating_sub(used.saturating_sub(cached)))
+    };
+    control_groups(root, groups, "memory").into_iter().filter_map(left).min()
 }
 
 pub(super) fn gpus() -> GpuFacts {
@@ -225,6 +238,18 @@ mod tests {
         let groups = "9:name=systemd:/\n4:memory:/job\n0::/\n";
         assert_eq!(group_left(root.path(), groups), Some(20));
         assert_eq!(group_left(root.path(), "4:memory:/"), None);
+    }
+
+    #[test]
+    fn the_cpus_of_a_job_are_those_of_its_control_group() {
+        let root = tempfile::tempdir().unwrap();
+        write(&root.path().join("job"), "cpuset.cpus.effective", "4-7\n");
+        write(&root.path().join("cpuset/docker"), "cpuset.cpus", "2-3\n");
+        for (groups, expected) in
+            [("0::/job/step\n", Some("4-7")), ("3:cpuset:/docker/7\n", Some("2-3")), ("0::/other\n", None)]
+        {
+            assert_eq!(cpuset(root.path(), groups), expected.map(CpuSet::parse), "{groups}");
+        }
     }
 
     #[test]

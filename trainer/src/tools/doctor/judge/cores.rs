@@ -1,13 +1,16 @@
 //! Which processors the ranks compute on.
 
-use super::Node;
+use records::counted;
+
+use super::{Node, named};
 use crate::tools::doctor::cpu_set::CpuSet;
-use crate::tools::doctor::diagnosis::{MapLine, Row, Verdict};
+use crate::tools::doctor::diagnosis::{MapLine, Row};
 use crate::tools::doctor::facts::RankFacts;
+use crate::tools::doctor::machine::QuotaFacts;
 
 const NAME: &str = "cores";
 
-/// No processor for two ranks, no more threads than processors. Of several nodes the worst one is told.
+/// No CPU for two ranks, no more threads than CPUs and their quotas, no CPU without a thread. Of several nodes the worst row is returned.
 pub(super) fn cores(nodes: &[Node<'_>]) -> Row {
     let mut worst: Option<Row> = None;
     for row in nodes.iter().filter_map(of_node) {
@@ -16,8 +19,11 @@ pub(super) fn cores(nodes: &[Node<'_>]) -> Row {
         }
     }
     worst.unwrap_or_else(|| {
-        let threads: usize = nodes.iter().flat_map(|node| &node.ranks).map(|rank| threads(rank)).sum();
-        Row::ok(NAME, format!("{threads} compute threads in all, each with a core of its own"))
+        let ranks = || nodes.iter().flat_map(|node| &node.ranks);
+        let threads: usize = ranks().map(|rank| threads(rank)).sum();
+        let quota = ranks().flat_map(|rank| &rank.processors.quotas).map(|quota| quota.cpus).reduce(f64::min);
+        let limited = quota.map_or(String::new(), |cpus| format!(", within a CPU quota of {cpus:.1}"));
+        Row::ok(NAME, format!("{threads} compute threads in all, each with a core of its own{limited}"))
     })
 }
 
@@ -46,14 +52,77 @@ fn threads(rank: &RankFacts) -> usize {
 }
 
 fn of_node(node: &Node<'_>) -> Option<Row> {
-    let crowded = groups(node)
-        .into_iter()
-        .map(|group| of_group(node, &group))
-        .max_by_key(|row| row.as_ref().map(|row| row.verdict));
-    match crowded.flatten() {
-        Some(row) if row.verdict == Verdict::Fail => Some(row),
-        other => other.or_else(|| shared_core(node)),
+    let crowded = groups(node).into_iter().filter_map(|group| of_group(node, &group)).max_by_key(|row| row.verdict);
+    crowded.or_else(|| beyond_quota(node)).or_else(|| shared_core(node)).or_else(|| idle(node))
+}
+
+/// The ranks of a node that are under a quota; containers with different node names may call different groups the same.
+fn under<'a>(node: &Node<'a>, name: &str, quota: &QuotaFacts) -> Vec<&'a RankFacts> {
+    let is_under = |rank: &&RankFacts| {
+        rank.place.node == name && rank.processors.quotas.iter().any(|other| other.group == quota.group)
+    };
+    node.ranks.iter().copied().filter(is_under).collect()
+}
+
+/// Ranks with more threads than the CPU quota of their control group.
+fn beyond_quota(node: &Node<'_>) -> Option<Row> {
+    let quotas =
+        node.ranks.iter().flat_map(|rank| rank.processors.quotas.iter().map(|quota| (&rank.place.node, quota)));
+    quotas.into_iter().find_map(|(name, quota)| {
+        let members = under(node, name, quota);
+        let num_threads: usize = members.iter().map(|rank| threads(rank)).sum();
+        if num_threads as f64 <= quota.cpus || num_threads == 1 {
+            return None;
+        }
+        let remedy = match quota.cpus as usize / members.len() {
+            0 => format!("start at most {} ranks under it", (quota.cpus as usize).max(1)),
+            each => format!("give --threads {each}"),
+        };
+        Some(Row::warn(
+            NAME,
+            format!(
+                "{name}: {} with {num_threads} threads under a CPU quota of {:.1} ({}): Linux pauses them in every period",
+                named(members),
+                quota.cpus,
+                quota.group
+            ),
+            format!("{remedy}, or raise the quota (docker --cpus, Kubernetes limits.cpu)"),
+        ))
+    })
+}
+
+/// CPUs that no rank uses, where there is at least one for each rank.
+fn idle(node: &Node<'_>) -> Option<Row> {
+    let computes_elsewhere = |rank: &&RankFacts| rank.compute.as_ref().map_or(true, |compute| compute.is_gpu);
+    let count = node.ranks.len();
+    if node.ranks.iter().any(computes_elsewhere) {
+        return None;
     }
+    let open = node.ranks.iter().fold(CpuSet::default(), |open, rank| open.union(&rank.processors.machine)).len();
+    let granted = node.ranks.iter().filter_map(|rank| rank.processors.granted).max();
+    let first = node.ranks[0];
+    let of_all = first.processors.quotas.iter().filter(|quota| under(node, &first.place.node, quota).len() == count);
+    let quota = of_all.map(|quota| quota.cpus as usize).min();
+    let num_cpus = [Some(open), granted, quota].into_iter().flatten().min()?;
+    let num_threads: usize = node.ranks.iter().map(|rank| threads(rank)).sum();
+    let num_idle = num_cpus.saturating_sub(num_threads);
+    if num_idle < count {
+        return None;
+    }
+    let each = num_cpus / count;
+    Some(Row::warn(
+        NAME,
+        format!(
+            "{}: {} with {} on {num_cpus} CPUs: {num_idle} are used by no rank",
+            node.name,
+            named(node.ranks.iter().copied()),
+            counted(num_threads, "thread")
+        ),
+        format!(
+            "give each rank {each} CPUs: --threads {each} with mpirun --map-by slot:PE={each} --bind-to core, or \
+             srun --cpus-per-task={each}; or start more ranks"
+        ),
+    ))
 }
 
 /// Ranks whose processors meet, and all of these processors.

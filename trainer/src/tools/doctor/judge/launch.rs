@@ -76,8 +76,8 @@ pub(super) fn library(ranks: &[RankFacts]) -> Row {
     }
     // What follows is the library's package and revision.
     let library = root.program.library.split(',').next().unwrap_or_default();
-    match library {
-        "none" => Row::ok(NAME, "built in, not started"),
+    match ranks.len() {
+        1 => Row::ok(NAME, format!("{library}; one rank does not need it")),
         _ => Row::ok(NAME, format!("{library}, one thread may communicate while others compute")),
     }
 }

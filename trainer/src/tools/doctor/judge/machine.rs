@@ -127,7 +127,8 @@ pub(super) fn shared_memory(nodes: &[Node<'_>]) -> Row {
         Some((free, name)) if free < SHARED_BYTES => Row::warn(
             NAME,
             format!("{} free in /dev/shm on {name}, expected {}", bytes(free), bytes(SHARED_BYTES)),
-            "give the container more (docker run --shm-size=1g, or --ipc=host), or remove old files in /dev/shm",
+            "give the container more (docker run --shm-size=1g), or remove old files in /dev/shm; not --ipc=host, where containers \
+             share files of one name",
         ),
         Some((free, name)) => Row::ok(NAME, format!("{} free in /dev/shm on {name}", bytes(free))),
     }

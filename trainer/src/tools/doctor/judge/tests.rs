@@ -5,20 +5,21 @@
 use super::super::diagnosis::Row;
 use super::super::facts::{Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts};
 use super::super::gradients::GradientFacts;
-use super::super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
+use super::super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts, QuotaFacts};
 use super::super::network::{SpeedFacts, SumFacts};
 use super::super::storage::OutputFacts;
 use super::*;
 use crate::measure::clock_offset::ClockOffset;
 
-/// Ranks on nodes of four cores, two ranks of two cores each on a node, with nothing wrong.
+/// Ranks on nodes of four cores, at most two ranks on a node, which divide its cores, with nothing wrong.
 fn healthy(num_ranks: usize) -> Vec<RankFacts> {
     (0..num_ranks).map(|rank| healthy_rank(rank, num_ranks)).collect()
 }
 
 // tidy: long function because it is one value with all its fields
 fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
-    let allowed = if rank.is_multiple_of(2) { "0-1" } else { "2-3" };
+    let is_alone = rank.is_multiple_of(2) && rank + 1 == world_size;
+    let allowed = if is_alone { "0-3" } else { ["0-1", "2-3"][rank % 2] };
     let way = |way: &str, seconds: f64| SumFacts {
         way: way.to_owned(),
         wrong: None,
@@ -46,13 +47,15 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
             model: "Xeon".to_owned(),
             boot: format!("boot {}", rank / 2),
             machine: CpuSet::parse("0-3"),
+            granted: None,
+            quotas: Vec::new(),
             allowed: CpuSet::parse(allowed),
             siblings: Vec::new(),
         },
         compute: Ok(ComputeFacts {
             device: "Flex".to_owned(),
             is_gpu: false,
-            threads: 2,
+            threads: if is_alone { 4 } else { 2 },
             instruction_set: "Avx512".to_owned(),
         }),
         gpus: GpuFacts { has_driver: false, num_gpus: 0 },
@@ -220,7 +223,47 @@ fn ranks_bound_to_the_same_cores_while_others_idle_fail() {
     );
     says(&bind("0-1", 2), Verdict::Fail, &["4 threads on 2"], "--bind-to core");
     says(&bind("0-1", 2), Verdict::Fail, &["double binding"], "--threads 1");
-    assert_eq!(bind("0-1", 1).verdict, Verdict::Ok, "one thread for each core of the two");
+    says(&bind("0-1", 1), Verdict::Warn, &["n2: ranks 2-3 with 2 threads on 4 CPUs: 2 are used"], "--threads 2");
+}
+
+#[test]
+fn cpus_that_no_rank_uses_are_reported_unless_the_job_has_no_right_to_them() {
+    let narrow = |change: fn(&mut RankFacts)| {
+        row_after("cores", |ranks| {
+            for rank in ranks {
+                rank.processors.allowed = CpuSet::parse(["0", "1"][rank.place.local_rank]);
+                compute(rank).threads = 1;
+                change(rank);
+            }
+        })
+    };
+    says(&narrow(|_| {}), Verdict::Warn, &["n1: ranks 0-1 with 2 threads on 4 CPUs: 2 are used by no"], "slot:PE=2");
+    let changes: [fn(&mut RankFacts); 4] = [
+        |rank| rank.processors.granted = Some(2),
+        |rank| rank.processors.machine = CpuSet::parse("0-2"),
+        |rank| rank.processors.quotas = vec![QuotaFacts { group: "/job".to_owned(), cpus: 2.5 }],
+        |rank| compute(rank).is_gpu = true,
+    ];
+    for change in changes {
+        assert_eq!(narrow(change).verdict, Verdict::Ok);
+    }
+}
+
+#[test]
+fn threads_beyond_a_cpu_quota_are_a_warning() {
+    let under = |cpus: f64, group: fn(&RankFacts) -> String| {
+        row_after("cores", |ranks| {
+            for rank in ranks {
+                rank.processors.quotas = vec![QuotaFacts { group: group(rank), cpus }];
+            }
+        })
+    };
+    let shared = |cpus| under(cpus, |_| "/job".to_owned());
+    says(&shared(2.0), Verdict::Warn, &["n1: ranks 0-1 with 4 threads under a CPU quota of 2.0 (/job)"], "--threads 1");
+    says(&shared(1.5), Verdict::Warn, &["4 threads under a CPU quota of 1.5"], "at most 1 ranks");
+    let whole = shared(4.0);
+    assert!(whole.verdict == Verdict::Ok && whole.found.ends_with("within a CPU quota of 4.0"), "{whole:?}");
+    assert_eq!(under(2.0, |rank| format!("/job/{}", rank.place.rank)).verdict, Verdict::Ok);
 }
 
 #[test]

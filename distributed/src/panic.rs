@@ -1,0 +1,51 @@
+//! A panic ends the job.
+//!
+//! In: a panic on any thread, caught or not. Out: one line of an error, the end of the process or of all ranks.
+//! Invariant: after a panic no other thread waits for work that nobody does.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::Write;
+use std::panic::{PanicHookInfo, set_hook};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Exit code of a job that a panic ends, as of a Rust program that panics.
+pub(crate) const EXIT_CODE: i32 = 101;
+
+/// Replaces the panic hook by one that reports the panic and calls `end`; where `may_unwind`, it only reports.
+pub(crate) fn end_on_panic(rank: usize, may_unwind: fn() -> bool, end: fn()) {
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    set_hook(Box::new(move |panic| {
+        if may_unwind() {
+            report(rank, panic);
+            return;
+        }
+        if ENDING.swap(true, Ordering::SeqCst) {
+            // Another thread is ending the job; this one must not unwind meanwhile.
+            loop {
+                std::thread::park();
+            }
+        }
+        report(rank, panic);
+        end();
+    }));
+}
+
+/// Ends this process on a panic: a process without MPI has no other ranks.
+pub(crate) fn end_process_on_panic() {
+    end_on_panic(crate::ROOT, || false, || std::process::exit(EXIT_CODE));
+}
+
+/// Prints the panic in one piece, so that lines of several ranks do not mix.
+fn report(rank: usize, panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let mut text = format!("error (rank {rank}): panicked{place} (thread {thread}): {message}\n");
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        text.push_str(&format!("{backtrace}\n"));
+    }
+    // A closed stderr is no reason to keep the other ranks waiting.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
