@@ -217,15 +217,21 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
     ];
     const OTHERS: [&str; 3] = ["PMI_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"];
     let number = |variable: &str| lookup(variable)?.trim().parse::<usize>().ok();
-    let is_set = |variable: &&str| lookup(variable).is_some_and(|value| !value.is_empty());
+    let is_set = |variable: &&&str| lookup(variable).is_some_and(|value| !value.is_empty());
     let sizes: Vec<usize> = SIZES.into_iter().filter_map(number).collect();
-    let has_step = number("SLURM_STEP_NUM_TASKS").is_some_and(|tasks| tasks > 1);
-    // The step may be that of mpirun's daemons, or the size that of a launcher around `srun`.
-    if !sizes.is_empty() && sizes.iter().all(|&size| size == 1) && !has_step {
-        return false;
-    }
+    let addresses: Vec<&&str> = ADDRESSES.iter().filter(is_set).collect();
+    let step = number("SLURM_STEP_NUM_TASKS");
+    let is_sruns = lookup("PMIX_NAMESPACE").is_some_and(|namespace| namespace.starts_with("slurm."))
+        && addresses.iter().all(|variable| variable.starts_with("PMIX_"));
+    let is_one = match sizes.as_slice() {
+        // `srun --pty bash` leaves an address that one process can use once.
+        [] => step == Some(1) && is_sruns,
+        // The step may be that of mpirun's daemons, or the size that of a launcher around `srun`.
+        sizes => sizes.iter().all(|&size| size == 1) && step.is_none_or(|tasks| tasks == 1),
+    };
     // Some libraries find the tasks of `srun` by Slurm's own variables.
-    ADDRESSES.iter().any(&is_set) || !is_open_mpi && (has_step || OTHERS.iter().any(&is_set))
+    let other_libraries = || OTHERS.iter().any(|variable| is_set(&variable)) || step.is_some_and(|tasks| tasks > 1);
+    !is_one && (!addresses.is_empty() || !is_open_mpi && other_libraries())
 }
 
 /// Refuses a world that is not the one the launcher started.

@@ -126,10 +126,11 @@ fn the_processors_of_a_task_are_sruns_to_tell() {
 #[test]
 fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may_understand() {
     const STEP: (&str, &str) = ("SLURM_STEP_NUM_TASKS", "2");
+    const ONE: (&str, &str) = ("SLURM_STEP_NUM_TASKS", "1");
     const EVERY: [bool; 2] = [true, true];
     const NO: [bool; 2] = [false, false];
     const NOT_OPEN_MPI: [bool; 2] = [false, true];
-    let cases: [(&[(&str, &str)], [bool; 2]); 21] = [
+    let cases: [(&[(&str, &str)], [bool; 2]); 24] = [
         (&[], NO),
         (&[("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")], NO),
         (&[("PMIX_MCA_gds", "hash"), ("PMI_NO_PREINITIALIZE", "1"), ("OMPI_MCA_btl", "self")], NO),
@@ -144,10 +145,13 @@ fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may
         (&[STEP, ("PMIX_NAMESPACE", "slurm.pmix.7.0"), ("PMIX_RANK", "0")], EVERY),
         (&[STEP, ("PMI_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_FD", "9")], EVERY),
         (&[STEP, ("SLURM_PROCID", "0")], NOT_OPEN_MPI),
-        (&[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")], NO),
+        (&[ONE, ("SLURM_PROCID", "0")], NO),
         // One task, whatever the address is.
         (&[("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_NAMESPACE", "7@0")], NO),
         (&[("PMI_SIZE", "1"), ("PMI_RANK", "0"), ("PMI_FD", "9")], NO),
+        (&[ONE, ("PMIX_NAMESPACE", "slurm.pmix.7.0"), ("PMIX_RANK", "0")], NO),
+        (&[ONE, ("PMIX_NAMESPACE", "prte-n1-7@1"), ("PMIX_RANK", "0")], EVERY),
+        (&[ONE, ("PMIX_NAMESPACE", "slurm.pmix.7.0"), ("PMI_PORT", "n1:7")], EVERY),
         // Left over from another job.
         (&[("PMI_SIZE", "4"), ("PMI_RANK", "0")], NOT_OPEN_MPI),
         (&[("PMI_RANK", "")], NO),

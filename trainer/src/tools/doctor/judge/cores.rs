@@ -2,7 +2,7 @@
 
 use records::counted;
 
-use super::{Node, named};
+use super::Node;
 use crate::tools::doctor::cpu_set::CpuSet;
 use crate::tools::doctor::diagnosis::{MapLine, Row};
 use crate::tools::doctor::facts::RankFacts;
@@ -75,14 +75,14 @@ fn beyond_quota(node: &Node<'_>) -> Option<Row> {
             return None;
         }
         let remedy = match quota.cpus as usize / members.len() {
-            0 => format!("start at most {} ranks under it", (quota.cpus as usize).max(1)),
+            0 => format!("start at most {} under it", counted((quota.cpus as usize).max(1), "rank")),
             each => format!("give --threads {each}"),
         };
         Some(Row::warn(
             NAME,
             format!(
                 "{name}: {} with {num_threads} threads under a CPU quota of {:.1} ({}): Linux pauses them in every period",
-                named(members),
+                numbers(&members),
                 quota.cpus,
                 quota.group
             ),
@@ -113,16 +113,23 @@ fn idle(node: &Node<'_>) -> Option<Row> {
     Some(Row::warn(
         NAME,
         format!(
-            "{}: {} with {} on {num_cpus} CPUs: {num_idle} are used by no rank",
+            "{}: {} with {} on {}: {num_idle} idle",
             node.name,
-            named(node.ranks.iter().copied()),
-            counted(num_threads, "thread")
+            numbers(&node.ranks),
+            counted(num_threads, "thread"),
+            counted(num_cpus, "CPU")
         ),
         format!(
-            "give each rank {each} CPUs: --threads {each} with mpirun --map-by slot:PE={each} --bind-to core, or \
-             srun --cpus-per-task={each}; or start more ranks"
+            "give each rank {each} CPUs: --threads {each}, bound to as many (mpirun --map-by slot:PE={each}, srun --cpus-per-task={each}) \
+             or to none; or start more ranks"
         ),
     ))
+}
+
+/// `rank 3`, or `ranks 0-3` of several.
+fn numbers(ranks: &[&RankFacts]) -> String {
+    let numbers: CpuSet = ranks.iter().map(|rank| rank.place.rank).collect();
+    format!("rank{} {numbers}", if ranks.len() == 1 { "" } else { "s" })
 }
 
 /// Ranks whose processors meet, and all of these processors.
@@ -174,7 +181,7 @@ fn of_group(node: &Node<'_>, group: &Group<'_>) -> Option<Row> {
     }
     let who = if count == 1 { format!("rank {ranks} has") } else { format!("ranks {ranks} have") };
     let remedy = match each {
-        0 => format!("start at most {num_processors} ranks a node"),
+        0 => format!("start at most {} a node", counted(num_processors, "rank")),
         _ => format!("give --threads {each}, or fewer ranks a node"),
     };
     let cores = if num_processors == 1 { "core" } else { "cores" };

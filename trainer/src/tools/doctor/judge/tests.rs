@@ -223,7 +223,7 @@ fn ranks_bound_to_the_same_cores_while_others_idle_fail() {
     );
     says(&bind("0-1", 2), Verdict::Fail, &["4 threads on 2"], "--bind-to core");
     says(&bind("0-1", 2), Verdict::Fail, &["double binding"], "--threads 1");
-    says(&bind("0-1", 1), Verdict::Warn, &["n2: ranks 2-3 with 2 threads on 4 CPUs: 2 are used"], "--threads 2");
+    says(&bind("0-1", 1), Verdict::Warn, &["n2: ranks 2-3 with 2 threads on 4 CPUs: 2 idle"], "--threads 2");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn cpus_that_no_rank_uses_are_reported_unless_the_job_has_no_right_to_them() {
             }
         })
     };
-    says(&narrow(|_| {}), Verdict::Warn, &["n1: ranks 0-1 with 2 threads on 4 CPUs: 2 are used by no"], "slot:PE=2");
+    says(&narrow(|_| {}), Verdict::Warn, &["n1: ranks 0-1 with 2 threads on 4 CPUs: 2 idle"], "slot:PE=2");
     let changes: [fn(&mut RankFacts); 4] = [
         |rank| rank.processors.granted = Some(2),
         |rank| rank.processors.machine = CpuSet::parse("0-2"),
@@ -260,7 +260,7 @@ fn threads_beyond_a_cpu_quota_are_a_warning() {
     };
     let shared = |cpus| under(cpus, |_| "/job".to_owned());
     says(&shared(2.0), Verdict::Warn, &["n1: ranks 0-1 with 4 threads under a CPU quota of 2.0 (/job)"], "--threads 1");
-    says(&shared(1.5), Verdict::Warn, &["4 threads under a CPU quota of 1.5"], "at most 1 ranks");
+    says(&shared(1.5), Verdict::Warn, &["4 threads under a CPU quota of 1.5"], "at most 1 rank under");
     let whole = shared(4.0);
     assert!(whole.verdict == Verdict::Ok && whole.found.ends_with("within a CPU quota of 4.0"), "{whole:?}");
     assert_eq!(under(2.0, |rank| format!("/job/{}", rank.place.rank)).verdict, Verdict::Ok);
