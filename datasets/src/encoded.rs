@@ -14,6 +14,7 @@ use crate::decode::{EXTENSIONS, Sizing, decode_crop, decode_into};
 use crate::error::{DatasetError, list};
 use crate::memory::{digest_shape, to_hex};
 use crate::resize::CropBox;
+use crate::threads::in_parts;
 
 /// What happens with an image file that cannot be decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,7 +191,8 @@ impl<S: Source> EncodedDataset<S> {
         let per_thread = self.images.len().div_ceil(reading.num_threads).max(1);
         let mut outputs = pixels.chunks_mut(per_thread * len);
         let parts = self.images.chunks(per_thread).map(|images| (images, outputs.next().unwrap_or_default()));
-        in_parts(parts, |(images, output)| self.decode_part(images, output, reading))
+        let decode = |(images, output): (&[u32], &mut [u8])| self.decode_part(images, output, reading);
+        in_parts(reading.num_threads, parts, decode).into_iter().flatten().collect()
     }
 
     fn decode_part(
@@ -241,18 +243,9 @@ impl<S: Source> EncodedDataset<S> {
         let digest = |image: &u32| -> ImageDigest {
             Sha256::digest(self.source.read(*image as usize).unwrap_or_default()).into()
         };
-        in_parts(self.images.chunks(per_thread), |images| images.iter().map(digest).collect())
+        let digests = |images: &[u32]| images.iter().map(digest).collect::<Vec<_>>();
+        in_parts(num_threads, self.images.chunks(per_thread), digests).concat()
     }
-}
-
-/// The results of `work`, a thread a part, in the order of the parts.
-fn in_parts<P: Send, R: Send>(parts: impl Iterator<Item = P>, work: impl Fn(P) -> Vec<R> + Sync) -> Vec<R> {
-    let work = &work;
-    thread::scope(|scope| {
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
 }
 
 impl<S: Source> ImageDataset for EncodedDataset<S> {

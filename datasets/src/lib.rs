@@ -56,6 +56,8 @@ mod file;
 
 mod progress;
 
+pub mod threads;
+
 pub mod error;
 
 pub use augment::{Augment, Placement};

@@ -3,7 +3,7 @@
 //! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step order, of normalised or of raw pixels.
 //! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps` steps are made or held ahead;
 //! a thread that waits for its turn uses no processor time; threads end when the loader is dropped; a failure comes out as
-//! an error after which the loader ends, never as a hang.
+//! an error after which the loader ends, never as a hang; where the operating system refuses a thread, the caller makes its steps.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use crate::mix::{Mix, Mixture};
 use crate::normalize::NormalizationTable;
 use crate::progress;
 use crate::shard::{ShardPlan, StepShard};
+use crate::threads;
 
 /// How a shard's samples become batches.
 #[derive(Clone, Debug)]
@@ -97,7 +98,8 @@ impl<B> LoadedStep<B> {
 #[derive(Debug)]
 pub struct Loader {
     maker: Arc<StepMaker>,
-    lanes: Vec<Lane>,
+    /// `None` where the operating system has refused the thread so far.
+    lanes: Vec<Option<Lane>>,
     next_step: usize,
     end_step: usize,
     stop: Arc<AtomicBool>,
@@ -116,40 +118,48 @@ impl Loader {
     /// # Panics
     /// If raw pixels are to be mixed, the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
     /// channels, images that are no resized crops are to have another shape than the data set's, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
-    /// plan's last step, or the operating system refuses a thread.
+    /// plan's last step.
     pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
         let (first_step, end_step) = (config.first_step, plan.num_steps());
         assert!(first_step <= end_step, "first_step: expected at most {end_step}, got {first_step}");
-        // A lane holds the step it makes or wants to hand over and those in its channel, so a channel of capacity
-        // c means c + 1 steps ahead; the lanes' shares add up to prefetch_steps.
         let num_lanes = config.num_threads.min(config.prefetch_steps);
         assert!(num_lanes > 0 || config.num_threads == 0, "prefetch_steps: expected at least 1 with threads, got 0");
-        let prefetch_steps = config.prefetch_steps;
         let maker = Arc::new(StepMaker::new(dataset, plan, config));
         let stop = Arc::new(AtomicBool::new(false));
-        let lanes = (0..num_lanes)
-            .map(|lane| {
-                let share = prefetch_steps / num_lanes + usize::from(lane < prefetch_steps % num_lanes);
-                let (sender, steps) = sync_channel(share - 1);
-                let (maker, stop) = (Arc::clone(&maker), Arc::clone(&stop));
-                let own_steps = (first_step + lane..end_step).step_by(num_lanes);
-                let thread = std::thread::Builder::new()
-                    .name(format!("loader {lane}"))
-                    .spawn(move || run_lane(&maker, &stop, own_steps, &sender))
-                    .expect("the operating system refused a loader thread");
-                Lane { steps, thread: Some(thread) }
-            })
-            .collect();
-        Self { maker, lanes, next_step: first_step, end_step, stop }
+        let lanes = (0..num_lanes).map(|_| None).collect();
+        let mut loader = Self { maker, lanes, next_step: first_step, end_step, stop };
+        (0..num_lanes).for_each(|lane| loader.start_lane(lane, first_step + lane));
+        loader
+    }
+
+    /// Tries to start the thread of a lane, for the lane's steps from `step` on.
+    fn start_lane(&mut self, lane: usize, step: usize) {
+        let num_lanes = self.lanes.len();
+        // A lane holds the step it makes or wants to hand over and those in its channel, so a channel of capacity
+        // c means c + 1 steps ahead; the lanes' shares add up to prefetch_steps.
+        let prefetch_steps = self.maker.config.prefetch_steps;
+        let share = prefetch_steps / num_lanes + usize::from(lane < prefetch_steps % num_lanes);
+        let (sender, steps) = sync_channel(share - 1);
+        let (maker, stop) = (Arc::clone(&self.maker), Arc::clone(&self.stop));
+        let own_steps = (step..self.end_step).step_by(num_lanes);
+        let work = move |sender| run_lane(&maker, &stop, own_steps, &sender);
+        let thread = threads::start(&format!("loader {lane}"), sender, work);
+        self.lanes[lane] = thread.ok().map(|thread| Lane { steps, thread: Some(thread) });
+    }
+
+    /// Makes a step in the calling thread.
+    fn make(&self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
+        let loaded = self.maker.make(step_in_epoch, &self.stop);
+        loaded.map(|step| step.expect("only dropping the loader stops a step"))
     }
 
     fn receive(&mut self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
-        if self.lanes.is_empty() {
-            let loaded = self.maker.make(step_in_epoch, &self.stop);
-            return loaded.map(|step| step.expect("only dropping the loader stops a step"));
+        let since_first = step_in_epoch - self.maker.config.first_step;
+        let Some(index) = since_first.checked_rem(self.lanes.len()) else { return self.make(step_in_epoch) };
+        if self.lanes[index].is_none() {
+            self.start_lane(index, step_in_epoch);
         }
-        let num_lanes = self.lanes.len();
-        let lane = &mut self.lanes[(step_in_epoch - self.maker.config.first_step) % num_lanes];
+        let Some(lane) = &mut self.lanes[index] else { return self.make(step_in_epoch) };
         if let Ok(loaded) = lane.steps.recv() {
             return loaded;
         }
@@ -185,7 +195,7 @@ impl Iterator for Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        for Lane { steps, thread } in self.lanes.drain(..) {
+        for Lane { steps, thread } in self.lanes.drain(..).flatten() {
             // Without its receiver a thread that waits to hand over a step wakes up and ends.
             drop(steps);
             if let Some(thread) = thread {
@@ -341,5 +351,36 @@ impl StepMaker {
 
     fn label(&self, index: usize) -> u32 {
         self.dataset.label(index) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::ShardConfig;
+    use crate::synthetic::{self, SyntheticConfig};
+    use crate::threads::REFUSES;
+
+    #[test]
+    fn steps_are_the_same_where_threads_are_refused_at_the_start_and_given_later() {
+        let shape = ImageShape { height: 2, width: 2, channels: 1 };
+        let config = SyntheticConfig { shape, num_classes: 2, num_train: 40, num_test: 2, seed: 1 };
+        let splits = synthetic::open(&config).unwrap();
+        let start = |num_threads| {
+            let plan = ShardPlan::new(ShardConfig::new(40, 4)).unwrap();
+            let config = LoaderConfig::new(4, splits.normalization.clone()).with_threads(num_threads);
+            Loader::start(Arc::clone(&splits.train), plan, config)
+        };
+        let expected: Vec<LoadedStep> = start(0).map(Result::unwrap).collect();
+        for num_threads in [1, 3] {
+            REFUSES.set(true);
+            let mut loader = start(num_threads);
+            let mut steps: Vec<LoadedStep> = loader.by_ref().take(4).map(Result::unwrap).collect();
+            assert!(loader.lanes.iter().all(Option::is_none));
+            REFUSES.set(false);
+            steps.extend(loader.by_ref().map(Result::unwrap));
+            assert_eq!(steps, expected);
+            assert!(loader.lanes.iter().all(Option::is_some));
+        }
     }
 }

@@ -15,6 +15,7 @@ use crate::error::DatasetError;
 use crate::memory::{MemoryDataset, black_images};
 use crate::progress;
 use crate::random::{Purpose, Stream};
+use crate::threads::in_parts;
 use figure::{CLASS_NAMES, Figure};
 
 const SIDE: usize = 32;
@@ -61,16 +62,13 @@ fn draw_split(
     let mut pixels = black_images("shapes num_samples", num_samples, SHAPE)?;
     let num_threads = thread::available_parallelism().map_or(1, usize::from);
     let per_thread = num_samples.div_ceil(num_threads);
-    thread::scope(|scope| {
-        for (part, images) in pixels.chunks_mut(per_thread * SHAPE.num_values()).enumerate() {
-            scope.spawn(move || {
-                for (offset, image) in images.chunks_exact_mut(SHAPE.num_values()).enumerate() {
-                    let index = part * per_thread + offset;
-                    let stream = Stream::new(seed, split_index, index as u64, Purpose::Shape);
-                    draw_image(stream, index % CLASS_NAMES.len(), image);
-                    progress::advance(1);
-                }
-            });
+    let parts = pixels.chunks_mut(per_thread * SHAPE.num_values()).enumerate();
+    in_parts(num_threads, parts, |(part, images)| {
+        for (offset, image) in images.chunks_exact_mut(SHAPE.num_values()).enumerate() {
+            let index = part * per_thread + offset;
+            let stream = Stream::new(seed, split_index, index as u64, Purpose::Shape);
+            draw_image(stream, index % CLASS_NAMES.len(), image);
+            progress::advance(1);
         }
     });
     Ok(Arc::new(MemoryDataset {

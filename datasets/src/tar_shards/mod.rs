@@ -14,9 +14,7 @@ mod write;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -28,6 +26,7 @@ use crate::error::{DatasetError, list};
 use crate::memory::to_hex;
 use crate::progress;
 use crate::split::{FoundFiles, Split, SplitFiles};
+use crate::threads::in_parts;
 use classes::class_names;
 use index::{Identity, IndexedImage, ShardIndex};
 use kept_open::Shard;
@@ -204,22 +203,13 @@ fn indexed(
     if missing.is_empty() {
         return Ok(found);
     }
-    let next = AtomicUsize::new(0);
-    let scanned = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..config.num_threads.clamp(1, missing.len()) {
-            scope.spawn(|| {
-                while let Some((name, doubted)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let path = dir.join(name);
-                    let checked = doubted.map_or(Ok(()), |digest| expect_digest(&path, digest));
-                    let result = checked.and_then(|()| scan::scan(&path)).map(|index| ((*name).clone(), index));
-                    scanned.lock().expect("no thread panics with it").push(result);
-                }
-            });
-        }
+    let scanned = in_parts(config.num_threads, missing, |(name, doubted)| {
+        let path = dir.join(name);
+        let checked = doubted.map_or(Ok(()), |digest| expect_digest(&path, digest));
+        checked.and_then(|()| scan::scan(&path)).map(|index| (name.clone(), index))
     });
     let mut fault = None;
-    for result in scanned.into_inner().expect("no thread panicked") {
+    for result in scanned {
         match result {
             Ok(index) => found.push(index),
             Err(error) => fault = Some(error),
