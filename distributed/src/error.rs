@@ -51,7 +51,9 @@ pub enum CollectiveError {
         value: f32,
     },
     /// The system gave no thread for communication.
-    #[error("communication thread: {text}; raise the limit of processes (ulimit -u), or train with --overlap off")]
+    #[error(
+        "communication thread: {text}; raise the limit of processes (ulimit -u, pids.max of the cgroup), or train with --overlap off"
+    )]
     Thread { text: String },
     /// Ranks built different modules or buckets.
     #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
@@ -117,7 +119,9 @@ pub enum CollectiveError {
     )]
     ServerNeedsThreads { library: String },
     /// The watchdog's thread did not start.
-    #[error("the watchdog's thread did not start on rank {rank}: {text}")]
+    #[error(
+        "the watchdog's thread did not start on rank {rank}: {text}; raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+    )]
     WatchdogThread { rank: usize, text: String },
     /// An MPI call returned an error code.
     #[error("{call} failed on rank {rank}: {text} (code {code})")]

@@ -4,8 +4,9 @@
 //! Invariant: no message is waited for, and none is sent on a thread that others depend on: a rank that has stopped may keep a
 //! sender waiting.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::rank_status::Underway;
@@ -25,25 +26,44 @@ pub(super) struct Post {
     communicator: Arc<dyn Communicator>,
     /// Messages on their way.
     threads: Vec<JoinHandle<()>>,
+    /// Messages that wait for a thread, oldest first, while the operating system refuses threads.
+    waiting: VecDeque<Message>,
+}
+
+#[derive(Clone)]
+struct Message {
+    to: usize,
+    tag: u16,
+    bytes: Vec<u8>,
 }
 
 impl Post {
     pub(super) fn new(communicator: Arc<dyn Communicator>) -> Self {
-        Self { communicator, threads: Vec::new() }
+        Self { communicator, threads: Vec::new(), waiting: VecDeque::new() }
     }
 
     /// Sends a message on a thread of its own; messages are rare, and to one rank go few at a time.
     fn send(&mut self, to: usize, tag: u16, bytes: Vec<u8>) {
+        self.waiting.push_back(Message { to, tag, bytes });
+        self.send_waiting(Builder::new);
+    }
+
+    fn send_waiting(&mut self, builder: impl Fn() -> Builder) {
         self.threads.retain(|thread| !thread.is_finished());
-        let communicator = Arc::clone(&self.communicator);
-        let thread = std::thread::Builder::new().name("watchdog-post".to_owned());
-        // What cannot be sent is an answer that does not come.
-        let thread = thread.spawn(move || drop(communicator.send(to, tag, &bytes)));
-        self.threads.extend(thread);
+        while let Some(message) = self.waiting.front().cloned() {
+            let communicator = Arc::clone(&self.communicator);
+            let Message { to, tag, bytes } = message;
+            let thread = builder().name("watchdog-post".to_owned());
+            // What cannot be sent is an answer that does not come.
+            let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else { return };
+            self.threads.push(thread);
+            self.waiting.pop_front();
+        }
     }
 
     /// Answers the questions that have come.
     pub(super) fn answer(&mut self, report: &Report) -> Result<(), CollectiveError> {
+        self.send_waiting(Builder::new);
         while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
             message.extend_from_slice(&report.to_bytes());
             self.send(from, ANSWER, message);
@@ -103,5 +123,30 @@ impl Inquiry {
             }
         }
         Ok(self.answers.iter().all(Option::is_some))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_ranks;
+
+    #[test]
+    fn a_message_whose_thread_is_refused_is_sent_later() {
+        run_ranks(2, |communicator| {
+            let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
+            let mut post = Post::new(communicator.clone());
+            if rank == 0 {
+                post.waiting.push_back(Message { to: 1, tag: ANSWER, bytes: vec![7] });
+                // No thread has such a stack.
+                post.send_waiting(|| Builder::new().stack_size(1 << 60));
+                assert_eq!(post.waiting.len(), 1);
+                post.send_waiting(Builder::new);
+                assert!(post.waiting.is_empty());
+            } else {
+                assert_eq!(communicator.receive_any(ANSWER).unwrap(), (0, vec![7]));
+            }
+            communicator.barrier().unwrap();
+        });
     }
 }

@@ -123,7 +123,7 @@ impl Patience {
         loop {
             attempt += 1;
             let before = quiet::wait(self.limit_cores, self.patience);
-            let watch = Watch::start(mark);
+            let watch = Watch::start(mark).map_err(|failure| failure.to_string())?;
             let result = run(attempt);
             let looks = watch.finish();
             match result {

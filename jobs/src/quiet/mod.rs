@@ -6,12 +6,13 @@
 //! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rule 9 (document the environment).
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use records::OtherCores;
 
 use self::accounts::{Accounts, Own};
+use crate::failure::{Failure, Outcome};
 
 mod accounts;
 
@@ -82,18 +83,25 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Begins to look. Descendants of this process are ours, and processes whose environment has [`MARK`] with the value `mark`.
-    pub(crate) fn start(mark: &str) -> Self {
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub(crate) fn start(mark: &str) -> Outcome<Self> {
         let mut own = Own::new(mark);
         let (stop, stopped) = mpsc::channel();
         let mut looks = vec![own.look()];
-        let looks = thread::spawn(move || {
+        let looks = Builder::new().name("watch".to_owned()).spawn(move || {
             while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
                 looks.push(own.look());
             }
             looks.push(own.look());
             looks
         });
-        Watch { stop, looks }
+        let refused = |error| {
+            let remedy = "raise the limit of processes (ulimit -u, pids.max of the cgroup)";
+            Failure::Failed(format!("the operating system refused a thread ({error}); {remedy}"))
+        };
+        Ok(Watch { stop, looks: looks.map_err(refused)? })
     }
 
     /// Ends looking.
@@ -207,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_watch_ends_and_tells_no_negative_numbers() {
-        let watch = Watch::start("-");
+        let watch = Watch::start("-").unwrap();
         assert!(Command::new("sh").args(["-c", "sleep 0.7"]).status().unwrap().success());
         let seen = watch.finish().seen(None);
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);

@@ -209,7 +209,7 @@ pub(super) fn wait(
         match stage {
             // What a job of an earlier session met before we looked is not known.
             Stage::Running if is_here && submitted.stage == Stage::Waiting && watch.is_none() => {
-                watch = Some(Watch::start(&mark));
+                watch = Some(Watch::start(&mark)?);
             }
             Stage::Waiting | Stage::Running => {}
             Stage::Ended | Stage::Unknown => break stage,

@@ -46,7 +46,7 @@ impl<'a> Local<'a> {
         let mark = attempt.mark(&self.file.name);
         command.env(MARK, &mark);
         let before = self.wait_for_quiet();
-        let (watch, started, start) = (Watch::start(&mark), machine::now(), Instant::now());
+        let (watch, started, start) = (Watch::start(&mark)?, machine::now(), Instant::now());
         let log = directory.join("output.log");
         let ended = Guarded::start_apart(&command, &log)?.finish(Duration::from_secs(self.file.limit_s as u64));
         let (seconds, looks, code) = (start.elapsed().as_secs_f64(), watch.finish(), ended?);

@@ -105,7 +105,7 @@ impl Predicting<'_> {
             until_undisturbed(self.file.attempts, &key, || {
                 local.wait_for_quiet();
                 // What it starts are our descendants, which need no mark.
-                let watch = Watch::start("-");
+                let watch = Watch::start("-")?;
                 run_together(self.file, cell, self.trainer, &outputs)?;
                 Ok(local.disturbance(&watch.finish().seen(None).quiet))
             })?;

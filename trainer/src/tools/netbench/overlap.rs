@@ -8,6 +8,7 @@
 //! overlap benchmark of NBCBench), with a thread in place of non-blocking calls.
 
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind, WaitPolicy};
@@ -60,14 +61,15 @@ pub fn measure(
         alone_s.push(start.elapsed().as_secs_f64() / number as f64);
         communicator.barrier()?;
         beside.set_wait_policy(WaitPolicy::Sleep);
-        let (summed, shared) = std::thread::scope(|scope| {
-            let sums = scope.spawn(|| {
+        let (summed, shared) = std::thread::scope(|scope| -> Result<_, CollectiveError> {
+            let sums = Builder::new().name("sums".to_owned()).spawn_scoped(scope, || {
                 let start = Instant::now();
                 sum_several(number).map(|()| start.elapsed().as_secs_f64() / number as f64)
             });
+            let sums = sums.map_err(|error| CollectiveError::Thread { text: error.to_string() })?;
             let shared = updates_a_second(|| !sums.is_finished());
-            (sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), shared)
-        });
+            Ok((sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), shared))
+        })?;
         beside.set_wait_policy(WaitPolicy::Spin);
         beside_s.push(summed?);
         shares.push(1.0 - shared / alone);
