@@ -109,15 +109,19 @@ impl Measurement {
         self.ranks == 1 && self.work == other.work && self.differences(other).iter().all(may_differ)
     }
 
-    /// What this is compared with for its speedup: of the single ranks of the same work the one whose settings are nearest, else the
-    /// fewest ranks on the line.
+    /// Returns what this is compared with for its speedup: of the single ranks of the same work the one whose settings are nearest, else the
+    /// fewest ranks on the line. Without fewer ranks than its own it is its own reference.
     pub(super) fn reference<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
         let line = self.line();
-        let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
-        let alone = all.iter().filter(|one| one.is_reference_of(self));
-        let base = alone
+        let fewer = || all.iter().filter(|one| one.ranks < self.ranks);
+        let base = fewer()
+            .filter(|one| one.is_reference_of(self))
             .min_by_key(|one| (one.scaling != self.scaling, one.differences(self).len()))
-            .or_else(|| on_line().min_by_key(|one| one.ranks));
+            .or_else(|| {
+                let on_line = fewer().filter(|one| one.line() == line && one.scaling == self.scaling);
+                on_line.min_by_key(|one| one.ranks)
+            })
+            .or_else(|| all.iter().find(|one| *one == self));
         base.filter(|base| base.speed().is_some_and(|speed| speed > 0.0))
     }
 
@@ -126,7 +130,8 @@ impl Measurement {
     pub(super) fn speedups(&self, all: &[Self]) -> Vec<f64> {
         let Some(base) = self.reference(all) else { return Vec::new() };
         if base == self {
-            return if self.ranks == 1 { vec![1.0] } else { Vec::new() };
+            // One rank begins a line of several numbers of ranks; alone it has no speedup.
+            return if self.ranks == 1 && self.scaling != "none" { vec![1.0] } else { Vec::new() };
         }
         let ratios = records::ratios(&self.repeated(), &base.repeated());
         ratios.into_iter().map(|ratio| ratio * base.ranks as f64).collect()

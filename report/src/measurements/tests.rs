@@ -169,6 +169,15 @@ fn servers_of_their_own_are_no_ranks_of_a_run() {
 }
 
 #[test]
+fn runs_on_equal_numbers_of_ranks_have_no_speedup() {
+    for ranks in [1, 2] {
+        let mut two = [100.0, 110.0].map(|speed| measurement(ranks, speed, "ring"));
+        two.iter_mut().for_each(|one| one.scaling = "none".to_owned());
+        assert_eq!([0, 1].map(|index| two[index].speedup(&two)), [None, None], "{ranks} ranks");
+    }
+}
+
+#[test]
 fn without_one_rank_the_fewest_ranks_of_the_line_are_the_reference() {
     let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
     assert_eq!(all[1].reference(&all), Some(&all[0]));

@@ -6,6 +6,7 @@
 use super::Facts;
 use crate::document::{Block, Cell, Table};
 use crate::sources::Run;
+use records::Manifest;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Options of no interest to a comparison: where a run was written to.
@@ -55,13 +56,14 @@ pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
             );
         }
     }
-    vec![
-        Block::Paragraph("All other options are equal. Where a run was written to is left out.".to_owned()),
-        Block::Table(table),
-    ]
+    let mut words = "All other options are equal. Where a run was written to is left out.".to_owned();
+    if facts.sources.runs.iter().any(|run| run.manifests.len() > 1) {
+        words.push_str(" Options are those of the last session of a run; launches are those of all its sessions.");
+    }
+    vec![Block::Paragraph(words), Block::Table(table)]
 }
 
-/// Options, and the facts of the launch that count as such.
+/// Options, and the facts of all launches that count as such.
 fn options(run: &Run) -> BTreeMap<String, String> {
     let mut options: BTreeMap<String, String> = run
         .settings
@@ -69,15 +71,16 @@ fn options(run: &Run) -> BTreeMap<String, String> {
         .filter(|(key, _)| !PLACES.contains(&key.as_str()))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    if let Some(manifest) = run.manifest() {
-        let launch = &manifest.launch;
-        options.extend([
-            ("launch.ranks".to_owned(), launch.ranks.to_string()),
-            ("launch.threads-per-rank".to_owned(), launch.threads_per_rank.to_string()),
-            ("launch.nodes".to_owned(), launch.nodes.join(" ")),
-            ("program.commit".to_owned(), manifest.commit.clone()),
-            ("data.train-checksum".to_owned(), manifest.dataset.train_checksum.clone()),
-        ]);
+    type Fact = fn(&Manifest) -> String;
+    let facts: [(&str, Fact); 5] = [
+        ("launch.ranks", |manifest| manifest.launch.ranks.to_string()),
+        ("launch.threads-per-rank", |manifest| manifest.launch.threads_per_rank.to_string()),
+        ("launch.nodes", |manifest| manifest.launch.nodes.join(" ")),
+        ("program.commit", |manifest| manifest.commit.clone()),
+        ("data.train-checksum", |manifest| manifest.dataset.train_checksum.clone()),
+    ];
+    if !run.manifests.is_empty() {
+        options.extend(facts.map(|(name, value)| (name.to_owned(), run.by_session(value))));
     }
     options
 }
@@ -161,5 +164,19 @@ mod tests {
             ("b".to_owned(), options(&[("x", "1"), ("y", "3"), ("z", "4")])),
         ];
         assert_eq!(differing(&runs), ["y", "z"]);
+    }
+
+    #[test]
+    fn runs_differ_in_the_ranks_of_any_of_their_sessions() {
+        let run = |ranks: &[usize]| {
+            // The newest session comes first.
+            let launch = |ranks: &usize| records::LaunchFacts { ranks: *ranks, ..records::LaunchFacts::default() };
+            let manifest = |ranks| Manifest { launch: launch(ranks), ..Manifest::default() };
+            Run { manifests: ranks.iter().rev().map(manifest).collect(), ..Run::default() }
+        };
+        let of = |ranks: &[usize]| options(&run(ranks))["launch.ranks"].clone();
+        assert_eq!([of(&[1]), of(&[2, 2]), of(&[2, 2, 1, 2])], ["1", "2", "2, then 1, then 2"]);
+        let runs = [&[1][..], &[2, 1]].map(|ranks| ("run".to_owned(), options(&run(ranks))));
+        assert_eq!(differing(&runs), ["launch.ranks"]);
     }
 }

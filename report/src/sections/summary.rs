@@ -122,7 +122,8 @@ fn runs(facts: &Facts<'_>) -> Table {
             ("model", text(run.setting("model.model").or(run.setting("model.family")))),
             ("format", text(run.setting("compute.dtype"))),
             ("data", text(manifest.map(|manifest| manifest.dataset.name.as_str()))),
-            ("ranks", Cell::count(run.ranks().map(|ranks| ranks as u64))),
+            ("ranks", ranks(run)),
+            ("sessions", Cell::count(run.manifests.len() as u64)),
             (
                 "global batch",
                 Cell::number(run.setting("batch.global-batch-size").and_then(|batch| batch.parse::<f64>().ok()), 0),
@@ -138,6 +139,15 @@ fn runs(facts: &Facts<'_>) -> Table {
         ]
     };
     Table::of("runs", "Training runs", facts.sources.runs.iter().map(row))
+}
+
+/// The ranks that trained; of sessions on different numbers of ranks, each number.
+fn ranks(run: &Run) -> Cell {
+    let of_sessions = run.by_session(|manifest| manifest.launch.ranks.to_string());
+    if of_sessions.contains(',') {
+        return Cell::text(of_sessions);
+    }
+    Cell::count(run.ranks().map(|ranks| ranks as u64))
 }
 
 fn comparisons(facts: &Facts<'_>) -> Table {

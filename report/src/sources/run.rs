@@ -95,6 +95,11 @@ impl Run {
         if run.epochs.is_empty() {
             run.remarks.push("no epoch is in its metrics.jsonl".to_owned());
         }
+        let ranks = run.by_session(|manifest| manifest.launch.ranks.to_string());
+        if ranks.contains(',') {
+            run.remarks
+                .push(format!("its sessions had different numbers of ranks: {ranks}; speeds are those of the last"));
+        }
         if run.summary.as_ref().is_some_and(|summary| summary.stopped_early) {
             run.remarks.push("it was stopped before its last epoch".to_owned());
         }
@@ -103,6 +108,13 @@ impl Run {
 
     pub(crate) fn manifest(&self) -> Option<&Manifest> {
         self.manifests.first()
+    }
+
+    /// Returns what the manifests of the sessions have, the first session's first: `2, then 1`; once what several in a row have.
+    pub(crate) fn by_session(&self, value: impl Fn(&Manifest) -> String) -> String {
+        let mut values: Vec<String> = self.manifests.iter().rev().map(value).collect();
+        values.dedup();
+        values.join(", then ")
     }
 
     /// An option's value, without the quotes of a text.
