@@ -51,6 +51,13 @@ pub use trace::{EventNames, TraceEvent};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+/// Returns the identity of the running kernel since its boot: processes with equal ones run on one machine, also in containers. `None`
+/// where the system does not have it.
+pub fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
 /// Reads a record from JSON in which what is unknown may be null as well as absent.
 ///
 /// # Errors

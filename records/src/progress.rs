@@ -2,6 +2,8 @@
 //!
 //! Invariant: times are seconds; what is not known is absent (null).
 
+use std::time::Duration;
+
 use crate::{RankSeconds, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunProgress {
+    /// Start of the session that writes this, as its manifest has it.
+    pub started: String,
     /// When this was written, UTC, RFC 3339.
     pub written: String,
     /// `training`, `evaluation` or `checkpoint`.
@@ -41,4 +45,26 @@ pub struct RunProgress {
     pub seconds: Seconds,
     /// Where every rank's time went in the last epoch of this session.
     pub ranks: Vec<RankSeconds>,
+}
+
+impl RunProgress {
+    /// Steps of the whole run; `None` where that is no number.
+    pub fn all_steps(&self) -> Option<u64> {
+        self.epochs.checked_mul(self.steps_per_epoch)
+    }
+
+    /// Returns how long the rest takes at the speed of this session, evaluations and checkpoints included; `None` before its first step.
+    pub fn time_left(&self) -> Option<Duration> {
+        let num_left = self.all_steps()?.saturating_sub(self.step);
+        Duration::try_from_secs_f64(num_left as f64 * self.seconds_per_step()?).ok()
+    }
+
+    /// Returns how long a step takes in this session, evaluations and checkpoints included; `None` before its first step.
+    pub fn time_per_step(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.seconds_per_step()?).ok()
+    }
+
+    fn seconds_per_step(&self) -> Option<f64> {
+        (self.session_steps > 0).then(|| self.session_seconds / self.session_steps as f64)
+    }
 }

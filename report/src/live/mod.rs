@@ -1,7 +1,8 @@
 //! A run as it stands, on a terminal: `trainer watch`.
 //!
 //! In: the directory of a run. Out: a page that is drawn anew every second, or once as text.
-//! Invariant: files are read and none is written, locked or waited for: a run does not notice who watches it.
+//! Invariant: files are read and none is written or waited for, and the lock of a run is tried for a moment only: a run does not notice
+//! who watches it.
 
 mod state;
 mod view;
@@ -15,7 +16,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::Rect;
 
-use self::state::{Live, Stage};
+use self::state::{Live, SILENCE, Stage, Watched};
 
 /// Between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -25,19 +26,36 @@ const LOOK: Duration = Duration::from_millis(100);
 /// What text has columns and rows of, where there is no terminal.
 const TEXT: Rect = Rect { x: 0, y: 0, width: 120, height: 40 };
 
-/// The page as text.
+/// A run adds a line to its log, or does a step, in this time; steps may take longer.
+const CADENCE: Duration = Duration::from_secs(12);
+
+/// The page as text. A run that seems silent is watched for a few steps: its clock may differ from that of this machine.
 ///
 /// # Errors
 /// A [`Refusal`](crate::Refusal) if the directory is none of a run; when its metrics cannot be read.
 pub fn snapshot(directory: &Path) -> Result<String> {
-    page(directory, TEXT)
+    Ok(page(&seen_within(directory, CADENCE)?, TEXT))
 }
 
-fn page(directory: &Path, area: Rect) -> Result<String> {
+/// Looks until the run is not silent, for `cadence` or two of its steps.
+fn seen_within(directory: &Path, cadence: Duration) -> Result<Live> {
+    let mut watched = Watched::new();
+    loop {
+        let live = Live::read(directory, &mut watched)?;
+        let of_steps = live.progress.as_ref().and_then(records::RunProgress::time_per_step).unwrap_or_default();
+        let patience = cadence.max(2 * of_steps.min(SILENCE));
+        if cadence.is_zero() || !matches!(live.stage, Stage::Silent(_)) || watched.duration() >= patience {
+            return Ok(live);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn page(live: &Live, area: Rect) -> String {
     let mut buffer = Buffer::empty(area);
-    view::render(&Live::read(directory)?, area, &mut buffer);
+    view::render(live, area, &mut buffer);
     let row = |y| (0..area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
-    Ok((0..area.height).map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned())
+    (0..area.height).map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }
 
 /// Waits until the run has ended, or the program `is_to_end`; whether the run has finished.
@@ -45,14 +63,15 @@ fn page(directory: &Path, area: Rect) -> Result<String> {
 /// # Errors
 /// As [`snapshot`].
 pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
-    let (mut stage, mut looked) = (Live::read(directory)?.stage, Instant::now());
+    let mut watched = Watched::new();
+    let (mut stage, mut looked) = (Live::read(directory, &mut watched)?.stage, Instant::now());
     while !stage.has_ended() && !is_to_end() {
         thread::sleep(LOOK);
         if looked.elapsed() >= PAUSE {
-            (stage, looked) = (Live::read(directory)?.stage, Instant::now());
+            (stage, looked) = (Live::read(directory, &mut watched)?.stage, Instant::now());
         }
     }
-    Ok(Live::read(directory)?.stage == Stage::Finished)
+    Ok(Live::read(directory, &mut watched)?.stage == Stage::Finished)
 }
 
 /// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended;
@@ -62,7 +81,8 @@ pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
 /// As [`snapshot`], and when the terminal cannot be read or written.
 pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) -> Result<bool> {
     // Before the screen is taken, so that a refusal is seen.
-    let mut live = Live::read(directory)?;
+    let mut watched = Watched::new();
+    let mut live = Live::read(directory, &mut watched)?;
     let mut terminal = ratatui::try_init()?;
     let result = loop {
         if let Err(error) = terminal.draw(|frame| view::render(&live, frame.area(), frame.buffer_mut())) {
@@ -75,7 +95,7 @@ pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) ->
             Ok(false) => {}
             result => break result.map(|_| ()),
         }
-        match Live::read(directory) {
+        match Live::read(directory, &mut watched) {
             Ok(read) => live = read,
             Err(error) => break Err(error),
         }

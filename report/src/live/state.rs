@@ -1,13 +1,15 @@
 //! Where a run stands, from its files alone.
 //!
-//! In: the files of its directory, how old they are. Out: [`Live`].
+//! In: the files of its directory, their changes while they are watched. Out: [`Live`].
 //! Invariant: what an earlier session left is not taken for this one's: files say of which session they are, however they were copied.
+//! A run is alive while its files change or its lock is held, and dead if this machine has given its lock back; no clock of another
+//! machine, and no process number, which may be one of another container, decides that.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use records::{RunProgress, Summary};
@@ -16,7 +18,7 @@ use crate::Refusal;
 use crate::sources::{Run, read_json};
 
 /// A run that writes nothing for so long may be dead.
-const SILENCE: Duration = Duration::from_secs(60);
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
 
 /// How much of the end of a log is read, bytes.
 const TAIL: u64 = 256 << 10;
@@ -34,14 +36,56 @@ pub(super) struct Live {
     pub(super) log: Vec<String>,
 }
 
+/// The changes of a run's files while they are watched.
+#[derive(Debug)]
+pub(super) struct Watched {
+    since: Instant,
+    /// When a change was seen last.
+    changed: Option<Instant>,
+    last: Option<Content>,
+}
+
+/// What a run that goes on changes: its progress, the number of lines in its log, the last one.
+type Content = (Option<RunProgress>, usize, Option<String>);
+
+impl Watched {
+    /// Nothing is seen yet.
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), changed: None, last: None }
+    }
+
+    fn look(&mut self, progress: Option<&RunProgress>, log: &[String]) {
+        let content = (progress.cloned(), log.len(), log.last().cloned());
+        if self.last.replace(content.clone()).is_some_and(|last| last != content) {
+            self.changed = Some(Instant::now());
+        }
+    }
+
+    /// Returns for how long it has been watched.
+    pub(super) fn duration(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+/// The process that writes to a run's directory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Holder {
+    /// It holds the lock.
+    Alive,
+    /// It ran on this machine, which has taken the lock back.
+    Gone,
+    /// There is no lock, or it is another machine's, whose file system may keep it there.
+    Unknown,
+}
+
 /// Whether a run goes on.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stage {
     /// No file says that it has begun: it may wait in a queue.
     NotBegun,
-    /// It has written this long ago.
+    /// It wrote this long ago.
     Running(Duration),
-    /// It has written nothing for so long, and nobody knows why.
+    /// It wrote nothing for so long.
     Silent(Duration),
     /// Its process is gone, and it has not said that it ended.
     Dead,
@@ -57,7 +101,8 @@ impl Stage {
 }
 
 impl Live {
-    pub(super) fn read(directory: &Path) -> Result<Self> {
+    /// Reads the files, and compares them with those that `watched` has seen before.
+    pub(super) fn read(directory: &Path, watched: &mut Watched) -> Result<Self> {
         if !directory.is_dir() {
             let got = format!("{}, which is none", directory.display());
             return Err(Refusal { option: "RUN", expected: "the directory of a run".to_owned(), got }.into());
@@ -65,11 +110,12 @@ impl Live {
         let run = Run::read(directory)?;
         let modified = |file: &str| fs::metadata(directory.join(file)).and_then(|file| file.modified()).ok();
         let session = modified("manifest.json");
-        let started = run.manifest().and_then(|manifest| time_of(&manifest.started));
+        let started = run.manifest().map(|manifest| manifest.started.as_str());
         let progress: Option<RunProgress> = read_json(&directory.join("progress.json")).ok();
-        let progress = progress.filter(|progress| time_of(&progress.written) >= started);
-        let written = progress.as_ref().map_or(started.or(session), |progress| time_of(&progress.written));
-        let age = written.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+        let progress = progress.filter(|progress| started.is_none_or(|started| progress.started == started));
+        let log = of_last_session(lines_at_end(&directory.join("train.log")));
+        watched.look(progress.as_ref(), &log);
+        let written = progress.as_ref().map(|progress| progress.written.as_str()).or(started).and_then(time_of);
         let is_of_session = |summary: &Summary| match (&summary.started, run.manifest()) {
             (Some(started), Some(manifest)) => *started == manifest.started,
             // Of an earlier version, whose files are told apart by their age alone.
@@ -84,11 +130,8 @@ impl Live {
                 }
             }
             (_, None) => Stage::NotBegun,
-            _ if holder_is_gone(directory) => Stage::Dead,
-            _ if age > SILENCE => Stage::Silent(age),
-            _ => Stage::Running(age),
+            _ => stage(holder(directory), watched, written.or(session)),
         };
-        let log = of_last_session(lines_at_end(&directory.join("train.log")));
         let output = newest_output(directory).map(|path| of_last_session(lines_at_end(&path))).unwrap_or_default();
         Ok(Self { alerts: alerts(&log, &output), log, progress, stage, run })
     }
@@ -100,16 +143,14 @@ impl Live {
 
     /// Steps done and steps of the whole run.
     pub(super) fn steps(&self) -> Option<(u64, u64)> {
-        let RunProgress { epochs, steps_per_epoch, step, .. } = self.progress.as_ref()?;
-        Some((*step, epochs.checked_mul(*steps_per_epoch)?)).filter(|(_, all)| *all > 0)
+        let progress = self.progress.as_ref()?;
+        Some((progress.step, progress.all_steps()?)).filter(|(_, all)| *all > 0)
     }
 
     /// How long the rest takes, at the speed of this session, evaluations and checkpoints included; nothing where it does not go on.
     pub(super) fn time_left(&self) -> Option<Duration> {
-        let (Stage::Running(_), (done, all)) = (&self.stage, self.steps()?) else { return None };
-        let progress = self.progress.as_ref().filter(|progress| progress.session_steps > 0)?;
-        let per_step = progress.session_seconds / progress.session_steps as f64;
-        Duration::try_from_secs_f64(all.saturating_sub(done) as f64 * per_step).ok()
+        let is_running = matches!(self.stage, Stage::Running(_));
+        self.progress.as_ref().filter(|_| is_running)?.time_left()
     }
 }
 
@@ -117,13 +158,35 @@ fn time_of(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339_weak(text).ok()
 }
 
-/// Whether the process that the directory's lock names was on this machine and is there no more.
-fn holder_is_gone(directory: &Path) -> bool {
-    let Ok(text) = records::file::read_to_string(&directory.join(".lock")) else { return false };
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let ["process", process, "on", node, ..] = words[..] else { return false };
-    let own = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    node == own.trim() && Path::new("/proc/self").exists() && !Path::new("/proc").join(process).exists()
+/// Judges a run that has not said that it ended, and that wrote last at `written` by its own clock.
+fn stage(holder: Holder, watched: &Watched, written: Option<SystemTime>) -> Stage {
+    if holder == Holder::Gone {
+        return Stage::Dead;
+    }
+    if let Some(changed) = watched.changed {
+        let still = changed.elapsed();
+        return if still <= SILENCE { Stage::Running(still) } else { Stage::Silent(still) };
+    }
+    // Before a change is seen, the clocks say when the last one was: enough to call a living process running.
+    let age = written.and_then(|at| SystemTime::now().duration_since(at).ok());
+    match age {
+        Some(age) if holder == Holder::Alive && age.max(watched.duration()) <= SILENCE => Stage::Running(age),
+        _ => Stage::Silent(age.unwrap_or_default().max(watched.duration())),
+    }
+}
+
+/// Tries the directory's lock, which the run holds while its process lives, whatever container that is in.
+fn holder(directory: &Path) -> Holder {
+    let path = directory.join(".lock");
+    let Ok(file) = records::file::open(&path) else { return Holder::Unknown };
+    let text = records::file::read_to_string(&path).unwrap_or_default();
+    let boot = text.lines().find_map(|line| line.strip_prefix("boot ")).map(str::to_owned);
+    // A run that starts at this moment waits longer than this is held.
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Holder::Alive,
+        Ok(()) if boot.is_some() && boot == records::boot_id() => Holder::Gone,
+        Ok(()) | Err(TryLockError::Error(_)) => Holder::Unknown,
+    }
 }
 
 /// The last lines of a file, without one that was begun before them.

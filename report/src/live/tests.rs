@@ -17,6 +17,10 @@ fn rfc3339(seconds_ago: u64) -> String {
     humantime::format_rfc3339_seconds(SystemTime::now() - Duration::from_secs(seconds_ago)).to_string()
 }
 
+fn rfc3339_in(seconds: u64) -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(seconds)).to_string()
+}
+
 fn progress(seconds_ago: u64) -> RunProgress {
     let rank = |rank, communication| RankSeconds {
         rank,
@@ -28,6 +32,7 @@ fn progress(seconds_ago: u64) -> RunProgress {
         ..RankSeconds::default()
     };
     RunProgress {
+        started: String::new(),
         written: rfc3339(seconds_ago),
         phase: "training".to_owned(),
         epoch: 2,
@@ -67,10 +72,18 @@ fn run() -> TempDir {
     folder
 }
 
-/// What a run's lock says of its process on this machine.
-fn lock(process: u32) -> String {
-    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("process {process} on {} since 2026-01-01T00:00:00Z", node.trim())
+/// Writes the lock of a run on a machine, with a number of a process that lives on this one, and holds it.
+fn lock_of(folder: &TempDir, boot: &str) -> fs::File {
+    let path = folder.path().join(".lock");
+    fs::write(&path, format!("process {} on n1 since 2026-01-01T00:00:00Z\nboot {boot}", std::process::id())).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    file.lock().unwrap();
+    file
+}
+
+/// The lock of a run on this machine, held.
+fn lock(folder: &TempDir) -> fs::File {
+    lock_of(folder, &records::boot_id().unwrap())
 }
 
 /// Of a run that has finished.
@@ -85,13 +98,19 @@ fn age(folder: &TempDir, file: &str, seconds: u64) {
     file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
 }
 
+/// The page at one look.
 fn shown(folder: &TempDir) -> String {
-    snapshot(folder.path()).unwrap()
+    shown_within(folder, TEXT)
+}
+
+fn shown_within(folder: &TempDir, area: Rect) -> String {
+    page(&seen_within(folder.path(), Duration::ZERO).unwrap(), area)
 }
 
 #[test]
 fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
     let folder = run();
+    let _lock = lock(&folder);
     write(&folder, "progress.json", &progress(1));
     let page = shown(&folder);
     for expected in [
@@ -115,10 +134,12 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     let folder = run();
     write(&folder, "progress.json", &progress(300));
     assert!(shown(&folder).contains("silent for 5m"), "{}", shown(&folder));
-    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
+    let held = lock(&folder);
+    assert!(shown(&folder).contains("silent for 5m"), "{}", shown(&folder));
+    drop(held);
     assert!(shown(&folder).contains("dead: its process is gone"), "{}", shown(&folder));
-    fs::write(folder.path().join(".lock"), lock(std::process::id())).unwrap();
-    assert!(shown(&folder).contains("silent"));
+    drop(lock_of(&folder, "another machine's"));
+    assert!(shown(&folder).contains("silent for 5m"), "its lock may be kept there: {}", shown(&folder));
     let stopped = Summary { stopped_early: true, ..summary(None) };
     write(&folder, "summary.json", &stopped);
     assert!(shown(&folder).contains("stopped with a checkpoint"));
@@ -131,10 +152,11 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
 #[test]
 fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_what_matters() {
     let folder = run();
+    let _lock = lock(&folder);
     write(&folder, "progress.json", &progress(1));
     let warning = "warning: the file system of the output directory has no locks: two runs in it would not notice it";
     fs::write(folder.path().join("train.log"), format!("version 1\n{warning}\nthe last line\n")).unwrap();
-    let page = page(folder.path(), Rect { x: 0, y: 0, width: 80, height: 24 }).unwrap();
+    let page = shown_within(&folder, Rect { x: 0, y: 0, width: 80, height: 24 });
     for expected in [
         "running: training",
         "123.4 images/s",
@@ -154,17 +176,36 @@ fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_
 #[test]
 fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
     let folder = run();
+    let held = lock(&folder);
     write(&folder, "progress.json", &progress(1));
     let looks = Cell::new(0);
     assert!(!wait(folder.path(), || looks.replace(looks.get() + 1) == 2).unwrap());
     assert_eq!(looks.get(), 3);
-    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
+    drop(held);
     assert!(!wait(folder.path(), || unreachable!("it is dead")).unwrap());
+}
+
+#[test]
+fn a_run_goes_on_while_its_files_change_whatever_its_clock_and_its_machine() {
+    for written in [rfc3339(600), rfc3339_in(600)] {
+        let folder = run();
+        drop(lock_of(&folder, "another machine's"));
+        let at = |step| RunProgress { written: written.clone(), step, ..progress(0) };
+        let mut watched = Watched::new();
+        let mut stage = |step| {
+            write(&folder, "progress.json", &at(step));
+            Live::read(folder.path(), &mut watched).unwrap().stage
+        };
+        assert!(matches!(stage(25), Stage::Silent(_)), "no change is seen yet");
+        assert!(matches!(stage(26), Stage::Running(_)));
+        assert!(matches!(stage(26), Stage::Running(_)), "a step may take a while");
+    }
 }
 
 #[test]
 fn a_resumed_run_is_not_taken_for_the_session_before_it() {
     let folder = run();
+    let _lock = lock(&folder);
     write(&folder, "progress.json", &progress(300));
     write(&folder, "summary.json", &summary(Some(rfc3339(300))));
     write(&folder, "manifest.json", &Manifest { started: rfc3339(10), ..Manifest::default() });
@@ -176,10 +217,11 @@ fn a_resumed_run_is_not_taken_for_the_session_before_it() {
 #[test]
 fn a_run_whose_files_were_copied_has_ended_as_it_says_itself() {
     let folder = run();
-    write(&folder, "manifest.json", &Manifest { started: rfc3339(600), ..Manifest::default() });
-    write(&folder, "progress.json", &progress(300));
-    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
-    write(&folder, "summary.json", &summary(Some(rfc3339(600))));
+    let started = rfc3339(600);
+    write(&folder, "manifest.json", &Manifest { started: started.clone(), ..Manifest::default() });
+    write(&folder, "progress.json", &RunProgress { started: started.clone(), ..progress(300) });
+    drop(lock(&folder));
+    write(&folder, "summary.json", &summary(Some(started)));
     age(&folder, "summary.json", 50);
     assert!(shown(&folder).contains("finished"), "{}", shown(&folder));
     // Of earlier versions.
@@ -195,6 +237,7 @@ fn what_no_session_measured_is_shown_as_no_measurement() {
     let folder = run();
     // Of a start that found all steps of the epoch made, as the epoch's record has it.
     let idle = RankSeconds { num_steps: 0, ..RankSeconds::default() };
+    let _lock = lock(&folder);
     let at_start =
         RunProgress { images_per_second: 0.0, seconds: Seconds::default(), ranks: vec![idle], ..progress(1) };
     write(&folder, "progress.json", &at_start);
@@ -232,7 +275,7 @@ fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
     fs::write(folder.path().join("train.log"), log).unwrap();
     let output = "version 1\nerror: of the session before\nversion 1\nwarning: slow rank\nerror: killed\n  rank 0: y\n";
     fs::write(folder.path().join("slurm-7.out"), output).unwrap();
-    let live = Live::read(folder.path()).unwrap();
+    let live = Live::read(folder.path(), &mut Watched::new()).unwrap();
     assert_eq!(
         live.alerts,
         ["warning: slow rank", "error (rank 0): silent", "  rank 1: stopped", "error: killed", "  rank 0: y"]
@@ -242,6 +285,7 @@ fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
 #[test]
 fn numbers_that_no_run_has_are_shown_without_a_time_left() {
     let folder = run();
+    let _lock = lock(&folder);
     let most = RunProgress { epoch: u64::MAX, epochs: u64::MAX, step: 1, ..progress(1) };
     let endless = RunProgress { session_seconds: f64::MAX, ..progress(1) };
     for numbers in [most, endless] {

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use crate::config::ConfigError;
 use crate::measure::held_file::is_elsewhere;
 
-/// The file that is locked; it stays, and says who had it last.
+/// The file that is locked; it stays, and says who had it last, and on which machine: `trainer watch` tries the lock.
 pub const LOCK_FILE: &str = ".lock";
 
 /// How long a start waits for the one before it, which may have been killed and be leaving yet.
@@ -55,7 +55,8 @@ impl DirectoryLock {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => sleep(Duration::from_millis(50)),
                 Err(TryLockError::WouldBlock) => {
-                    let holder = io::read_to_string(&file).unwrap_or_default();
+                    let text = io::read_to_string(&file).unwrap_or_default();
+                    let holder = text.lines().next().unwrap_or_default().to_owned();
                     return Err(ConfigError::OutputDirectoryBusy { path: directory.to_owned(), holder }.into());
                 }
                 // The file is open for writing, so the error is about locks: file systems without them answer ENOLCK, ENOSYS, EOPNOTSUPP,
@@ -64,7 +65,8 @@ impl DirectoryLock {
             }
         }
         let since = humantime::format_rfc3339_seconds(SystemTime::now());
-        file.set_len(0).and_then(|()| write!(file, "{holder} since {since}")).with_context(context)?;
+        let boot = records::boot_id().map_or_else(String::new, |id| format!("\nboot {id}"));
+        file.set_len(0).and_then(|()| write!(file, "{holder} since {since}{boot}")).with_context(context)?;
         let own = File::open(directory).with_context(context)?;
         Ok(Some(Self { path: directory.to_owned(), directory: own, _file: file }))
     }
@@ -91,6 +93,7 @@ mod tests {
         let error = DirectoryLock::take(directory.path(), "process 8 on n2").unwrap_err();
         assert!(error.is::<ConfigError>());
         assert!(error.to_string().contains("in use by process 7 on n1 since "), "{error}");
+        assert!(!error.to_string().contains("boot"), "{error}");
         drop(first);
         DirectoryLock::take(directory.path(), "process 8 on n2").unwrap();
         let text = std::fs::read_to_string(directory.path().join(LOCK_FILE)).unwrap();

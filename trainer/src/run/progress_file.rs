@@ -39,6 +39,7 @@ impl ProgressFile {
     /// For a session that begins now.
     pub fn new(session: &Session<'_>) -> Self {
         let record = RunProgress {
+            started: session.manifest.started.clone(),
             epochs: session.config.schedule.epochs.filled(),
             global_batch_size: session.config.batch.global_batch_size.filled() as u64,
             ..RunProgress::default()
@@ -54,11 +55,9 @@ impl ProgressFile {
         }
     }
 
-    /// A step, after which the run has done `num_steps`.
-    pub fn step(&mut self, line: &StepLine, num_steps: u64) {
-        if self.path.is_none() {
-            return;
-        }
+    /// Notes a step, after which the run has done `num_steps`; returns the time that is left, on root.
+    pub fn step(&mut self, line: &StepLine, num_steps: u64) -> Option<Duration> {
+        self.path.as_ref()?;
         let record = &mut self.record;
         (record.epoch, record.step) = (line.epoch, num_steps);
         (record.step_in_epoch, record.steps_per_epoch) = (line.step_in_epoch + 1, line.steps_per_epoch);
@@ -76,6 +75,7 @@ impl ProgressFile {
             // One step is too little for a speed.
             self.write(TRAINING);
         }
+        self.record.time_left()
     }
 
     /// Something begins that may take long.
