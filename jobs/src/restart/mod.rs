@@ -51,7 +51,7 @@ impl Launcher {
 
     fn traps(self) -> String {
         match self {
-            Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1\n".to_owned(),
+            Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1 USR2 XCPU\n".to_owned(),
             // Killed outright, mpirun would leave its ranks behind; MPICH's passes TERM on to them, to whom it is one more wish to stop.
             Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "INT"),
             Launcher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
@@ -75,7 +75,7 @@ impl Launcher {
 
 const SIGNALS: &str = r#"
 # ---- Signals -------------------------------------------------------------------------------------
-# TERM, INT, HUP and USR1 ask for a stop. For each of them the ranks get USR1: all stop after the same
+# TERM, INT, HUP, USR1, USR2 and XCPU ask for a stop. For each of them the ranks get USR1: all stop after the same
 # step, one checkpoint is written, and the exit code is 0. This script must live until then.
 program=           # the process that was started
 started=0          # when
@@ -115,7 +115,7 @@ ask_to_end() {
     say "stopping after this step, with a checkpoint; a second signal ends at once"
     ask_to_stop
 }
-trap ask_to_stop HUP USR1
+trap ask_to_stop HUP USR1 USR2 XCPU
 trap ask_to_end TERM INT
 "#;
 

@@ -159,7 +159,7 @@ fn wrong_usage_is_not_tried_again() {
 
 #[test]
 fn the_checkpoint_of_a_stopped_program_is_awaited() {
-    for signal in ["TERM", "USR1", "HUP"] {
+    for signal in ["TERM", "USR1", "HUP", "USR2", "XCPU"] {
         for restarts in [0, 2] {
             let stage = Stage::new(&format!("stop-{signal}-{restarts}"));
             // Ends gracefully on USR1, some time later, and writes down that it did.

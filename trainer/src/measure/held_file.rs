@@ -45,9 +45,10 @@ impl HeldFile {
         self.file.metadata().map(|facts| facts.len())
     }
 
-    /// Adds text in one piece.
+    /// Adds text in one piece; where not all of it can be written, none of it stays.
     pub fn add(&mut self, text: &str) -> std::io::Result<()> {
-        self.file.write_all(text.as_bytes())
+        let before = self.num_bytes()?;
+        self.file.write_all(text.as_bytes()).inspect_err(|_| drop(self.file.set_len(before)))
     }
 
     /// Waits until what was added is on disk.

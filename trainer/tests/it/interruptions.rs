@@ -80,14 +80,61 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
     let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
     assert_eq!(code_after(waiting, &["TERM", "TERM"]), Some(143));
     let run = Run::in_new_directory();
-    let mut train = program();
-    train.args(["train", "--epochs", "1000", "--log-every-steps", "100000", "--output-dir"]).arg(run.directory());
-    let training = train.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    while !run.directory().join("progress.json").exists() {
-        sleep(Duration::from_millis(20));
-    }
+    let training = trained_after("true", &run);
+    await_step(&run);
     assert_eq!(code_after(training, &["TERM", "TERM", "TERM"]), Some(0));
     assert!(run.directory().join("summary.json").exists());
+}
+
+/// The program in a long training of this run, in a shell that does `before` first.
+fn trained_after(before: &str, run: &Run) -> Child {
+    let (program, mut shell) = (program(), Command::new("sh"));
+    shell.arg("-c").arg(format!("{before}; exec \"$@\"")).arg("sh").arg(program.get_program()).arg("train");
+    shell.args(TINY.replace("--epochs 2", "--epochs 100000").split(' ')).arg("--output-dir").arg(run.directory());
+    for (name, _) in program.get_envs() {
+        shell.env_remove(name);
+    }
+    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until the first step is made, from which on the program listens to signals.
+fn await_step(run: &Run) {
+    let start = Instant::now();
+    while !run.directory().join("progress.json").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no step is made");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unless_it_ignores_them() {
+    let stops = ["HUP", "USR1", "USR2", "XCPU"].map(|signal| {
+        let run = Run::in_new_directory();
+        (signal, trained_after("true", &run), run)
+    });
+    for (signal, training, run) in stops {
+        await_step(&run);
+        assert_eq!(code_after(training, &[signal]), Some(0), "{signal}");
+        let store = CheckpointStore::new(&run.directory().join("checkpoints"), 9);
+        assert!(run.directory().join("summary.json").exists() && store.has_any().unwrap(), "{signal}");
+    }
+    let run = Run::in_new_directory();
+    let mut training = trained_after("trap '' HUP", &run);
+    await_step(&run);
+    assert!(Command::new("kill").args(["-s", "HUP", &training.id().to_string()]).status().unwrap().success());
+    sleep(Duration::from_secs(1));
+    assert!(training.try_wait().unwrap().is_none(), "as under nohup");
+    assert_eq!(code_after(training, &["TERM"]), Some(0));
+}
+
+#[test]
+fn a_checkpoint_beyond_the_limit_of_a_files_size_is_an_error_that_names_it_and_leaves_no_half() {
+    let run = Run::in_new_directory();
+    let output = trained_after("ulimit -f 64", &run).wait_with_output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("model.safetensors: File too large"), "{words}");
+    assert_eq!(names(&checkpoints(&run)), [""; 0]);
 }
 
 #[test]

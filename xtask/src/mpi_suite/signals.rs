@@ -35,10 +35,10 @@ pub(super) const CHECKS: [Check<Suite>; 7] = [
         stops(suite, "term-term", &[], Run::has_line, &[("TERM", 0), ("TERM", 0)])
     }),
     check(
-        "SIGUSR1 to one rank and SIGTERM to the other stop like one signal, resumed to the undisturbed parameters",
-        |suite| stops(suite, "usr1-term", &[], Run::has_line, &[("USR1", 1), ("TERM", 0)]),
+        "SIGHUP to one rank and SIGTERM to the other stop like one signal, resumed to the undisturbed parameters",
+        |suite| stops(suite, "hup-term", &[], Run::has_line, &[("HUP", 1), ("TERM", 0)]),
     ),
-    check("SIGTERM to mpirun itself reaches the ranks, resumed to the undisturbed parameters", |suite| {
+    check("SIGUSR1 to mpirun itself reaches the ranks, resumed to the undisturbed parameters", |suite| {
         let run = Run::new(suite, "to-mpirun");
         let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
         to_the_launcher(suite, &run, command, "USR1")

@@ -190,7 +190,7 @@ if [ \"$code\" = 0 ] && was_stopped; then
         say \"stopped before its end: back into the queue, to go on from the checkpoint\"
         scontrol requeue \"$job\" || { say \"could not be queued again\"; exit 1; }
         # Were this script to end first, the job would count as complete. Slurm ends the sleep.
-        trap - TERM INT HUP USR1
+        trap - TERM INT HUP USR1 USR2 XCPU
         exec sleep 600
     fi
     say \"stopped before its end and not queued again from here: Requeue is off, or the job was cancelled or requeued by hand\"

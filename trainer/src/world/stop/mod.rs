@@ -1,15 +1,17 @@
 //! The wish to stop, as raised by a signal.
 //!
-//! In: SIGTERM, SIGINT, SIGUSR1. Out: a flag that is read once a step, or a batch of an evaluation, and that all ranks agree upon.
+//! In: the signals of terminals, services and schedulers. Out: a flag that is read once a step, or a batch of an evaluation, and that
+//! all ranks agree upon.
 //! Invariant: a signal only sets a flag; nothing is written or freed inside a signal's delivery.
 
 mod vote;
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distributed::{CollectiveError, Communicator};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::{SigId, flag, low_level};
 
 pub use vote::StopVote;
@@ -20,8 +22,8 @@ pub struct StopFlag {
     raised: Arc<AtomicBool>,
     /// Looks that are left until it raises itself, for a flag that does.
     looks_left: Option<Arc<AtomicU64>>,
-    /// What ends the process at a second SIGTERM, until somebody [heeds](Self::heed) the flag.
-    unheeded: Arc<Mutex<Option<SigId>>>,
+    /// The handlers that end the process at a second SIGTERM or SIGHUP, until the flag is [heeded](Self::heed).
+    unheeded: Arc<Mutex<Vec<SigId>>>,
 }
 
 impl StopFlag {
@@ -41,29 +43,42 @@ impl StopFlag {
         Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..self.clone() }
     }
 
-    /// A flag set by SIGTERM, SIGINT and SIGUSR1; a second SIGINT ends the process at once with code 130, a second SIGTERM with 143
-    /// until the flag is [heeded](Self::heed), as by the first look.
+    /// Returns a flag that is set by SIGTERM, SIGINT, SIGHUP (a closed terminal), SIGUSR1, SIGUSR2 and SIGXCPU (warnings of schedulers).
+    ///
+    /// A second SIGINT ends the process at once with code 130. Until the flag is [heeded](Self::heed), as by the first look, so does a
+    /// second SIGTERM or SIGHUP, with 128 and the signal's number. SIGHUP stays ignored if it is ignored already, as by `nohup`.
+    /// SIGXFSZ does nothing, so that a write beyond the limit of a file's size fails as any other write.
     ///
     /// # Errors
     /// When the operating system refuses a signal's registration.
     pub fn on_signals() -> std::io::Result<Self> {
         let stop = Self::new();
-        // Registered before the setter below, so that the first signal finds the flag still down.
+        // The handlers that end the process are registered before those that set the flags: the first signal finds the flags down.
         flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
-        let terminated = Arc::new(AtomicBool::new(false));
-        let unheeded = flag::register_conditional_shutdown(SIGTERM, 143, Arc::clone(&terminated))?;
-        flag::register(SIGTERM, terminated)?;
-        *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = Some(unheeded);
-        for signal in [SIGTERM, SIGINT, SIGUSR1] {
+        let mut wishes = vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU];
+        let mut ending = vec![SIGTERM];
+        if !is_ignored(SIGHUP) {
+            wishes.push(SIGHUP);
+            ending.push(SIGHUP);
+        }
+        let was_asked = Arc::new(AtomicBool::new(false));
+        let mut unheeded = Vec::new();
+        for signal in ending {
+            unheeded.push(flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&was_asked))?);
+            flag::register(signal, Arc::clone(&was_asked))?;
+        }
+        *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = unheeded;
+        for signal in wishes {
             flag::register(signal, Arc::clone(&stop.raised))?;
         }
+        flag::register(SIGXFSZ, Arc::default())?;
         Ok(stop)
     }
 
-    /// From now on the process stops in order, by itself or by those that it works for, however often SIGTERM comes.
+    /// From now on the process stops in order, by itself or by those that it works for, however often SIGTERM or SIGHUP comes.
     pub fn heed(&self) {
-        if let Some(unheeded) = self.unheeded.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            low_level::unregister(unheeded);
+        for handler in self.unheeded.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            low_level::unregister(handler);
         }
     }
 
@@ -88,5 +103,29 @@ impl StopFlag {
             self.raise();
         }
         self.raised.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns true if this process was started with `signal` ignored.
+fn is_ignored(signal: i32) -> bool {
+    ignores(&fs::read_to_string("/proc/self/status").unwrap_or_default(), signal)
+}
+
+/// Reads the mask of ignored signals in `status`, the text of `/proc/self/status`.
+fn ignores(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_of_ignored_signals_counts_from_signal_1() {
+        let status = "Name:\ttrainer\nSigBlk:\t0000000000000001\nSigIgn:\t0000000000001001\n";
+        assert_eq!([1, 2, 13, 64].map(|signal| ignores(status, signal)), [true, false, true, false]);
+        assert!(!ignores("", 1));
     }
 }
