@@ -3,15 +3,16 @@
 //! In: steps in host memory. Out: the same steps uploaded, in order; what is left to do of an image is done where it is used
 //! ([`DeviceBatch::into_images`]).
 //! Invariant: at most one step is uploaded ahead; an error of the loader comes out unchanged at its step; the thread ends with the
-//! steps, or when this is dropped; nobody waits for a thread that is gone.
+//! steps, or when this is dropped; nothing waits for a thread that is gone. Where the operating system refuses the thread, steps are
+//! uploaded when they are asked for.
 
 use std::panic::resume_unwind;
 use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use burn::tensor::{Device, StreamId};
-use datasets::{DatasetError, DeviceBatch, HostBatch, LoadedStep};
+use datasets::{DatasetError, DeviceBatch, HostBatch, LoadedStep, threads};
 
 use crate::config::InputKind;
 
@@ -50,9 +51,6 @@ struct Ahead<T> {
 impl Input {
     /// Uploads `steps` as `kind` says: a device that makes its images gets them one step ahead. The micro-batches of a step are
     /// uploaded together.
-    ///
-    /// # Panics
-    /// If the operating system refuses a thread.
     pub fn start(
         steps: impl Iterator<Item = Loaded<HostBatch>> + Send + 'static,
         kind: InputKind,
@@ -66,7 +64,10 @@ impl Input {
         });
         Self(match kind {
             InputKind::Host => Source::OnDemand(Box::new(uploaded)),
-            InputKind::Device => Source::Ahead(Ahead::start(uploaded)),
+            InputKind::Device => match Ahead::start(uploaded) {
+                Ok(ahead) => Source::Ahead(ahead),
+                Err(uploaded) => Source::OnDemand(Box::new(uploaded)),
+            },
         })
     }
 }
@@ -85,19 +86,24 @@ impl Iterator for Input {
 }
 
 impl<T: Send + 'static> Ahead<T> {
-    fn start(items: impl Iterator<Item = T> + Send + 'static) -> Self {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `items`, if the operating system refuses the thread.
+    fn start<I: Iterator<Item = T> + Send + 'static>(items: I) -> Result<Self, I> {
         // Without room in the channel, the one item ahead is that which the thread wants to hand over.
         let (sender, receiver) = sync_channel(0);
-        let make = move || {
-            for item in items {
-                if sender.send(item).is_err() {
-                    return;
+        let make = move |items: I| {
+            UPLOADS.executes(|| {
+                for item in items {
+                    if sender.send(item).is_err() {
+                        return;
+                    }
                 }
-            }
+            });
         };
-        let thread = Builder::new().name("upload".to_owned()).spawn(|| UPLOADS.executes(make));
-        let thread = thread.expect("the operating system refused the upload thread");
-        Self { items: Some(receiver), thread: Some(thread) }
+        let thread = threads::start("upload", items, make)?;
+        Ok(Self { items: Some(receiver), thread: Some(thread) })
     }
 }
 

@@ -106,7 +106,8 @@ impl<'a> Checkpointer<'a> {
             format!("checkpoint {} ({step} steps) written in {seconds:.2} s", directory.display())
         };
         if num_residuals == 0 {
-            return self.writing.start(move || store.save(state, &tensors, None, write_model).map(note));
+            self.writing.start(move || store.save(state, &tensors, None, write_model).map(note));
+            return Ok(());
         }
         // One after the other: all of them together are as many models as there are ranks.
         let residuals = (0..num_residuals).map(|rank| match rank {

@@ -3,6 +3,7 @@
 //! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`] and a burn [`Device`].
 //! Invariant: ranks left unbound share the processors of their machine.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -123,7 +124,7 @@ impl World {
     fn prepare(&self, compute: &ComputeArgs, caller_included: bool) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
-        let num_threads = set_threads(num_threads, caller_included);
+        let num_threads = set_threads(num_threads, caller_included)?;
         switches::choose_layers()?;
         let device = device(compute.device.filled(), topology)?;
         let dtype = match compute.dtype() {
@@ -205,13 +206,22 @@ pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
 
 /// Sets the number of compute threads of this process, the calling one among them if so wished, and returns the number in
 /// force. A caller outside its pool would hand every operation over to other threads and caches.
-fn set_threads(num_threads: usize, caller_included: bool) -> usize {
+///
+/// # Errors
+/// When the operating system refuses a thread.
+fn set_threads(num_threads: usize, caller_included: bool) -> Result<usize> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
     let pool = if caller_included { pool.use_current_thread() } else { pool };
     // The pool can be built once in a process; thread-ranks share the first one's.
     match pool.build_global() {
-        Ok(()) => num_threads,
-        Err(_) => rayon::current_num_threads(),
+        Ok(()) => Ok(num_threads),
+        Err(error) => match error.source() {
+            // The first pool of this process is there.
+            None => Ok(rayon::current_num_threads()),
+            Some(reason) => bail!(
+                "--threads {num_threads}: the operating system refused a compute thread ({reason}); use fewer, or raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+            ),
+        },
     }
 }
 

@@ -1,15 +1,26 @@
 //! Work that goes on while training does: one piece at a time, on a thread of its own.
+//!
+//! In: work. Out: its result. Invariant: where the operating system refuses the thread, the work is done before [`Background::start`] returns.
 
 use std::panic::resume_unwind;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use datasets::threads;
 
 /// One piece of work under way, or none. Dropped, it waits for that.
 #[derive(Debug)]
 pub struct Background<T> {
-    under_way: Option<JoinHandle<Result<T>>>,
+    under_way: Option<Piece<T>>,
 }
+
+#[derive(Debug)]
+enum Piece<T> {
+    OnThread(JoinHandle<Result<T>>),
+    Done(Result<T>),
+}
+
+type Work<T> = Box<dyn FnOnce() -> Result<T> + Send>;
 
 impl<T> Default for Background<T> {
     fn default() -> Self {
@@ -20,41 +31,52 @@ impl<T> Default for Background<T> {
 impl<T: Send + 'static> Background<T> {
     /// Begins the next piece.
     ///
-    /// # Errors
-    /// When the operating system refuses a thread.
-    ///
     /// # Panics
     /// If an earlier piece was not [waited](Self::wait) for.
-    pub fn start(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<()> {
+    pub fn start(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
+        self.take_up(threads::start("checkpoint", Box::new(work) as Work<T>, |work| work()));
+    }
+
+    /// Notes the piece on its thread; without a thread, does it.
+    fn take_up(&mut self, started: Result<JoinHandle<Result<T>>, Work<T>>) {
         assert!(self.under_way.is_none(), "background: expected nothing under way");
-        let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
-        self.under_way = Some(thread.context("a thread that writes a checkpoint")?);
-        Ok(())
+        self.under_way = Some(match started {
+            Ok(thread) => Piece::OnThread(thread),
+            Err(work) => Piece::Done(work()),
+        });
     }
 
-    /// What became of the piece that has ended since it was last asked, if one has.
+    /// Returns the result of the piece that has ended since the last call, if one has.
     pub fn ended(&mut self) -> Result<Option<T>> {
-        match self.under_way.take_if(|thread| thread.is_finished()) {
-            None => Ok(None),
-            Some(thread) => joined(thread).map(Some),
-        }
+        let has_ended = |piece: &mut Piece<T>| match piece {
+            Piece::OnThread(thread) => thread.is_finished(),
+            Piece::Done(_) => true,
+        };
+        self.under_way.take_if(has_ended).map(Piece::result).transpose()
     }
 
-    /// What became of the piece that is under way, when it has ended.
+    /// Waits for the piece that is under way and returns its result.
     pub fn wait(&mut self) -> Result<Option<T>> {
-        self.under_way.take().map(joined).transpose()
+        self.under_way.take().map(Piece::result).transpose()
     }
 }
 
 impl<T> Drop for Background<T> {
     fn drop(&mut self) {
-        // Another error is on its way already.
-        let _ = self.under_way.take().map(JoinHandle::join);
+        if let Some(Piece::OnThread(thread)) = self.under_way.take() {
+            // Another error is on its way already.
+            let _ = thread.join();
+        }
     }
 }
 
-fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+impl<T> Piece<T> {
+    fn result(self) -> Result<T> {
+        match self {
+            Self::OnThread(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Self::Done(result) => result,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -69,7 +91,7 @@ mod tests {
     fn work_goes_on_beside_and_its_result_comes_once() {
         let (go, may_end) = channel();
         let mut background = Background::default();
-        background.start(move || Ok(may_end.recv()?)).unwrap();
+        background.start(move || Ok(may_end.recv()?));
         assert_eq!(background.ended().unwrap(), None);
         go.send(7).unwrap();
         assert_eq!(background.wait().unwrap(), Some(7));
@@ -79,10 +101,19 @@ mod tests {
     #[test]
     fn an_error_is_told_and_the_next_piece_begins() {
         let mut background = Background::default();
-        background.start(|| anyhow::bail!("no space")).unwrap();
+        background.start(|| anyhow::bail!("no space"));
         assert_eq!(background.wait().unwrap_err().to_string(), "no space");
-        background.start(|| Ok(1)).unwrap();
+        background.start(|| Ok(1));
         assert_eq!(background.wait().unwrap(), Some(1));
+    }
+
+    #[test]
+    fn without_a_thread_the_piece_is_done_at_once_and_its_result_comes_once() {
+        let mut background = Background::default();
+        background.take_up(Err(Box::new(|| Ok(7))));
+        assert_eq!((background.ended().unwrap(), background.wait().unwrap()), (Some(7), None));
+        background.take_up(Err(Box::new(|| anyhow::bail!("no space"))));
+        assert_eq!(background.wait().unwrap_err().to_string(), "no space");
     }
 
     #[test]
@@ -91,13 +122,11 @@ mod tests {
         let (go, may_end) = channel::<()>();
         let mut background = Background::default();
         let ends = Arc::clone(&has_ended);
-        background
-            .start(move || {
-                let _ = may_end.recv();
-                ends.store(true, Ordering::Relaxed);
-                Ok(())
-            })
-            .unwrap();
+        background.start(move || {
+            let _ = may_end.recv();
+            ends.store(true, Ordering::Relaxed);
+            Ok(())
+        });
         drop(go);
         drop(background);
         assert!(has_ended.load(Ordering::Relaxed));
