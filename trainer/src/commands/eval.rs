@@ -108,6 +108,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
         input: config.compute.input.filled(),
         loss: F::loss(&config.model.read()?, loss::cross_entropy(0.0, &config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
+        reporter: world.reporter.clone(),
     };
     // Whatever the data set's: the network knows its images so.
     let of_training = input.filter(|_| args.data.normalize_mean.is_none()).map(ModelInput::normalization);

@@ -13,6 +13,7 @@ use distributed::{Communicator, average_norm_statistics};
 use crate::config::InputKind;
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::ScoreSums;
+use crate::measure::report::Reporter;
 use crate::model::input::Input;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
@@ -33,6 +34,8 @@ pub struct EvaluateConfig {
     pub loss: Arc<dyn Loss>,
     /// And beside the loss.
     pub metrics: Vec<Arc<dyn Metric>>,
+    /// Prints how far a long evaluation is.
+    pub reporter: Reporter,
 }
 
 /// What an evaluation came to, equal on all ranks.
@@ -76,12 +79,14 @@ pub fn evaluate<M: ImageClassifier>(
         raw: config.input == InputKind::Device,
         ..LoaderConfig::new(config.micro_batch_size, normalization.clone()).with_threads(config.loader_threads)
     };
+    let mut pace = config.reporter.pace("evaluation", "batch", plan.num_steps());
     let loader = Loader::start(Arc::clone(dataset), plan, how);
     let mut sums = Sums::new(&config.metrics);
     let metrics = config.metrics.clone();
     let mut readback = Readback::start(move |score: UnreadScore| score.read_with(&metrics));
     let (mut broken_off, mut unread) = (false, None);
-    for loaded in Input::start(loader, config.input, device) {
+    for (num_done, loaded) in Input::start(loader, config.input, device).enumerate() {
+        pace.done(num_done);
         broken_off = stop.is_raised();
         if broken_off {
             break;

@@ -9,6 +9,7 @@ use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
 use distributed::{ROOT, fingerprint, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
+use trainer::measure::report::Reporter;
 use trainer::model::loss::CrossEntropy;
 use trainer::run::evaluate::{EvaluateConfig, evaluate};
 use trainer::world::stop::StopFlag;
@@ -99,6 +100,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         input: InputKind::Host,
         loss: Arc::new(CrossEntropy::default()),
         metrics: Vec::new(),
+        reporter: Reporter::new(false, None),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
         let noting = Arc::new(Noting { inner: Arc::clone(splits.test.as_ref().unwrap()), read: Mutex::default() });

@@ -82,6 +82,8 @@ pub struct StepLine {
     pub seconds: Seconds,
     /// Samples of the step over all ranks.
     pub global_num_samples: u64,
+    /// Time that the rest of the run takes, where that is known.
+    pub time_left: Option<Duration>,
 }
 
 /// What an epoch took, beside its scores.

@@ -3,8 +3,9 @@
 //! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use super::format::{bytes, grouped, seconds};
+use super::format::{bytes, grouped, seconds, time_left};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{BenchResult, DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
@@ -12,12 +13,12 @@ use records::{BenchResult, DeviceKernels, EpochRecord, Seconds, SlowestRank, Sum
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
 
-/// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s`.
+/// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s | 31 min left`.
 /// Steps are numbered as done: the last is `003900/003900`.
 pub(super) fn step(step: &StepLine) -> String {
     let [loss, accuracy] = running(&step.scores);
     format!(
-        "epoch {:02} step {:06}/{:06} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s",
+        "epoch {:02} step {:06}/{:06} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s{}",
         step.epoch,
         step.step_in_epoch + 1,
         step.steps_per_epoch,
@@ -25,15 +26,29 @@ pub(super) fn step(step: &StepLine) -> String {
         step.duration.as_secs_f64() * 1e3,
         phases(&step.seconds, 1e3),
         grouped(images_per_second(step)),
+        left(step.time_left),
     )
+}
+
+/// The time that is left, as the end of a line.
+fn left(time: Option<Duration>) -> String {
+    time.map_or_else(String::new, |time| format!(" | {} left", time_left(time)))
+}
+
+/// `eval | batch 12/300 | 31 min left`.
+pub(super) fn part_done(what: &str, unit: &str, [done, all]: [usize; 2], elapsed: Duration) -> String {
+    let rest = all.saturating_sub(done) as f64 / done.max(1) as f64;
+    let time = Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok().filter(|_| done > 0);
+    format!("{what} | {unit} {done}/{all}{}", left(time))
 }
 
 pub(super) fn bar_message(step: &StepLine) -> String {
     let [loss, accuracy] = running(&step.scores);
     format!(
-        "loss {loss} acc {accuracy} % {:.1} ms {} img/s",
+        "loss {loss} acc {accuracy} % {:.1} ms {} img/s{}",
         step.duration.as_secs_f64() * 1e3,
-        grouped(images_per_second(step))
+        grouped(images_per_second(step)),
+        left(step.time_left),
     )
 }
 

@@ -21,9 +21,13 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Steps differing by more than this share of the mean speed are worth a warning.
 const UNEVEN_SHARE: f64 = 0.1;
+
+/// What is under way has a line at least this often.
+const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Prints for root and is silent on all other ranks; a clone has the same console and log.
 #[derive(Clone)]
@@ -41,6 +45,8 @@ struct Output {
     has_step_lines: bool,
     bar: Option<ProgressBar>,
     log_every_steps: u64,
+    /// When the last step's line was printed, in this session.
+    last_step_line: Option<Instant>,
     /// Tenths of a download that were told.
     told_tenths: u64,
 }
@@ -103,16 +109,25 @@ impl Reporter {
         }
     }
 
-    /// Shows a step: moves the bar, and prints a line at the cadence of the run and for the epoch's last step.
-    pub fn step(&self, step: &StepLine) {
+    /// Returns true if the step that is the `number`th of its epoch, from 1, has a line: the first of the session, those at the cadence of the
+    /// run, and one after ten seconds without any. False where nothing is printed.
+    pub fn is_step_due(&self, number: u64) -> bool {
+        self.lock().is_some_and(|output| {
+            number.is_multiple_of(output.log_every_steps)
+                || output.last_step_line.is_none_or(|printed| printed.elapsed() >= LINE_EVERY)
+        })
+    }
+
+    /// Shows a step: moves the bar, and prints the step's line if that `is_due`.
+    pub fn step(&self, step: &StepLine, is_due: bool) {
         let Some(mut output) = self.lock() else { return };
-        let done = step.step_in_epoch + 1;
         if output.has_bars {
             let bar = output.bar.get_or_insert_with(|| step_bar(step)).clone();
-            bar.set_position(done);
+            bar.set_position(step.step_in_epoch + 1);
             bar.set_message(lines::bar_message(step));
         }
-        if done.is_multiple_of(output.log_every_steps) || done == step.steps_per_epoch {
+        if is_due {
+            output.last_step_line = Some(Instant::now());
             let line = lines::step(step);
             if output.has_step_lines {
                 output.line(&line);
@@ -151,6 +166,12 @@ impl Reporter {
             output.line(&format!("{name}: {}{whole}", bytes(done)));
         }
         output.told_tenths = if is_complete { 0 } else { tenths };
+    }
+
+    /// Begins to tell how far something is that may take long and has no other lines.
+    pub fn pace(&self, what: &'static str, unit: &'static str, num_units: usize) -> Pace {
+        let start = Instant::now();
+        Pace { reporter: self.clone(), what, unit, num_units, start, last_line: start }
     }
 
     /// Prints the scores of an evaluation.
@@ -229,6 +250,28 @@ impl Reporter {
     }
 }
 
+/// Something under way that has a line every ten seconds.
+#[derive(Debug)]
+pub struct Pace {
+    reporter: Reporter,
+    what: &'static str,
+    unit: &'static str,
+    num_units: usize,
+    start: Instant,
+    last_line: Instant,
+}
+
+impl Pace {
+    /// Prints that so many units are done, if a line is due.
+    pub fn done(&mut self, num_done: usize) {
+        if self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            let counts = [num_done, self.num_units];
+            self.reporter.note(&lines::part_done(self.what, self.unit, counts, self.start.elapsed()));
+        }
+    }
+}
+
 impl Output {
     fn plain(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>, log: Option<HeldFile>) -> Self {
         Self {
@@ -239,6 +282,7 @@ impl Output {
             has_step_lines: true,
             bar: None,
             log_every_steps: 50,
+            last_step_line: None,
             told_tenths: 0,
         }
     }
@@ -327,7 +371,7 @@ impl std::fmt::Debug for Reporter {
 
 fn step_bar(step: &StepLine) -> ProgressBar {
     let bar = ProgressBar::new(step.steps_per_epoch).with_prefix(format!("epoch {:02}", step.epoch));
-    bar.with_style(style("{prefix} {wide_bar} {pos}/{len} {msg} {eta} left"))
+    bar.with_style(style("{prefix} {wide_bar} {pos}/{len} {msg}"))
 }
 
 fn download_bar(name: &str, total: Option<u64>) -> ProgressBar {

@@ -52,6 +52,7 @@ fn step_line(step_in_epoch: u64) -> StepLine {
             ..Seconds::default()
         },
         global_num_samples: 512,
+        time_left: Some(Duration::from_secs(1845)),
     }
 }
 
@@ -86,7 +87,7 @@ fn a_step_line_has_fixed_columns_with_units() {
     assert_eq!(
         lines::step(&step_line(1171)),
         "epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
-         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s"
+         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s | 31 min left"
     );
     let nothing = StepLine { scores: ScoreSums::default(), ..step_line(0) };
     assert!(lines::step(&nothing).contains("| loss      - | acc    - % |"), "{}", lines::step(&nothing));
@@ -113,16 +114,36 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
 }
 
 #[test]
-fn steps_are_printed_at_the_cadence_and_at_the_epochs_end() {
+fn the_first_step_has_a_line_then_those_at_the_cadence_and_after_ten_seconds_without_one() {
     let (reporter, console, _) = reporter();
     let mut args = TrainArgs::default();
     args.run.log_every_steps = Some(1000);
     reporter.configuration(&TrainConfig::resolve(&args, 1).unwrap(), &[]);
-    (0..3900).for_each(|step| reporter.step(&step_line(step)));
+    for step in 0..3900 {
+        if step == 1500 {
+            let last = &mut reporter.lock().unwrap().last_step_line;
+            *last = last.unwrap().checked_sub(LINE_EVERY);
+        }
+        reporter.step(&step_line(step), reporter.is_step_due(step + 1));
+    }
     let lines = console.text();
     let shown: Vec<String> =
         lines.lines().filter(|line| line.contains(" step ")).map(|line| line[14..20].to_owned()).collect();
-    assert_eq!(shown, ["001000", "002000", "003000", "003900"]);
+    assert_eq!(shown, ["000001", "001000", "001501", "002000", "003000"]);
+    assert!(!Reporter::new(false, None).is_step_due(1000), "other ranks print nothing");
+}
+
+#[test]
+fn what_takes_long_tells_how_far_it_is_every_ten_seconds() {
+    let (reporter, console, _) = reporter();
+    let mut pace = reporter.pace("eval", "batch", 300);
+    pace.done(1);
+    assert_eq!(console.text(), "");
+    let earlier = Instant::now().checked_sub(LINE_EVERY).unwrap();
+    (pace.start, pace.last_line) = (earlier, earlier);
+    (2..9).for_each(|done| pace.done(done));
+    assert_eq!(console.text(), "eval | batch 2/300 | 25 min left\n");
+    assert_eq!(lines::part_done("eval", "batch", [0, 0], LINE_EVERY), "eval | batch 0/0");
 }
 
 #[test]

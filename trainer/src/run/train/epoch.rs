@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan};
+use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, threads};
 use distributed::Phase;
 
 use super::Training;
@@ -87,7 +87,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         seed_draws(self.stepper.device(), (config.seed.filled(), self.session.communicator.rank()), context.step);
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
-        let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
+        let should_log = self.session.reporter.is_step_due(self.progress.step_in_epoch + 1);
         // What only a stop averages is no part of what a repetition computes.
         let is_forced = !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
         let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
@@ -97,9 +97,10 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
         self.note_outcome(end.outcome)?;
         self.note_stand_ins();
+        self.note_refused_threads();
         self.checkpointer.look()?;
 
-        let line = StepLine {
+        let mut line = StepLine {
             epoch: self.progress.epoch,
             step_in_epoch: self.progress.step_in_epoch,
             steps_per_epoch: epoch.num_steps,
@@ -108,9 +109,10 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             duration: start.elapsed(),
             seconds: self.times.timer.take_step(),
             global_num_samples,
+            time_left: None,
         };
-        self.session.reporter.step(&line);
-        self.progress_file.step(&line, number);
+        line.time_left = self.progress_file.step(&line, number);
+        self.session.reporter.step(&line, should_log || ends_epoch);
         if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
             self.tensorboard.step(number, &line);
         }
@@ -155,6 +157,15 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
                 let note = format!("burn's own operation, which is slower, stands in for the {operation}");
                 self.session.reporter.note(&note);
             }
+        }
+    }
+
+    /// Warns once per session if the operating system refuses threads.
+    fn note_refused_threads(&mut self) {
+        if threads::num_refused() > 0 && !std::mem::replace(&mut self.noted_refused_threads, true) {
+            self.session.reporter.warn(
+                "the operating system refuses threads (limits: `ulimit -u`, pids.max of the cgroup): batches and checkpoints are made between steps until it gives some",
+            );
         }
     }
 

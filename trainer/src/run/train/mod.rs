@@ -110,6 +110,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
         noted_stand_ins: false,
+        noted_refused_threads: false,
         epoch_start: Instant::now(),
         image_shape: None,
     };
@@ -141,6 +142,7 @@ struct Training<'a, M> {
     tensorboard: Tensorboard<'a>,
     progress_file: ProgressFile,
     noted_stand_ins: bool,
+    noted_refused_threads: bool,
     /// When this session began the epoch.
     epoch_start: Instant,
     /// The size that was noted last, where it changes with the epoch.
@@ -233,6 +235,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             input: config.compute.input.filled(),
             loss: Arc::clone(&self.session.loss),
             metrics: self.session.metrics.clone(),
+            reporter: self.session.reporter.clone(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
         let (device, stop) = (self.session.device, self.session.stop);

@@ -76,6 +76,7 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
         input: subject.compute().input.filled(),
         loss: Arc::new(CrossEntropy::default()),
         metrics: Vec::new(),
+        reporter: subject.world.reporter.clone(),
     };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
