@@ -81,8 +81,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(Phase::Data);
-    let own = own_data::<F>(&config.model);
-    let input = saved.state.as_ref().map(|state| &state.input);
+    let (own, input) = (own_data::<F>(&config.model), saved.state.as_ref().map(|state| &state.input));
     let known = input.map(|input| input.class_names.len());
     // By position where names may differ.
     let classes = input.filter(|_| !config.allow_changed_classes).map(|input| &input.class_names[..]);
@@ -97,8 +96,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     if let Some(input) = input {
         check_input(input, &**test, &config, world)?;
     }
-    let num_classes = known.unwrap_or_else(|| test.class_names().len());
-    let in_channels = test.image_shape().channels;
+    let (num_classes, in_channels) = (known.unwrap_or_else(|| test.class_names().len()), test.image_shape().channels);
     let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);

@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use datasets::{DatasetError, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use datasets::{
+    DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan,
+};
 use distributed::{Communicator, average_norm_statistics};
 
 use crate::config::InputKind;
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
-use crate::model::input::Input;
+use crate::model::input::{Input, Loaded};
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
 use crate::model::{ImageClassifier, UnreadScore, expect_logits};
@@ -74,19 +76,12 @@ pub fn evaluate<M: ImageClassifier>(
     stop: &StopFlag,
 ) -> Result<Evaluation> {
     let model = average_norm_statistics(model.valid(), communicator)?;
-    let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
-    let how = LoaderConfig {
-        raw: config.input == InputKind::Device,
-        ..LoaderConfig::new(config.micro_batch_size, normalization.clone()).with_threads(config.loader_threads)
-    };
-    let mut pace = config.reporter.pace("evaluation", "batch", plan.num_steps());
-    let loader = Loader::start(Arc::clone(dataset), plan, how);
+    let batches = own_batches((dataset, normalization), config, communicator, device)?;
     let mut sums = Sums::new(&config.metrics);
     let metrics = config.metrics.clone();
     let mut readback = Readback::start(move |score: UnreadScore| score.read_with(&metrics));
     let (mut broken_off, mut unread) = (false, None);
-    for (num_done, loaded) in Input::start(loader, config.input, device).enumerate() {
-        pace.done(num_done);
+    for loaded in batches {
         broken_off = stop.is_raised();
         if broken_off {
             break;
@@ -133,6 +128,23 @@ fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Re
     let of_ranks = communicator.all_gather(reason.as_bytes())?;
     let Some(rank) = of_ranks.iter().position(|reason| !reason.is_empty()) else { return Ok(()) };
     Err(UnreadImage { rank, reason: String::from_utf8_lossy(&of_ranks[rank]).into_owned() }.into())
+}
+
+/// Returns the batches of this rank's samples, in their order; prints how far they are used up.
+fn own_batches(
+    (dataset, normalization): (&Arc<dyn ImageDataset>, &Normalization),
+    config: &EvaluateConfig,
+    communicator: &dyn Communicator,
+    device: &Device,
+) -> Result<impl Iterator<Item = Loaded<DeviceBatch>> + use<>, DatasetError> {
+    let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
+    let how = LoaderConfig {
+        raw: config.input == InputKind::Device,
+        ..LoaderConfig::new(config.micro_batch_size, normalization.clone()).with_threads(config.loader_threads)
+    };
+    let num_steps = plan.num_steps();
+    let loader = Loader::start(Arc::clone(dataset), plan, how);
+    Ok(config.reporter.paced("evaluation", ("batch", num_steps), Input::start(loader, config.input, device)))
 }
 
 /// The samples of this rank, in their order.

@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn a_file_system_whose_locks_do_not_work_has_none() {
         let directory = tempfile::tempdir().unwrap();
-        let errors: [fn(&File) -> Result<(), TryLockError>; 4] = [
+        type TryLock = fn(&File) -> Result<(), TryLockError>;
+        let errors: [TryLock; 4] = [
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(524))),
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(22))),
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(5))),

@@ -1,12 +1,13 @@
 //! Runs that are stopped, killed, damaged or disturbed, on ranks that are threads: what they leave, and how they go on.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
+use crate::signals::code_after;
 use distributed::ROOT;
 use records::EpochRecord;
 use trainer::config::ConfigError;
@@ -49,97 +50,6 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
         assert_eq!(steps, [step, step], "after {num_looks} looks");
         assert_eq!(hash, whole, "after {num_looks} looks");
     }
-}
-
-/// The exit code of the program after these signals, a moment apart; it is killed if it stays.
-fn code_after(mut program: Child, signals: &[&str]) -> Option<i32> {
-    for signal in signals {
-        let pid = program.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-        sleep(Duration::from_millis(100));
-    }
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        if let Some(status) = program.try_wait().unwrap() {
-            return status.code();
-        }
-        sleep(Duration::from_millis(20));
-    }
-    program.kill().unwrap();
-    program.wait().unwrap();
-    None
-}
-
-#[test]
-fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one_that_trains() {
-    let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let waiting = program().arg("train").arg("--config").arg(&pipe).spawn().unwrap();
-    // Opened as soon as the other end is.
-    let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
-    assert_eq!(code_after(waiting, &["TERM", "TERM"]), Some(143));
-    let run = Run::in_new_directory();
-    let training = trained_after("true", &run);
-    await_step(&run);
-    assert_eq!(code_after(training, &["TERM", "TERM", "TERM"]), Some(0));
-    assert!(run.directory().join("summary.json").exists());
-}
-
-/// The program in a long training of this run, in a shell that does `before` first.
-fn trained_after(before: &str, run: &Run) -> Child {
-    let (program, mut shell) = (program(), Command::new("sh"));
-    shell.arg("-c").arg(format!("{before}; exec \"$@\"")).arg("sh").arg(program.get_program()).arg("train");
-    shell.args(TINY.replace("--epochs 2", "--epochs 100000").split(' ')).arg("--output-dir").arg(run.directory());
-    for (name, _) in program.get_envs() {
-        shell.env_remove(name);
-    }
-    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Waits until the first step is made, from which on the program listens to signals.
-fn await_step(run: &Run) {
-    let start = Instant::now();
-    while !run.directory().join("progress.json").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no step is made");
-        sleep(Duration::from_millis(20));
-    }
-}
-
-#[test]
-fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unless_it_ignores_them() {
-    let stops = ["HUP", "USR1", "USR2", "XCPU"].map(|signal| {
-        let run = Run::in_new_directory();
-        (signal, trained_after("true", &run), run)
-    });
-    for (signal, training, run) in stops {
-        await_step(&run);
-        assert_eq!(code_after(training, &[signal]), Some(0), "{signal}");
-        let store = CheckpointStore::new(&run.directory().join("checkpoints"), 9);
-        assert!(run.directory().join("summary.json").exists() && store.has_any().unwrap(), "{signal}");
-    }
-    let run = Run::in_new_directory();
-    let mut training = trained_after("trap '' HUP", &run);
-    await_step(&run);
-    assert!(Command::new("kill").args(["-s", "HUP", &training.id().to_string()]).status().unwrap().success());
-    sleep(Duration::from_secs(1));
-    assert!(training.try_wait().unwrap().is_none(), "as under nohup");
-    assert_eq!(code_after(training, &["TERM"]), Some(0));
-}
-
-#[test]
-fn a_checkpoint_beyond_the_limit_of_a_files_size_is_an_error_that_names_it_and_leaves_no_half() {
-    let run = Run::in_new_directory();
-    let training = trained_after("true", &run);
-    await_step(&run);
-    // From now on only: what MPI writes at its start is larger.
-    let limit = ["--fsize=65536:65536", "--pid", &training.id().to_string()];
-    assert!(Command::new("prlimit").args(limit).status().unwrap().success());
-    let output = training.wait_with_output().unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{words}");
-    assert!(words.contains("model.safetensors: File too large"), "{words}");
-    assert_eq!(names(&checkpoints(&run)), [""; 0]);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod runs;
 mod same_bits;
 mod sessions;
 mod shards;
+mod signals;
 mod stepper_under_test;
 mod streaming;
 mod synchronisation;

@@ -301,7 +301,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "CHECKPOINTS")]
     pub keep_checkpoints: Option<usize>,
 
-    /// Print a line every so many steps [default: 50]
+    /// Print a line every so many steps, and after 10 s without one [default: 50]
     #[arg(long, value_name = "STEPS")]
     pub log_every_steps: Option<u64>,
 

@@ -168,8 +168,21 @@ impl Reporter {
         output.told_tenths = if is_complete { 0 } else { tenths };
     }
 
-    /// Begins to tell how far something is that may take long and has no other lines.
-    pub fn pace(&self, what: &'static str, unit: &'static str, num_units: usize) -> Pace {
+    /// Passes `items` on, so many of a `unit`, and prints every ten seconds how many are done.
+    pub fn paced<I: Iterator>(
+        &self,
+        what: &'static str,
+        (unit, num_units): (&'static str, usize),
+        items: I,
+    ) -> impl Iterator<Item = I::Item> + use<I> {
+        let mut pace = self.pace(what, unit, num_units);
+        items.enumerate().map(move |(num_done, item)| {
+            pace.done(num_done);
+            item
+        })
+    }
+
+    fn pace(&self, what: &'static str, unit: &'static str, num_units: usize) -> Pace {
         let start = Instant::now();
         Pace { reporter: self.clone(), what, unit, num_units, start, last_line: start }
     }
@@ -251,8 +264,7 @@ impl Reporter {
 }
 
 /// Something under way that has a line every ten seconds.
-#[derive(Debug)]
-pub struct Pace {
+struct Pace {
     reporter: Reporter,
     what: &'static str,
     unit: &'static str,
@@ -263,7 +275,7 @@ pub struct Pace {
 
 impl Pace {
     /// Prints that so many units are done, if a line is due.
-    pub fn done(&mut self, num_done: usize) {
+    fn done(&mut self, num_done: usize) {
         if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             let counts = [num_done, self.num_units];

@@ -96,8 +96,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             self.show_gradients();
         }
         self.note_outcome(end.outcome)?;
-        self.note_stand_ins();
-        self.note_refused_threads();
+        self.note_fallbacks();
         self.checkpointer.look()?;
 
         let mut line = StepLine {
@@ -150,18 +149,14 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
     }
 
-    /// Says once, after the first step, which operations are burn's own.
-    fn note_stand_ins(&mut self) {
+    /// Says once, after the first step, which operations are burn's own, and once whether the operating system refuses threads.
+    fn note_fallbacks(&mut self) {
         if !std::mem::replace(&mut self.noted_stand_ins, true) {
             for operation in layers::stand_ins() {
                 let note = format!("burn's own operation, which is slower, stands in for the {operation}");
                 self.session.reporter.note(&note);
             }
         }
-    }
-
-    /// Warns once per session if the operating system refuses threads.
-    fn note_refused_threads(&mut self) {
         if threads::num_refused() > 0 && !std::mem::replace(&mut self.noted_refused_threads, true) {
             self.session.reporter.warn(
                 "the operating system refuses threads (limits: `ulimit -u`, pids.max of the cgroup): batches and checkpoints are made between steps until it gives some",

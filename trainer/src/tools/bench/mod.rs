@@ -198,8 +198,7 @@ fn measure_steps<M: ImageClassifier>(
     let mut scores = Vec::with_capacity(num_steps);
     let mut calls = KernelCalls::default();
     let mut ready_s = vec![0.0; stepper.layout().entries().len()];
-    let mut pace = world.reporter.pace("bench", "step", num_steps);
-    for step in 0..num_steps {
+    for step in world.reporter.paced("bench", ("step", num_steps), 0..num_steps) {
         if step == num_warmup {
             scores.extend(stepper.wait(&timer)?);
             communicator.barrier()?;
@@ -209,7 +208,6 @@ fn measure_steps<M: ImageClassifier>(
             energy.begin();
         }
         ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
-        pace.done(step);
         let start = Instant::now();
         let loaded = next_step(input, &timer)?;
         let num_samples = loaded.global_num_samples as u64;
