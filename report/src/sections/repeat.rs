@@ -27,9 +27,7 @@ pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
     if runs.len() < 2 || keys.is_empty() {
         return Vec::new();
     }
-    let value = |options: &BTreeMap<String, String>, key: &str| {
-        options.get(key).map_or(Cell::Missing, |value| Cell::text(value.trim_matches('"')))
-    };
+    let value = |options: &BTreeMap<String, String>, key: &str| options.get(key).map_or(Cell::Missing, Cell::text);
     let title = "Options and launches that differ";
     let mut table = if runs.len() <= MOST_COLUMNS {
         let mut columns = vec!["option"];
@@ -58,19 +56,15 @@ pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
     }
     let mut words = "All other options are equal. Where a run was written to is left out.".to_owned();
     if facts.sources.runs.iter().any(|run| run.manifests.len() > 1) {
-        words.push_str(" Options are those of the last session of a run; launches are those of all its sessions.");
+        words.push_str(" Of a resumed run the values of all its sessions are compared.");
     }
     vec![Block::Paragraph(words), Block::Table(table)]
 }
 
 /// Options, and the facts of all launches that count as such.
 fn options(run: &Run) -> BTreeMap<String, String> {
-    let mut options: BTreeMap<String, String> = run
-        .settings
-        .iter()
-        .filter(|(key, _)| !PLACES.contains(&key.as_str()))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
+    let mut options = run.settings_by_session();
+    options.retain(|key, _| !PLACES.contains(&key.as_str()));
     type Fact = fn(&Manifest) -> String;
     let facts: [(&str, Fact); 5] = [
         ("launch.ranks", |manifest| manifest.launch.ranks.to_string()),

@@ -6,7 +6,7 @@
 use super::{name, read_json, read_lines};
 use anyhow::Result;
 use records::{EpochRecord, Manifest, Summary};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,8 @@ pub(crate) struct Run {
     pub(crate) toml: String,
     /// Its options as (`section.key`, value).
     pub(crate) settings: BTreeMap<String, String>,
+    /// Those of earlier sessions, the first session first.
+    pub(crate) earlier_settings: Vec<BTreeMap<String, String>>,
     /// The newest session first.
     pub(crate) manifests: Vec<Manifest>,
     pub(crate) epochs: Vec<EpochRecord>,
@@ -63,6 +65,9 @@ impl Run {
         let earlier =
             (1..).map(|session| directory.join(format!("manifest-{session}.json"))).take_while(|path| path.exists());
         let mut paths: Vec<PathBuf> = earlier.collect();
+        let options = |session| records::file::read_to_string(&directory.join(format!("run-{session}.toml"))).ok();
+        let options = (1..=paths.len()).filter_map(|session| options(session)?.parse().ok());
+        run.earlier_settings = options.map(|table| flat(&table)).collect();
         paths.push(directory.join("manifest.json"));
         for path in paths.iter().rev() {
             match read_json(path) {
@@ -112,9 +117,17 @@ impl Run {
 
     /// Returns what the manifests of the sessions have, the first session's first: `2, then 1`; once what several in a row have.
     pub(crate) fn by_session(&self, value: impl Fn(&Manifest) -> String) -> String {
-        let mut values: Vec<String> = self.manifests.iter().rev().map(value).collect();
-        values.dedup();
-        values.join(", then ")
+        in_turn(self.manifests.iter().rev().map(value))
+    }
+
+    /// Returns every option with its values in the sessions, without the quotes of a text, as [`by_session`](Self::by_session) does.
+    pub(crate) fn settings_by_session(&self) -> BTreeMap<String, String> {
+        let sessions = || self.earlier_settings.iter().chain([&self.settings]);
+        let keys: BTreeSet<&String> = sessions().flat_map(BTreeMap::keys).collect();
+        let value = |settings: &BTreeMap<String, String>, key| {
+            settings.get(key).map_or_else(|| "unset".to_owned(), |value| value.trim_matches('"').to_owned())
+        };
+        keys.into_iter().map(|key| (key.clone(), in_turn(sessions().map(|settings| value(settings, key))))).collect()
     }
 
     /// An option's value, without the quotes of a text.
@@ -157,6 +170,13 @@ impl Run {
     }
 }
 
+/// Values one after the other; once what several in a row have.
+fn in_turn(values: impl Iterator<Item = String>) -> String {
+    let mut values: Vec<String> = values.collect();
+    values.dedup();
+    values.join(", then ")
+}
+
 fn flat(table: &toml::Table) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     for (section, keys) in table {
@@ -175,6 +195,26 @@ fn flat(table: &toml::Table) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_resumed_run_has_the_options_and_ranks_of_all_its_sessions() {
+        let directory = tempfile::tempdir().unwrap();
+        let session = |suffix: &str, ranks: usize, options: &str| {
+            let launch = records::LaunchFacts { ranks, ..records::LaunchFacts::default() };
+            let manifest = serde_json::to_string(&Manifest { launch, ..Manifest::default() }).unwrap();
+            std::fs::write(directory.path().join(format!("manifest{suffix}.json")), manifest).unwrap();
+            std::fs::write(directory.path().join(format!("run{suffix}.toml")), options).unwrap();
+        };
+        session("-1", 2, "[run]\nseed = 1\n[data]\ndataset = \"shapes\"\n");
+        session("-2", 2, "[run]\nseed = 1\nresume = true\n[data]\ndataset = \"shapes\"\n");
+        session("", 1, "[run]\nseed = 1\nresume = true\n[data]\ndataset = \"shapes\"\n");
+        let run = Run::read(directory.path()).unwrap();
+        let expected = [("data.dataset", "shapes"), ("run.resume", "unset, then true"), ("run.seed", "1")];
+        assert_eq!(run.settings_by_session(), expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+        assert_eq!(run.by_session(|manifest| manifest.launch.ranks.to_string()), "2, then 1");
+        let remark = "its sessions had different numbers of ranks: 2, then 1; speeds are those of the last";
+        assert!(run.remarks.iter().any(|one| one == remark), "{:?}", run.remarks);
+    }
 
     #[test]
     fn images_and_seconds_are_unknown_from_a_missing_epoch_on() {
