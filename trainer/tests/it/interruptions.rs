@@ -89,7 +89,9 @@ fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_
     let mut training = train.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     let mut wait_for_epoch = || {
-        while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0) {
+        // Of an epoch after the removal, for both files.
+        while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0) || !path("train.log").exists()
+        {
             assert!(training.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60));
             sleep(Duration::from_millis(20));
         }

@@ -10,7 +10,7 @@ mod look;
 pub use format::{bytes, grouped, seconds};
 pub use look::ConsoleLook;
 
-use crate::config::{Filled, TrainConfig};
+use crate::config::TrainConfig;
 use crate::measure::held_file::HeldFile;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use anyhow::{Context, Result};
@@ -44,7 +44,6 @@ struct Output {
     /// Step lines go to stdout too: it is no terminal, so no bar is seen there.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
-    log_every_steps: u64,
     /// When the last step's line was printed, in this session.
     last_step_line: Option<Instant>,
     /// Tenths of a download that were told.
@@ -99,23 +98,13 @@ impl Reporter {
     }
 
     /// Prints the resolved configuration as one aligned table, followed by `facts` of the launch as (name, value).
-    /// From then on the steps have their lines at the run's cadence.
     pub fn configuration(&self, config: &TrainConfig, facts: &[(&str, String)]) {
-        if let Some(mut output) = self.lock() {
-            output.log_every_steps = config.run.log_every_steps.filled();
-            for line in lines::configuration(config, facts) {
-                output.line(&line);
-            }
-        }
+        self.notes(&lines::configuration(config, facts));
     }
 
-    /// Returns true if the step that is the `number`th of its epoch, from 1, has a line: the first of the session, those at the cadence of the
-    /// run, and one after ten seconds without any. False where nothing is printed.
-    pub fn is_step_due(&self, number: u64) -> bool {
-        self.lock().is_some_and(|output| {
-            number.is_multiple_of(output.log_every_steps)
-                || output.last_step_line.is_none_or(|printed| printed.elapsed() >= LINE_EVERY)
-        })
+    /// Returns true for the first step of the session, and for one after ten seconds without a step's line. False where nothing is printed.
+    pub fn is_step_due(&self) -> bool {
+        self.lock().is_some_and(|output| output.last_step_line.is_none_or(|printed| printed.elapsed() >= LINE_EVERY))
     }
 
     /// Shows a step: moves the bar, and prints the step's line if that `is_due`.
@@ -293,7 +282,6 @@ impl Output {
             has_bars: false,
             has_step_lines: true,
             bar: None,
-            log_every_steps: 50,
             last_step_line: None,
             told_tenths: 0,
         }

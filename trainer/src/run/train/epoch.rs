@@ -87,7 +87,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         seed_draws(self.stepper.device(), (config.seed.filled(), self.session.communicator.rank()), context.step);
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
-        let should_log = self.session.reporter.is_step_due(self.progress.step_in_epoch + 1);
+        let should_log = self.is_line_due();
         // What only a stop averages is no part of what a repetition computes.
         let is_forced = !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
         let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
@@ -126,6 +126,12 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             self.save()?;
         }
         Ok(end.stop)
+    }
+
+    /// Returns true if the step under way has a line, apart from the last one of an epoch, which always has.
+    fn is_line_due(&self) -> bool {
+        let every = self.session.config.run.log_every_steps.filled();
+        (self.progress.step_in_epoch + 1).is_multiple_of(every) || self.session.reporter.is_step_due()
     }
 
     fn averages_early(&self, step: u64) -> bool {
