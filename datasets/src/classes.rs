@@ -36,7 +36,7 @@ pub(crate) fn map_labels(
             None => (0..num_own).map(|class| (class < expected.len()).then_some(class as u16)).collect(),
         };
         if own.is_none() && !are_numbers(expected) {
-            notes.push("the data name no classes: labels are taken as positions in the list of classes".to_owned());
+            notes.push("no class names here: labels are positions in the list of classes".to_owned());
         }
         let mut is_unknown = vec![false; num_own];
         labels.iter().for_each(|label| is_unknown[usize::from(*label)] = map[usize::from(*label)].is_none());
@@ -92,6 +92,20 @@ pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
         }
     }
     found
+}
+
+/// A note on names of classes of one split that differ in their Unicode form alone.
+pub(crate) fn twins(names: &[String]) -> Option<String> {
+    let mut before = std::collections::HashSet::new();
+    let twins: Vec<&String> = names.iter().filter(|name| !before.insert(normal_form(name))).collect();
+    let said = || {
+        format!(
+            "{} classes have the name of another class in another Unicode form, and are classes of their own: {}",
+            twins.len(),
+            list(twins.iter())
+        )
+    };
+    (!twins.is_empty()).then(said)
 }
 
 /// A note on classes whose names are the expected ones in another Unicode form.

@@ -150,7 +150,7 @@ impl<S: Source> EncodedDataset<S> {
                 return Err(DatasetError::EmptyClass {
                     path: self.source.class_path(class_name),
                     extensions: EXTENSIONS.join(", "),
-                    num_skipped: num_bad[label],
+                    found: format!("{} could not be decoded", num_bad[label]),
                 });
             }
         }
@@ -224,7 +224,8 @@ impl<S: Source> EncodedDataset<S> {
     }
 
     fn decode(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
-        decode_into(bytes, &|| self.source.path(image), self.shape, self.sizing, pixels)
+        let decoded = decode_into(bytes, &|| self.source.path(image), self.shape, self.sizing, pixels);
+        decoded.map_err(|error| explained(error, bytes))
     }
 
     /// As [`decode`](Self::decode), and refuses what is damaged anywhere; of images that keep their own size the pixels are other ones.
@@ -234,6 +235,7 @@ impl<S: Source> EncodedDataset<S> {
         }
         let whole = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
         decode_crop(bytes, &|| self.source.path(image), self.shape, &whole, pixels)
+            .map_err(|error| explained(error, bytes))
     }
 
     /// The digests of all samples, on all processors. An image that cannot be read counts as empty: reading it will tell.
@@ -245,6 +247,28 @@ impl<S: Source> EncodedDataset<S> {
         };
         let digests = |images: &[u32]| images.iter().map(digest).collect::<Vec<_>>();
         in_parts(num_threads, self.images.chunks(per_thread), digests).concat()
+    }
+}
+
+/// The longest text that stands in place of a file, in bytes: a path, or the pointer of a store of large files.
+const MAX_POINTER_BYTES: usize = 1024;
+
+/// The error of an image that is none, with what it is instead.
+fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
+    let is_text = bytes.len() <= MAX_POINTER_BYTES
+        && std::str::from_utf8(bytes).is_ok_and(|text| !text.chars().any(|c| c.is_control() && !c.is_whitespace()));
+    match error {
+        DatasetError::BadImage { path, .. } if bytes.is_empty() => {
+            DatasetError::BadImage { path, reason: "the file is empty".to_owned() }
+        }
+        DatasetError::BadImage { path, .. } if is_text => DatasetError::BadImage {
+            path,
+            reason:
+                "the file is a few words of text, such as the pointer of Git LFS or git-annex; fetch the file itself \
+                     (git lfs pull, git annex get)"
+                    .to_owned(),
+        },
+        error => error,
     }
 }
 
@@ -291,7 +315,9 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
             return crop_of_whole(self, index, choose, shape, pixels);
         }
         let image = self.images[index] as usize;
-        decode_crop(&self.source.read(image)?, &|| self.source.path(image), shape, choose, pixels)
+        let bytes = self.source.read(image)?;
+        decode_crop(&bytes, &|| self.source.path(image), shape, choose, pixels)
+            .map_err(|error| explained(error, &bytes))
     }
 
     /// Over keys and bytes of the images, whether or not their pixels are in memory.

@@ -94,14 +94,14 @@ pub enum DatasetError {
     #[error(
         "class {}: expected at least one image ({extensions}), got none{}; add images or leave the class out",
         path.display(),
-        if *num_skipped > 0 { format!(" ({num_skipped} could not be decoded)") } else { String::new() }
+        if found.is_empty() { String::new() } else { format!(" ({found})") }
     )]
     EmptyClass {
         path: PathBuf,
         /// The file name extensions that count as images.
         extensions: String,
-        /// How many of its images were skipped because they do not decode.
-        num_skipped: usize,
+        /// What it has instead, if anything.
+        found: String,
     },
 
     /// There is a single class, of which there is nothing to learn.

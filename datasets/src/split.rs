@@ -84,6 +84,13 @@ pub(crate) fn folder(dir: &Path, name: &str) -> Result<Option<(PathBuf, Option<S
     Ok(Some((dir.join(used), (!others.is_empty()).then(unused))))
 }
 
+/// Notes on entries of `dir` that have the name of a split and are no folders, such as links to a disk that is not mounted.
+pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
+    let names = Split::ALL.into_iter().flat_map(|split| split.names()).map(|name| (name, dir.join(name)));
+    let others = names.filter(|(_, path)| path.symlink_metadata().is_ok() && !path.is_dir());
+    others.map(|(name, _)| format!("{name} is not read: it is no folder, or a link to one that is missing")).collect()
+}
+
 /// The names of the folders in `dir`, sorted; hidden ones and those that are not UTF-8 are left out.
 pub(crate) fn folder_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = Vec::new();

@@ -21,6 +21,9 @@ pub struct DatasetFacts {
     pub train_checksum: String,
     /// Identity of the test split, SHA-256 in hexadecimal.
     pub test_checksum: String,
+    /// Notes of the data set, such as what was left out of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// How a run was launched.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use crate::classes::twins;
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization, if_labelled};
 use crate::decode::{Sizing, read_image_file};
 use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
@@ -138,8 +139,10 @@ fn open_all(
 
 /// The files of all splits that have labels, the training split's first, with notes on the others; no file is opened.
 pub(crate) fn scan_all(dir: &Path, notes: &mut Vec<String>) -> Result<Vec<(Split, ScannedSplit)>, DatasetError> {
+    notes.extend(split::not_folders(dir));
     let [train, val, test] = Split::ALL.map(|split| scan_named(dir, split.names()[0]));
-    let train = train?.ok_or_else(|| missing(dir, Split::Train.names()[0]))?;
+    let mut train = train?.ok_or_else(|| missing(dir, Split::Train.names()[0]))?;
+    train.notes.extend(twins(&train.class_names));
     if train.class_names.is_empty() {
         return Err(DatasetError::Missing {
             what: "class folders".into(),

@@ -65,6 +65,9 @@ enum Kind {
 /// A file system's own folder, which only root can read.
 const LOST_AND_FOUND: &str = "lost+found";
 
+/// The extensions of files that may list the classes of images.
+const LISTS: [&str; 3] = ["txt", "csv", "json"];
+
 /// Linux's error of a link that leads to itself.
 const ELOOP: i32 = 40;
 
@@ -181,32 +184,34 @@ impl ScannedSplit {
         Ok(self)
     }
 
-    /// Refuses images in no class folder, or all in one that is no class of the training.
+    /// Refuses a split in which no image lies in the folder of a class of the training.
     fn expect_labels(&self, expected: &[String]) -> Result<(), DatasetError> {
         let mut with_images = self.labels.clone();
         with_images.dedup();
-        let found = match (&with_images[..], self.left_out.get(&LeftOut::Misplaced)) {
-            ([], None) => "there are no images in class folders".to_owned(),
-            ([], Some(images)) => format!("{} images lie in no class folder", images.len()),
-            ([class], _) => {
-                let class = &self.class_names[usize::from(*class)];
-                if by_name(std::slice::from_ref(class), expected) != [None] {
-                    return Ok(());
-                }
-                format!("all {} images lie in the folder {class}, which is no class of the training", self.files.len())
-            }
-            _ => return Ok(()),
+        let folders: Vec<String> =
+            with_images.iter().map(|&class| self.class_names[usize::from(class)].clone()).collect();
+        let mut found = match self.left_out.get(&LeftOut::Misplaced) {
+            _ if by_name(&folders, expected).iter().any(Option::is_some) => return Ok(()),
+            _ if !folders.is_empty() => format!(
+                "all {} images lie in folders that are no classes of the training ({})",
+                self.files.len(),
+                list(folders.iter())
+            ),
+            None => "there are no images in class folders".to_owned(),
+            Some(images) => format!("{} images lie in no class folder", images.len()),
         };
-        let others = self.left_out.get(&LeftOut::OtherFormat).map_or(&[][..], Vec::as_slice);
-        let lists: Vec<String> =
-            others.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
-        let lists = match lists.is_empty() {
-            true => String::new(),
-            false => {
-                format!(" (if {} lists the classes, move each image into a folder of its class)", list(lists.iter()))
-            }
-        };
-        Err(DatasetError::Unlabelled { path: self.dir.clone(), found: found + &lists })
+        let others = self.left_out.get(&LeftOut::OtherFormat).into_iter().flatten();
+        let is_list = |path: &&PathBuf| path.extension().is_some_and(|kind| LISTS.iter().any(|list| kind == *list));
+        let lists: Vec<String> = others
+            .filter(|path| path.parent() == Some(&self.dir))
+            .filter(is_list)
+            .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+            .collect();
+        if !lists.is_empty() {
+            let lists = list(lists.iter());
+            found.push_str(&format!(" (if {lists} lists the classes, move each image into a folder of its class)"));
+        }
+        Err(DatasetError::Unlabelled { path: self.dir.clone(), found })
     }
 
     /// Adds notes on what is left out.
@@ -228,12 +233,13 @@ impl ScannedSplit {
             return Ok(());
         }
         let empty = (0..self.class_names.len()).find(|class| self.labels.binary_search(&(*class as u16)).is_err());
-        let class_name = empty.map_or("", |class| &self.class_names[class]);
-        Err(DatasetError::EmptyClass {
-            path: self.dir.join(class_name),
-            extensions: EXTENSIONS.join(", "),
-            num_skipped: 0,
-        })
+        let path = self.dir.join(empty.map_or("", |class| &self.class_names[class]));
+        let found = self.left_out.iter().filter_map(|(why, paths)| {
+            let num = paths.iter().filter(|left_out| left_out.starts_with(&path)).count();
+            (num > 0).then(|| format!("{num} {}", why.in_words()))
+        });
+        let found = found.collect::<Vec<_>>().join("; ");
+        Err(DatasetError::EmptyClass { path, extensions: EXTENSIONS.join(", "), found })
     }
 }
 

@@ -209,6 +209,11 @@ fn a_class_name_in_another_unicode_form_is_the_same_class() {
     let test = open(root.path(), &config()).unwrap().test.unwrap();
     assert_eq!(samples(&*test), [(0, 2), (1, 30), (2, 40)]);
     assert!(test.notes()[0].contains("Unicode"), "{:?}", test.notes());
+    // Both forms in one split are two classes, as for torchvision.
+    write_image(&root, "train/cafe\u{301}/a.png", 3);
+    let splits = open(root.path(), &config()).unwrap();
+    assert_eq!(samples(&**splits.test.as_ref().unwrap()), [(0, 2), (2, 30), (3, 40)]);
+    assert!(splits.train.notes()[0].contains("Unicode"), "{:?}", splits.train.notes());
 }
 
 #[test]
@@ -274,8 +279,8 @@ fn of_two_folders_of_one_split_the_first_name_is_used_and_the_other_named() {
 fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
     for (place, found) in [
         ("test/", "3 images lie in no class folder"),
-        ("test/unknown/", "all 3 images lie in the folder unknown"),
-        ("test/images/again/", "all 3 images lie in the folder images"),
+        ("test/unknown/", "all 3 images lie in folders that are no classes of the training (unknown)"),
+        ("test/images/again/", "all 3 images lie in folders that are no classes of the training (images)"),
         ("test/.hidden/", "there are no images in class folders"),
     ] {
         let root = folder();
@@ -293,6 +298,14 @@ fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
         );
         assert_eq!(open_split(root.path(), "test", None, &config()).unwrap_err().to_string(), note);
     }
+}
+
+#[test]
+fn a_split_that_is_a_link_to_a_missing_folder_is_named() {
+    let root = folder();
+    std::os::unix::fs::symlink("/nowhere", root.path().join("val")).unwrap();
+    let splits = open(root.path(), &config()).unwrap();
+    assert!(splits.val.is_none() && splits.notes[0].starts_with("val is not read"), "{:?}", splits.notes);
 }
 
 #[test]

@@ -75,8 +75,9 @@ pub struct TarShardsConfig {
 pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let (mut notes, mut splits) = (SplitFiles::list(dir, ENDING)?.unused(), Vec::new());
-    for (split, read) in read(dir, find(dir, None)?, config)? {
+    let files = SplitFiles::list(dir, ENDING)?;
+    let (mut notes, mut splits) = (files.unused(), Vec::new());
+    for (split, read) in read(dir, find(&files, None)?, config)? {
         match (split, read.expect_labels()) {
             (Split::Train, Err(unlabelled)) => return Err(unlabelled),
             (_, labelled) => splits.extend(if_labelled(labelled, &mut notes)?.map(|()| (split, read))),
@@ -112,10 +113,12 @@ pub fn open_split(
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
-    let (_, mut split) = read(dir, find(dir, Some(name))?, config)?.swap_remove(0);
+    let files = SplitFiles::list(dir, ENDING)?;
+    let (_, mut split) = read(dir, find(&files, Some(name))?, config)?.swap_remove(0);
     split.expect_labels()?;
     let is_named = dir.join(CLASSES).exists();
-    let of_train = || read(dir, find(dir, Some(Split::Train.names()[0]))?, config).map(|read| read[0].1.num_labels());
+    let of_train =
+        || read(dir, find(&files, Some(Split::Train.names()[0]))?, config).map(|read| read[0].1.num_labels());
     let num_others = if is_named || classes.is_some() { 0 } else { of_train().unwrap_or(0) };
     let (mut class_names, repeated) = class_names(dir, split.num_labels().max(num_others))?;
     split.notes.extend(repeated);
@@ -154,15 +157,15 @@ fn read(
 /// If there are no shards of a split or one cannot be read.
 pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig, name: Option<&str>) -> Result<(), DatasetError> {
     let dir = dir.as_ref();
-    let names: Vec<String> = find(dir, name)?.into_iter().flat_map(|(_, found)| found.names).collect();
+    let names: Vec<String> =
+        find(&SplitFiles::list(dir, ENDING)?, name)?.into_iter().flat_map(|(_, found)| found.names).collect();
     indexed(dir, &names, Manifest::read(dir)?.as_ref(), config).map(drop)
 }
 
 /// The shards of all splits, of which the training split must be there, or of the one of that `name`.
-fn find(dir: &Path, name: Option<&str>) -> Result<Vec<(Split, FoundFiles)>, DatasetError> {
-    let files = SplitFiles::list(dir, ENDING)?;
+fn find(files: &SplitFiles, name: Option<&str>) -> Result<Vec<(Split, FoundFiles)>, DatasetError> {
     if let Some(name) = name {
-        let found = files.of(name)?.ok_or_else(|| missing(&files, name))?;
+        let found = files.of(name)?.ok_or_else(|| missing(files, name))?;
         return Ok(vec![(Split::of_name(name).unwrap_or(Split::Test), found)]);
     }
     let mut all = Vec::new();
@@ -171,7 +174,7 @@ fn find(dir: &Path, name: Option<&str>) -> Result<Vec<(Split, FoundFiles)>, Data
     }
     match all.first() {
         Some((Split::Train, _)) => Ok(all),
-        _ => Err(missing(&files, Split::Train.names()[0])),
+        _ => Err(missing(files, Split::Train.names()[0])),
     }
 }
 

@@ -266,15 +266,16 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     if len_bytes > MAX_LABEL_BYTES || entry.read_to_string(&mut text).is_err() {
         return Err(format!("expected a label as text in .{extension}, got {len_bytes} bytes that are none"));
     }
+    let text = text.trim_start_matches('\u{feff}');
     if extension == "cls" {
-        return number(&text);
+        return number(text);
     }
     // A list would be read as a struct, too.
     if !text.trim_start().starts_with('{') {
         return Err("in .json: expected an object, got another value".to_owned());
     }
-    let facts = serde_json::from_str::<Facts>(&text).or_else(|error| {
-        let without = without_special_numbers(&text).ok_or(error)?;
+    let facts = serde_json::from_str::<Facts>(text).or_else(|error| {
+        let without = without_special_numbers(text).ok_or(error)?;
         serde_json::from_str(&without)
     });
     match facts.map_err(|error| format!("in .json: {error}"))?.label {

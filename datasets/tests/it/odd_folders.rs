@@ -58,7 +58,10 @@ fn a_folder_named_as_an_image_is_a_folder() {
 fn an_empty_file_is_refused_or_skipped_as_any_that_does_not_decode() {
     let root = folder();
     fs::write(root.path().join("train/cat/b.png"), "").unwrap();
-    assert!(message(&root).contains("b.png"));
+    assert!(message(&root).contains("b.png: the file is empty"));
+    fs::write(root.path().join("train/cat/b.png"), "../.git/annex/objects/b.png\n").unwrap();
+    assert!(message(&root).contains("b.png: the file is a few words of text"));
+    fs::write(root.path().join("train/cat/b.png"), "").unwrap();
     let config = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(Sizing::square(2)) };
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(splits.train.len(), 2);
@@ -91,6 +94,9 @@ fn folders_without_any_image_are_refused_and_named() {
     }
     let text = message(&root);
     assert!(text.contains("train/cat: expected at least one image"), "{text}");
+    fs::write(root.path().join("train/cat/a.heic"), "").unwrap();
+    let text = message(&root);
+    assert!(text.contains("got none (1 files are of other formats)"), "{text}");
 }
 
 #[test]

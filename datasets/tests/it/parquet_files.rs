@@ -11,8 +11,10 @@ use datasets::image_folder;
 use datasets::parquet_files::{ParquetConfig, is_reading, open, open_split};
 use datasets::tar_shards;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig};
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use parquet::file::writer::SerializedFileWriter;
+use parquet::basic::Compression;
+use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 
 const SIZING: Sizing = Sizing { size: 12, shorter_side: Some(14) };
@@ -175,6 +177,114 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
     assert_eq!(open_split(folder.path(), "test", Some(&three), &how).unwrap().label(0), 2, "by the name cat");
     fs::write(train, "no file of columns").unwrap();
     assert_eq!([names(None).len(), names(Some(&three)).len()], [2, 3]);
+}
+
+/// Writes the column of labels.
+type WriteLabels<'a> = &'a dyn Fn(&mut SerializedColumnWriter<'_>);
+
+/// A file of these images in the column that `schema` names first, and the labels that `write` writes to the second.
+fn write_rows(path: &Path, schema: &str, compression: Compression, num_rows: usize, write: WriteLabels<'_>) {
+    let image = fs::read(images().join("grey.jpg")).unwrap();
+    let schema = Arc::new(parse_message_type(&format!("message m {{ {schema} }}")).unwrap());
+    let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let images = vec![ByteArray::from(image); num_rows];
+    column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
+    column.close().unwrap();
+    if let Some(mut column) = group.next_column().unwrap() {
+        write(&mut column);
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn labels_of_any_type_in_columns_of_any_usual_name_and_compression_are_those_of_the_rows() {
+    let texts = ["dog", "cat", "dog"].map(ByteArray::from);
+    let int64 = |column: &mut SerializedColumnWriter<'_>| {
+        column.typed::<Int64Type>().write_batch(&[1, 0, 1], None, None).unwrap();
+    };
+    let cases: [(&str, Compression, WriteLabels<'_>); 9] = [
+        (
+            "required group image { required binary bytes; } required int32 label (INTEGER(8, false));",
+            Compression::UNCOMPRESSED,
+            &|column| {
+                column.typed::<Int32Type>().write_batch(&[1, 0, 1], None, None).unwrap();
+            },
+        ),
+        ("required group img { required binary bytes; } required float labels;", Compression::SNAPPY, &|column| {
+            column.typed::<FloatType>().write_batch(&[1.0, 0.0, 1.0], None, None).unwrap();
+        }),
+        ("required binary image; required double fine_label;", Compression::LZ4_RAW, &|column| {
+            column.typed::<DoubleType>().write_batch(&[1.0, 0.0, 1.0], None, None).unwrap();
+        }),
+        ("required binary img; required boolean label;", Compression::UNCOMPRESSED, &|column| {
+            column.typed::<BoolType>().write_batch(&[true, false, true], None, None).unwrap();
+        }),
+        ("required binary image; required binary label (STRING);", Compression::UNCOMPRESSED, &|column| {
+            column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+        }),
+        ("required binary image; required int64 label;", Compression::GZIP(Default::default()), &int64),
+        ("required binary image; required int64 label;", Compression::ZSTD(Default::default()), &int64),
+        ("required binary image; required int64 label;", Compression::BROTLI(Default::default()), &int64),
+        ("required binary image; optional int64 label;", Compression::LZ4, &|column| {
+            column.typed::<Int64Type>().write_batch(&[1, 0, 1], Some(&[1, 1, 1]), None).unwrap();
+        }),
+    ];
+    for (schema, compression, write) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        write_rows(&folder.path().join("train-0.parquet"), schema, compression, 3, write);
+        let train = opened(folder.path()).unwrap().train;
+        let labels: Vec<usize> = samples(&*train).into_iter().map(|(label, _)| label).collect();
+        assert_eq!(labels, [1, 0, 1], "{schema} {compression}");
+        let expected = if schema.contains("STRING") { ["cat", "dog"] } else { ["0", "1"] };
+        assert_eq!(train.class_names(), expected, "{schema}");
+    }
+}
+
+#[test]
+fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let columns = "required binary image; optional int64 label;";
+    let write = |name: &str, values: &[i64], present: &[i16]| {
+        let column = |column: &mut SerializedColumnWriter<'_>| {
+            column.typed::<Int64Type>().write_batch(values, Some(present), None).unwrap();
+        };
+        write_rows(&folder.path().join(name), columns, Compression::UNCOMPRESSED, present.len(), &column);
+    };
+    let open_as = |on_bad_image| open(folder.path(), &ParquetConfig { sizing: SIZING, on_bad_image, num_threads: 1 });
+    write("train-0.parquet", &[1, -1, 0], &[1, 1, 0, 1]);
+    write("val-0.parquet", &[0], &[1]);
+    let text = open_as(OnBadImage::Fail).unwrap_err().to_string();
+    assert!(text.contains("row group 0 row 1: no label") && text.contains("row 2: no label"), "{text}");
+    let train = open_as(OnBadImage::Skip).unwrap().train;
+    assert_eq!(samples(&*train).iter().map(|(label, _)| *label).collect::<Vec<_>>(), [1, 0]);
+    assert!(
+        train.notes()[0].starts_with("2 rows were skipped: train-0.parquet/row group 0 row 1"),
+        "{:?}",
+        train.notes()
+    );
+    // Whether the labels are null, -1 or not there at all.
+    write("train-0.parquet", &[1, 0], &[1, 1]);
+    for number in 0..3 {
+        match number {
+            0 => write("test-0.parquet", &[], &[0, 0]),
+            1 => write("test-0.parquet", &[-1, -1], &[1, 1]),
+            _ => write_rows(
+                &folder.path().join("test-0.parquet"),
+                "required binary image;",
+                Compression::UNCOMPRESSED,
+                2,
+                &|_| (),
+            ),
+        }
+        let splits = open_as(OnBadImage::Fail).unwrap();
+        assert!(splits.test.is_none() && splits.val.is_some(), "{number}");
+        assert!(splits.notes[0].contains("none of 2 rows of the files test has a label"), "{:?}", splits.notes);
+    }
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn the_jpeg_files_are_decoded() {
     };
     let splits = image_folder::open(folder.path(), &ImageFolderConfig::new(Sizing::square(32))).unwrap();
     assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (50_000, 10_000));
-    assert_eq!(splits.train.notes(), ["50000 image files, kept in memory (175.8 MiB for both splits)"]);
+    assert_eq!(splits.train.notes(), ["50000 image files, kept in memory (175.8 MiB for all splits)"]);
     let names = splits.train.class_names();
     assert_eq!((names.len(), &names[0][..], &names[9][..]), (10, "airplane", "truck"));
     assert_eq!((splits.train.label(0), splits.train.label(49_999)), (0, 9));

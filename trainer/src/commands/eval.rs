@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use datasets::{DatasetError, ImageDataset};
 use distributed::Phase;
 use serde::Serialize;
@@ -86,10 +86,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     // By position where names may differ.
     let classes = input.filter(|_| !config.allow_changed_classes).map(|input| &input.class_names[..]);
     let data = data::open_split(&config.data, &config.train_split, own, None, classes, communicator, &world.reporter)
-        .map_err(|error| match error.downcast_ref() {
-        Some(DatasetError::UnknownClasses { .. }) => error.context(CHANGED_CLASSES),
-        _ => error,
-    })?;
+        .map_err(|error| explained(error, classes.is_some()))?;
     let test = &data.samples;
     data::share_checksums(&[test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), test.checksum())], communicator)?;
@@ -121,6 +118,16 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     world.rank_status.enter(Phase::Ending);
     world.end_watch(watchdog)?;
     Ok(result)
+}
+
+/// An error of opening data whose classes must be those of a checkpoint, with a remedy if they are not.
+fn explained(error: Error, by_name: bool) -> Error {
+    match error.downcast_ref() {
+        Some(DatasetError::UnknownClasses { .. } | DatasetError::Unlabelled { .. }) if by_name => {
+            error.context(CHANGED_CLASSES)
+        }
+        _ => error,
+    }
 }
 
 /// Whether the test split's labels mean what the model's logits do.

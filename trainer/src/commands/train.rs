@@ -309,6 +309,7 @@ fn manifest(
         num_test: evaluated.len(),
         train_checksum: data.train.checksum(),
         test_checksum: evaluated.checksum(),
+        notes: data::notes(data),
     };
     Ok(manifest::of_this_launch(config.hash(), launch, dataset))
 }

@@ -207,7 +207,7 @@ fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> 
             DatasetKind::Shards => "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images), or --dataset shapes, which needs no files".to_owned(),
             DatasetKind::Parquet => "give the folder of the data set as it was downloaded, or --dataset shapes, which needs no files".to_owned(),
             _ if kind.is_cifar() => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
-            _ => "give the folder that holds train/<class>/ and test/<class>/, or --dataset shapes, which needs no files".to_owned(),
+            _ => "give the folder that holds train/<class>/ and val/<class>/, or --dataset shapes, which needs no files".to_owned(),
         }))
 }
 

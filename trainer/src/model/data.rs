@@ -176,16 +176,16 @@ fn first_split(
     if let Some(name) = name {
         return Ok(open(name)?);
     }
-    let mut reasons = Vec::new();
+    let mut last = None;
     for split in EVALUATED {
-        match open(split.names()[0]) {
-            Err(error @ (DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })) => {
-                reasons.push(error.to_string())
-            }
-            opened => return Ok(opened?),
+        match (open(split.names()[0]), &last) {
+            // What has no labels says more than what is not there.
+            (Err(DatasetError::Missing { .. }), Some(DatasetError::Unlabelled { .. })) => {}
+            (Err(error @ (DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })), _) => last = Some(error),
+            (opened, _) => return Ok(opened?),
         }
     }
-    anyhow::bail!("expected a labelled split to evaluate on, val or test, got none: {}", reasons.join("; "))
+    Err(last.map_or_else(|| anyhow::anyhow!("expected a split to evaluate on, got none"), Into::into))
 }
 
 /// A split to evaluate on as flags want it, with its notes told.
@@ -210,8 +210,18 @@ fn normalization(of_data: Normalization, config: &DataArgs) -> Normalization {
     }
 }
 
+/// All notes of a data set: those on splits that are not opened, then those of each split.
+pub fn notes(splits: &DatasetSplits) -> Vec<String> {
+    let opened = Split::ALL.into_iter().filter_map(|split| splits.get(split));
+    splits.notes.iter().cloned().chain(opened.flat_map(|split| notes_of(&**split))).collect()
+}
+
+fn notes_of(split: &dyn ImageDataset) -> Vec<String> {
+    split.notes().iter().map(|note| format!("{}: {note}", split.name())).collect()
+}
+
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
-    split.notes().iter().for_each(|note| reporter.note(&format!("{}: {note}", split.name())));
+    notes_of(split).iter().for_each(|note| reporter.note(note));
 }
 
 /// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.

@@ -48,6 +48,26 @@ fn words(dataset: &str, dir: &Path) -> String {
 }
 
 #[test]
+fn what_is_in_no_shard_is_reported_and_so_is_what_a_run_leaves_out() {
+    let photographs = photographs();
+    fs::write(photographs.path().join("train/cat/scan.psd"), "").unwrap();
+    fs::write(photographs.path().join("train/loose.jpg"), "").unwrap();
+    let test = photographs.path().join("test");
+    fs::create_dir(&test).unwrap();
+    fs::write(test.join("1.jpg"), "").unwrap();
+    let to = tempfile::tempdir().unwrap();
+    let output =
+        program().arg("shard").arg("--from").arg(photographs.path()).arg("--to").arg(to.path()).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let manifest = fs::read_to_string(
+        run(1, &flags(&[&words("image-folder", photographs.path())])).directory().join("manifest.json"),
+    );
+    for part in ["scan.psd", "loose.jpg", "test: 1 images lie in no class folder"] {
+        assert!(text.contains(part) && manifest.as_ref().unwrap().contains(part), "{part}: {text} {manifest:?}");
+    }
+}
+
+#[test]
 fn shards_train_to_the_bits_of_their_folder_whatever_their_number() {
     let photographs = photographs();
     for world_size in [1, 2, 4] {

@@ -136,7 +136,7 @@ fn a_label_is_a_whole_number_however_it_is_written() {
         ("1.json", r#"{"label": "1"}"#, 1),
         ("1.json", r#"{"label": 1.0}"#, 1),
         ("1.json", r#"{"score": NaN, "label": 1, "a": [-Infinity, "NaN \" Infinity"]}"#, 1),
-        ("1.cls", " 1.0\n", 1),
+        ("1.cls", "\u{feff} 1.0\n", 1),
         ("1.cls", "0", 0),
     ] {
         let root = folder(&tar(&[("1.png", &png(10)), (name, text.as_bytes())]));

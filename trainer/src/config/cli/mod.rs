@@ -159,7 +159,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
 
-    /// With --checkpoint: go on though the data's class names are not those that the model was trained on [default: off]
+    /// With --checkpoint: take labels as positions in its list of classes, whatever their names [default: off]
     #[arg(long)]
     pub allow_changed_classes: bool,
 

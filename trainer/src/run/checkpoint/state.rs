@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{DatasetSplits, Normalization};
+use datasets::{DatasetSplits, Normalization, normal_form};
 use records::EpochRecord;
 use serde::{Deserialize, Serialize};
 
@@ -190,10 +190,13 @@ impl ModelInput {
         Ok(())
     }
 
-    /// The first class that is another in `now`, in words, if there is one.
+    /// The first class that is another in `now`, in words, if there is one; a name in another Unicode form is the same.
     pub fn other_class(&self, now: &[String]) -> Option<String> {
         let trained = &self.class_names;
-        let first = (0..trained.len().max(now.len())).find(|&class| trained.get(class) != now.get(class))?;
+        let form = |name: Option<&String>| name.map(|name| normal_form(name));
+        let differs =
+            |&class: &usize| trained.get(class) != now.get(class) && form(trained.get(class)) != form(now.get(class));
+        let first = (0..trained.len().max(now.len())).find(differs)?;
         let named = |names: &[String]| names.get(first).map_or("none".to_owned(), |name| format!("\"{name}\""));
         Some(format!(
             "class {first} of {}: expected {}, got {} (class {first} of {})",

@@ -6,21 +6,17 @@
 //! read by its file, row group and row. What damaged bytes do to the library that reads them is an error of their file. No row is left out
 //! without a note that names it.
 
+mod columns;
+mod shared_file;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use parquet::data_type::{ByteArray, ByteArrayType, DataType};
-use parquet::errors::{ParquetError, Result as ParquetResult};
-use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
-use serde_json::Value;
+use parquet::file::reader::{FileReader, Length, SerializedFileReader};
 
 use crate::classes::map_labels;
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization, if_labelled};
@@ -29,16 +25,11 @@ use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
 use crate::error::{DatasetError, list};
 use crate::progress;
 use crate::split::{FoundFiles, Split, SplitFiles};
+use columns::{Label, bytes, class_names, column, features, labels, leaves};
+use shared_file::SharedFile;
 
 /// What names of files end with.
 const ENDING: &str = ".parquet";
-
-/// The columns that may hold the images, and those that may hold the labels, the first that is there.
-const IMAGES: [&str; 4] = ["image.bytes", "img.bytes", "image", "img"];
-const LABELS: [&str; 3] = ["label", "labels", "fine_label"];
-
-/// The key of a file's metadata that holds the names of classes.
-const FACTS: &str = "huggingface";
 
 /// How Parquet files are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,60 +122,11 @@ struct ParquetSource {
     class_names: Option<Vec<String>>,
 }
 
-/// A file that several threads read at once: each says where, and none moves the position of another, as `File` itself would.
-struct SharedFile(Arc<File>);
-
-/// What is read of it from a position on.
-struct FileFrom {
-    file: Arc<File>,
-    position: u64,
-}
-
-impl Read for FileFrom {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = self.file.read_at(buffer, self.position)?;
-        self.position += len as u64;
-        Ok(len)
-    }
-}
-
-impl Length for SharedFile {
-    fn len(&self) -> u64 {
-        self.0.metadata().map_or(0, |facts| facts.len())
-    }
-}
-
-impl ChunkReader for SharedFile {
-    type T = BufReader<FileFrom>;
-
-    fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
-        Ok(BufReader::new(FileFrom { file: Arc::clone(&self.0), position: start }))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
-        let mut bytes = Vec::new();
-        FileFrom { file: Arc::clone(&self.0), position: start }.take(length as u64).read_to_end(&mut bytes)?;
-        match bytes.len() {
-            len if len == length => Ok(bytes.into()),
-            len => Err(ParquetError::EOF(format!("expected {length} bytes from byte {start} on, got {len}"))),
-        }
-    }
-}
-
 struct ParquetFile {
     path: PathBuf,
     reader: SerializedFileReader<SharedFile>,
     /// The column of the encoded images.
     bytes: usize,
-}
-
-/// What a row says of its class.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Label {
-    Number(u16),
-    Text(String),
-    /// Null, below 0 or no column.
-    None,
 }
 
 impl ParquetSource {
@@ -315,8 +257,10 @@ impl ParquetSource {
         let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
         expect_rows(&reader, most_rows).map_err(bad)?;
         let features = features(&reader);
-        let (bytes, label) =
-            (column(&reader, &IMAGES, &features, "Image"), column(&reader, &LABELS, &features, "ClassLabel"));
+        let (bytes, label) = (
+            column(&reader, &columns::IMAGES, &features, "Image"),
+            column(&reader, &columns::LABELS, &features, "ClassLabel"),
+        );
         let bytes = bytes.ok_or_else(|| {
             bad(format!("expected a column of images, image.bytes or image, got {}", list(leaves(&reader).iter())))
         })?;
@@ -393,126 +337,4 @@ fn expect_rows(reader: &SerializedFileReader<SharedFile>, most_rows: u64) -> Res
         return Err(format!("expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"));
     }
     Ok(())
-}
-
-/// The names of the columns; one that is a list has another name.
-fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
-    let columns = reader.metadata().file_metadata().schema_descr().columns();
-    let name = |column: &parquet::schema::types::ColumnDescPtr| {
-        let path = column.path().string();
-        // One value a row.
-        if column.max_rep_level() == 0 { path } else { format!("{path} (a list)") }
-    };
-    columns.iter().map(name).collect()
-}
-
-/// The first of the columns `names` that is there, else the only one that the file's metadata call `kind`.
-fn column(reader: &SerializedFileReader<SharedFile>, names: &[&str], features: &Value, kind: &str) -> Option<usize> {
-    let leaves = leaves(reader);
-    let find = |name: &str| leaves.iter().position(|leaf| leaf == name);
-    names.iter().find_map(|name| find(name)).or_else(|| {
-        let of_kind = features.as_object()?.iter().filter(|(_, feature)| feature["_type"] == kind);
-        let found: Vec<usize> =
-            of_kind.filter_map(|(name, _)| find(&format!("{name}.bytes")).or_else(|| find(name))).collect();
-        (found.len() == 1).then(|| found[0])
-    })
-}
-
-/// All labels of a row group.
-fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<Label>, String> {
-    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
-    let num_rows = group.metadata().num_rows() as usize;
-    let float = |value: f64| {
-        if value.is_nan() {
-            return Ok(Label::None);
-        }
-        match value.fract() == 0.0 && value.abs() < 1e9 {
-            true => number(value as i64),
-            false => Err(wrong_label(&value.to_string())),
-        }
-    };
-    match group.get_column_reader(column).map_err(|error| error.to_string())? {
-        ColumnReader::BoolColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
-        ColumnReader::Int32ColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
-        ColumnReader::Int64ColumnReader(column) => column_labels(column, num_rows, |value| number(*value)),
-        ColumnReader::FloatColumnReader(column) => column_labels(column, num_rows, |value| float(f64::from(*value))),
-        ColumnReader::DoubleColumnReader(column) => column_labels(column, num_rows, |value| float(*value)),
-        ColumnReader::ByteArrayColumnReader(column) => column_labels(column, num_rows, |value| {
-            let text = value.as_utf8().map_err(|_| "expected text in the column of labels, got bytes".to_owned())?;
-            Ok(if text.is_empty() { Label::None } else { Label::Text(text.to_owned()) })
-        }),
-        _ => Err("expected labels that are numbers or text, got another type".to_owned()),
-    }
-}
-
-fn number(number: i64) -> Result<Label, String> {
-    match u16::try_from(number) {
-        _ if number < 0 => Ok(Label::None),
-        Ok(number) => Ok(Label::Number(number)),
-        Err(_) => Err(wrong_label(&number.to_string())),
-    }
-}
-
-fn wrong_label(got: &str) -> String {
-    format!("expected a label from 0 to 65535, got {got}")
-}
-
-/// The labels of a column, of which some rows may have none.
-fn column_labels<T: DataType>(
-    mut column: ColumnReaderImpl<T>,
-    num_rows: usize,
-    label: impl Fn(&T::T) -> Result<Label, String>,
-) -> Result<Vec<Label>, String> {
-    let (mut present, mut values) = (Vec::new(), Vec::new());
-    let (num_read, ..) =
-        column.read_records(num_rows, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
-    if num_read != num_rows {
-        return Err(format!("expected {num_rows} labels, got {num_read}"));
-    }
-    let mut values = values.iter();
-    // A column in which every row has a value has no levels.
-    let most = present.iter().max().copied().unwrap_or(0);
-    let is_there = |row: usize| present.get(row).is_none_or(|level| *level == most);
-    let next = |row| match is_there(row).then(|| values.next()) {
-        Some(Some(value)) => label(value),
-        _ => Ok(Label::None),
-    };
-    (0..num_rows).map(next).collect()
-}
-
-/// The bytes of one image.
-fn bytes(
-    reader: &SerializedFileReader<SharedFile>,
-    group: usize,
-    column: usize,
-    row: usize,
-) -> Result<ByteArray, String> {
-    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
-    let ColumnReader::ByteArrayColumnReader(mut column) =
-        group.get_column_reader(column).map_err(|error| error.to_string())?
-    else {
-        return Err("expected bytes in the column of images, got another type".to_owned());
-    };
-    let column: &mut ColumnReaderImpl<ByteArrayType> = &mut column;
-    let (mut present, mut values) = (Vec::new(), Vec::new());
-    column.skip_records(row).map_err(|error| error.to_string())?;
-    column.read_records(1, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
-    values.pop().ok_or_else(|| {
-        "expected the bytes of an image, got null (files that a column image.path names are not read: embed them)"
-            .to_owned()
-    })
-}
-
-/// What a file's metadata say of its columns.
-fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
-    let metadata = reader.metadata().file_metadata().key_value_metadata();
-    let text = metadata.and_then(|metadata| metadata.iter().find(|pair| pair.key == FACTS)?.value.as_deref());
-    let facts = text.and_then(|text| serde_json::from_str::<Value>(text).ok()).unwrap_or_default();
-    facts["info"]["features"].clone()
-}
-
-/// The names of the classes of a column.
-fn class_names(features: &Value, column: &str) -> Option<Vec<String>> {
-    let names = features[column]["names"].as_array()?;
-    names.iter().map(|name| name.as_str().map(str::to_owned)).collect()
 }
