@@ -24,9 +24,6 @@ pub enum ModelError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum WeightsError {
-    /// The file's name does not tell its format.
-    #[error("{}: expected a name ending in .safetensors, .pth, .th or .pt", path.display())]
-    Extension { path: PathBuf },
     /// The file could not be opened or written.
     #[error("{}: {reason}", path.display())]
     Io {
@@ -34,7 +31,7 @@ pub enum WeightsError {
         // Not a `source`, which a chain of causes would say again.
         reason: std::io::Error,
     },
-    /// The file is not what its name says.
+    /// The file has another format, or is damaged.
     #[error("{}: not readable as {format}: {reason}", path.display())]
     Format {
         path: PathBuf,
@@ -55,6 +52,17 @@ pub enum WeightsError {
         /// Name, expected and found shape (or type) of each tensor that does not fit.
         misshaped: Vec<String>,
     },
+    /// The file holds the network but for the last layer.
+    #[error(
+        "{}: the last layer does not fit the network: missing [{}]; misshaped [{}]",
+        path.display(), some(missing), some(misshaped)
+    )]
+    Head {
+        path: PathBuf,
+        missing: Vec<String>,
+        /// As in [`WeightsError::Mismatch`].
+        misshaped: Vec<String>,
+    },
     /// The weights could not be written.
     #[error("{}: writing the weights failed: {reason}", path.display())]
     Write { path: PathBuf, reason: String },
@@ -63,7 +71,7 @@ pub enum WeightsError {
 /// The most names of one kind that an error tells.
 const MAX_NAMES: usize = 10;
 
-/// The first names, and how many more there are.
+/// The first names, and the number of the others.
 pub(crate) fn some(names: &[String]) -> String {
     let told = names.len().min(MAX_NAMES);
     let mut text = names[..told].join(", ");

@@ -2,16 +2,17 @@
 //!
 //! In: a tensor, and the module in which it stands. Out: the same under the other's name, in the other's layout; what comes in also in
 //! the type that the module's own tensor has. Invariant: one undoes the other. burn-store knows most layers, the rest is here.
+//! A variant of an enum is no part of a name: `network.EffNet.stem` is `stem` where all of the model is in that enum.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::burn_pack::Tensor;
 use burn::store::{
     BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot, PyTorchToBurnAdapter,
 };
-use burn::tensor::DType;
+use burn::tensor::{Bool, DType, Int};
 
 /// What PyTorch calls a parameter of a layer whose names burn-store does not translate.
 fn name_in_pytorch(parameter: &str, layer: &str) -> Option<&'static str> {
@@ -24,11 +25,25 @@ fn name_in_pytorch(parameter: &str, layer: &str) -> Option<&'static str> {
 
 /// From a module to PyTorch.
 #[derive(Clone, Debug)]
-pub(super) struct ToPyTorch;
+pub(super) struct ToPyTorch {
+    /// The modules around an enum of networks, which are no part of a name.
+    outer: usize,
+}
+
+impl ToPyTorch {
+    pub(super) fn of<M: Module>(model: &M) -> Self {
+        let mut ways = Ways::default();
+        model.visit(&mut ways);
+        Self { outer: ways.outer() }
+    }
+}
 
 impl ModuleAdapter for ToPyTorch {
     fn adapt(&self, tensor: Tensor, context: ModuleContext<'_>) -> Tensor {
         let mut tensor = BurnToPyTorchAdapter.adapt(tensor, context);
+        for _ in 0..self.outer {
+            tensor.name = tensor.name.split_once('.').map_or_else(String::new, |(_, inner)| inner.to_owned());
+        }
         let start = tensor.name.rfind('.').map_or(0, |dot| dot + 1);
         if let Some(name) = context.module_type().and_then(|layer| name_in_pytorch(&tensor.name[start..], layer)) {
             tensor.name.replace_range(start.., name);
@@ -64,18 +79,78 @@ impl ModuleAdapter for FromPyTorch {
     }
 }
 
+/// The modules that all tensors seen are in, from the outermost; for each whether it is a variant of an enum.
+#[derive(Default)]
+struct Ways {
+    present: Vec<(String, bool)>,
+    shared: Option<Vec<(String, bool)>>,
+}
+
+impl Ways {
+    fn tensor(&mut self) {
+        match &mut self.shared {
+            Some(shared) => {
+                let len = shared.iter().zip(&self.present).take_while(|(a, b)| a == b).count();
+                shared.truncate(len);
+            }
+            None => self.shared = Some(self.present.clone()),
+        }
+    }
+
+    /// The number of modules around the innermost enum that all tensors are in.
+    fn outer(&self) -> usize {
+        let shared = self.shared.as_deref().unwrap_or_default();
+        let variant = shared.iter().rposition(|(_, is_variant)| *is_variant).unwrap_or(0);
+        shared[..variant].iter().filter(|(_, is_variant)| !is_variant).count()
+    }
+}
+
+impl ModuleVisitor for Ways {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.present.push((name.to_owned(), container_type.starts_with(VARIANT)));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.present.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _param: &Param<burn::tensor::Tensor<D>>) {
+        self.tensor();
+    }
+
+    fn visit_int<const D: usize>(&mut self, _param: &Param<burn::tensor::Tensor<D, Int>>) {
+        self.tensor();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _param: &Param<burn::tensor::Tensor<D, Bool>>) {
+        self.tensor();
+    }
+}
+
+/// How the type of a container begins that is a variant of an enum.
+const VARIANT: &str = "Enum:";
+
 /// A tensor of a module.
 pub(super) struct OwnTensor {
     /// In the module.
     pub(super) path: String,
     /// In a file.
     pub(super) name: String,
+    /// In a file.
+    pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
 }
 
 /// The tensors of `model`, in module order.
 pub(super) fn own_tensors<M: Module>(model: &M) -> Vec<OwnTensor> {
     let own = model.collect(None, None, false).into_iter();
-    let named = model.collect(None, Some(Box::new(ToPyTorch)), false);
-    own.zip(named).map(|(own, named)| OwnTensor { path: own.name, name: named.name, dtype: own.dtype }).collect()
+    let named = model.collect(None, Some(Box::new(ToPyTorch::of(model))), true);
+    own.zip(named)
+        .map(|(own, named)| OwnTensor {
+            path: own.name,
+            name: named.name,
+            shape: named.shape.as_slice().to_vec(),
+            dtype: own.dtype,
+        })
+        .collect()
 }

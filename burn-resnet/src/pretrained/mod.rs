@@ -1,80 +1,109 @@
 //! Weights in and out, under the names PyTorch gives them.
 //!
-//! In: `.safetensors` or a PyTorch checkpoint (zip archive or the older plain pickle). Out: a
-//! network holding them, or a `.safetensors` file that PyTorch's `load_state_dict` takes as it is.
-//! Invariant: all of the network's tensors are read, and nothing but them, or the error names what
-//! differs; what was written here is read under the names it was written with; a file is written
-//! whole or not at all.
+//! In: `.safetensors` or a PyTorch checkpoint. Out: a network holding them, or a `.safetensors` file that PyTorch's
+//! `load_state_dict` takes as it is.
+//! Invariant: all of the network's tensors are read, or the error names what is missing; what else a file holds is named;
+//! what was written here is read under the names it was written with; a file is written whole or not at all.
 
 mod adapters;
 mod claims;
-mod dictionary;
+mod names;
+mod pytorch;
 
-use std::collections::HashSet;
-use std::iter::successors;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::store::{ApplyError, ApplyResult, ModuleSnapshot, ModuleStore, PytorchStore, SafetensorsStore};
+use burn::store::burn_pack::Tensor;
+use burn::store::{ApplyError, ModuleSnapshot, ModuleStore, SafetensorsStore};
 
 use crate::WeightsError;
+use crate::error::some;
+pub use names::shared_modules;
+
 use adapters::{FromPyTorch, OwnTensor, ToPyTorch, own_tensors};
 
-/// The prefixes that `DataParallel` and `torch.compile` give all names.
-const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
-
-/// The published code's name for shortcut B, and ours.
-const SHORTCUT: (&str, &str) = (".shortcut.", ".downsample.");
-
-/// PyTorch's count of training batches; without a momentum of `None` nothing reads it.
-const BATCH_COUNTER: &str = "num_batches_tracked";
-
-/// The format in errors.
+/// The formats in errors.
 const PYTORCH: &str = "a PyTorch checkpoint";
+const SAFETENSORS: &str = "safetensors";
 
-/// The most that is told of why a file cannot be read.
+/// The longest part of a reason that an error shows.
 const MAX_REASON_BYTES: usize = 500;
 
 /// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
 /// its device, its types and what it trains.
 ///
-/// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. The tensors of a PyTorch
-/// checkpoint may stand in a dictionary of it: under `state_dict`, `model_state_dict`, `net` or `model`,
-/// else in the only one that holds tensors. A name that `model` lacks is tried with `downsample` for `shortcut`, then
-/// without the prefixes `module.` and `_orig_mod.`, which PyTorch's wrappers give. A clone of `model` shares its running statistics
-/// and so receives those of the file.
+/// The file's content tells the format: safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. In a checkpoint the
+/// tensors may stand in dictionaries, modules and other objects, whose other parts are passed over. All names of `model` are looked for
+/// under one prefix, such as `state_dict.model`; wrappers such as `module` and `_orig_mod` are no part of a name, and `shortcut` is
+/// `downsample`. A clone of `model` shares its running statistics and so receives those of the file.
 ///
 /// # Errors
-/// [`WeightsError`]: an unknown extension, an unreadable file, one that claims more than it can hold, or tensors that do not fit.
+/// [`WeightsError`]: an unreadable file, one that claims more than it can hold, or tensors that do not fit, among them tensors
+/// that `model` does not have. [`load_weights_with`] passes over those and names them.
 pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
-    load_weights_with(model, path, Head::OfFile).map(|(model, _)| model)
+    let path = path.as_ref();
+    let (model, Loaded { unused, .. }) = load_weights_with(model, path, Head::OfFile)?;
+    if !unused.is_empty() {
+        let none = Vec::new;
+        return Err(WeightsError::Mismatch {
+            path: path.into(),
+            missing: none(),
+            unexpected: unused,
+            misshaped: none(),
+        });
+    }
+    Ok(model)
 }
 
-/// Where the last layer of a model gets its values, that which tells the classes apart.
+/// The source of the last layer, which has the classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// From the file, as all others.
+    /// The file, as for all other layers.
     OfFile,
-    /// It keeps its own, whatever the file has in its place: for other classes than those of the file.
+    /// The model, for other classes than those of the file.
     Own,
 }
 
 /// What a model took from a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// The key of the dictionary in which the tensors stood, if they did.
+    /// The keys and modules in which the tensors stood, such as `state_dict.model`, if they did.
     pub key: Option<String>,
     /// The tensors that were taken, by the names that PyTorch gives them, in module order.
     pub taken: Vec<String>,
-    /// Those that stay as they were: the head's, where it keeps its own.
+    /// The tensors that stay as they were: the head's, where it keeps its own.
     pub kept: Vec<String>,
+    /// The paths of tensors in the file that stand among those taken, and that the model does not have.
+    pub unused: Vec<String>,
 }
 
-/// As [`load_weights`], with a choice for the head; it is the module of the last tensor in module order.
+impl Loaded {
+    /// The number and first paths of the tensors that the model does not have, if there are any.
+    pub fn describe_unused(&self) -> Option<String> {
+        let unused = &self.unused;
+        let tensors = if unused.len() == 1 { "tensor" } else { "tensors" };
+        (!unused.is_empty())
+            .then(|| format!("left out {} {tensors} that the model does not have: {}", unused.len(), some(unused)))
+    }
+}
+
+/// A tensor of a file.
+struct FileTensor {
+    path: String,
+    /// Or the Python type of a tensor that cannot be read.
+    tensor: Result<Tensor, String>,
+    /// What two names of one tensor have in common, where the format tells.
+    place: Option<(String, usize)>,
+}
+
+/// As [`load_weights`], with a choice for the head, the module of the last tensor in module order. Tensors that the model does not have
+/// are passed over.
 ///
 /// # Errors
-/// As [`load_weights`].
+/// As [`load_weights`]; [`WeightsError::Head`] when only the head does not fit.
 pub fn load_weights_with<M: Module>(
     mut model: M,
     path: impl AsRef<Path>,
@@ -82,38 +111,149 @@ pub fn load_weights_with<M: Module>(
 ) -> Result<(M, Loaded), WeightsError> {
     let path = path.as_ref();
     let own = own_tensors(&model);
-    let last = own.last().map(|last| &last.name);
-    let head = last.filter(|_| head == Head::Own).map(|last| match last.rsplit_once('.') {
+    let last = own.last().map(|last| match last.name.rsplit_once('.') {
         Some((module, _)) => format!("{module}."),
-        None => last.clone(),
+        None => last.name.clone(),
     });
-    let is_kept = |name: &String| head.as_ref().is_some_and(|head| name.starts_with(head));
-    let file_len = claims::file_len(path)?;
-    let (applied, key) = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => (
-            apply((&mut model, &own), SafetensorsStore::from_file(path), path, (file_len, "safetensors"), is_kept)?,
-            None,
-        ),
-        Some("pth" | "th" | "pt") => {
-            let unreadable = |reason| WeightsError::Format { path: path.into(), format: PYTORCH, reason };
-            let refusal = claims::refusal_of_container(path, file_len)
-                .map_err(|reason| WeightsError::Io { path: path.into(), reason })?;
-            if let Some(reason) = refusal {
-                return Err(unreadable(reason));
+    let is_of_head = |name: &str| last.as_ref().is_some_and(|last| name.starts_with(last));
+    let (kept, needed): (Vec<&OwnTensor>, Vec<&OwnTensor>) =
+        own.iter().partition(|own| head == Head::Own && is_of_head(&own.name));
+
+    let (file, file_len) = claims::open(path)?;
+    let (format, tensors) = open(path, file, file_len)?;
+    let unreadable = |reason| WeightsError::Format { path: path.into(), format, reason };
+    if tensors.is_empty() {
+        return Err(unreadable("expected tensors by name, got none; save the network's `state_dict()`".to_owned()));
+    }
+    let names: Vec<&str> = needed.iter().map(|own| own.name.as_str()).collect();
+    let paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
+    let is_same = |a: usize, b: usize| tensors[a].place.is_some() && tensors[a].place == tensors[b].place;
+    let all_names: Vec<&str> = own.iter().map(|own| own.name.as_str()).collect();
+    let matched = names::matching(&names, shared_modules(&all_names), &paths, is_same).map_err(|keys| {
+        unreadable(format!("expected one network, got it under the keys {}; save one of them alone", keys.join(", ")))
+    })?;
+
+    let fit = fit(&needed, &matched.places, &tensors, file_len).map_err(unreadable)?;
+    let is_of_kept = |path: &str| kept.iter().any(|own| is_named(path, &own.name));
+    let unused = matched.unused.iter().map(|&place| paths[place]).filter(|path| !is_of_kept(path));
+    let unused: Vec<String> = unused.map(str::to_owned).collect();
+    let Fit { found, missing, misshaped } = fit;
+    if !missing.is_empty() || !misshaped.is_empty() {
+        let is_head_alone = missing.iter().chain(&misshaped).all(|text| is_of_head(text));
+        return Err(if is_head_alone && own.iter().any(|own| !is_of_head(&own.name)) {
+            WeightsError::Head { path: path.into(), missing, misshaped }
+        } else {
+            WeightsError::Mismatch { path: path.into(), missing, unexpected: unused, misshaped }
+        });
+    }
+    let types = own.iter().map(|own| (own.path.clone(), own.dtype)).collect();
+    let applied = model.apply(found, None, Some(Box::new(FromPyTorch(Arc::new(types)))), false);
+    if !applied.errors.is_empty() {
+        let named =
+            |path: &str| own.iter().find(|own| own.path == path).map_or(path.to_owned(), |own| own.name.clone());
+        let misshaped = applied.errors.iter().map(|error| shortened(describe(error, named))).collect();
+        return Err(mismatch(path, Vec::new(), misshaped));
+    }
+    let names = |own: &[&OwnTensor]| own.iter().map(|own| own.name.clone()).collect();
+    let key = Some(matched.prefix).filter(|prefix| !prefix.is_empty());
+    let loaded = Loaded { key, taken: names(&needed), kept: names(&kept), unused };
+    Ok((model, loaded))
+}
+
+/// Returns true if the last part of `path` is `name`.
+fn is_named(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+fn mismatch(path: &Path, unexpected: Vec<String>, misshaped: Vec<String>) -> WeightsError {
+    WeightsError::Mismatch { path: path.into(), missing: Vec::new(), unexpected, misshaped }
+}
+
+/// The tensors of a file for a network, and what keeps them from it.
+#[derive(Default)]
+struct Fit {
+    /// By their paths in the network.
+    found: Vec<Tensor>,
+    missing: Vec<String>,
+    misshaped: Vec<String>,
+}
+
+/// Compares the tensors at `places` of a file of `file_len` bytes with the `needed` ones.
+///
+/// # Errors
+/// The tensor that no file of this length can hold.
+fn fit(needed: &[&OwnTensor], places: &[Option<usize>], tensors: &[FileTensor], file_len: u64) -> Result<Fit, String> {
+    let mut fit = Fit::default();
+    for (own, place) in needed.iter().zip(places) {
+        let Some(place) = place else {
+            fit.missing.push(own.name.clone());
+            continue;
+        };
+        match &tensors[*place].tensor {
+            Ok(tensor) => {
+                // Before the shapes are compared: a shape that no file of this length has is a damaged one.
+                if let Some(reason) = claims::refusal_of_tensor(tensor, file_len) {
+                    return Err(reason);
+                }
+                let shape = tensor.shape.as_slice();
+                if shape != own.shape {
+                    fit.misshaped.push(format!("{}: expected {:?}, got {shape:?}", own.name, own.shape));
+                }
+                let mut tensor = tensor.clone();
+                tensor.name.clone_from(&own.path);
+                fit.found.push(tensor);
             }
-            let key = dictionary::key_of_tensors(path).map_err(|reason| unreadable(shortened(reason)))?;
-            let store = PytorchStore::from_file(path).map_indices_contiguous(false);
-            let store = match &key {
-                Some(key) => store.with_top_level_key(key),
-                None => store,
-            };
-            (apply((&mut model, &own), store, path, (file_len, PYTORCH), is_kept)?, key)
+            Err(kind) => fit.misshaped.push(format!("{}: expected a dense tensor, got {kind}", own.name)),
         }
-        _ => return Err(WeightsError::Extension { path: path.into() }),
+    }
+    Ok(fit)
+}
+
+/// The format of a file, and its tensors.
+fn open(path: &Path, file: File, file_len: u64) -> Result<(&'static str, Vec<FileTensor>), WeightsError> {
+    let failed = |reason| WeightsError::Io { path: path.into(), reason };
+    let mut header = Vec::new();
+    (&file).take(pytorch::HEADER_LEN).read_to_end(&mut header).map_err(failed)?;
+    std::io::Seek::rewind(&mut &file).map_err(failed)?;
+    // Of a file of neither format the name says what it should be.
+    let is_other = header.starts_with(b"PK") || header.first() == Some(&0x80);
+    let is_named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(SAFETENSORS)) && !is_other;
+    let (format, tensors) = if is_safetensors(&header, file_len) || is_named {
+        (SAFETENSORS, of_safetensors(path))
+    } else if let Some(kind) = other_kind(&header) {
+        (PYTORCH, Err(format!("it is {kind}")))
+    } else {
+        (PYTORCH, pytorch::tensors(file, file_len, &header))
     };
-    check(path, &own, applied, is_kept)?;
-    let (kept, taken) = own.into_iter().map(|own| own.name).partition(is_kept);
-    Ok((model, Loaded { key, taken, kept }))
+    let tensors =
+        tensors.map_err(|reason| WeightsError::Format { path: path.into(), format, reason: shortened(reason) })?;
+    Ok((format, tensors))
+}
+
+/// Returns true if a file begins with the length of a JSON header that fits into it, and an object of JSON.
+fn is_safetensors(header: &[u8], file_len: u64) -> bool {
+    let len = header.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    len.is_some_and(|len| len < file_len) && header.get(8) == Some(&b'{')
+}
+
+/// What a file is that is often taken for weights.
+fn other_kind(header: &[u8]) -> Option<&'static str> {
+    let kinds: [(&[u8], &str); 6] = [
+        (b"version https://git-lfs", "a pointer of Git LFS, not the file; fetch it with `git lfs pull`"),
+        (b"<", "a web page, not the file; check the address it was downloaded from"),
+        (b"{", "JSON text, such as an index of several files; merge the files into one"),
+        (b"\x1F\x8B", "compressed by gzip; unpack it with `gunzip`"),
+        (b"\x89HDF", "HDF5, as Keras writes it; convert it to a PyTorch `state_dict` or safetensors"),
+        (b"\x08", "a protocol buffer, such as ONNX; convert it to a PyTorch `state_dict` or safetensors"),
+    ];
+    kinds.into_iter().find(|(magic, _)| header.starts_with(magic)).map(|(_, kind)| kind)
+}
+
+fn of_safetensors(path: &Path) -> Result<Vec<FileTensor>, String> {
+    let mut store = SafetensorsStore::from_file(path);
+    let tensors = store.get_all_tensors().map_err(|error| error.to_string())?;
+    let tensors = tensors.values().cloned();
+    Ok(tensors.map(|tensor| FileTensor { path: tensor.name.clone(), tensor: Ok(tensor), place: None }).collect())
 }
 
 /// Writes all parameters and running statistics as PyTorch names and lays them out.
@@ -143,35 +283,11 @@ pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> 
 
 /// `store` with all parameters and running statistics as PyTorch has them.
 fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsStore, String> {
-    let mut store = store.with_to_adapter(ToPyTorch).clear_metadata().metadata("format", "pt");
+    let store = store.with_to_adapter(ToPyTorch::of(model)).skip_enum_variants(true);
+    let mut store = store.clear_metadata().metadata("format", "pt");
     // `valid` flushes the running statistics and takes the parameters off the autodiff device.
     model.valid().save_into(&mut store).map_err(|error| error.to_string())?;
     Ok(store)
-}
-
-fn apply<M: Module, S: ModuleStore>(
-    (model, own): (&mut M, &[OwnTensor]),
-    mut store: S,
-    path: &Path,
-    (file_len, format): (u64, &'static str),
-    is_kept: impl Fn(&String) -> bool,
-) -> Result<ApplyResult, WeightsError> {
-    let unreadable = |reason| WeightsError::Format { path: path.into(), format, reason };
-    let tensors = store.get_all_tensors().map_err(|error| unreadable(shortened(error.to_string())))?;
-    // burn reads a tensor before it compares its shape with the model's.
-    if let Some(reason) = tensors.values().find_map(|tensor| claims::refusal_of_tensor(tensor, file_len)) {
-        return Err(unreadable(reason));
-    }
-    let own_names: HashSet<&str> = own.iter().map(|own| own.name.as_str()).collect();
-    let mut tensors: Vec<_> = tensors.values().cloned().collect();
-    for tensor in &mut tensors {
-        if let Some(name) = own_name(&tensor.name, &own_names) {
-            tensor.name = name;
-        }
-    }
-    tensors.retain(|tensor| !is_kept(&tensor.name));
-    let types = own.iter().map(|own| (own.path.clone(), own.dtype)).collect();
-    Ok(model.apply(tensors, None, Some(Box::new(FromPyTorch(Arc::new(types)))), false))
 }
 
 /// The beginning of a reason: some readers print the object that they did not expect, however large.
@@ -183,35 +299,7 @@ fn shortened(mut reason: String) -> String {
     reason
 }
 
-/// What `model` calls a tensor of this name in a file, if it does not call it so itself.
-fn own_name<'a>(name: &'a str, own_names: &HashSet<&str>) -> Option<String> {
-    if own_names.contains(name) {
-        return None;
-    }
-    let within = |name: &&'a str| WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper));
-    let (theirs, ours) = SHORTCUT;
-    let mut candidates = successors(Some(name), within).flat_map(|name| [name.to_owned(), name.replace(theirs, ours)]);
-    candidates.find(|name| own_names.contains(name.as_str()))
-}
-
-fn check(
-    path: &Path,
-    own: &[OwnTensor],
-    applied: ApplyResult,
-    is_kept: impl Fn(&String) -> bool,
-) -> Result<(), WeightsError> {
-    let named = |path: String| own.iter().find(|own| own.path == path).map_or(path, |own| own.name.clone());
-    let missing: Vec<String> =
-        applied.missing.into_iter().map(|(path, _)| named(path)).filter(|name| !is_kept(name)).collect();
-    let unexpected: Vec<String> = applied.unused.into_iter().filter(|name| !name.ends_with(BATCH_COUNTER)).collect();
-    let misshaped: Vec<String> = applied.errors.into_iter().map(|error| describe(error, named)).collect();
-    if missing.is_empty() && unexpected.is_empty() && misshaped.is_empty() {
-        return Ok(());
-    }
-    Err(WeightsError::Mismatch { path: PathBuf::from(path), missing, unexpected, misshaped })
-}
-
-fn describe(error: ApplyError, named: impl Fn(String) -> String) -> String {
+fn describe(error: &ApplyError, named: impl Fn(&str) -> String) -> String {
     match error {
         ApplyError::ShapeMismatch { path, expected, found } => {
             let (expected, found) = (expected.as_slice(), found.as_slice());

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
+mod checkpoints;
 mod fused;
 mod golden;
 mod gradient_hook;

@@ -130,9 +130,10 @@ fn instance_norms_and_prelus_travel_under_the_names_of_pytorch_and_the_missing_a
     assert_eq!(tensors(&load_weights(Named::new(2.0, &device), &path).unwrap()), tensors(&written));
 
     let other = saved(&config(), folder.path());
-    let Err(WeightsError::Mismatch { missing, .. }) = load_weights(Named::new(2.0, &device), &other) else {
+    let Err(WeightsError::Mismatch { mut missing, .. }) = load_weights(Named::new(2.0, &device), &other) else {
         panic!("a module took the weights of another")
     };
+    missing.sort_unstable();
     assert_eq!(missing, names);
 }
 
@@ -209,7 +210,7 @@ fn a_file_that_is_no_weights_file_is_refused() {
     for name in ["text.pth", "text.safetensors", "text.onnx"] {
         std::fs::write(folder.path().join(name), "no weights").unwrap();
     }
-    assert!(matches!(load("text.onnx"), WeightsError::Extension { .. }));
+    assert!(matches!(load("text.onnx"), WeightsError::Format { .. }));
     for name in ["text.pth", "text.safetensors"] {
         let error = load(name);
         assert!(matches!(error, WeightsError::Format { .. }), "{error}");

@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
-use burn_resnet::{Head, Loaded, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_with};
+use burn_resnet::{Head, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_with};
 
 use crate::config::cli::ModelArgs;
 use crate::config::{ConfigError, Family, Filled, ModelOption, ShortcutKind};
@@ -63,24 +63,29 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         .with_computation(request.computation()?))
 }
 
-/// Puts the weights of a file into `model`, and says where they stood if that is not where PyTorch's own examples put them, and which
-/// were taken if not all were.
+/// Puts the weights of a file into `model`, and reports where in the file they stood, which were not taken, and what of the file is not in
+/// the model.
 ///
 /// # Errors
-/// As [`burn_resnet::load_weights`].
-pub fn load_weights_aloud<M: Module>(
-    model: M,
-    path: &Path,
-    head: Head,
-    reporter: &Reporter,
-) -> Result<M, WeightsError> {
-    let (model, Loaded { key, taken, kept }) = load_weights_with(model, path, head)?;
-    if !kept.is_empty() {
-        let (path, kept) = (path.display(), kept.join(", "));
-        reporter.note(&format!("weights {path}: taken: {}; new: {kept}", by_module(&taken)));
+/// As [`burn_resnet::load_weights_with`].
+pub fn load_weights_aloud<M: Module>(model: M, path: &Path, head: Head, reporter: &Reporter) -> Result<M> {
+    let (model, loaded) = load_weights_with(model, path, head).map_err(|error| match error {
+        WeightsError::Head { .. } if head == Head::OfFile => {
+            anyhow!(
+                "{error}; `trainer train --new-head` takes the other layers, for other classes than those of the file"
+            )
+        }
+        error => error.into(),
+    })?;
+    let path = path.display();
+    if !loaded.kept.is_empty() {
+        reporter.note(&format!("weights {path}: taken: {}; new: {}", by_module(&loaded.taken), loaded.kept.join(", ")));
     }
-    if let Some(key) = key.filter(|key| key != "state_dict") {
-        reporter.note(&format!("weights {}: taken from under its key `{key}`", path.display()));
+    if let Some(key) = loaded.key.as_ref().filter(|key| *key != "state_dict") {
+        reporter.note(&format!("weights {path}: taken from under its key `{key}`"));
+    }
+    if let Some(unused) = loaded.describe_unused() {
+        reporter.warn(&format!("weights {path}: {unused}"));
     }
     Ok(model)
 }
