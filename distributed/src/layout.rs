@@ -15,7 +15,7 @@ use crate::on_device::{ElementOrder, place, tensors};
 /// One parameter, or one running statistic, in the flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterEntry {
-    /// Names of the fields from the module's root, dotted: `layer1.0.conv1.weight`.
+    /// Names of the fields from the module's root, dotted, without variants of enums: `layer1.0.conv1.weight`.
     pub path: String,
     /// burn's id in this process.
     pub id: ParamId,
@@ -150,13 +150,17 @@ pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> 
     })
 }
 
-/// Names of the modules entered and not left.
+/// Names of the modules entered and not left; empty for a variant of an enum, which is no part of a path.
 #[derive(Default)]
 pub(crate) struct Path(Vec<String>);
 
 impl Path {
-    pub(crate) fn enter(&mut self, name: &str) {
-        self.0.push(name.to_owned());
+    pub(crate) fn enter(&mut self, name: &str, container_type: &str) {
+        self.0.push(if container_type.starts_with("Enum:") { String::new() } else { name.to_owned() });
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str).filter(|name| !name.is_empty())
     }
 
     pub(crate) fn exit(&mut self) {
@@ -164,15 +168,15 @@ impl Path {
     }
 
     fn dotted(&self) -> String {
-        self.0.join(".")
+        self.names().collect::<Vec<_>>().join(".")
     }
 
     /// Whether this is the path `dotted`, without building a string for each tensor of each step.
     fn is(&self, dotted: &str) -> bool {
-        if self.0.is_empty() {
+        if self.names().next().is_none() {
             return dotted.is_empty();
         }
-        dotted.split('.').eq(self.0.iter().flat_map(|name| name.split('.')))
+        dotted.split('.').eq(self.names().flat_map(|name| name.split('.')))
     }
 }
 
@@ -188,8 +192,8 @@ impl<'a> Cursor<'a> {
         Self { path: Path::default(), layout, next: 0 }
     }
 
-    pub(crate) fn enter(&mut self, name: &str) {
-        self.path.enter(name);
+    pub(crate) fn enter(&mut self, name: &str, container_type: &str) {
+        self.path.enter(name, container_type);
     }
 
     pub(crate) fn exit(&mut self) {
@@ -238,8 +242,8 @@ struct Lister {
 }
 
 impl ModuleVisitor for Lister {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.enter(name, container_type);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {

@@ -140,8 +140,8 @@ struct Walk<'a, V> {
 }
 
 impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.cursor.enter(name, container_type);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
@@ -212,8 +212,8 @@ struct Placer<'a, F> {
 }
 
 impl<F: FnMut(&ParameterEntry, &Device) -> Tensor<1>> ModuleMapper for Placer<'_, F> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.cursor.enter(name, container_type);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {

@@ -1,16 +1,28 @@
 //! Parts of a model by the names of their fields: those that stay as they are, those that learn faster or slower.
 //!
-//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them.
+//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them. Variants of enums, and modules that hold the whole
+//! model, need not be named.
 //! Invariant: a name that the model has not is refused.
+
+use std::iter::successors;
 
 use anyhow::{Result, ensure};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
+use burn_resnet::shared_modules;
 use distributed::ParameterLayout;
 
-/// Whether the tensor at `path` belongs to `part`.
-pub fn is_within(path: &str, part: &str) -> bool {
-    path.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// Whether the tensor at `path` belongs to `part`, by its whole path or by that below up to `depth` modules that hold the whole model.
+pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
+    let below = successors(Some(path), |path| path.split_once('.').map(|(_, rest)| rest)).take(depth + 1);
+    let is_part = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    below.into_iter().any(|path| path.strip_prefix(part).is_some_and(is_part))
+}
+
+/// The number of modules, from the outermost, that hold all of `layout`.
+pub fn depth(layout: &ParameterLayout) -> usize {
+    let paths: Vec<&str> = layout.entries().iter().map(|entry| entry.path.as_str()).collect();
+    shared_modules(&paths)
 }
 
 /// Refuses parts without a parameter of `layout`.
@@ -19,11 +31,12 @@ pub fn is_within(path: &str, part: &str) -> bool {
 /// A sentence that names `option` and the outermost parts that there are.
 pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Result<()> {
     let paths = || layout.entries().iter().map(|entry| entry.path.as_str());
+    let depth = depth(layout);
     for part in parts {
-        let mut outermost: Vec<&str> = paths().filter_map(|path| path.split('.').next()).collect();
+        let mut outermost: Vec<&str> = paths().filter_map(|path| path.split('.').nth(depth)).collect();
         outermost.dedup();
         ensure!(
-            paths().any(|path| is_within(path, part)),
+            paths().any(|path| is_within(path, part, depth)),
             "{option} {part}: expected a part of the model that has parameters to train, as {}, or one within them",
             outermost.join(", ")
         );
@@ -34,17 +47,20 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
 /// `model` with the parameters of these parts left out of training: no gradient is computed for them. Norm statistics go on, as in
 /// PyTorch where only `requires_grad` is switched off.
 pub fn freeze<M: Module>(model: M, parts: &[String]) -> M {
-    model.map(&mut Freezing { path: Vec::new(), parts })
+    let depth = depth(&ParameterLayout::new(&model));
+    model.map(&mut Freezing { path: Vec::new(), parts, depth })
 }
 
 struct Freezing<'a> {
+    /// Empty for a variant of an enum.
     path: Vec<String>,
     parts: &'a [String],
+    depth: usize,
 }
 
 impl ModuleMapper for Freezing<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push(if container_type.starts_with("Enum:") { String::new() } else { name.to_owned() });
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
@@ -52,8 +68,9 @@ impl ModuleMapper for Freezing<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
-        match param.is_require_grad() && self.parts.iter().any(|part| is_within(&path, part)) {
+        let names: Vec<&str> = self.path.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        let path = names.join(".");
+        match param.is_require_grad() && self.parts.iter().any(|part| is_within(&path, part, self.depth)) {
             true => param.no_grad(),
             false => param,
         }

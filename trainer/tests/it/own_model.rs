@@ -1,5 +1,6 @@
 //! A program's own model family, of burn's stock layers: its flags, runs, checkpoints, measurements, and what it refuses.
 
+// tidy: long file because one family of an own model goes through every command
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -101,6 +102,40 @@ impl ModelFamily for TinyFamily {
 
     fn build(args: &TinyArgs, request: &ModelRequest<'_>) -> Result<Net> {
         Ok(Net::new(args.stem_channels.unwrap(), request.num_classes, request.device))
+    }
+}
+
+/// One of several networks.
+#[derive(Module, Debug)]
+enum AnyNet {
+    Tiny(Net),
+    #[allow(dead_code, reason = "an enum of one variant is no choice")]
+    Single(Linear),
+}
+
+#[derive(Module, Debug)]
+struct Chosen {
+    network: AnyNet,
+}
+
+impl ImageClassifier for Chosen {
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        match &self.network {
+            AnyNet::Tiny(net) => net.forward(images),
+            AnyNet::Single(linear) => linear.forward(images.flatten(1, 3)),
+        }
+    }
+}
+
+struct ChosenFamily;
+
+impl ModelFamily for ChosenFamily {
+    const NAME: &'static str = "chosen-net";
+    type Args = LabelArgs;
+    type Model = Chosen;
+
+    fn build(_: &LabelArgs, request: &ModelRequest<'_>) -> Result<Chosen> {
+        Ok(Chosen { network: AnyNet::Tiny(Net::new(4, request.num_classes, request.device)) })
     }
 }
 
@@ -232,6 +267,34 @@ fn training_begins_with_the_weights_of_a_file() {
 }
 
 #[test]
+fn parts_of_a_network_in_an_enum_have_the_names_of_that_network_in_options_and_files() {
+    let folder = Folder::new();
+    let source = run(&folder.run("source"), 1, "--seed 1").unwrap();
+    let weights = folder.run("source").join("checkpoints/step-00000003/model.safetensors");
+    let chosen = |name: &str, words: &str| {
+        let directory = folder.run(name);
+        let args = format!("{TINY} --epochs 1 --output-dir {} {words}", directory.display());
+        let args = flags::<ChosenFamily>(&args);
+        on_root(1, |world| train::<ChosenFamily>(&args, world)).map(|outcome| match outcome.model.network {
+            AnyNet::Tiny(net) => net,
+            AnyNet::Single(_) => panic!("the network changed"),
+        })
+    };
+    let of = |tensor: Tensor<4>| floats(tensor.into_data()).unwrap();
+    let (conv1, block) = (of(source.model.conv1.weight.val()), of(source.model.layer1[0].conv1.weight.val()));
+    for part in ["conv1", "network.conv1"] {
+        let factors = format!("--learning-rate-factors layer1.0.conv1=0.5 --weights {}", weights.display());
+        let net = chosen(part, &format!("--freeze {part} {factors}")).unwrap();
+        assert_eq!(of(net.conv1.weight.val()), conv1, "{part} is frozen");
+        assert_ne!(of(net.layer1[0].conv1.weight.val()), block);
+    }
+    let text = chosen("unknown", "--freeze stem").unwrap_err();
+    assert!(text.contains("as conv1, layer1, linear, or one within them"), "{text}");
+    let written = folder.run("conv1").join("checkpoints/step-00000003/model.safetensors");
+    trained(&folder.run("back"), 1, &format!("--weights {}", written.display())).unwrap();
+}
+
+#[test]
 fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
     let folder = Folder::new();
     let run = folder.run("run");
@@ -260,7 +323,7 @@ fn a_family_heeds_the_options_that_it_names_and_its_models_have_names() {
     assert!(text.contains("dtype = \"bf16\"") && !text.contains("kernels"), "{text}");
     assert_eq!(TrainConfig::resolve_over(&text, &family, &flags::<LabelledFamily>(""), 1).unwrap(), config);
     assert_eq!(serde_json::from_value::<TrainConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
-    assert_eq!(config.run_name(), "first-shapes-seed0");
+    assert_eq!(config.run_name(), "first-shapes-bf16-seed0");
     assert!(resolve("--kernels stock").is_err());
     for name in ["a/b", "..", ".hidden", "a=b"] {
         let text = resolve(&format!("--label {name}")).unwrap_err().to_string();

@@ -20,7 +20,7 @@ use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
 
 use crate::config::RateFactor;
-use crate::model::parts::is_within;
+use crate::model::parts::{self, is_within};
 
 pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use on_device::DeviceOptimizer;
@@ -88,8 +88,9 @@ impl Optimizer {
         parameters: Vec<f32>,
     ) -> Self {
         assert_eq!(parameters.len(), layout.num_elements(), "parameters and layout differ in length");
+        let depth = parts::depth(layout);
         let factor = |entry: &ParameterEntry| {
-            let of_parts = factors.iter().filter(|factor| is_within(&entry.path, &factor.part));
+            let of_parts = factors.iter().filter(|factor| is_within(&entry.path, &factor.part, depth));
             of_parts.max_by_key(|factor| factor.part.len()).map_or(1.0, |factor| factor.factor)
         };
         let span = |entry: &ParameterEntry| Span {
