@@ -1,10 +1,15 @@
 //! `trainer predict`: the classes of image files, by a checkpoint.
 
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
+use datasets::decode::EXTENSIONS;
 use datasets::{
     HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image, normalize::NormalizationTable,
 };
@@ -17,11 +22,18 @@ use crate::model::family::{ModelFamily, ModelRequest};
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
-/// What `--json` prints: one entry an image.
+/// The output of `--json`: one entry an image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Predictions {
-    /// In the order of the command line.
+    /// In the order of the command line, the images of a folder by name.
     pub images: Vec<Prediction>,
+}
+
+impl Predictions {
+    /// 1 if an image could not be read, else 0.
+    pub fn exit_code(&self) -> ExitCode {
+        if self.images.iter().any(|image| image.error.is_some()) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
 }
 
 /// The likeliest classes of one image.
@@ -29,8 +41,11 @@ pub struct Predictions {
 pub struct Prediction {
     /// The file as named.
     pub path: String,
-    /// Likeliest first.
+    /// Likeliest first; empty when there is an error.
     pub classes: Vec<ClassProbability>,
+    /// Reason that the image was not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A class and its softmax probability.
@@ -44,10 +59,10 @@ pub struct ClassProbability {
     pub probability: f32,
 }
 
-/// Names the classes of the images, on root alone.
+/// Names the classes of the images, on one rank. An image that cannot be read is reported, and the others follow.
 ///
 /// # Errors
-/// When the checkpoint or an image cannot be read, or there is more than one rank.
+/// When the checkpoint cannot be read, no image is named, or there is more than one rank.
 pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
     world.expect_one_process("predict")?;
     let config = PredictConfig::resolve(args, &Family::of::<F>())?;
@@ -65,9 +80,19 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let sizing = Sizing { size: input.height, shorter_side: trained.data.eval_resize };
 
     let mut images = Vec::new();
-    for path in &config.images {
-        ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {}", path.display());
-        let bytes = load_image(path, sizing, input.channels)?;
+    for path in expanded(&config.images) {
+        let name = path.as_ref().map_or_else(|(path, _)| path, |path| path).display().to_string();
+        ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {name}");
+        let read = path.map_err(|(_, error)| error).and_then(|path| Ok(load_image(path, sizing, input.channels)?));
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let error = format!("{error:#}");
+                world.reporter.warn(&error);
+                images.push(Prediction { path: name, classes: Vec::new(), error: Some(error) });
+                continue;
+            }
+        };
         let raw = RawPixels { bytes, placements: vec![Placement::default()], table: Arc::clone(&table) };
         let pixels = match config.compute.input.filled() {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
@@ -78,17 +103,66 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         let expected = [1, input.class_names.len()];
         ensure!(logits.dims() == expected, "model: expected logits {expected:?}, got {:?}", logits.dims());
         let classes = likeliest(logits, &input.class_names, config.top.filled())?;
-        world.reporter.note(&path.display().to_string());
+        world.reporter.note(&name);
         for class in &classes {
             world.reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));
         }
-        images.push(Prediction { path: path.display().to_string(), classes });
+        images.push(Prediction { path: name, classes, error: None });
+    }
+    let failed = images.iter().filter(|image| image.error.is_some()).count();
+    if failed > 0 {
+        world.reporter.warn(&format!("predict: {failed} of {} images could not be read", images.len()));
     }
     let predictions = Predictions { images };
     if config.json {
         world.reporter.json(&predictions)?;
     }
     Ok(predictions)
+}
+
+/// The files of `paths`, each once, with those of folders; a path that cannot be looked into comes with the reason.
+fn expanded(paths: &[PathBuf]) -> Vec<Result<PathBuf, (PathBuf, anyhow::Error)>> {
+    let mut seen = HashSet::new();
+    let mut files = Vec::new();
+    for path in paths {
+        let found = if path.is_dir() { images_below(path) } else { Ok(vec![path.clone()]) };
+        match found {
+            Ok(found) => files.extend(found.into_iter().filter(|file| seen.insert(file.clone())).map(Ok)),
+            Err(error) => files.push(Err((path.clone(), error))),
+        }
+    }
+    files
+}
+
+/// The image files in a folder and in the folders within it, by name.
+fn images_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot read {}", folder.display());
+    let (mut images, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(context)? {
+            let entry = entry.with_context(context)?;
+            let path = entry.path();
+            // A link to a folder is not followed: it may lead back.
+            if entry.file_type().with_context(context)?.is_dir() {
+                folders.push(path);
+            } else if has_image_extension(&path) {
+                images.push(path);
+            }
+        }
+    }
+    images.sort();
+    ensure!(
+        !images.is_empty(),
+        "{}: expected images ({}) in the folder, got none",
+        folder.display(),
+        EXTENSIONS.join(", ")
+    );
+    Ok(images)
+}
+
+fn has_image_extension(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
 /// The `top` classes of logits `[1, K]`, likeliest first; of equals the lower class comes first.

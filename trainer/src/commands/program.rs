@@ -25,7 +25,9 @@ pub fn program<F: ModelFamily>() -> ExitCode {
     match CliOf::<F::Args>::typed().into_command() {
         CommandOf::Train(args) => launch(|world| train::<F>(&args.into_args()?, world).map(drop)),
         CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),
-        CommandOf::Predict(args) => launch(|world| predict::<F>(&args, world).map(drop)),
+        CommandOf::Predict(args) => {
+            launch(|world| predict::<F>(&args, world).map(|predictions| predictions.exit_code()))
+        }
         CommandOf::Bench(args) => launch(|world| bench::<F>(&args.into_args()?, world)),
         CommandOf::Config(args) => launch_apart(|world| config::<F>(&args.into_args()?, world)),
         CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),

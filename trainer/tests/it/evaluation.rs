@@ -175,6 +175,38 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
     assert!(text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"), "{text}");
 }
 
+#[test]
+fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others() {
+    let folder = image_folder(&["cat", "dog"], 0);
+    let run = trained_on(&folder);
+    let bad = folder.path().join("bad.jpg");
+    fs::write(&bad, "no image").unwrap();
+    let absent = folder.path().join("absent.png");
+    let cats = folder.path().join("test/cat");
+    let empty = tempfile::tempdir().unwrap();
+    let named = [bad.as_path(), cats.as_path(), absent.as_path(), cats.as_path(), empty.path()];
+    let words =
+        named.iter().fold(format!("predict --threads 1 --checkpoint {}", run.directory().display()), |words, path| {
+            format!("{words} {}", path.display())
+        });
+    let Command::Predict(args) = parsed(&words) else { panic!("expected predict") };
+    let predictions = predict::<ResNetFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
+    let of_cats = fs::read_dir(&cats).unwrap().count();
+    assert_eq!(predictions.images.len(), of_cats + 3, "a folder named twice counts once");
+    assert_eq!(predictions.exit_code(), std::process::ExitCode::FAILURE);
+    let json = serde_json::to_value(&predictions).unwrap();
+    let mut errors = Vec::new();
+    for image in json["images"].as_array().unwrap() {
+        let has_error = image.get("error").is_some();
+        assert_eq!(image["classes"].as_array().unwrap().is_empty(), has_error, "{image}");
+        errors.extend(has_error.then(|| image["error"].as_str().unwrap().to_owned()));
+    }
+    assert_eq!(errors.len(), 3);
+    for (error, path) in errors.iter().zip([&*bad, &*absent, empty.path()]) {
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+    }
+}
+
 /// The run's checkpoint with another configuration in its state, whole in every other way.
 fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
     let (found, _) = checkpoint::find(&run.directory()).unwrap();
