@@ -17,6 +17,7 @@ mod error;
 mod family;
 mod file;
 mod model;
+mod name;
 mod netbench;
 mod optimizer;
 mod options;
@@ -151,6 +152,7 @@ impl TrainConfig {
     /// The same, written to `directory`; its other files are found from any folder.
     pub(crate) fn in_directory(self, directory: &Path) -> Self {
         let mut config = self.with_absolute_paths();
+        config.flags.run.name = None;
         config.flags.run.output_dir = Some(directory.to_owned());
         config
     }
@@ -209,9 +211,16 @@ impl TrainConfig {
         Ok(model)
     }
 
-    /// Name of the run, such as `resnet20-shapes-seed0`.
+    /// Name of the run: that of `--name`, or model, data set, the options that runs are compared by where they are not the default, and
+    /// seed, such as `resnet20-shapes-seed0` or `resnet20-shapes-adamw-lr0.003-seed0`.
     pub fn run_name(&self) -> String {
-        format!("{}-{}-seed{}", self.model_name, self.data.dataset.filled(), self.run.seed.filled())
+        if let Some(name) = &self.run.name {
+            return name.clone();
+        }
+        let mut parts = vec![self.model_name.clone(), self.data.dataset.filled().to_string()];
+        parts.extend(name::changes(&self.flags, &self.heeded, self.world_size));
+        parts.push(format!("seed{}", self.run.seed.filled()));
+        parts.join("-")
     }
 
     /// How many ranks train.

@@ -144,6 +144,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.zero-gamma").free().heeded_as(ModelOption::ZeroGamma),
     option("run.weights").of_rank(),
     option("run.new-head").free().belongs_to(&["run.weights"]),
+    option("run.name").of_rank(),
     option("run.output-dir").of_rank(),
     option("run.eval-every-epochs").free(),
     option("run.checkpoint-every-epochs").free(),

@@ -1,6 +1,6 @@
 //! Defaults and checks of the flags of a run's start, output and cadence.
 
-use super::checks::{at_least, at_least_one, conflict, no_effect};
+use super::checks::{at_least, at_least_one, conflict, invalid, no_effect};
 use super::error::ConfigError;
 use super::family::ModelOption;
 use super::sync::{SyncConfig, SyncMethod};
@@ -18,6 +18,19 @@ impl RunArgs {
         }
         if self.new_head == Some(true) && self.weights.is_none() {
             return Err(no_effect("--new-head", "without --weights", "add that or leave this out"));
+        }
+        if let Some(name) = &self.name {
+            if self.output_dir.is_some() {
+                return Err(no_effect(
+                    "--name",
+                    "with --output-dir, which names the directory",
+                    "leave one of them out",
+                ));
+            }
+            let is_file_name = !name.contains(['/', '\\', '\0']) && !["", ".", ".."].contains(&name.as_str());
+            if !is_file_name {
+                return Err(invalid("--name", "the name of a directory in runs, without slashes", name));
+            }
         }
         if heeded.contains(&ModelOption::ZeroGamma) {
             self.zero_gamma.get_or_insert(false);

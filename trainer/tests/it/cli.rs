@@ -141,6 +141,38 @@ fn every_specified_command_line_parses() {
 }
 
 #[test]
+fn a_run_is_named_by_its_name_or_by_the_options_that_differ_from_the_default() {
+    for (words, expected) in [
+        ("", "resnet20-shapes-seed0"),
+        (
+            "--optimizer sgd --learning-rate 0.1 --dtype f32 --sync allreduce --global-batch-size 64",
+            "resnet20-shapes-seed0",
+        ),
+        ("--epochs 9 --threads 1 --log-every-steps 5 --seed 3", "resnet20-shapes-seed3"),
+        ("--optimizer adamw --learning-rate 0.003", "resnet20-shapes-adamw-lr0.003-seed0"),
+        ("--optimizer adamw --learning-rate 0.001", "resnet20-shapes-adamw-seed0"),
+        ("--learning-rate 0.001 --global-batch-size 256", "resnet20-shapes-bs256-lr0.001-seed0"),
+        ("--compress powersgd:4 --augment crop-flip", "resnet20-shapes-crop-flip-powersgd-4-seed0"),
+        ("--name first_try", "first_try"),
+    ] {
+        let config = resolved(words);
+        assert_eq!(config.run_name(), expected, "{words}");
+        assert_eq!(
+            TrainConfig::from_toml(&config.to_toml(), 1).unwrap().run_name(),
+            expected,
+            "{words}, from its file"
+        );
+    }
+    for (words, expected) in [
+        ("--name a/b", "--name: expected the name of a directory in runs, without slashes, got a/b"),
+        ("--name a --output-dir b", "--name has no effect with --output-dir"),
+    ] {
+        let text = TrainConfig::resolve(&train_args(words), 1).unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 fn without_arguments_the_program_trains_resnet20_on_shapes() {
     let Command::Train(args) = command("trainer") else { panic!("expected train") };
     assert_eq!(args.into_args().unwrap(), train_args(""));

@@ -333,7 +333,7 @@ fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for()
     let mut of_own_model = runs[0]["config"].clone();
     of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
     let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();
-    assert_eq!((config.model.family(), config.run_name().as_str()), ("tiny-net", "tiny-net-shapes-seed0"));
+    assert_eq!((config.model.family(), config.run_name().as_str()), ("tiny-net", "tiny-net-shapes-bs8-seed0"));
     assert_eq!(config.compute.kernels, None);
     assert!(config.model_of(&Family::RESNET).unwrap_err().to_string().contains("one of the family tiny-net"));
 }

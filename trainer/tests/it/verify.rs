@@ -87,6 +87,9 @@ mod second_opinion {
                 assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
             }
         }
-        assert!(told(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
+        assert!(
+            told(&output)
+                .contains("verify: passed in part: 4 passed, 0 failed, 2 skipped (known-answer, nccl); ndarray f32")
+        );
     }
 }

@@ -6,6 +6,7 @@
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
 mod family;
+mod habits;
 mod optimizer;
 mod predict_scaling;
 mod sections;
@@ -70,7 +71,8 @@ impl<A: Args + Default> CliOf<A> {
             let without = |flag: Arg| if flag.get_id() == "cpu" { flag.env(None::<&str>) } else { flag };
             definitions = definitions.mut_subcommands(|command| command.mut_args(without));
         }
-        let matches = definitions.try_get_matches().unwrap_or_else(|error| naming_variable(error).exit());
+        let matches = definitions.clone().try_get_matches();
+        let matches = matches.unwrap_or_else(|error| habits::explained(naming_variable(error), &definitions).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -145,7 +147,7 @@ pub enum CommandOf<A: Args> {
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EvalArgs {
-    /// Weights to measure: .safetensors, or .pth/.pt/.th of PyTorch (needs --model and --dataset) [default: none; this or --checkpoint]
+    /// Weights to measure: safetensors or a PyTorch checkpoint (needs --model and --dataset) [default: none; this or --checkpoint]
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub weights: Option<PathBuf>,
@@ -190,7 +192,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "DIR")]
     pub checkpoint: PathBuf,
 
-    /// Image files: jpeg, png, bmp or webp.
+    /// Image files, jpeg, png, bmp or webp, or folders of them.
     #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
 
@@ -198,7 +200,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "CLASSES")]
     pub top: Option<usize>,
 
-    /// Print one JSON object as the last line: the classes and probabilities (0..1) of every image [default: off]
+    /// Print one JSON object as the last line: classes and probabilities (0..1), or the error, of each image [default: off]
     #[arg(long)]
     pub json: bool,
 

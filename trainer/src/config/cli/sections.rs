@@ -273,7 +273,7 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub zero_gamma: Option<bool>,
 
-    /// Weights to start from instead of random ones: .safetensors, or .pth/.pt/.th of PyTorch [default: none]
+    /// Weights to start from instead of random ones: safetensors or a PyTorch checkpoint [default: none]
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
 
@@ -281,7 +281,12 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub new_head: Option<bool>,
 
-    /// Directory for metrics, log and checkpoints; must be empty or new unless --resume [default: runs/<model>-<dataset>-seed<seed>, numbered if it is there]
+    /// Name of the run, whose directory is runs/<name>, numbered if it exists [default: model, data set, changed options, seed]
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+
+    /// Directory for metrics, log and checkpoints; must be empty or new unless --resume [default: runs/<name>]
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 

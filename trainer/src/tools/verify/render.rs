@@ -26,15 +26,19 @@ pub fn rows(check: &Check) -> Vec<String> {
         .collect()
 }
 
-/// The last line, which tells the verdict.
+/// The last line: the verdict, and the number of checks that passed, failed and were skipped, with the names of the skipped ones.
 pub fn conclusion(verification: &Verification) -> String {
-    let count = |verdict| verification.checks.iter().filter(|check| check.verdict == verdict).count();
+    let of = |verdict| verification.checks.iter().filter(move |check| check.verdict == verdict).map(|check| check.name);
+    let skipped: Vec<&str> = of(Verdict::Skipped).collect();
+    let is_in_part = verification.verdict == Verdict::Passed && !skipped.is_empty();
+    let names = if skipped.is_empty() { String::new() } else { format!(" ({})", skipped.join(", ")) };
     format!(
-        "verify: {}: {} passed, {} failed, {} skipped; {} {} {}, tolerances of {}",
+        "verify: {}{}: {} passed, {} failed, {} skipped{names}; {} {} {}, tolerances of {}",
         verification.verdict.word(),
-        count(Verdict::Passed),
-        count(Verdict::Failed),
-        count(Verdict::Skipped),
+        if is_in_part { " in part" } else { "" },
+        of(Verdict::Passed).count(),
+        of(Verdict::Failed).count(),
+        skipped.len(),
         verification.device,
         verification.dtype,
         verification.kernels,
@@ -71,7 +75,13 @@ mod tests {
         assert_eq!(lines[0], "known-answer  skipped       1.2  no files");
         assert_eq!(lines[1], "golden        FAILED        1.2  right: 932 (expected 932, tolerance 0)");
         assert!(lines[2].ends_with("  WRONG: loss: 5.0e-1 (expected 0, tolerance 1e-6)"), "{lines:#?}");
-        let expected = "verify: FAILED: 0 passed, 1 failed, 1 skipped; cuda f32 fused, tolerances of tf32";
+        let expected =
+            "verify: FAILED: 0 passed, 1 failed, 1 skipped (known-answer); cuda f32 fused, tolerances of tf32";
         assert_eq!(conclusion(&verification), expected);
+        let mut in_part = verification;
+        (in_part.verdict, in_part.checks[1].verdict) = (Verdict::Passed, Verdict::Passed);
+        assert!(
+            conclusion(&in_part).starts_with("verify: passed in part: 1 passed, 0 failed, 1 skipped (known-answer); ")
+        );
     }
 }
