@@ -69,7 +69,7 @@ pub(super) fn matching(
         return Ok(Match { places: none, prefix: String::new(), unused: (0..paths.len()).collect() });
     };
     let places = |candidate: &Candidate<'_>| -> Vec<Option<usize>> {
-        let path = |name| match candidate.prefix {
+        let path = |name: &str| match candidate.prefix {
             "" => after(name, candidate.depth).to_owned(),
             prefix => format!("{prefix}.{}", after(name, candidate.depth)),
         };

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
@@ -68,9 +68,14 @@ pub fn open(
             tar_shards::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Parquet => open_parquet(config, communicator.topology())?,
-        DatasetKind::Own => own()?.context(
-            "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
-        )?,
+        DatasetKind::Own => {
+            let splits = own()?.context(
+                "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
+            )?;
+            let mut all = [Split::Train, Split::Val, Split::Test].into_iter().filter_map(|split| splits.get(split));
+            all.try_for_each(|split| expect_labels(&**split))?;
+            splits
+        }
         DatasetKind::Synthetic => {
             let side = config.image_size.filled();
             synthetic::open(&SyntheticConfig {
@@ -93,6 +98,21 @@ pub fn open(
     }
     splits.normalization = normalization(splits.normalization, config);
     Ok(splits)
+}
+
+/// Checks the labels of a data set that a program brings; those of files are checked as they are read.
+///
+/// # Errors
+/// When a label is no position in the class names.
+fn expect_labels(split: &dyn ImageDataset) -> Result<()> {
+    let num_classes = split.class_names().len();
+    let wrong = (0..split.len()).map(|index| (index, split.label(index))).find(|&(_, label)| label >= num_classes);
+    wrong.map_or(Ok(()), |(index, label)| {
+        Err(anyhow!(
+            "{}: sample {index}: expected a label below {num_classes}, the number of class names, got {label}",
+            split.name()
+        ))
+    })
 }
 
 /// The split that every epoch is evaluated on: the validation split, else the test split.

@@ -115,3 +115,39 @@ fn ranks_share_their_node_s_memory_and_processors() {
     assert!((1..=alone.num_threads).contains(&of_three.num_threads));
     assert_eq!((of_three.sizing, of_three.on_bad_image), (Sizing::square(8), OnBadImage::Skip));
 }
+
+/// Black images with these labels, of two classes.
+struct Labelled(Vec<usize>, [String; 2]);
+
+impl ImageDataset for Labelled {
+    fn name(&self) -> &str {
+        "own train"
+    }
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn image_shape(&self) -> ImageShape {
+        ImageShape { height: 1, width: 1, channels: 3 }
+    }
+    fn class_names(&self) -> &[String] {
+        &self.1
+    }
+    fn label(&self, index: usize) -> usize {
+        self.0[index]
+    }
+    fn read_image(&self, _: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+        pixels.fill(0);
+        Ok(())
+    }
+    fn checksum(&self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn a_label_beyond_the_classes_of_a_programs_data_set_is_refused_with_its_sample() {
+    let split = |labels: &[usize]| Labelled(labels.to_vec(), ["cat".to_owned(), "dog".to_owned()]);
+    expect_labels(&split(&[0, 1, 1])).unwrap();
+    let text = expect_labels(&split(&[0, 1, 2, 7])).unwrap_err().to_string();
+    assert_eq!(text, "own train: sample 2: expected a label below 2, the number of class names, got 2");
+}
