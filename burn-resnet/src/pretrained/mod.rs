@@ -47,13 +47,7 @@ pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, We
     let path = path.as_ref();
     let (model, Loaded { unused, .. }) = load_weights_with(model, path, Head::OfFile)?;
     if !unused.is_empty() {
-        let none = Vec::new;
-        return Err(WeightsError::Mismatch {
-            path: path.into(),
-            missing: none(),
-            unexpected: unused,
-            misshaped: none(),
-        });
+        return Err(mismatch(path, unused, Vec::new()));
     }
     Ok(model)
 }
