@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
-use crate::signals::code_after;
+use crate::signals::Running;
 use distributed::ROOT;
 use records::EpochRecord;
 use trainer::config::ConfigError;
@@ -86,20 +86,20 @@ fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_
     let mut train = program();
     let words = TINY.replace("--epochs 2", "--epochs 100000");
     train.arg("train").args(words.split(' ')).arg("--output-dir").arg(run.directory());
-    let mut training = train.stdout(Stdio::null()).spawn().unwrap();
+    let mut training = Running(train.stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     let mut wait_for_epoch = || {
         // Of an epoch after the removal, for both files.
         while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0) || !path("train.log").exists()
         {
-            assert!(training.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60));
+            assert!(training.is_there() && start.elapsed() < Duration::from_secs(60));
             sleep(Duration::from_millis(20));
         }
     };
     wait_for_epoch();
     [".lock", "metrics.jsonl", "train.log"].iter().for_each(|name| fs::remove_file(path(name)).unwrap());
     wait_for_epoch();
-    assert_eq!(code_after(training, &["TERM"]), Some(0));
+    assert_eq!(training.code_after(&["TERM"]), Some(0));
     assert!(path("summary.json").exists() && path("train.log").exists());
     let epochs = crate::resuming::metrics(&run).into_iter().map(|record| record.epoch);
     assert!(epochs.enumerate().all(|(number, epoch)| number as u64 == epoch));

@@ -8,23 +8,40 @@ use std::time::{Duration, Instant};
 use crate::fixture::{Run, TINY, program};
 use trainer::run::checkpoint::CheckpointStore;
 
-/// The exit code of the program after these signals, a moment apart; it is killed if it stays.
-pub(crate) fn code_after(mut program: Child, signals: &[&str]) -> Option<i32> {
-    for signal in signals {
-        let pid = program.id().to_string();
+/// A program that ends with its test, however that ends.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+impl Running {
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.0.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-        sleep(Duration::from_millis(100));
     }
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        if let Some(status) = program.try_wait().unwrap() {
-            return status.code();
+
+    pub(crate) fn is_there(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+
+    /// The exit code after these signals, a moment apart; none if it stays.
+    pub(crate) fn code_after(mut self, signals: &[&str]) -> Option<i32> {
+        for signal in signals {
+            self.signal(signal);
+            sleep(Duration::from_millis(100));
         }
-        sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            sleep(Duration::from_millis(20));
+        }
+        None
     }
-    program.kill().unwrap();
-    program.wait().unwrap();
-    None
 }
 
 #[test]
@@ -32,19 +49,19 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let waiting = program().arg("train").arg("--config").arg(&pipe).spawn().unwrap();
+    let waiting = Running(program().arg("train").arg("--config").arg(&pipe).spawn().unwrap());
     // Opened as soon as the other end is.
     let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
-    assert_eq!(code_after(waiting, &["TERM", "TERM"]), Some(143));
+    assert_eq!(waiting.code_after(&["TERM", "TERM"]), Some(143));
     let run = Run::in_new_directory();
     let training = trained_after("true", &run);
     await_step(&run);
-    assert_eq!(code_after(training, &["TERM", "TERM", "TERM"]), Some(0));
+    assert_eq!(training.code_after(&["TERM", "TERM", "TERM"]), Some(0));
     assert!(run.directory().join("summary.json").exists());
 }
 
 /// The program in a long training of this run, in a shell that does `before` first.
-fn trained_after(before: &str, run: &Run) -> Child {
+fn trained_after(before: &str, run: &Run) -> Running {
     // A signal that is ignored when a program starts stays ignored, as SIGHUP where the tests run under nohup.
     let (program, mut shell) = (program(), Command::new("env"));
     shell
@@ -57,7 +74,7 @@ fn trained_after(before: &str, run: &Run) -> Child {
     for (name, _) in program.get_envs() {
         shell.env_remove(name);
     }
-    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    Running(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 /// Waits until the first step is made, from which on the program listens to signals.
@@ -77,30 +94,29 @@ fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unles
     });
     for (signal, training, run) in stops {
         await_step(&run);
-        assert_eq!(code_after(training, &[signal]), Some(0), "{signal}");
+        assert_eq!(training.code_after(&[signal]), Some(0), "{signal}");
         let store = CheckpointStore::new(&run.directory().join("checkpoints"), 9);
         assert!(run.directory().join("summary.json").exists() && store.has_any().unwrap(), "{signal}");
     }
     let run = Run::in_new_directory();
     let mut training = trained_after("trap '' HUP", &run);
     await_step(&run);
-    assert!(Command::new("kill").args(["-s", "HUP", &training.id().to_string()]).status().unwrap().success());
+    training.signal("HUP");
     sleep(Duration::from_secs(1));
-    assert!(training.try_wait().unwrap().is_none(), "as under nohup");
-    assert_eq!(code_after(training, &["TERM"]), Some(0));
+    assert!(training.is_there(), "as under nohup");
+    assert_eq!(training.code_after(&["TERM"]), Some(0));
 }
 
 #[test]
 fn a_checkpoint_beyond_the_limit_of_a_files_size_is_an_error_that_names_it_and_leaves_no_half() {
     let run = Run::in_new_directory();
-    let training = trained_after("true", &run);
+    let mut training = trained_after("true", &run);
     await_step(&run);
     // From now on only: what MPI writes at its start is larger.
-    let limit = ["--fsize=65536:65536", "--pid", &training.id().to_string()];
+    let limit = ["--fsize=65536:65536", "--pid", &training.0.id().to_string()];
     assert!(Command::new("prlimit").args(limit).status().unwrap().success());
-    let output = training.wait_with_output().unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{words}");
+    let words = std::io::read_to_string(training.0.stderr.take().unwrap()).unwrap();
+    assert_eq!(training.0.wait().unwrap().code(), Some(1), "{words}");
     assert!(words.contains("model.safetensors: File too large"), "{words}");
     let left = std::fs::read_dir(run.directory().join("checkpoints")).unwrap();
     assert_eq!(left.count(), 0, "half a checkpoint");
