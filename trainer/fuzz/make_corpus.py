@@ -38,10 +38,11 @@ write("cifar", "empty", b"\0")
 
 # Images: those of the tests, and headers that claim more than there is.
 for path in images.iterdir():
-    if path.suffix in (".jpg", ".png", ".webp"):
+    if path.suffix in (".gif", ".jpg", ".pgm", ".png", ".tif", ".webp"):
         write("image", path.name, path.read_bytes())
-for name in ("rows_420.jpg", "rows_restarts.jpg"):
-    write("image", name, (images / "resize" / name).read_bytes())
+rows = ("420", "restarts", "scans", "vertical", "arithmetic", "arithmetic_progressive", "ink", "incomplete")
+for name in rows:
+    write("image", f"rows_{name}.jpg", (images / "resize" / f"rows_{name}.jpg").read_bytes())
 
 
 def png_chunk(kind, data):

@@ -1,9 +1,11 @@
 //! From an image file to u8 pixels of one size.
 //!
-//! In: a JPEG, PNG, BMP or WebP file of any size and colour type, and a [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
-//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is one without an end; a hostile one cannot claim the memory.
+//! In: a file of any kind in [`EXTENSIONS`], whatever its name, size and colour type, and a [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
+//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is a truncated file; a hostile file cannot
+//! claim the memory.
 
 mod jpeg;
+mod tiff;
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -11,11 +13,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use image::imageops::{self, FilterType};
-use image::{DynamicImage, GrayImage, ImageError, ImageFormat, ImageReader, Limits, RgbImage};
-use zune_jpeg::JpegDecoder;
-use zune_jpeg::zune_core::bytestream::ZCursor;
-use zune_jpeg::zune_core::colorspace::ColorSpace;
-use zune_jpeg::zune_core::options::DecoderOptions;
+use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits, RgbImage};
 
 use crate::dataset::ImageShape;
 use crate::error::DatasetError;
@@ -23,18 +21,21 @@ use crate::file::read_whole;
 use crate::resize::{CropBox, View};
 
 /// The file name extensions that count as images, in lower case.
-pub const EXTENSIONS: [&str; 5] = ["jpg", "jpeg", "png", "bmp", "webp"];
+pub const EXTENSIONS: [&str; 10] = ["jpg", "jpeg", "png", "bmp", "webp", "gif", "tif", "tiff", "ppm", "pgm"];
 
-/// The largest width and height accepted, in pixels.
+/// The largest width and height of a sample, in pixels.
 const MAX_SIDE: u32 = 16_384;
 
-/// The largest image file, and the largest allocation of a decoder: photographs of 100 megapixels pass, decompression bombs do not.
+/// The largest width and height of an image file, in pixels. The resized longer side of an image 1 pixel wide still fits 32 bits.
+const MAX_IMAGE_SIDE: u32 = 1 << 17;
+
+/// The largest image file, and the largest image in bytes: 178 megapixels in RGB, as in Pillow.
 pub(crate) const MAX_ALLOC_BYTES: u64 = 512 << 20;
 
-/// The allocation that a decoder may make for a file however small: 22 megapixels.
+/// The largest image of the smallest file: 22 megapixels.
 const SMALL_ALLOC_BYTES: u64 = 64 << 20;
 
-/// What each byte of a file may add to that. Deflate, and with it PNG, unpacks a byte to 1,032 at most and JPEG to about as
+/// The bytes that each byte of a file adds to that. Deflate, and with it PNG, unpacks a byte to 1,032 at most and JPEG to about as
 /// many; WebP knows no such bound, so this keeps its headers honest.
 const MAX_EXPANSION: u64 = 2048;
 
@@ -81,7 +82,7 @@ impl Sizing {
 /// The result: `[size, size, channels]`.
 ///
 /// # Errors
-/// If the file cannot be read or decoded whole, is no regular file, exceeds 16,384 pixels a side or 512 MiB (less for a small
+/// If the file cannot be read or decoded whole, is no regular file, exceeds 131,072 pixels a side or 512 MiB (less for a small
 /// file), a length of `sizing` is not in 1..=16,384, or `channels` is neither 1 nor 3.
 pub fn load_image(path: impl AsRef<Path>, sizing: Sizing, channels: usize) -> Result<Vec<u8>, DatasetError> {
     let path = path.as_ref();
@@ -139,12 +140,11 @@ fn decode_view(
     choose: &dyn Fn([u32; 2]) -> View,
     pixels: &mut [u8],
 ) -> Result<(), DatasetError> {
-    if shape.channels == 3 && decode_part(bytes, shape, choose, pixels).is_some() {
-        return Ok(());
+    let bad_image = |reason| DatasetError::BadImage { path: path(), reason };
+    if shape.channels == 3 && is_jpeg(bytes) {
+        return decode_part(bytes, shape, choose, pixels).map_err(bad_image);
     }
-    // Our decoder refuses a file for good.
-    let image = if shape.channels == 3 { decode_by_image(bytes) } else { decode_whole(bytes) };
-    let image = image.map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
+    let image = decode_whole(bytes).map_err(bad_image)?;
     let size = [image.width(), image.height()];
     let image = match shape.channels {
         1 => image.into_luma8().into_raw(),
@@ -154,23 +154,36 @@ fn decode_view(
     Ok(())
 }
 
-/// Decodes what is seen of a common JPEG file, and nothing beside it.
-fn decode_part(bytes: &[u8], shape: ImageShape, choose: &dyn Fn([u32; 2]) -> View, pixels: &mut [u8]) -> Option<()> {
+/// Decodes the visible part of a JPEG file.
+fn decode_part(
+    bytes: &[u8],
+    shape: ImageShape,
+    choose: &dyn Fn([u32; 2]) -> View,
+    pixels: &mut [u8],
+) -> Result<(), String> {
     let header = jpeg_header(bytes)?;
     let size = header.size();
     let view = choose(size);
     let part = view.reads(size, [shape.width as u32, shape.height as u32]);
     with_scratch(|scratch| {
-        view.apply(header.decode(bytes, part, scratch)?, size, shape.dims(), pixels);
-        Some(())
+        view.apply(header.decode(bytes, part, scratch).map_err(bad_jpeg)?, size, shape.dims(), pixels);
+        Ok(())
     })
 }
 
-/// The header of a JPEG file that our own decoder reads, if it is small enough.
-fn jpeg_header(bytes: &[u8]) -> Option<jpeg::Header> {
-    let header = bytes.starts_with(b"\xFF\xD8").then(|| jpeg::Header::read(bytes))??;
-    let is_small = header.size().iter().all(|side| *side <= MAX_SIDE) && header.memory() <= max_alloc(bytes);
-    is_small.then_some(header)
+fn is_jpeg(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\xFF\xD8")
+}
+
+/// Reads the header of a JPEG file that is small enough.
+fn jpeg_header(bytes: &[u8]) -> Result<jpeg::Header, String> {
+    let header = jpeg::Header::read(bytes).map_err(bad_jpeg)?;
+    check_size(header.size(), 3, bytes)?;
+    Ok(header)
+}
+
+fn bad_jpeg(reason: jpeg::Reason) -> String {
+    format!("the JPEG file cannot be decoded: {reason}")
 }
 
 /// Calls `decode` with memory that its next call on this thread finds again, unless it is that of a very large image.
@@ -207,74 +220,73 @@ fn max_alloc(bytes: &[u8]) -> u64 {
     MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64)
 }
 
-/// All pixels of a file; there is at least one.
+/// Decodes all pixels of a file; there is at least one.
 fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
-    let jpeg = || {
-        let header = jpeg_header(bytes)?;
-        let [width, height] = header.size();
-        let mut scratch = jpeg::Scratch::default();
-        let len = header.decode(bytes, CropBox { left: 0, top: 0, width, height }, &mut scratch)?.len();
-        RgbImage::from_raw(width, height, scratch.into_pixels(len))
-    };
-    jpeg().map_or_else(|| decode_by_image(bytes), |image| Ok(image.into()))
+    if !is_jpeg(bytes) {
+        return decode_by_image(bytes);
+    }
+    let header = jpeg_header(bytes)?;
+    let [width, height] = header.size();
+    let mut scratch = jpeg::Scratch::default();
+    let part = CropBox { left: 0, top: 0, width, height };
+    let len = header.decode(bytes, part, &mut scratch).map_err(bad_jpeg)?.len();
+    let image = RgbImage::from_raw(width, height, scratch.into_pixels(len)).expect("pixels of the image's size");
+    Ok(image.into())
 }
 
-/// All pixels of a file that is no common JPEG.
+/// Decodes all pixels of a file that is no JPEG.
 fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(max_alloc(bytes));
-    // The content tells the format, since the extension is sometimes wrong.
-    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string())?;
-    if reader.format() == Some(ImageFormat::Jpeg) {
-        return decode_rare_jpeg(bytes);
-    }
-    reader.limits(limits);
-    let image = reader.decode().map_err(|error| match error {
+    // The content decides on the format, since the extension is sometimes wrong.
+    let decode = |bytes: &[u8]| {
+        let mut limits = Limits::default();
+        limits.max_image_width = Some(MAX_IMAGE_SIDE);
+        limits.max_image_height = Some(MAX_IMAGE_SIDE);
+        limits.max_alloc = Some(max_alloc(bytes));
+        let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format()?;
+        reader.limits(limits);
+        reader.decode()
+    };
+    let format = image::guess_format(bytes);
+    let is_big_tiff = bytes.starts_with(b"II+\0") || bytes.starts_with(b"MM\0+");
+    let image = match format {
+        _ if is_big_tiff => return tiff::decode(bytes),
+        Ok(ImageFormat::Tiff) => return tiff::decode(bytes),
+        // Pillow needs nothing behind the pixels.
+        Ok(ImageFormat::Png) => decode(bytes).or_else(|error| decode(&with_end_of_png(bytes)).map_err(|_| error)),
+        _ => decode(bytes),
+    };
+    let image = image.map_err(|error| match error {
         ImageError::Limits(_) => too_large(error, bytes),
         error => error.to_string(),
     })?;
-    match (image.width(), image.height()) {
-        (0, height) => Err(format!("the image is empty: 0x{height} pixels")),
-        (width, 0) => Err(format!("the image is empty: {width}x0 pixels")),
-        _ => Ok(image),
-    }
+    check_size([image.width(), image.height()], 0, bytes)?;
+    Ok(image)
 }
 
-/// All pixels of a JPEG file that our own decoder leaves over.
-///
-/// Not by `image`, which lets the same decoder make grey or noise of what is damaged.
-fn decode_rare_jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
-    if !jpeg::is_whole(bytes) {
-        return Err("the JPEG file is truncated: it has no end-of-image marker".into());
+/// Copies the whole chunks of a PNG file and appends the chunk that ends the file.
+fn with_end_of_png(bytes: &[u8]) -> Vec<u8> {
+    let mut len = 8;
+    while let Some(size) = bytes.get(len..).and_then(<[u8]>::first_chunk) {
+        match len + 12 + u32::from_be_bytes(*size) as usize {
+            end if end <= bytes.len() => len = end,
+            _ => break,
+        }
     }
-    let damaged = |error| format!("the JPEG file is damaged or of an unknown kind: {error}");
-    // Sides are ours to check.
-    let options = DecoderOptions::default().set_max_width(usize::MAX).set_max_height(usize::MAX);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    decoder.decode_headers().map_err(damaged)?;
-    let (width, height) = decoder.dimensions().unwrap_or_default();
-    let is_grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
-    let (colours, num_colours) = if is_grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
-    if width.max(height) > MAX_SIDE as usize || (width * height * num_colours) as u64 > max_alloc(bytes) {
+    [&bytes[..len], b"\0\0\0\0IEND\xAEB`\x82"].concat()
+}
+
+/// Refuses an image with too many pixels of so many bytes.
+fn check_size([width, height]: [u32; 2], bytes_per_pixel: u64, bytes: &[u8]) -> Result<(), String> {
+    let is_small = u64::from(width) * u64::from(height) * bytes_per_pixel <= max_alloc(bytes);
+    if width.max(height) > MAX_IMAGE_SIDE || !is_small {
         return Err(too_large(format_args!("the image has {width}x{height} pixels"), bytes));
     }
-    // Strict in what it makes pixels of; headers may have bytes between them, as libjpeg takes them.
-    decoder.set_options(options.set_strict_mode(true).jpeg_set_out_colorspace(colours));
-    let pixels = decoder.decode().map_err(damaged)?;
-    let (width, height) = (width as u32, height as u32);
-    let image = if is_grey {
-        GrayImage::from_raw(width, height, pixels).map(DynamicImage::from)
-    } else {
-        RgbImage::from_raw(width, height, pixels).map(DynamicImage::from)
-    };
-    image.ok_or_else(|| format!("the JPEG file has fewer pixels than {width}x{height}"))
+    Ok(())
 }
 
 fn too_large(what: impl Display, bytes: &[u8]) -> String {
     format!(
-        "{what}: expected at most {MAX_SIDE} pixels a side and {} MiB from a file of {} bytes",
+        "{what}: expected at most {MAX_IMAGE_SIDE} pixels a side and {} MiB from a file of {} bytes",
         max_alloc(bytes) >> 20,
         bytes.len()
     )

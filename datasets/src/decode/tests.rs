@@ -76,8 +76,10 @@ fn a_wrong_extension_does_not_matter() {
 fn a_file_cut_at_any_place_is_an_error_that_names_it() {
     let folder = folder();
     let image = RgbImage::from_fn(16, 16, |x, y| Rgb([(x * y) as u8, x as u8, y as u8]));
-    for name in ["image.jpg", "image.png", "image.bmp", "image.webp"] {
+    for name in ["image.jpg", "image.png", "image.bmp", "image.webp", "image.gif", "image.pgm"] {
         let path = folder.path().join(name);
+        let image = DynamicImage::from(image.clone());
+        let image = if name.ends_with("pgm") { image.into_luma8().into() } else { image };
         image.save(&path).unwrap();
         let whole = fs::read(&path).unwrap();
         assert!(load_image(&path, Sizing::square(16), 3).is_ok(), "{name}");
@@ -136,4 +138,16 @@ fn an_image_of_its_own_size_is_what_torchvision_makes_of_it_whatever_its_format(
     }
     let error = load_image("image.png", Sizing { size: 16, shorter_side: Some(15) }, 3).unwrap_err();
     assert_eq!(error.to_string(), "shorter side: expected 16 to 16384 pixels, got 15");
+}
+
+#[test]
+fn a_panorama_of_20_000_pixels_is_read() {
+    let folder = folder();
+    for name in ["image.jpg", "image.png"] {
+        let path = folder.path().join(name);
+        RgbImage::from_pixel(20_000, 2, Rgb([90; 3])).save(&path).unwrap();
+        for shorter_side in [None, Some(2)] {
+            assert_eq!(load_image(&path, Sizing { size: 2, shorter_side }, 3).unwrap(), [90; 12], "{name}");
+        }
+    }
 }

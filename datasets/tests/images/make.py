@@ -34,12 +34,23 @@ red_blue.convert("LA").save(folder / "grey_alpha.png")
 red_blue.save(folder / "animated.webp", save_all=True, append_images=[green], duration=100, lossless=True)
 red_blue.save(folder / "animated.png", save_all=True, append_images=[green], duration=100)
 red_blue.save(folder / "gif_named.png", format="GIF")
+red_blue.quantize(4).save(folder / "tiff_palette_named.jpg", format="TIFF", compression="tiff_lzw")
+red_blue.save(folder / "turned.tif", compression="tiff_deflate", tiffinfo={274: 3})
+cmyk.save(folder / "cmyk.tif", compression="packbits")
+Image.fromarray(halves([0x1234], [0xFEDC], numpy.uint16)).save(folder / "grey_16_bit.tif")
+Image.fromarray(halves([0], [255])).convert("1").save(folder / "fax.tif", compression="group4")
+red_blue.quantize(2).save(folder / "transparent.gif", transparency=1)
+red_blue.convert("L").save(folder / "grey.pgm")
+whole = (folder / "palette.png").read_bytes()
+(folder / "no_end.png").write_bytes(whole[:-12])
+(folder / "cut_end.png").write_bytes(whole[:-3])
 exif = Image.Exif()
 exif[0x0112] = 3  # Turned by 180 degrees.
 red_blue.save(folder / "turned.jpg", quality=95, exif=exif)
 
 with open(folder / "expected.txt", "w") as expected:
-    for path in sorted(folder.glob("*.*g")) + sorted(folder.glob("*.webp")):
+    others = [path for kind in ("webp", "tif", "gif", "pgm") for path in sorted(folder.glob(f"*.{kind}"))]
+    for path in sorted(folder.glob("*.*g")) + others:
         image = Image.open(path)
         if image.mode == "I;16":
             # Pillow clips here instead of scaling; the upper byte is the pixel.

@@ -1,7 +1,7 @@
 //! From planes of brightness and colour to RGB.
 //!
-//! In: rows of planes, those of colour as large as the image or half as wide or high. Out: rows of RGB.
-//! Invariant: bit for bit libjpeg-turbo's, whose colours of half the size are those between the nearest two, 3 to 1 ("fancy upsampling").
+//! In: rows of planes, of the image's size or half as wide or high. Out: rows of RGB.
+//! Invariant: bit for bit libjpeg-turbo's, and for ink Pillow's.
 //! Source: JFIF (ITU-T T.871), section 7.
 
 /// Which rows of a plane are mixed, and how a sum of four times a value is rounded left and right.
@@ -10,6 +10,17 @@ pub(super) struct Mix<'a> {
     /// The row of colours that the pixels lie in, and the nearest other one, or the same.
     pub(super) rows: [&'a [u8]; 2],
     pub(super) rounding: [u16; 2],
+}
+
+impl Mix<'_> {
+    /// Makes a row of three parts of the nearer row and one of the other.
+    #[inline(always)]
+    pub(super) fn between_rows(self, columns: std::ops::Range<usize>, output: &mut [u8]) {
+        let [near, far] = self.rows.map(|row| &row[columns.clone()]);
+        for (output, (near, far)) in output.iter_mut().zip(near.iter().zip(far)) {
+            *output = ((3 * u16::from(*near) + u16::from(*far) + self.rounding[0]) >> 2) as u8;
+        }
+    }
 }
 
 /// Makes twice as many colours as a row has: three parts of the nearest, one of the next, beyond the ends the last again.
@@ -47,7 +58,7 @@ pub(super) fn widen(mix: Mix<'_>, columns: std::ops::Range<usize>, sums: &mut Ve
 /// # Shapes
 /// `brightness`, `blue`, `red`: `[W]`; `rgb`: `[W, 3]`.
 #[inline(always)]
-pub(super) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8]) {
+pub(in crate::decode) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8]) {
     // Factors below a half, so that they and the differences have 16 bits: 1.402, 1.772, 0.34414 and 0.71414 in 2^-16.
     let rounded = |sum: i32| (sum + (1 << 15)) >> 16;
     let pixels = rgb.as_chunks_mut().0;
@@ -61,5 +72,18 @@ pub(super) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8])
             byte(rounded(-22_554 * blue + 18_734 * red) - red),
             byte(2 * blue + rounded(-14_942 * blue)),
         ];
+    }
+}
+
+/// Makes light of the three inks of each pixel, whose bits `inverted` are inverted, under the ink `black`, which files have inverted.
+///
+/// As Pillow's `convert("RGB")`, which rounds a product of two bytes in this way.
+#[inline(always)]
+pub(in crate::decode) fn darken(pixels: &mut [u8], inverted: u8, black: &[u8]) {
+    for (pixel, light) in pixels.as_chunks_mut::<3>().0.iter_mut().zip(black) {
+        for value in pixel {
+            let product = u32::from(*value ^ inverted) * u32::from(*light) + 128;
+            *value = light.saturating_sub(((product + (product >> 8)) >> 8) as u8);
+        }
     }
 }

@@ -1,83 +1,124 @@
-//! What stands before the codes of a JPEG file: size, colours, tables.
+//! The segments of a JPEG file: size, colours, tables and scans.
 //!
-//! In: the bytes of a file. Out: a [`Header`], where it is of the common kinds. Invariant: no byte is trusted.
+//! In: the bytes of a file. Out: a [`Header`] up to the first scan, then further [`Scan`]s. Invariant: no byte is trusted.
 //! Source: ITU-T T.81, annex B.
 
+use std::borrow::Cow;
+
 use super::huffman::{Class, Table};
+use super::{Reason, Result};
 
+const START_OF_IMAGE: u8 = 0xD8;
+const END_OF_IMAGE: u8 = 0xD9;
 const START_OF_SCAN: u8 = 0xDA;
-pub(super) const END_OF_IMAGE: u8 = 0xD9;
 
-/// Baseline and extended, both of one pass with Huffman codes.
-const SEQUENTIAL: [u8; 2] = [0xC0, 0xC1];
-
-/// Markers of frames; three numbers between them mean other things.
+/// Markers of frames; three numbers between them have other meanings.
 const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xCF;
 const NO_FRAMES: [u8; 3] = [0xC4, 0xC8, 0xCC];
 
+pub(super) const TRUNCATED: Reason = Cow::Borrowed("the JPEG file is truncated: it has no end-of-image marker");
+
+/// The most scans of a file: each of 64 coefficients of four colours in a scan.
+const MAX_SCANS: usize = 256;
+
 /// One colour of an image.
+#[derive(Debug)]
 pub(super) struct Component {
     id: u8,
-    /// Blocks of it across and down in each unit of the scan.
+    /// Blocks across and down in each unit of a scan of several colours.
     pub(super) sampling: [usize; 2],
-    /// The number of its quantization.
+    /// The number of the quantization table.
     pub(super) quantization: usize,
-    /// Those of its tables of codes, of means and of the rest.
-    pub(super) tables: [usize; 2],
 }
 
-/// All that comes before the codes of an image.
+/// The meaning of the components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Colours {
+    Grey,
+    Ycc,
+    Rgb,
+    Cmyk,
+    Ycck,
+}
+
+/// The tables that are defined between scans.
+#[derive(Clone)]
+pub(super) struct Tables {
+    /// For each place of a block, in the file's order.
+    pub(super) quantizations: [Option<[i32; 64]>; 4],
+    /// Four for means, then four for the other values.
+    pub(super) codes: [Option<Table>; 8],
+    /// The conditioning of arithmetic codes: bounds of small differences, and of low places.
+    pub(super) bounds: [[u8; 2]; 4],
+    pub(super) low_places: [u8; 4],
+    /// Units between two restarts; 0 for none.
+    pub(super) restart_interval: usize,
+}
+
+/// One pass over some of the components.
+#[derive(Clone, Debug)]
+pub(super) struct Scan {
+    /// The index of each component, and its tables in [`Tables::codes`] or of the arithmetic coder.
+    pub(super) components: Vec<(usize, [usize; 2])>,
+    /// First and last place of the values in a block.
+    pub(super) places: [usize; 2],
+    /// The lowest bit of the values that earlier scans coded, or 0, and the lowest of this scan.
+    pub(super) bits: [u32; 2],
+}
+
+/// All that comes before the codes of the first scan.
 pub(in crate::decode) struct Header {
     pub(super) size: [usize; 2],
     pub(super) components: Vec<Component>,
-    /// Whether these are red, green and blue, as large as the image.
-    pub(super) is_rgb: bool,
-    /// For each place of a block, in the file's order.
-    pub(super) quantizations: [Option<[i32; 64]>; 4],
-    pub(super) tables: [Option<Table>; 8],
-    /// Units between two restarts; 0 for none.
-    pub(super) restart_interval: usize,
-    /// Where the codes begin.
+    pub(super) colours: Colours,
+    pub(super) is_progressive: bool,
+    pub(super) is_arithmetic: bool,
+    pub(super) tables: Tables,
+    pub(super) scan: Scan,
+    /// The position of the codes of the first scan.
     pub(super) codes_at: usize,
 }
 
 impl Header {
-    /// That of a file, where it is of the common kinds.
-    pub(in crate::decode) fn read(bytes: &[u8]) -> Option<Self> {
-        let mut tables: [Option<Table>; 8] = [const { None }; 8];
-        let mut quantizations = [None; 4];
-        let (mut frame, mut restart_interval) = (None, 0);
+    /// Reads the segments up to the first scan.
+    pub(in crate::decode) fn read(bytes: &[u8]) -> Result<Self> {
+        let mut tables = Tables::new();
+        let mut frame = None;
         let (mut is_jfif, mut adobe) = (false, None);
-        let mut segments = Segments::of(bytes);
-        while let Some((marker, body)) = segments.next() {
+        let mut segments = Segments { bytes, position: 2 };
+        loop {
+            let (marker, body) = segments.next().ok_or(TRUNCATED)?;
             match marker {
                 START_OF_SCAN => {
-                    let (size, mut components): ([usize; 2], Vec<Component>) = frame?;
-                    read_scan(body, &mut components)?;
-                    let is_rgb = is_rgb(&components, is_jfif, adobe);
-                    if is_rgb && components[0].sampling != [1; 2] {
-                        return None;
-                    }
+                    let (kind, size, components): (u8, _, Vec<Component>) = frame.ok_or("the scan has no frame")?;
+                    let colours = colours(&components, is_jfif, adobe);
+                    let (is_progressive, is_arithmetic) = (kind & 3 == 2, kind > 0xC8);
+                    let scan = Scan::read(body, &components, is_progressive)?;
                     let codes_at = segments.position;
-                    return Some(Self { size, components, is_rgb, quantizations, tables, restart_interval, codes_at });
+                    return Ok(Self {
+                        size,
+                        components,
+                        colours,
+                        is_progressive,
+                        is_arithmetic,
+                        tables,
+                        scan,
+                        codes_at,
+                    });
                 }
-                // What has no length is not among segments.
-                0x00 | 0x01 | 0xD0..=END_OF_IMAGE => return None,
-                0xDB => read_quantizations(body, &mut quantizations)?,
-                0xC4 => read_tables(body, &mut tables)?,
-                0xDD => restart_interval = usize::from(u16::from_be_bytes(body.try_into().ok()?)),
+                START_OF_IMAGE | END_OF_IMAGE => return Err(format!("marker 0x{marker:02X} before the scan").into()),
                 0xE0 if body.starts_with(b"JFIF\0") && body.len() >= 14 => is_jfif = true,
                 0xEE if body.starts_with(b"Adobe") => adobe = body.get(11).copied().or(adobe),
                 _ if FRAMES.contains(&marker) && !NO_FRAMES.contains(&marker) => {
-                    if frame.is_some() || !SEQUENTIAL.contains(&marker) {
-                        return None;
+                    if frame.is_some() {
+                        return Err("two frames".into());
                     }
-                    frame = Some(read_frame(body)?);
+                    let (size, components) = read_frame(marker, body)?;
+                    frame = Some((marker, size, components));
                 }
-                _ => {}
+                _ => tables.read(marker, body)?,
             }
         }
-        None
     }
 
     /// Width and height, above 0.
@@ -85,26 +126,68 @@ impl Header {
         self.size.map(|side| side as u32)
     }
 
-    /// The bytes of memory that decoding takes, beside those of a copy of the file.
-    pub(in crate::decode) fn memory(&self) -> u64 {
-        let [width, height] = self.size;
-        // Sides up to 15 pixels longer, three colours, as planes and as pixels.
-        6 * (width as u64 + 15) * (height as u64 + 15)
+    /// Reads the segments from `position` up to the next scan. Returns none at the end of the image.
+    ///
+    /// `num_scans`: scans that were read before.
+    pub(super) fn next_scan(
+        &self,
+        bytes: &[u8],
+        position: usize,
+        num_scans: usize,
+        tables: &mut Cow<'_, Tables>,
+    ) -> Result<Option<(Scan, usize)>> {
+        let mut segments = Segments { bytes, position };
+        loop {
+            match segments.next().ok_or(TRUNCATED)? {
+                (END_OF_IMAGE, _) => return Ok(None),
+                (START_OF_SCAN, _) if num_scans == MAX_SCANS => {
+                    return Err(format!("more than {MAX_SCANS} scans").into());
+                }
+                (START_OF_SCAN, body) => {
+                    let scan = Scan::read(body, &self.components, self.is_progressive)?;
+                    return Ok(Some((scan, segments.position)));
+                }
+                (START_OF_IMAGE, _) => return Err("an image inside the image".into()),
+                (marker @ (0xC4 | 0xCC | 0xDB | 0xDD), body) => tables.to_mut().read(marker, body)?,
+                (marker, _) if FRAMES.contains(&marker) => return Err("two frames".into()),
+                _ => {}
+            }
+        }
     }
 }
 
-/// Whether three colours are red, green and blue, as libjpeg tells it: JFIF has none such, Adobe's last byte says it, else names do.
-fn is_rgb(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> bool {
-    let is_named_so = || components.iter().map(|component| component.id).eq(*b"RGB");
-    components.len() == 3 && !is_jfif && adobe.map_or_else(is_named_so, |transform| transform == 0)
+/// Returns true if an end-of-image marker follows `position`.
+pub(super) fn ends_after(bytes: &[u8], position: usize) -> bool {
+    // From the end, where it is.
+    bytes.get(position..).unwrap_or_default().windows(2).rev().any(|pair| pair == [0xFF, END_OF_IMAGE])
+}
+
+/// Returns the colours as libjpeg guesses them: JFIF is grey or YCbCr, Adobe's last byte says which, else the components' names do.
+fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colours {
+    let is_named_rgb = || components.iter().map(|component| component.id).eq(*b"RGB");
+    match (components.len(), adobe) {
+        (1, _) => Colours::Grey,
+        (3, adobe) if !is_jfif && adobe.map_or_else(is_named_rgb, |transform| transform == 0) => Colours::Rgb,
+        (3, _) => Colours::Ycc,
+        (_, None | Some(0)) => Colours::Cmyk,
+        _ => Colours::Ycck,
+    }
 }
 
 /// SOF: the size of the image and its components.
-fn read_frame(body: &[u8]) -> Option<([usize; 2], Vec<Component>)> {
-    let (&[precision, h1, h0, w1, w0, num_components], rest) = body.split_first_chunk()?;
+fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
+    if !matches!(marker, 0xC0..=0xC2 | 0xC9 | 0xCA) {
+        return Err(format!("JPEG process {} is not supported (lossless or hierarchical)", marker & 15).into());
+    }
+    let (&[precision, h1, h0, w1, w0, num_components], rest) =
+        body.split_first_chunk().ok_or("the frame is too short")?;
     let size = [[w1, w0], [h1, h0]].map(|side| usize::from(u16::from_be_bytes(side)));
-    if precision != 8 || size.contains(&0) || rest.len() != 3 * usize::from(num_components) {
-        return None;
+    let [width, height] = size;
+    if precision != 8 {
+        return Err(format!("{precision} bits a value are not supported (expected 8)").into());
+    }
+    if width == 0 || height == 0 || rest.len() != 3 * usize::from(num_components) {
+        return Err(format!("the frame has {width}x{height} pixels, {num_components} components").into());
     }
     let mut components: Vec<Component> = rest
         .as_chunks()
@@ -114,98 +197,135 @@ fn read_frame(body: &[u8]) -> Option<([usize; 2], Vec<Component>)> {
             id,
             sampling: [sampling >> 4, sampling & 15].map(usize::from),
             quantization: usize::from(quantization),
-            tables: [0; 2],
         })
         .collect();
     match &mut components[..] {
-        // Alone, it is a block a unit whatever is said of it.
+        // One component has a block a unit, whatever its sampling is.
         [grey] => grey.sampling = [1; 2],
-        [first, others @ ..] if others.len() == 2 && others.iter().all(|other| other.sampling == [1; 2]) => {
-            if !matches!(first.sampling, [1, 1] | [2, 1 | 2]) {
-                return None;
+        others if matches!(others.len(), 3 | 4) => {
+            let most = most_sampling(others);
+            for Component { sampling, .. } in others {
+                if sampling.iter().zip(most).any(|(own, most)| !(1..=4).contains(own) || most % own != 0) {
+                    return Err(format!("sampling {sampling:?} beside {most:?} is not supported").into());
+                }
             }
         }
-        _ => return None,
+        _ => return Err(format!("{num_components} components are not supported (expected 1, 3 or 4)").into()),
     }
-    Some((size, components))
+    Ok((size, components))
 }
 
-/// SOS: the tables of each component, all of which are in this scan, whole.
-fn read_scan(body: &[u8], components: &mut [Component]) -> Option<()> {
-    let (&num_components, rest) = body.split_first()?;
-    let (ids, spectrum) = rest.split_at_checked(2 * usize::from(num_components))?;
-    if usize::from(num_components) != components.len() || spectrum != [0, 63, 0] {
-        return None;
-    }
-    for (component, &[id, tables]) in components.iter_mut().zip(ids.as_chunks().0) {
-        let [dc, ac] = [tables >> 4, tables & 15].map(usize::from);
-        if component.id != id || dc > 3 || ac > 3 {
-            return None;
-        }
-        component.tables = [dc, 4 + ac];
-    }
-    Some(())
+/// The largest sampling across and down, each of any component.
+pub(super) fn most_sampling(components: &[Component]) -> [usize; 2] {
+    [0, 1].map(|side| components.iter().map(|component| component.sampling[side]).max().unwrap_or(1))
 }
 
-/// DQT: any number of tables.
-fn read_quantizations(mut body: &[u8], quantizations: &mut [Option<[i32; 64]>; 4]) -> Option<()> {
-    while let Some((&kind, rest)) = body.split_first() {
-        let bytes = if kind >> 4 == 0 { 1 } else { 2 };
-        let (values, rest) = rest.split_at_checked(64 * bytes)?;
-        let value = |place: usize| {
-            values[place * bytes..(place + 1) * bytes].iter().fold(0, |value, byte| value << 8 | i32::from(*byte))
+impl Scan {
+    /// SOS: the components with their tables, and which part of their values is coded.
+    fn read(body: &[u8], of_frame: &[Component], is_progressive: bool) -> Result<Self> {
+        let read = || {
+            let (&num_components, rest) = body.split_first()?;
+            let (ids, &[first, last, bits]) = rest.split_at_checked(2 * usize::from(num_components))? else {
+                return None;
+            };
+            let mut components: Vec<(usize, [usize; 2])> = Vec::new();
+            for &[id, tables] in ids.as_chunks().0 {
+                let is_free = |index: &usize| components.iter().all(|(other, _)| other != index);
+                let index = (0..of_frame.len()).find(|index| of_frame[*index].id == id && is_free(index))?;
+                let [dc, ac] = [tables >> 4, tables & 15].map(usize::from);
+                if dc > 3 || ac > 3 {
+                    return None;
+                }
+                components.push((index, [dc, 4 + ac]));
+            }
+            // The sequential processes ignore these numbers, as libjpeg does.
+            let [first, last, high, low] =
+                if is_progressive { [first, last, bits >> 4, bits & 15] } else { [0, 63, 0, 0] };
+            let is_band = if first == 0 { last == 0 } else { first <= last && last < 64 && components.len() == 1 };
+            let is_sound = !components.is_empty() && (!is_progressive || is_band) && low <= 13;
+            (is_sound && (high == 0 || high == low + 1)).then(|| Self {
+                components,
+                places: [first, last].map(usize::from),
+                bits: [high, low].map(u32::from),
+            })
         };
-        *quantizations.get_mut(usize::from(kind & 15))? = Some(std::array::from_fn(value));
-        body = rest;
-    }
-    Some(())
-}
-
-/// DHT: any number of tables.
-fn read_tables(mut body: &[u8], tables: &mut [Option<Table>; 8]) -> Option<()> {
-    while let Some((&kind, rest)) = body.split_first() {
-        let (counts, rest) = rest.split_first_chunk()?;
-        let (symbols, rest) = rest.split_at_checked(counts.iter().map(|count| usize::from(*count)).sum())?;
-        if symbols.len() > 256 {
-            return None;
-        }
-        let class = if kind >> 4 == 0 { Class::Dc } else { Class::Ac };
-        let place = 4 * usize::from(kind >> 4) + usize::from(kind & 15);
-        if kind & 15 > 3 {
-            return None;
-        }
-        *tables.get_mut(place)? = Some(Table::new(class, counts, symbols)?);
-        body = rest;
-    }
-    Some(())
-}
-
-/// Whether an end-of-image marker follows the start of the scan.
-///
-/// `zune-jpeg` fills what is missing of a truncated file with grey and reports nothing. Inside a scan 0xFF is always escaped, so
-/// the marker's bytes cannot be data; before the scan they could (an EXIF thumbnail is a JPEG), so segments are skipped.
-pub(in crate::decode) fn is_whole(bytes: &[u8]) -> bool {
-    let mut segments = Segments::of(bytes);
-    match segments.find(|(marker, _)| *marker == START_OF_SCAN) {
-        // From the end, where it is.
-        Some(_) => {
-            bytes.get(segments.position..).unwrap_or_default().windows(2).rev().any(|pair| pair == [0xFF, END_OF_IMAGE])
-        }
-        // Whatever this is, the decoder has an error for it.
-        None => segments.position < bytes.len(),
+        read().ok_or_else(|| "the header of a scan contradicts the frame".into())
     }
 }
 
-/// The segments of a file up to its first scan: marker, and what it says.
+impl Tables {
+    fn new() -> Self {
+        Self {
+            quantizations: [None; 4],
+            codes: [const { None }; 8],
+            bounds: [[0, 1]; 4],
+            low_places: [5; 4],
+            restart_interval: 0,
+        }
+    }
+
+    /// Reads a segment of tables; passes over other segments.
+    fn read(&mut self, marker: u8, body: &[u8]) -> Result<()> {
+        let read = match marker {
+            0xC4 => self.read_codes(body),
+            0xCC => self.read_conditioning(body),
+            0xDB => self.read_quantizations(body),
+            0xDD => body.try_into().ok().map(|interval| {
+                self.restart_interval = usize::from(u16::from_be_bytes(interval));
+            }),
+            _ => Some(()),
+        };
+        read.ok_or_else(|| format!("the tables of marker 0x{marker:02X} are damaged").into())
+    }
+
+    /// DQT: any number of tables.
+    fn read_quantizations(&mut self, mut body: &[u8]) -> Option<()> {
+        while let Some((&kind, rest)) = body.split_first() {
+            let bytes = if kind >> 4 == 0 { 1 } else { 2 };
+            let (values, rest) = rest.split_at_checked(64 * bytes)?;
+            let value = |place: usize| {
+                values[place * bytes..(place + 1) * bytes].iter().fold(0, |value, byte| value << 8 | i32::from(*byte))
+            };
+            *self.quantizations.get_mut(usize::from(kind & 15))? = Some(std::array::from_fn(value));
+            body = rest;
+        }
+        Some(())
+    }
+
+    /// DHT: any number of tables.
+    fn read_codes(&mut self, mut body: &[u8]) -> Option<()> {
+        while let Some((&kind, rest)) = body.split_first() {
+            let (counts, rest) = rest.split_first_chunk()?;
+            let (symbols, rest) = rest.split_at_checked(counts.iter().map(|count| usize::from(*count)).sum())?;
+            if symbols.len() > 256 || kind & 15 > 3 {
+                return None;
+            }
+            let class = if kind >> 4 == 0 { Class::Dc } else { Class::Ac };
+            let place = 4 * usize::from(kind >> 4) + usize::from(kind & 15);
+            *self.codes.get_mut(place)? = Some(Table::new(class, counts, symbols)?);
+            body = rest;
+        }
+        Some(())
+    }
+
+    /// DAC: any number of conditionings.
+    fn read_conditioning(&mut self, body: &[u8]) -> Option<()> {
+        for &[kind, value] in body.as_chunks().0 {
+            let table = usize::from(kind & 15);
+            match kind >> 4 {
+                0 if value & 15 <= value >> 4 => *self.bounds.get_mut(table)? = [value & 15, value >> 4],
+                1 => *self.low_places.get_mut(table)? = value,
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+}
+
+/// The segments from a position on: marker and body. Markers without a length, but for those of the image, are passed over.
 struct Segments<'a> {
     bytes: &'a [u8],
     position: usize,
-}
-
-impl<'a> Segments<'a> {
-    fn of(bytes: &'a [u8]) -> Self {
-        Self { bytes, position: 2 }
-    }
 }
 
 impl<'a> Iterator for Segments<'a> {
@@ -213,20 +333,22 @@ impl<'a> Iterator for Segments<'a> {
 
     fn next(&mut self) -> Option<(u8, &'a [u8])> {
         loop {
-            let [first, marker, rest @ ..] = self.bytes.get(self.position..)? else {
+            let &[first, marker, ref rest @ ..] = self.bytes.get(self.position..)? else {
                 return None;
             };
-            if *first != 0xFF || *marker == 0xFF {
+            if first != 0xFF || marker == 0xFF {
                 self.position += 1; // A byte between segments, as libjpeg passes it over, or one that fills up before a marker.
                 continue;
             }
-            let Some(&[high, low]) = rest.get(..2) else {
-                self.position = self.bytes.len();
-                return None;
-            };
-            let len = usize::from(u16::from_be_bytes([high, low]));
-            self.position += 2 + len;
-            return Some((*marker, rest.get(2..len).unwrap_or_default()));
+            self.position += 2;
+            match marker {
+                0x00 | 0x01 | 0xD0..=0xD7 => continue,
+                START_OF_IMAGE | END_OF_IMAGE => return Some((marker, &[])),
+                _ => {}
+            }
+            let len = usize::from(u16::from_be_bytes(*rest.first_chunk()?)).max(2);
+            self.position += len;
+            return Some((marker, rest.get(2..len)?));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The entropy coding of a baseline scan: Huffman codes of runs and sizes, each followed by the bits of a value.
+//! Huffman codes of runs and sizes, each followed by the bits of a value: bit by bit, and the blocks of a sequential scan.
 //!
 //! In: a [`Table`] as a file defines it, and bytes without their stuffing. Out: the 64 values of a block, quantisation undone.
 //! Invariant: any bytes are read safely; what no code stands for gives `None`.
@@ -11,6 +11,9 @@ const LOOK_BITS: u32 = 10;
 
 /// The run of an end of block: beyond all others.
 const TO_THE_END: u8 = 128;
+
+/// The run of a symbol that no 8-bit image has: beyond a block, not beyond [`TO_THE_END`].
+const IMPOSSIBLE: u8 = 64;
 
 /// Whose values a table codes.
 #[derive(Clone, Copy)]
@@ -31,21 +34,25 @@ struct Code {
     total: u8,
     /// Zeros before the value.
     run: u8,
+    symbol: u8,
 }
 
 impl Code {
-    /// None for values that no 8-bit image has: differences of means have 11 bits at most, others 10.
-    fn new(class: Class, symbol: u8, length: u32) -> Option<Self> {
-        let (run, size, most) = match class {
-            Class::Dc => (0, symbol, 11),
-            Class::Ac if symbol & 15 == 0 && symbol >> 4 != 15 => (TO_THE_END, 0, 10),
-            Class::Ac => (symbol >> 4, symbol & 15, 10),
+    /// In an 8-bit image differences of means have 11 bits at most, other values 10.
+    fn new(class: Class, symbol: u8, length: u32) -> Self {
+        let (run, size) = match class {
+            Class::Dc if symbol > 11 => (IMPOSSIBLE, 0),
+            Class::Dc => (0, symbol),
+            Class::Ac if symbol & 15 == 0 && symbol >> 4 != 15 => (TO_THE_END, 0),
+            Class::Ac if symbol & 15 > 10 => (IMPOSSIBLE, 0),
+            Class::Ac => (symbol >> 4, symbol & 15),
         };
-        (size <= most).then(|| Self { length: length as u8, total: length as u8 + size, run })
+        Self { length: length as u8, total: length as u8 + size, run, symbol }
     }
 }
 
 /// One table of codes.
+#[derive(Clone)]
 pub(super) struct Table {
     /// What the next bits begin with.
     looks: Box<[Code; 1 << LOOK_BITS]>,
@@ -69,7 +76,7 @@ impl Table {
             table.longer[length as usize].1 = place as i32 - code as i32;
             for _ in 0..*count {
                 let symbol = *symbols.get(place)?;
-                let found = Code::new(class, symbol, length)?;
+                let found = Code::new(class, symbol, length);
                 if code >= 1 << length {
                     return None;
                 }
@@ -94,8 +101,16 @@ impl Table {
     fn long(&self, bits: u32) -> Option<Code> {
         let length = (LOOK_BITS + 1..=16).find(|length| bits < self.longer[*length as usize].0)?;
         let place = self.longer[length as usize].1 + (bits >> (16 - length)) as i32;
-        Code::new(self.class, *self.symbols.get(place as usize)?, length)
+        Some(Code::new(self.class, *self.symbols.get(place as usize)?, length))
     }
+}
+
+/// What a code of a progressive scan stands for.
+pub(super) enum Run {
+    /// Zeros, then a value.
+    Value(usize, i32),
+    /// The ends of so many blocks.
+    Ends(u32),
 }
 
 /// The bits of a scan, or of what lies between two of its restarts.
@@ -119,7 +134,7 @@ impl<'a> Bits<'a> {
         (8 * self.position - self.count as usize <= 8 * len).then_some(())
     }
 
-    /// Makes sure of the bits of two codes and their values.
+    /// Makes sure of 56 bits: those of two codes and their values.
     #[inline(always)]
     fn refill(&mut self) -> Option<()> {
         let word = self.bytes.get(self.position..)?.first_chunk()?;
@@ -129,9 +144,43 @@ impl<'a> Bits<'a> {
         Some(())
     }
 
-    /// The next run and what ends it.
+    /// Takes up to 16 bits.
+    pub(super) fn take(&mut self, count: u32) -> Option<i32> {
+        if self.count < count {
+            self.refill()?;
+        }
+        let bits = self.buffer >> 1 >> (63 - count);
+        self.buffer <<= count;
+        self.count -= count;
+        Some(bits as i32)
+    }
+
+    /// Takes a difference of means.
+    pub(super) fn difference(&mut self, table: &Table) -> Option<i32> {
+        self.refill()?;
+        let (code, value) = self.next(table)?;
+        (code.run == 0).then_some(value)
+    }
+
+    /// Takes zeros and the value behind them, or how many blocks end.
+    pub(super) fn run(&mut self, table: &Table) -> Option<Run> {
+        self.refill()?;
+        let (code, value) = self.next(table)?;
+        match code.run {
+            TO_THE_END => Some(Run::Ends(self.ended_blocks(code.symbol >> 4)?)),
+            IMPOSSIBLE => None,
+            zeros => Some(Run::Value(zeros.into(), value)),
+        }
+    }
+
+    /// Takes the bits behind the end of a block: how many blocks end, this one among them.
+    fn ended_blocks(&mut self, size: u8) -> Option<u32> {
+        Some((1 << size) + self.take(size.into())? as u32)
+    }
+
+    /// Takes the next code with its value.
     #[inline(always)]
-    fn next(&mut self, table: &Table) -> Option<(u32, i32)> {
+    fn next(&mut self, table: &Table) -> Option<(Code, i32)> {
         let mut code = table.looks[(self.buffer >> (64 - LOOK_BITS)) as usize];
         if code.length == 0 {
             code = table.long((self.buffer >> 48) as u32)?;
@@ -145,7 +194,7 @@ impl<'a> Bits<'a> {
         // Those that begin with 0 are negative numbers, as far from the largest of their size as they are from zero.
         let largest = 1i32.wrapping_shl(size).wrapping_sub(1);
         let negative = !((bits as i64 >> 63) as i32);
-        Some((u32::from(code.run), value.wrapping_sub(largest & negative)))
+        Some((code, value.wrapping_sub(largest & negative)))
     }
 
     /// Reads the next value of a block, which comes after zeros from `place` on.
@@ -157,8 +206,8 @@ impl<'a> Bits<'a> {
         quantization: &[i32; 64],
         output: &mut Option<(&mut Group, usize)>,
     ) -> Option<()> {
-        let (run, value) = self.next(table)?;
-        let at = place.wrapping_add(run);
+        let (code, value) = self.next(table)?;
+        let at = place.wrapping_add(code.run.into());
         if let Some((group, lane)) = output {
             group.set(at as u8, *lane, value.wrapping_mul(quantization[at as usize & 63]));
         }
@@ -177,7 +226,7 @@ impl<'a> Bits<'a> {
         mut output: Option<(&mut Group, usize)>,
     ) -> Option<()> {
         self.refill()?;
-        let (_, difference) = self.next(dc)?;
+        let (Code { run: impossible, .. }, difference) = self.next(dc)?;
         *mean = mean.wrapping_add(difference);
         if let Some((group, lane)) = &mut output {
             group.set(0, *lane, mean.wrapping_mul(quantization[0]));
@@ -192,6 +241,6 @@ impl<'a> Bits<'a> {
             }
         }
         // A run may end beyond the block only where that is how blocks end.
-        (place == 64 || place > u32::from(TO_THE_END)).then_some(())
+        (impossible == 0 && (place == 64 || place > u32::from(TO_THE_END))).then_some(())
     }
 }

@@ -1,7 +1,7 @@
 //! The inverse cosine transform of eight blocks at once.
 //!
 //! In: values of blocks by their place in a file. Out: 8x8 bytes each.
-//! Invariant: bit for bit libjpeg's "islow", on every instruction set.
+//! Invariant: bit for bit libjpeg's "islow", on every instruction set; for coarse quantisation, as libjpeg-turbo's vectors of 16 bits compute it.
 //! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11 multiplications", in fixed point with 13 bits,
 //! columns first, 2 bits kept between the passes.
 
@@ -31,13 +31,17 @@ const PLACES: [u8; 256] = {
 
 /// Values of up to eight blocks; those that were not set are zero.
 pub(super) struct Group {
+    /// Whether values may not fit 16 bits on the way.
+    is_coarse: bool,
     /// `[row, column, block]`.
     values: [[i32; 8 * LANES]; 8],
 }
 
 impl Group {
-    pub(super) fn new() -> Self {
-        Self { values: [[0; 8 * LANES]; 8] }
+    /// For values of these steps. Those of 8 bits make no value of an image larger than 16 bits.
+    pub(super) fn new<'a>(mut quantizations: impl Iterator<Item = &'a [i32; 64]>) -> Self {
+        let is_coarse = quantizations.any(|steps| steps.iter().any(|step| *step > 255));
+        Self { is_coarse, values: [[0; 8 * LANES]; 8] }
     }
 
     /// Sets the value at a place of the file's order; none beyond a block.
@@ -52,18 +56,28 @@ impl Group {
     /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says, `stride` bytes apart, and clears them.
     #[inline(always)]
     pub(super) fn write(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
+        if self.is_coarse { self.write_coarse(starts, planes) } else { self.write_in::<false>(starts, planes) }
+    }
+
+    #[inline(never)]
+    fn write_coarse(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
+        self.write_in::<true>(starts, planes);
+    }
+
+    #[inline(always)]
+    fn write_in<const SHORT: bool>(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
         let values = &mut self.values;
         for index in 0..8 * LANES {
             let [a, b, c, d, e, f, g, h] = &*values;
             let column = [a[index], b[index], c[index], d[index], e[index], f[index], g[index], h[index]];
-            for (row, value) in values.iter_mut().zip(one_dimension(column, 11)) {
-                row[index] = value;
+            for (row, value) in values.iter_mut().zip(one_dimension::<SHORT>(column, 11)) {
+                row[index] = if SHORT { value.clamp(i16::MIN.into(), i16::MAX.into()) } else { value };
             }
         }
         for (row, values) in values.iter_mut().enumerate() {
             for lane in 0..LANES {
                 let at = |column: usize| values[column * LANES + lane];
-                let transformed = one_dimension([at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)], 18);
+                let transformed = one_dimension::<SHORT>([at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)], 18);
                 for (column, value) in transformed.into_iter().enumerate() {
                     values[column * LANES + lane] = value;
                 }
@@ -80,17 +94,18 @@ impl Group {
     }
 }
 
-/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`.
+/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`; `SHORT` ones and their sums have 16 bits.
 #[inline(always)]
-fn one_dimension(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
-    let [f0, f1, f2, f3, f4, f5, f6, f7] = frequencies.map(Wrapping);
+fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
+    let short = |value: Wrapping<i32>| if SHORT { Wrapping(i32::from(value.0 as i16)) } else { value };
+    let [f0, f1, f2, f3, f4, f5, f6, f7] = frequencies.map(|value| short(Wrapping(value)));
     let times = |value: Wrapping<i32>, factor: i32| value * Wrapping(factor);
     let shared = times(f2 + f6, 4433);
     let (even2, even3) = (shared - times(f6, 15_137), shared + times(f2, 6270));
-    let (even0, even1) = ((f0 + f4) << 13, (f0 - f4) << 13);
+    let (even0, even1) = (short(f0 + f4) << 13, short(f0 - f4) << 13);
     let even = [even0 + even3, even1 + even2, even1 - even2, even0 - even3];
 
-    let (a, b, c, d) = (f7 + f1, f5 + f3, f7 + f3, f5 + f1);
+    let (a, b, c, d) = (f7 + f1, f5 + f3, short(f7 + f3), short(f5 + f1));
     let shared = times(c + d, 9633);
     let (a, b) = (times(a, -7373), times(b, -20_995));
     let (c, d) = (shared - times(c, 16_069), shared - times(d, 3196));

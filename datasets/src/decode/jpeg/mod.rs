@@ -1,43 +1,60 @@
-//! Baseline JPEG, as most photographs have it: codes are read down to the last wanted row, and only the wanted part becomes pixels.
+//! JPEG files, sequential and progressive: only the wanted part of an image becomes pixels.
 //!
-//! In: the bytes of a file, and which of its pixels are wanted. Out: RGB.
+//! In: the bytes of a file. Out: RGB.
 //! Invariant: bit for bit the pixels of libjpeg-turbo's defaults, and so Pillow's and torchvision's, wherever its vectors of 16 bits
-//! hold their values, as those of any image do; no byte of the file is trusted.
-//! What is rare (progressive files, CMYK, other samplings) or damaged gives `None`: `zune-jpeg` reads it, or has the error for it. It
-//! makes pixels of all of a file and takes twice as long for the codes.
+//! hold their values, as those of any image do; no byte of the file is trusted. What is damaged and what Pillow does not read is an error.
+//! Sequential Huffman codes, which most photographs have, become pixels as they are read, down to the last wanted row. The other
+//! processes keep the values of all blocks until their last scan.
 //! Source: ITU-T T.81.
 
+mod arithmetic;
+mod coefficients;
 mod colour;
 mod header;
 mod huffman;
 mod inverse;
+mod pixels;
+mod scans;
+mod smooth;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use kernels::simd::{Isa, Task, vectorized};
 
-use self::colour::{Mix, to_rgb, widen};
-use self::header::END_OF_IMAGE;
+use self::coefficients::{Block, Coder};
+use self::header::most_sampling;
 use self::huffman::Bits;
 use self::inverse::{Group, LANES};
+use self::scans::{Scans, Sweep};
 use crate::resize::CropBox;
 
-pub(super) use self::header::{Header, is_whole};
+pub(super) use self::colour::{darken, to_rgb};
+pub(super) use self::header::Header;
+
+/// The reason why a file is not decoded.
+pub(super) type Reason = Cow<'static, str>;
+
+type Result<T> = std::result::Result<T, Reason>;
 
 /// Memory that is used again: what is between the steps, and the pixels.
 #[derive(Default)]
 pub(super) struct Scratch {
     codes: Vec<u8>,
+    blocks: Vec<Block>,
     planes: Vec<u8>,
-    wide: [Vec<u8>; 2],
+    wide: [Vec<u8>; 4],
     sums: Vec<u16>,
     rgb: Vec<u8>,
 }
 
 impl Scratch {
-    /// Its bytes, but for those of single rows.
+    /// The bytes of memory, but for those of single rows.
     pub(super) fn len(&self) -> usize {
-        self.codes.capacity() + self.planes.capacity() + self.rgb.capacity()
+        self.codes.capacity()
+            + size_of::<Block>() * self.blocks.capacity()
+            + self.planes.capacity()
+            + self.rgb.capacity()
     }
 
     /// The pixels that were just decoded; the memory goes with them.
@@ -49,60 +66,132 @@ impl Scratch {
 }
 
 impl Header {
-    /// Decodes the file that this header is of.
+    /// Decodes the file of this header.
     ///
     /// # Shapes
     /// `part`: inside the image; the result: `[height, width, 3]`, anything outside of `part`.
-    pub(super) fn decode<'a>(&self, bytes: &[u8], part: CropBox, scratch: &'a mut Scratch) -> Option<&'a [u8]> {
-        vectorized(Isa::detect(), Decoding { header: self, bytes, part, scratch: &mut *scratch })?;
-        Some(&scratch.rgb[..3 * self.size[0] * self.size[1]])
+    pub(super) fn decode<'a>(&self, bytes: &[u8], part: CropBox, scratch: &'a mut Scratch) -> Result<&'a [u8]> {
+        let layout = Layout::of(self, part);
+        grow(&mut scratch.planes, layout.planes_len, 0);
+        grow(&mut scratch.rgb, 3 * self.size[0] * self.size[1], 0);
+        let mut scans = Scans::of(self);
+        if self.is_progressive || self.is_arithmetic {
+            self.read_blocks(bytes, &layout, &mut scans, scratch)?;
+        }
+        vectorized(Isa::detect(), Decoding { header: self, bytes, part, layout, scans, scratch: &mut *scratch })?;
+        Ok(&scratch.rgb[..3 * self.size[0] * self.size[1]])
+    }
+
+    /// Reads the values of all blocks.
+    fn read_blocks(&self, bytes: &[u8], layout: &Layout, scans: &mut Scans<'_>, scratch: &mut Scratch) -> Result<()> {
+        let Scratch { blocks, codes, .. } = scratch;
+        blocks.clear();
+        blocks.resize(layout.planes_len / 64, [0; 64]);
+        while scans.next(bytes)? {
+            let sweep = Sweep::of(self, layout, &scans.scan);
+            let ends = scans.unstuff(bytes, &sweep, codes)?;
+            self.read_scan(layout, scans, &sweep, codes, &ends, blocks).ok_or_else(|| scans.damaged())?;
+        }
+        if scans.leaves_bits_open() {
+            for (index, component) in self.components.iter().enumerate() {
+                smooth::smooth(&mut blocks[layout.all_blocks(index)], self, component, layout, &scans.state[index]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what a scan has of all its blocks.
+    fn read_scan(
+        &self,
+        layout: &Layout,
+        scans: &Scans<'_>,
+        sweep: &Sweep,
+        codes: &[u8],
+        ends: &[usize],
+        blocks: &mut [Block],
+    ) -> Option<()> {
+        let mut coder = Coder::new(self, &scans.tables, &scans.scan)?;
+        let mut restart = 0;
+        coder.restart(codes, ends[0]);
+        let interval = scans.tables.restart_interval;
+        let [num_columns, num_rows] = sweep.size;
+        for (row, column) in (0..num_rows).flat_map(|row| (0..num_columns).map(move |column| (row, column))) {
+            let unit = row * num_columns + column;
+            if interval > 0 && unit > 0 && unit % interval == 0 {
+                coder.end(len_before(ends, restart)?)?;
+                restart += 1;
+                coder.restart(&codes[ends[restart - 1]..], len_before(ends, restart)?);
+            }
+            let components = scans.scan.components.iter().zip(&sweep.blocks);
+            for (index, ((component, _), [across, down])) in components.enumerate() {
+                let (plane, stride) = layout.planes[*component];
+                for block in 0..across * down {
+                    let (y, x) = (row * down + block / across, column * across + block % across);
+                    coder.block(index, &mut blocks[(plane + 8 * y * stride) / 64 + x])?;
+                }
+            }
+        }
+        coder.end(len_before(ends, restart)?)
     }
 }
 
-/// The work of [`Header::decode`].
+/// Bytes of codes before a restart, from the restart before on.
+#[inline(always)]
+fn len_before(ends: &[usize], restart: usize) -> Option<usize> {
+    Some(*ends.get(restart)? - if restart == 0 { 0 } else { ends[restart - 1] })
+}
+
+/// The vectorized work of [`Header::decode`].
 struct Decoding<'a> {
     header: &'a Header,
     bytes: &'a [u8],
     part: CropBox,
+    layout: Layout,
+    scans: Scans<'a>,
     scratch: &'a mut Scratch,
 }
 
 impl Task for Decoding<'_> {
-    type Output = Option<()>;
+    type Output = Result<()>;
 
     #[inline(always)]
-    fn run(self) -> Option<()> {
-        let Self { header, bytes, part, scratch } = self;
-        let layout = Layout::of(header, part);
-        let ends = unstuff(bytes.get(header.codes_at..)?, layout.size[0] * layout.size[1], &mut scratch.codes)?;
-        grow(&mut scratch.planes, layout.planes_len);
-        grow(&mut scratch.rgb, 3 * header.size[0] * header.size[1]);
-        header.read_planes(&layout, &scratch.codes, &ends, &mut scratch.planes)?;
+    fn run(self) -> Result<()> {
+        let Self { header, bytes, part, layout, mut scans, scratch } = self;
+        if header.is_progressive || header.is_arithmetic {
+            header.transform(&layout, &scans, &scratch.blocks, &mut scratch.planes);
+        } else {
+            while scans.next(bytes)? {
+                let sweep = Sweep::of(header, &layout, &scans.scan);
+                let ends = scans.unstuff(bytes, &sweep, &mut scratch.codes)?;
+                let read = header.read_planes(&layout, &scans, &sweep, &scratch.codes, &ends, &mut scratch.planes);
+                read.ok_or_else(|| scans.damaged())?;
+            }
+        }
         header.write_pixels(&layout, part, scratch);
-        Some(())
+        Ok(())
     }
 }
 
-fn grow(memory: &mut Vec<u8>, len: usize) {
+fn grow<T: Copy>(memory: &mut Vec<T>, len: usize, value: T) {
     if memory.len() < len {
-        memory.resize(len, 0);
+        memory.resize(len, value);
     }
 }
 
-/// Where things are.
+/// The places of units and planes.
 struct Layout {
     /// Units across the image and down.
     size: [usize; 2],
     /// Columns and rows of the units that become pixels.
     units: [Range<usize>; 2],
-    /// Of each component, where its plane begins, and the bytes of its rows.
+    /// The start of each component's plane, and the bytes of its rows. Its blocks lie at a 64th of these places.
     planes: Vec<(usize, usize)>,
     planes_len: usize,
 }
 
 impl Layout {
     fn of(header: &Header, part: CropBox) -> Self {
-        let [across, down] = header.components[0].sampling.map(|blocks| 8 * blocks);
+        let [across, down] = most_sampling(&header.components).map(|blocks| 8 * blocks);
         let [units_across, units_down] = [header.size[0].div_ceil(across), header.size[1].div_ceil(down)];
         // A colour is mixed with that of its neighbours, two pixels away.
         let units = |start: u32, len: u32, side: usize, number: usize| {
@@ -122,31 +211,52 @@ impl Layout {
             planes_len,
         }
     }
+
+    /// All blocks of a component.
+    fn all_blocks(&self, component: usize) -> Range<usize> {
+        let start = |component: usize| self.planes.get(component).map_or(self.planes_len, |(start, _)| *start) / 64;
+        start(component)..start(component + 1)
+    }
+
+    /// The wanted columns and rows of the blocks of a component.
+    #[inline(always)]
+    fn blocks(&self, sampling: [usize; 2]) -> [Range<usize>; 2] {
+        [0, 1].map(|side| {
+            let units = &self.units[side];
+            units.start * sampling[side]..units.end * sampling[side]
+        })
+    }
 }
 
 impl Header {
-    /// Decodes the units down to the last that is wanted; those that are wanted become bytes of the planes.
+    /// Reads the units of a sequential scan down to the last that is wanted; those that are wanted become bytes of the planes.
     #[inline(always)]
-    fn read_planes(&self, layout: &Layout, codes: &[u8], ends: &[usize], planes: &mut [u8]) -> Option<()> {
-        let [columns, rows] = &layout.units;
+    fn read_planes(
+        &self,
+        layout: &Layout,
+        scans: &Scans<'_>,
+        sweep: &Sweep,
+        codes: &[u8],
+        ends: &[usize],
+        planes: &mut [u8],
+    ) -> Option<()> {
+        let [columns, rows] = &sweep.wanted;
+        let restart_interval = scans.tables.restart_interval;
         let mut coded = Vec::new();
-        for (component, plane) in self.components.iter().zip(&layout.planes) {
-            let [dc, ac] = component.tables.map(|table| self.tables[table].as_ref());
-            let quantization = self.quantizations.get(component.quantization)?.as_ref()?;
-            coded.push((component.sampling, [dc?, ac?], quantization, plane));
+        for ((component, tables), blocks) in scans.scan.components.iter().zip(&sweep.blocks) {
+            let [dc, ac] = tables.map(|table| scans.tables.codes[table].as_ref());
+            coded.push((*blocks, [dc?, ac?], &scans.state[*component].quantization, layout.planes[*component]));
         }
-        let mut group = Group::new();
+        let mut group = Group::new(scans.state.iter().map(|state| &state.quantization));
         let (mut starts, mut num_starts) = ([(0, 0); LANES], 0);
-        // Bytes of codes up to a restart.
-        let len = |restart: usize| Some(*ends.get(restart)? - if restart == 0 { 0 } else { ends[restart - 1] });
-        let (mut restart, mut bits, mut means) = (0, Bits::new(codes), [0; 3]);
-        for unit in 0..rows.end * layout.size[0] {
-            if self.restart_interval > 0 && unit > 0 && unit % self.restart_interval == 0 {
-                bits.end(len(restart)?)?;
+        let (mut restart, mut bits, mut means) = (0, Bits::new(codes), [0; 4]);
+        for unit in 0..rows.end * sweep.size[0] {
+            if restart_interval > 0 && unit > 0 && unit % restart_interval == 0 {
+                bits.end(len_before(ends, restart)?)?;
                 bits = Bits::new(&codes[ends[restart]..]);
-                (restart, means) = (restart + 1, [0; 3]);
+                (restart, means) = (restart + 1, [0; 4]);
             }
-            let (row, column) = (unit / layout.size[0], unit % layout.size[0]);
+            let (row, column) = (unit / sweep.size[0], unit % sweep.size[0]);
             let is_wanted = rows.contains(&row) && columns.contains(&column);
             for (([across, down], tables, quantization, (plane, stride)), mean) in coded.iter().zip(&mut means) {
                 for block in 0..across * down {
@@ -166,104 +276,43 @@ impl Header {
             }
         }
         group.write(&starts[..num_starts], planes);
-        bits.end(len(restart)?)
+        bits.end(len_before(ends, restart)?)
     }
 
-    /// Makes pixels of the planes.
+    /// Makes bytes of the values of all wanted blocks.
     #[inline(always)]
-    fn write_pixels(&self, layout: &Layout, part: CropBox, scratch: &mut Scratch) {
-        let Scratch { planes, wide, sums, rgb, .. } = scratch;
-        let [width, height] = self.size;
-        let [left, top] = [part.left as usize, part.top as usize];
-        let [columns, rows] = [left..left + part.width as usize, top..top + part.height as usize];
-        let row_of = |component: usize, row: usize, len: usize| {
-            let (start, stride) = layout.planes[component];
-            &planes[start + row * stride..][..len]
-        };
-        let [across, down] = self.components[0].sampling;
-        let narrow = width.div_ceil(across);
-        let mixed = left / across..columns.end.div_ceil(across);
-        if self.components.len() > 1 {
-            wide.iter_mut().for_each(|wide| grow(wide, 2 * mixed.len()));
-        }
-        for row in rows {
-            let brightness = &row_of(0, row, width)[columns.clone()];
-            let pixels = &mut rgb[3 * (row * width + left)..][..3 * columns.len()];
-            if self.components.len() == 1 {
-                pixels.as_chunks_mut().0.iter_mut().zip(brightness).for_each(|(pixel, value)| *pixel = [*value; 3]);
-                continue;
-            }
-            if across == 1 {
-                let [blue, red] = [1, 2].map(|component| &row_of(component, row, width)[columns.clone()]);
-                if self.is_rgb {
-                    // In their order, whatever else they are called here.
-                    let colours = brightness.iter().zip(blue).zip(red);
-                    let pixels = pixels.as_chunks_mut().0.iter_mut();
-                    pixels
-                        .zip(colours)
-                        .for_each(|(pixel, ((first, second), third))| *pixel = [*first, *second, *third]);
-                } else {
-                    to_rgb(brightness, blue, red, pixels);
+    fn transform(&self, layout: &Layout, scans: &Scans<'_>, blocks: &[Block], planes: &mut [u8]) {
+        let mut group = Group::new(scans.state.iter().map(|state| &state.quantization));
+        let (mut starts, mut num_starts) = ([(0, 0); LANES], 0);
+        for (index, (plane, stride)) in layout.planes.iter().enumerate() {
+            let [columns, rows] = layout.blocks(self.components[index].sampling);
+            let quantization = &scans.state[index].quantization;
+            for (y, x) in rows.flat_map(|y| columns.clone().map(move |x| (y, x))) {
+                let start = plane + 8 * y * stride;
+                // Most values are zero, often eight in a row.
+                for (eighth, values) in blocks[start / 64 + x].as_chunks::<8>().0.iter().enumerate() {
+                    if *values == [0; 8] {
+                        continue;
+                    }
+                    for (place, value) in (8 * eighth..).zip(values) {
+                        group.set(place as u8, num_starts, i32::from(*value).wrapping_mul(quantization[place]));
+                    }
                 }
-                continue;
-            }
-            for (component, wide) in (1..).zip(&mut *wide) {
-                if narrow <= 2 {
-                    // So narrow ones libjpeg repeats.
-                    let near = &row_of(component, row / down, narrow)[mixed.clone()];
-                    wide.as_chunks_mut().0.iter_mut().zip(near).for_each(|(pair, colour)| *pair = [*colour; 2]);
-                    continue;
+                starts[num_starts] = (start + 8 * x, *stride);
+                num_starts += 1;
+                if num_starts == LANES {
+                    group.write(&starts, planes);
+                    num_starts = 0;
                 }
-                let mix = if down == 1 {
-                    let near = row_of(component, row, narrow);
-                    Mix { rows: [near, near], rounding: [4, 8] }
-                } else {
-                    let near = row / 2;
-                    let far =
-                        if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(height.div_ceil(2) - 1) };
-                    Mix { rows: [near, far].map(|row| row_of(component, row, narrow)), rounding: [8, 7] }
-                };
-                widen(mix, mixed.clone(), sums, wide);
             }
-            let [blue, red] = [0, 1].map(|colour: usize| &wide[colour][left % across..][..columns.len()]);
-            to_rgb(brightness, blue, red, pixels);
         }
+        group.write(&starts[..num_starts], planes);
     }
 }
 
-/// Copies the codes of a scan without the zeros that are stuffed behind each 0xFF; where each restart is, and the end.
-///
-/// None if another marker than the image's end follows, or restarts are out of order or more than units.
-#[inline(always)]
-fn unstuff(mut rest: &[u8], num_units: usize, codes: &mut Vec<u8>) -> Option<Vec<usize>> {
-    codes.clear();
-    codes.reserve(rest.len() + 16);
-    let mut ends = Vec::new();
-    loop {
-        // Most pieces have none.
-        while let Some(piece) =
-            rest.first_chunk::<32>().filter(|piece| !piece.iter().fold(false, |any, byte| any | (*byte == 0xFF)))
-        {
-            codes.extend_from_slice(piece);
-            rest = &rest[32..];
-        }
-        let (before, behind) = rest.split_at(rest.iter().position(|byte| *byte == 0xFF)?);
-        codes.extend_from_slice(before);
-        match behind.get(1)? {
-            0 => codes.push(0xFF),
-            marker @ 0xD0..=0xD7 if usize::from(marker & 7) == ends.len() % 8 && ends.len() < num_units => {
-                ends.push(codes.len());
-            }
-            &END_OF_IMAGE => {
-                ends.push(codes.len());
-                codes.extend([0; 16]);
-                return Some(ends);
-            }
-            _ => return None,
-        }
-        rest = &behind[2..];
-    }
-}
-
+#[cfg(test)]
+mod families;
+#[cfg(test)]
+mod families_codes;
 #[cfg(test)]
 mod tests;

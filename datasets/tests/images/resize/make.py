@@ -1,14 +1,16 @@
 """Writes what Pillow makes of drawn images (resized.bin), JPEG files of all samplings (rows_*.jpg), and the sha256 of Pillow's pixels of
 each (rows.txt).
 
-Needs Pillow 13 and numpy. Run: python3 make.py
+Needs Pillow 13, numpy, and libjpeg-turbo's cjpeg and jpegtran. Run: python3 make.py
 resized.bin holds cases: eight u16 (little endian), then the pixels [size, size, 3]. The numbers are the image's width and height; left,
 top, width and height of a part that is cut out and resized, as torchvision's resized_crop does; or 0, 0, 0 and the length of the shorter
 side, as its Resize and CenterCrop do; the size; and 0.
 """
 
 import hashlib
+import io
 import struct
+import subprocess
 from pathlib import Path
 
 import numpy
@@ -65,6 +67,29 @@ noise.save(folder / "rows_rgb.jpg", quality=60, keep_rgb=True)
 # So narrow that libjpeg repeats the colours.
 noise.crop((0, 0, 4, 23)).save(folder / "rows_narrow_420.jpg", quality=80, subsampling="4:2:0")
 noise.crop((0, 0, 3, 9)).save(folder / "rows_narrow_422.jpg", quality=80, subsampling="4:2:2")
+
+
+def written(name, command, image, scans=""):
+    """Writes a file by cjpeg or jpegtran."""
+    data = io.BytesIO()
+    image.save(data, "PPM" if command[0] == "cjpeg" else "JPEG", quality=50)
+    (folder / "scans").write_text(scans)
+    options = ["-scans", str(folder / "scans")] if scans else []
+    with open(folder / f"rows_{name}.jpg", "wb") as file:
+        subprocess.run([*command, *options], input=data.getvalue(), stdout=file, check=True)
+    (folder / "scans").unlink()
+
+
+small = Image.fromarray((numpy.array(photo).astype(int) // 8 + 60).astype(numpy.uint8)).crop((0, 0, 35, 41))
+written("scans", ["cjpeg", "-quality", "60"], small, "0; 1; 2;")
+written("vertical", ["cjpeg", "-sample", "1x2,1x1,1x1", "-restart", "2B"], small, "0; 1 2;")
+written("wide", ["cjpeg", "-sample", "4x1,1x1,2x1", "-optimize"], small)
+written("arithmetic", ["cjpeg", "-arithmetic", "-restart", "4B"], small)
+written("arithmetic_progressive", ["cjpeg", "-arithmetic", "-progressive"], small)
+written("ink", ["jpegtran", "-progressive"], small.convert("CMYK"))
+# Without the last scans: libjpeg estimates what is missing.
+written("means", ["cjpeg"], small, "0,1,2: 0-0,0,0;")
+written("incomplete", ["cjpeg"], small, "0,1,2: 0-0,0,1; 0: 1-5,0,2; 1: 1-63,0,1;")
 
 with open(folder / "rows.txt", "w") as file:
     for path in sorted(folder.glob("rows_*.jpg")):

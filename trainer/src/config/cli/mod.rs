@@ -192,7 +192,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "DIR")]
     pub checkpoint: PathBuf,
 
-    /// Image files, jpeg, png, bmp or webp, or folders of them.
+    /// Image files (JPEG, PNG, GIF, TIFF, BMP, WebP, PPM, PGM), or folders of them
     #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
 

@@ -1,0 +1,166 @@
+//! The scans of progressive and arithmetic files, each of which adds to the values of all blocks.
+//!
+//! In: the codes of a scan. Out: 64 values a block, in the file's order, before quantisation is undone.
+//! Invariant: any bytes are read safely; codes that no encoder writes give `None`.
+//! Source: ITU-T T.81, annexes G.1 (progressive) and F.1.4.4, G.1.3 (arithmetic), as libjpeg-turbo reads them.
+
+use super::arithmetic::Arithmetic;
+use super::header::{Header, Scan, Tables};
+use super::huffman::{Bits, Run, Table};
+
+/// The values of a block.
+pub(super) type Block = [i16; 64];
+
+/// Reads the blocks of a scan in their order.
+pub(super) enum Coder<'a> {
+    Huffman(Progressive<'a>),
+    Arithmetic(Box<Arithmetic<'a>>),
+}
+
+impl<'a> Coder<'a> {
+    /// None if the scan lacks a table. Codes are given by [`restart`](Self::restart).
+    pub(super) fn new(header: &Header, tables: &'a Tables, scan: &'a Scan) -> Option<Self> {
+        if header.is_arithmetic {
+            return Some(Self::Arithmetic(Arithmetic::new(tables, scan, header.is_progressive).into()));
+        }
+        let needs_table = scan.places[0] > 0 || scan.bits[0] == 0;
+        let table = |[dc, ac]: [usize; 2]| tables.codes[if scan.places[0] == 0 { dc } else { ac }].as_ref();
+        let tables: Vec<_> = scan.components.iter().map(|(_, numbers)| table(*numbers)).collect();
+        if needs_table && tables.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(Self::Huffman(Progressive { scan, tables, bits: Bits::new(&[]), means: [0; 4], blocks_to_skip: 0 }))
+    }
+
+    /// Begins with `codes`, of which `len` bytes are those up to the next restart.
+    pub(super) fn restart(&mut self, codes: &'a [u8], len: usize) {
+        match self {
+            Self::Huffman(coder) => {
+                (coder.bits, coder.means, coder.blocks_to_skip) = (Bits::new(codes), [0; 4], 0);
+            }
+            Self::Arithmetic(coder) => coder.restart(&codes[..len]),
+        }
+    }
+
+    /// None if more than `len` bytes were read since the last restart. Arithmetic codes end in zeros that are not written.
+    pub(super) fn end(&self, len: usize) -> Option<()> {
+        match self {
+            Self::Huffman(coder) => coder.bits.end(len),
+            Self::Arithmetic(_) => Some(()),
+        }
+    }
+
+    /// Reads a block of the component at `index` of the scan.
+    pub(super) fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
+        match self {
+            Self::Huffman(coder) => coder.block(index, block),
+            Self::Arithmetic(coder) => coder.block(index, block),
+        }
+    }
+}
+
+/// The Huffman codes of a progressive scan.
+pub(super) struct Progressive<'a> {
+    scan: &'a Scan,
+    /// Of each component; none where no table is needed.
+    tables: Vec<Option<&'a Table>>,
+    bits: Bits<'a>,
+    means: [i32; 4],
+    /// Blocks that have ended before the scan reaches them.
+    blocks_to_skip: u32,
+}
+
+impl Progressive<'_> {
+    fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
+        let low = self.scan.bits[1];
+        match (self.scan.places[0], self.scan.bits[0]) {
+            (0, 0) => {
+                let mean = &mut self.means[index];
+                *mean = mean.wrapping_add(self.bits.difference(self.tables[index]?)?);
+                block[0] = (*mean << low) as i16;
+                Some(())
+            }
+            (0, _) => {
+                block[0] |= (self.bits.take(1)? << low) as i16;
+                Some(())
+            }
+            (_, 0) => self.first_bits(block),
+            _ => self.next_bit(block),
+        }
+    }
+
+    fn first_bits(&mut self, block: &mut Block) -> Option<()> {
+        if self.blocks_to_skip > 0 {
+            self.blocks_to_skip -= 1;
+            return Some(());
+        }
+        let table = self.tables[0]?;
+        let [mut place, last] = self.scan.places;
+        let values = &mut block[..=last];
+        while place <= last {
+            match self.bits.run(table)? {
+                Run::Value(zeros, value) => {
+                    place += zeros;
+                    *values.get_mut(place)? = (value << self.scan.bits[1]) as i16;
+                    place += 1;
+                }
+                Run::Ends(blocks) => {
+                    self.blocks_to_skip = blocks - 1;
+                    break;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Reads one more bit of each value: first those that are not zero yet.
+    fn next_bit(&mut self, block: &mut Block) -> Option<()> {
+        let table = self.tables[0]?;
+        let [mut place, last] = self.scan.places;
+        let one = 1i16 << self.scan.bits[1];
+        let values = &mut block[..=last];
+        while self.blocks_to_skip == 0 && place <= last {
+            let (mut zeros, new) = match self.bits.run(table)? {
+                // A new value is the lowest bit so far.
+                Run::Value(zeros, value @ -1..=1) => (zeros, one * value as i16),
+                Run::Value(..) => return None,
+                Run::Ends(blocks) => {
+                    self.blocks_to_skip = blocks;
+                    break;
+                }
+            };
+            while let Some(value) = values.get_mut(place) {
+                if *value != 0 {
+                    self.correct(value)?;
+                } else if zeros == 0 {
+                    break;
+                } else {
+                    zeros -= 1;
+                }
+                place += 1;
+            }
+            if new != 0 {
+                *values.get_mut(place)? = new;
+            }
+            place += 1;
+        }
+        if self.blocks_to_skip > 0 {
+            for value in values.get_mut(place..).unwrap_or_default() {
+                if *value != 0 {
+                    self.correct(value)?;
+                }
+            }
+            self.blocks_to_skip -= 1;
+        }
+        Some(())
+    }
+
+    /// Moves a value away from zero if the next bit says so.
+    fn correct(&mut self, value: &mut i16) -> Option<()> {
+        let one = 1i16 << self.scan.bits[1];
+        if self.bits.take(1)? == 1 && *value & one == 0 {
+            *value = value.wrapping_add(if *value > 0 { one } else { -one });
+        }
+        Some(())
+    }
+}
