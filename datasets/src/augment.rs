@@ -76,22 +76,23 @@ impl Augment {
     /// If the data set cannot read them.
     pub(crate) fn read(
         self,
-        (seed, epoch, index): (u64, u64, usize),
+        (seed, epoch, draw): (u64, u64, usize),
         dataset: &dyn ImageDataset,
         shape: ImageShape,
         normalization: &Normalization,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
+        let index = draw % dataset.len();
         match self {
             Self::None | Self::CropFlip { .. } => dataset.read_image(index, pixels)?,
             Self::Trivial { .. } => {
                 dataset.read_image(index, pixels)?;
-                trivial_augment::draw(seed, epoch, index).apply(pixels, shape);
+                trivial_augment::draw(seed, epoch, draw).apply(pixels, shape);
             }
             Self::ResizedCrop(crop) | Self::Rand(crop, _) => {
-                dataset.read_crop(index, &|size| crop.draw(seed, epoch, index, size), shape, pixels)?;
+                dataset.read_crop(index, &|size| crop.draw(seed, epoch, draw, size), shape, pixels)?;
                 if let Self::Rand(_, rand) = self {
-                    let operations = rand.draw(seed, epoch, index, &normalization.mean);
+                    let operations = rand.draw(seed, epoch, draw, &normalization.mean);
                     operations.into_iter().for_each(|operation| operation.apply(pixels, shape));
                 }
             }

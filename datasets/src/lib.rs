@@ -69,7 +69,7 @@ pub use decode::{Sizing, load_image};
 pub use encoded::OnBadImage;
 pub use error::DatasetError;
 pub use image_folder::ImageFolderConfig;
-pub use limited::Subset;
+pub use limited::{Subset, class_sizes};
 pub use loader::{LoadedStep, Loader, LoaderConfig};
 pub use mix::Mix;
 pub use picture::{Picture, picture};

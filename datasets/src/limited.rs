@@ -1,7 +1,7 @@
-//! A few samples of a larger data set, for quick runs.
+//! A few samples of a larger data set: for quick runs, or as its validation part.
 //!
-//! In: a data set and a number of samples. Out: an [`ImageDataset`] of that many.
-//! Invariant: the choice is fixed (no seed to forget), grows by adding samples only, and holds all classes in proportion.
+//! In: a data set and a number of samples, or a share and a seed. Out: [`ImageDataset`]s of the chosen samples.
+//! Invariant: a choice holds all classes in proportion; [`Subset::first`] has no seed and grows by adding samples only.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -41,14 +41,86 @@ impl Subset {
         indices.truncate(num_samples);
         indices.sort_unstable();
         let note = format!("{num_samples} of {} samples are used", inner.len());
-        Ok(Self {
-            name: format!("{} ({num_samples} of {})", inner.name(), inner.len()),
-            notes: inner.notes().iter().cloned().chain([note]).collect(),
-            indices,
-            inner,
-            checksum: OnceLock::new(),
-        })
+        let notes = inner.notes().iter().cloned().chain([note]).collect();
+        let name = format!("{} ({num_samples} of {})", inner.name(), inner.len());
+        Ok(Self::of(inner, name, indices, notes))
     }
+
+    /// Splits a data set into a part to train on and a part of `share` of the samples to validate with.
+    ///
+    /// The parts have no sample in common. Each class gives its share of samples, to within one, so that the sum is close to the share
+    /// of all samples; a class keeps at least one sample to train on. The choice depends on the labels,
+    /// `share` and `seed`. Both parts keep the order of the data set.
+    ///
+    /// # Errors
+    /// If `share` is not above 0 and below 1, or leaves one of the parts without samples.
+    pub fn train_and_validation(
+        inner: Arc<dyn ImageDataset>,
+        share: f64,
+        seed: u64,
+    ) -> Result<(Self, Self), DatasetError> {
+        if !(share > 0.0 && share < 1.0) {
+            return Err(DatasetError::config("share", "above 0 and below 1", share));
+        }
+        let order = Stream::new(seed, 0, 0, Purpose::Validation).permutation(inner.len());
+        let mut left = validation_sizes(&class_sizes(&*inner), share, inner.len());
+        let (mut validation, mut train) = (Vec::new(), Vec::new());
+        for index in order {
+            match &mut left[inner.label(index)] {
+                0 => train.push(index),
+                left => {
+                    *left -= 1;
+                    validation.push(index);
+                }
+            }
+        }
+        if validation.is_empty() {
+            let expected = format!("a share that takes at least 1 of the {} samples of {}", inner.len(), inner.name());
+            return Err(DatasetError::config("share", expected, share));
+        }
+        let part = |mut indices: Vec<usize>, what: &str, notes: Vec<String>| {
+            indices.sort_unstable();
+            let name = format!("{} ({what} {} of {})", inner.name(), indices.len(), inner.len());
+            Self::of(Arc::clone(&inner), name, indices, notes)
+        };
+        let validation = part(validation, "validation part,", Vec::new());
+        let without = class_sizes(&validation).iter().filter(|size| **size == 0).count();
+        let note = (without > 0).then(|| {
+            let num_classes = inner.class_names().len();
+            format!("{without} of {num_classes} classes have no validation sample: too few samples for that share")
+        });
+        let notes = note.into_iter().collect();
+        Ok((part(train, "train part,", inner.notes().to_vec()), Self { notes, ..validation }))
+    }
+
+    fn of(inner: Arc<dyn ImageDataset>, name: String, indices: Vec<usize>, notes: Vec<String>) -> Self {
+        Self { inner, name, indices, notes, checksum: OnceLock::new() }
+    }
+}
+
+/// The number of samples of each class.
+pub fn class_sizes(dataset: &dyn ImageDataset) -> Vec<usize> {
+    let mut sizes = vec![0; dataset.class_names().len()];
+    for index in 0..dataset.len() {
+        sizes[dataset.label(index)] += 1;
+    }
+    sizes
+}
+
+/// How many samples of each class validate: `share` of each class rounded down, and one more of the classes with the largest
+/// remainders until the sum is `share` of all samples. A class keeps one sample.
+fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Vec<usize> {
+    let exact = |class: usize| class_sizes[class] as f64 * share;
+    let at_most = |class: usize| class_sizes[class].saturating_sub(1);
+    let mut sizes: Vec<usize> = (0..class_sizes.len()).map(|class| at_most(class).min(exact(class) as usize)).collect();
+    let mut by_remainder: Vec<usize> = (0..class_sizes.len()).collect();
+    // The sort is stable: of equal remainders the lower class comes first.
+    by_remainder.sort_by(|a, b| exact(*b).fract().total_cmp(&exact(*a).fract()));
+    let total = (num_samples as f64 * share).round() as usize;
+    let missing = total.saturating_sub(sizes.iter().sum());
+    by_remainder.retain(|class| exact(*class).fract() > 0.0 && sizes[*class] < at_most(*class));
+    by_remainder.into_iter().take(missing).for_each(|class| sizes[class] += 1);
+    sizes
 }
 
 /// A random order in which the j-th sample of a class of n comes at about j / n of the whole.
@@ -206,6 +278,42 @@ mod tests {
         let other = Subset::first(inner.clone(), 6).unwrap();
         assert_ne!(subset.checksum(), inner.checksum());
         assert_ne!(subset.checksum(), other.checksum());
+    }
+
+    #[test]
+    fn a_validation_part_has_its_share_of_every_class_and_no_sample_of_the_train_part() {
+        for (share, expected) in [(0.1, [6, 3, 1]), (0.25, [15, 8, 2]), (0.5, [30, 15, 5]), (0.999, [59, 29, 9])] {
+            let split = |seed| Subset::train_and_validation(sorted_by_class(), share, seed).unwrap();
+            let (train, validation) = split(7);
+            assert_eq!(class_sizes(&validation), expected, "{share}");
+            let mut all = [pixels(&train), pixels(&validation)].concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..100).collect::<Vec<u8>>());
+            let (again, other) = (split(7).1, split(8).1);
+            assert_eq!(validation.checksum(), again.checksum());
+            assert_ne!(validation.checksum(), other.checksum(), "another seed, another choice");
+            assert_eq!(class_sizes(&other), expected);
+        }
+    }
+
+    #[test]
+    fn a_class_keeps_a_sample_to_train_on_and_one_without_validation_samples_is_noted() {
+        let inner: Arc<dyn ImageDataset> = Arc::new(MemoryDataset {
+            name: "few".into(),
+            shape: ImageShape { height: 1, width: 1, channels: 1 },
+            pixels: (0..7).collect(),
+            labels: vec![0, 1, 1, 2, 2, 2, 2],
+            class_names: vec!["a".into(), "b".into(), "c".into()],
+            notes: vec![],
+            checksum: Default::default(),
+        });
+        let (train, validation) = Subset::train_and_validation(Arc::clone(&inner), 0.5, 0).unwrap();
+        assert_eq!((class_sizes(&train), class_sizes(&validation)), (vec![1, 1, 2], vec![0, 1, 2]));
+        assert_eq!(validation.notes(), ["1 of 3 classes have no validation sample: too few samples for that share"]);
+        assert_eq!(validation.name(), "few (validation part, 3 of 7)");
+        for share in [0.0, 1.0, 0.01, f64::NAN] {
+            assert!(Subset::train_and_validation(Arc::clone(&inner), share, 0).is_err(), "{share}");
+        }
     }
 
     #[test]

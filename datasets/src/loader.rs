@@ -274,11 +274,11 @@ impl StepMaker {
         let mut micro_batches = Vec::new();
         let mut num_global = 0;
         for shard in self.plan.own_shards() {
-            let StepShard { global_num_samples, indices } = self.plan.step_of(shard, step_in_epoch);
+            let StepShard { global_num_samples, draws, .. } = self.plan.step_of(shard, step_in_epoch);
             num_global = global_num_samples;
             // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
             let fullest = self.plan.max_shard_samples(global_num_samples);
-            let mut chunks = indices.chunks(self.config.micro_batch_size);
+            let mut chunks = draws.chunks(self.config.micro_batch_size);
             for _ in 0..fullest.div_ceil(self.config.micro_batch_size) {
                 match self.make_batch(chunks.next().unwrap_or_default(), stop)? {
                     Some(batch) => micro_batches.push(batch),
@@ -289,27 +289,28 @@ impl StepMaker {
         Ok(Some(LoadedStep { step_in_epoch, global_num_samples: num_global, micro_batches }))
     }
 
-    fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
+    /// A micro-batch of these [draws](StepShard::draws).
+    fn make_batch(&self, draws: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
         let shape = self.shape;
-        let (len, mixtures) = (shape.num_values(), self.mixtures(indices));
+        let (len, mixtures) = (shape.num_values(), self.mixtures(draws));
         let mut pixels = match self.config.raw {
             true => {
-                let placements = indices.iter().map(|index| self.placement(*index)).collect();
+                let placements = draws.iter().map(|draw| self.placement(*draw)).collect();
                 Pixels::Raw(RawPixels::black(placements, shape, Arc::clone(&self.table)))
             }
-            false => Pixels::Normalised(vec![0.0; indices.len() * len]),
+            false => Pixels::Normalised(vec![0.0; draws.len() * len]),
         };
         let (mut bytes, mut other) = (vec![0; len], vec![0.0; if mixtures.is_empty() { 0 } else { len }]);
-        for (position, index) in indices.iter().enumerate() {
+        for (position, draw) in draws.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
             let values = position * len..(position + 1) * len;
             match &mut pixels {
-                Pixels::Raw(raw) => self.read(*index, &mut raw.bytes[values])?,
+                Pixels::Raw(raw) => self.read(*draw, &mut raw.bytes[values])?,
                 Pixels::Normalised(pixels) => {
                     let image = &mut pixels[values];
-                    self.read_normalised(*index, &mut bytes, image)?;
+                    self.read_normalised(*draw, &mut bytes, image)?;
                     if let Some(mixture) = mixtures.get(position) {
                         self.read_normalised(mixture.other, &mut bytes, &mut other)?;
                         mixture.apply(image, &other, shape);
@@ -317,36 +318,37 @@ impl StepMaker {
                 }
             }
         }
+        let indices: Vec<usize> = draws.iter().map(|draw| draw % self.dataset.len()).collect();
         let labels = indices.iter().map(|index| self.label(*index)).collect();
         let mixed = (!mixtures.is_empty()).then(|| MixedLabels {
             labels: mixtures.iter().map(|mixture| self.label(mixture.other)).collect(),
             shares: mixtures.iter().map(|mixture| mixture.share).collect(),
         });
-        Ok(Some(HostBatch { pixels, labels, mixed, indices: indices.to_vec(), shape }))
+        Ok(Some(HostBatch { pixels, labels, mixed, indices, shape }))
     }
 
     /// What the samples are mixed with; empty if they stay alone.
-    fn mixtures(&self, indices: &[usize]) -> Vec<Mixture> {
+    fn mixtures(&self, draws: &[usize]) -> Vec<Mixture> {
         let LoaderConfig { mix, seed, epoch, .. } = self.config;
         let num_samples = self.dataset.len();
-        indices.iter().filter_map(|index| mix.draw(seed, epoch, *index, num_samples, self.shape)).collect()
+        draws.iter().filter_map(|draw| mix.draw(seed, epoch, *draw, num_samples, self.shape)).collect()
     }
 
     /// Reads one image, cropped, flipped and normalised; `bytes` has room for it.
-    fn read_normalised(&self, index: usize, bytes: &mut [u8], output: &mut [f32]) -> Result<(), DatasetError> {
-        self.read(index, bytes)?;
-        self.table.apply(bytes, self.shape, self.placement(index), output);
+    fn read_normalised(&self, draw: usize, bytes: &mut [u8], output: &mut [f32]) -> Result<(), DatasetError> {
+        self.read(draw, bytes)?;
+        self.table.apply(bytes, self.shape, self.placement(draw), output);
         Ok(())
     }
 
     /// Reads one image, its pixels changed.
-    fn read(&self, index: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
+    fn read(&self, draw: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
         let LoaderConfig { augment, seed, epoch, .. } = self.config;
-        augment.read((seed, epoch, index), &*self.dataset, self.shape, &self.config.normalization, bytes)
+        augment.read((seed, epoch, draw), &*self.dataset, self.shape, &self.config.normalization, bytes)
     }
 
-    fn placement(&self, index: usize) -> Placement {
-        self.config.augment.draw(self.config.seed, self.config.epoch, index)
+    fn placement(&self, draw: usize) -> Placement {
+        self.config.augment.draw(self.config.seed, self.config.epoch, draw)
     }
 
     fn label(&self, index: usize) -> u32 {

@@ -24,6 +24,8 @@ pub(crate) enum Purpose {
     TrivialAugment = 7,
     ResizedCrop = 8,
     RandAugment = 9,
+    Validation = 10,
+    BalancedOrder = 11,
 }
 
 /// A stream of random numbers.

@@ -2,11 +2,13 @@
 //!
 //! In: (num_samples, global_batch_size, seed, epoch, shard_index, num_shards). Out: the indices of each step.
 //! Invariant: all shards make the same number of steps; global batch k is the same set of samples for every number of
-//! shards; in an epoch no sample is read twice and none is lost, unless `drop_last` drops the partial batch.
+//! shards; in an epoch no sample is read twice and none is lost, unless `drop_last` drops the partial batch or the order is
+//! [balanced](ShardPlan::balanced).
 //! Source: one shuffle an epoch, split over the workers, as in arXiv 1706.02677, section 2.3.
 
 use std::ops::Range;
 
+use crate::dataset::ImageDataset;
 use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
 
@@ -55,8 +57,8 @@ impl ShardConfig {
 #[derive(Clone, Debug)]
 pub struct ShardPlan {
     config: ShardConfig,
-    /// None is the order by index, which needs no memory.
-    permutation: Option<Vec<usize>>,
+    /// The draw of each position; none is the order by index, which needs no memory.
+    order: Option<Vec<usize>>,
 }
 
 /// One shard's part of one step.
@@ -66,6 +68,9 @@ pub struct StepShard {
     pub global_num_samples: usize,
     /// This shard's samples; may be empty in the last step.
     pub indices: Vec<usize>,
+    /// A number for each of these samples by which its random changes are drawn: its index, plus `num_samples` for each time that
+    /// the epoch has drawn it before.
+    pub draws: Vec<usize>,
 }
 
 impl ShardPlan {
@@ -98,10 +103,38 @@ impl ShardPlan {
             let expected = format!("at most num_samples {num_samples} when drop_last drops the partial batch");
             return refuse("global_batch_size", expected, global_batch_size);
         }
-        let permutation = config
+        let order = config
             .shuffle
             .then(|| Stream::new(config.seed, config.epoch, 0, Purpose::Permutation).permutation(num_samples));
-        Ok(Self { config, permutation })
+        Ok(Self { config, order })
+    }
+
+    /// As [`new`](Self::new), in a random order that favours no class: each of the epoch's `num_samples` samples is drawn with
+    /// replacement, its class first, with equal probabilities, then a sample of that class. It is PyTorch's
+    /// `WeightedRandomSampler` with weights of one over the size of a sample's class.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// If `config` is for another number of samples than `dataset` has.
+    pub fn balanced(config: ShardConfig, dataset: &dyn ImageDataset) -> Result<Self, DatasetError> {
+        let num_samples = dataset.len();
+        assert_eq!(config.num_samples, num_samples, "num_samples of plan and data set");
+        let plan = Self::new(ShardConfig { shuffle: false, ..config })?;
+        let mut members = vec![Vec::new(); dataset.class_names().len()];
+        (0..num_samples).for_each(|index| members[dataset.label(index)].push(index));
+        members.retain(|members| !members.is_empty());
+        let mut stream = Stream::new(plan.config.seed, plan.config.epoch, 0, Purpose::BalancedOrder);
+        let mut num_drawn = vec![0; num_samples];
+        let mut draw = || {
+            let class = &members[stream.below(members.len())];
+            let index = class[stream.below(class.len())];
+            num_drawn[index] += 1;
+            index + (num_drawn[index] - 1) * num_samples
+        };
+        let order = (0..num_samples).map(|_| draw()).collect();
+        Ok(Self { config: ShardConfig { shuffle: true, ..plan.config }, order: Some(order) })
     }
 
     /// What the plan was made from.
@@ -136,20 +169,34 @@ impl ShardPlan {
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
     pub fn step_of(&self, shard_index: usize, step_in_epoch: usize) -> StepShard {
+        let positions = self.positions(step_in_epoch);
+        let global_num_samples = positions.len();
+        let own = (positions.start + shard_index..positions.end).step_by(self.config.num_shards);
+        let draws: Vec<usize> = own.map(|position| self.draw(position)).collect();
+        let indices = draws.iter().map(|draw| draw % self.config.num_samples).collect();
+        StepShard { global_num_samples, indices, draws }
+    }
+
+    /// The samples of a step over all shards, in the order of the epoch.
+    ///
+    /// # Panics
+    /// If `step_in_epoch` is not below `num_steps`.
+    pub fn global_batch(&self, step_in_epoch: usize) -> impl Iterator<Item = usize> {
+        self.positions(step_in_epoch).map(|position| self.draw(position) % self.config.num_samples)
+    }
+
+    fn positions(&self, step_in_epoch: usize) -> Range<usize> {
         assert!(
             step_in_epoch < self.num_steps(),
             "step_in_epoch: expected below {}, got {step_in_epoch}",
             self.num_steps()
         );
         let start = step_in_epoch * self.config.global_batch_size;
-        let end = (start + self.config.global_batch_size).min(self.config.num_samples);
-        StepShard {
-            global_num_samples: end - start,
-            indices: (start + shard_index..end)
-                .step_by(self.config.num_shards)
-                .map(|position| self.permutation.as_ref().map_or(position, |order| order[position]))
-                .collect(),
-        }
+        start..(start + self.config.global_batch_size).min(self.config.num_samples)
+    }
+
+    fn draw(&self, position: usize) -> usize {
+        self.order.as_ref().map_or(position, |order| order[position])
     }
 
     /// The largest number of samples that any shard has in a step, by which all shards count their micro-batches.

@@ -6,6 +6,7 @@
 mod bench;
 mod comparison;
 mod estimate;
+mod evaluation;
 pub mod file;
 mod hashes;
 mod job;
@@ -24,6 +25,7 @@ mod trace;
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
 pub use estimate::{CONFIDENCE, Estimate, median_interval};
+pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};
 pub use hashes::StepHashes;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{

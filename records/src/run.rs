@@ -2,9 +2,9 @@
 //!
 //! Invariant: times are seconds; an accuracy is a share 0..1 and its exact count stands beside it.
 
-use crate::number::{nan_if_null, nans_of_names};
+use crate::evaluation::Evaluation;
+use crate::number::nan_if_null;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::AddAssign;
 
@@ -15,11 +15,17 @@ pub struct DatasetFacts {
     pub name: String,
     /// Training images.
     pub num_train: usize,
-    /// Test images.
+    /// Val images; 0 without a val split.
+    #[serde(default)]
+    pub num_val: usize,
+    /// Test images; 0 without a test split.
     pub num_test: usize,
     /// Identity of the train split, SHA-256 in hexadecimal.
     pub train_checksum: String,
-    /// Identity of the test split, SHA-256 in hexadecimal.
+    /// Identity of the val split; absent (null) without one.
+    #[serde(default)]
+    pub val_checksum: Option<String>,
+    /// Identity of the test split; empty without one.
     pub test_checksum: String,
     /// Notes of the data set, such as what was left out of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -93,7 +99,7 @@ pub struct Seconds {
     pub reduction: f64,
     /// Update.
     pub optimizer: f64,
-    /// Test split; not part of a step.
+    /// Val or test split; not part of a step.
     pub evaluation: f64,
     /// Checkpoints; not part of a step.
     pub checkpoint: f64,
@@ -151,18 +157,12 @@ pub struct EpochRecord {
     pub train_top1_correct: u64,
     /// Exact count.
     pub train_top5_correct: u64,
-    /// Mean over the test split, nats; absent (null) if it was not measured after this epoch, as the next five.
-    pub test_loss: Option<f64>,
-    /// Share 0..1.
-    pub test_top1: Option<f64>,
-    /// Share 0..1.
-    pub test_top5: Option<f64>,
-    /// Samples measured.
-    pub test_num_samples: Option<u64>,
-    /// Exact count.
-    pub test_top1_correct: Option<u64>,
-    /// Exact count.
-    pub test_top5_correct: Option<u64>,
+    /// Scores on the val split; absent (null) where the run has none, or it was not measured after this epoch.
+    #[serde(default)]
+    pub val: Option<Evaluation>,
+    /// Scores on the test split, in a run without a val split; absent (null) where it was not measured after this epoch.
+    #[serde(default)]
+    pub test: Option<Evaluation>,
     /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded; 0 where
     /// the start that ended the epoch measured no step of it.
     pub images_per_second: f64,
@@ -204,15 +204,23 @@ pub struct EpochRecord {
     /// Noise of the gradients of the epoch's steps; absent (null) where it was not measured.
     #[serde(default)]
     pub gradient_noise: Option<GradientNoise>,
-    /// What a program of its own measures of the test split, by name; null where it is no finite number.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nans_of_names")]
-    pub test_metrics: BTreeMap<String, f64>,
 }
 
 impl EpochRecord {
     /// Its number from 1; with those before it, so many epochs are done.
     pub fn number(&self) -> u64 {
         self.epoch.saturating_add(1)
+    }
+
+    /// The evaluation after the epoch and its split, `val` or `test`, where there was one.
+    pub fn evaluation(&self) -> Option<(&'static str, &Evaluation)> {
+        let val = self.val.as_ref().map(|val| ("val", val));
+        val.or_else(|| self.test.as_ref().map(|test| ("test", test)))
+    }
+
+    /// Share of the evaluated samples that were answered right, 0..1.
+    pub fn evaluated_top1(&self) -> Option<f64> {
+        self.evaluation().map(|(_, scores)| scores.top1)
     }
 
     /// Training speed, images/s; none where none was measured, as where a run was stopped in the epoch's evaluation and resumed.

@@ -3,6 +3,7 @@
 //! Invariant: a speed is images over all ranks by wall-clock seconds.
 
 use crate::EpochRecord;
+use crate::evaluation::{Best, FinalTest};
 use serde::{Deserialize, Serialize};
 
 /// Speed over the measured steps, images per second over all ranks.
@@ -76,10 +77,12 @@ pub struct Summary {
     pub images: u64,
     /// The last epoch.
     pub final_epoch: Option<EpochRecord>,
-    /// Epoch with the best test accuracy, the earliest of equals.
-    pub best_epoch: Option<u64>,
-    /// Its accuracy, share 0..1.
-    pub best_test_top1: Option<f64>,
+    /// The best evaluation, and by what it is chosen; absent (null) where nothing was evaluated.
+    #[serde(default)]
+    pub best: Option<Best>,
+    /// The test split, measured once with the best model; absent (null) in a run without a val or a test split, or not at its end.
+    #[serde(default)]
+    pub test: Option<FinalTest>,
     /// SHA-256 of all parameters in hexadecimal; equal runs have equal hashes.
     pub parameter_hash: String,
     /// Time of this start of the run with everything in it.
@@ -99,6 +102,9 @@ pub struct Summary {
     /// Steps that were skipped because a loss or gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
-    /// Whether the run was stopped before its last epoch.
+    /// Evaluations since the best one where `--patience` ended the run before its last epoch; absent (null) elsewhere.
+    #[serde(default)]
+    pub patience_ended_after: Option<u64>,
+    /// Whether the run was stopped before its end.
     pub stopped_early: bool,
 }

@@ -163,12 +163,13 @@ pub fn parquet(bytes: &[u8]) {
 }
 
 /// The files that `trainer watch`, `report` and `verify-run` read; the first lines of the parts of an input name them.
-const RECORDS: [&str; 19] = [
+const RECORDS: [&str; 20] = [
     "run.toml",
     "manifest.json",
     "manifest-1.json",
     "metrics.jsonl",
     "summary.json",
+    "evaluation.json",
     "progress.json",
     "hashes.jsonl",
     "train.log",

@@ -265,7 +265,7 @@ def checkpoint(training=None, **changes):
             "step": 5,
             "step_in_epoch": 2,
             "epoch_scores": {"loss_sum": 1.5, "num_samples": 4, "top1_correct": 2, "top5_correct": 3},
-            "best": {"epoch": 0, "test_top1": 0.5},
+            "best": {"epoch": 0, "monitor": "val-top1", "value": 0.5},
             "last_record": None,
         },
         "world_size": 2,
@@ -309,10 +309,13 @@ def records(name, **files):
     write("records", name, "\n====\n".join(parts).encode())
 
 
+scores = {"loss": 2.5, "top1": 0.25, "top5": 1.0, "num_samples": 4, "top1_correct": 1, "top5_correct": 4}
+
+
 def epoch(number, **changes):
     seconds = {"data": 0.1, "forward": 1, "backward": 2, "communication": 0.5, "optimizer": 0.1}
-    counts = {"train_num_samples": 8, "train_top1_correct": 4, "train_top5_correct": 8, "test_num_samples": 4}
-    losses = {"train_loss": 2 - number, "train_top1": 0.5, "test_loss": 2.5 - number, "test_top1": 0.25 * number}
+    counts = {"train_num_samples": 8, "train_top1_correct": 4, "train_top5_correct": 8}
+    losses = {"train_loss": 2 - number, "train_top1": 0.5, "val": {**scores, "top1": 0.25 * number}}
     speed = {"images_per_second": 10.5, "learning_rate": 0.1, "seconds": seconds, "seconds_total": 4, "peak_memory_bytes": 2**20}
     return {"epoch": number, "step": 2 * number + 2, **counts, **losses, **speed, "num_ranks": 2, **changes}
 
@@ -328,6 +331,15 @@ speed = {"mean": 10, "sigma": 1, "min": 9, "max": 11, "step_milliseconds_median"
 summary = {
     "epochs": 2, "steps": 4, "images": 16, "parameter_hash": "0", "seconds_total": 8, "images_per_second": speed,
     "rank_seconds": seconds_of_ranks, "peak_memory_bytes": 2**20, "skipped_steps": 0, "stopped_early": False,
+    "best": {"epoch": 1, "monitor": "val-top1", "value": 0.25}, "test": {"epoch": 1, **scores},
+}
+evaluation = {
+    "split": "test", "epoch": 1, "dataset": "x test", "dataset_checksum": "0", **scores,
+    "classes": [
+        {"name": "a", "num_samples": 3, "correct": 1, "confused_with": [{"name": "b", "count": 2}]},
+        {"name": "b", "num_samples": 1, "correct": 0, "confused_with": []},
+    ],
+    "confusion_matrix": [[1, 2], [1, 0, 5]],
 }
 progress = {
     "written": "2026-01-01T00:00:00Z", "phase": "training", "epoch": 1, "epochs": 2, "step": 3, "step_in_epoch": 1, "steps_per_epoch": 2,
@@ -339,7 +351,7 @@ hashes = [
     {"step": step, "losses": [f"{step}", "b"], "parameters": ["c", "d"], "tensors": ["e"], **({"names": ["w"]} if step == 0 else {})}
     for step in range(2)
 ]
-records("run", **{"run.toml": toml, "manifest.json": manifest, "metrics.jsonl": [epoch(0), epoch(1)], "summary.json": summary})
+records("run", **{"run.toml": toml, "manifest.json": manifest, "metrics.jsonl": [epoch(0), epoch(1)], "summary.json": summary, "evaluation.json": evaluation})
 records("running", **{"run.toml": toml, "progress.json": progress, "metrics.jsonl": [epoch(0)], ".lock": "process 1 on n1", "train.log": log, "slurm-1.out": log})
 records("hashes", **{"hashes.jsonl": hashes, "manifest-1.json": manifest})
 records("torn", **{"metrics.jsonl": json.dumps(epoch(0)) + '\n{"epoch": 1, "st'})

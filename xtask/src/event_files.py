@@ -30,12 +30,13 @@ def expect(what, expected, got):
 curves = {
     "train/loss": "train_loss",
     "train/accuracy": "train_top1",
-    "test/loss": "test_loss",
-    "test/accuracy": "test_top1",
+    "test/loss": ("test", "loss"),
+    "test/accuracy": ("test", "top1"),
     "epoch/images_per_second": "images_per_second",
 }
 for tag, key in curves.items():
-    expected = [(epoch["step"], float(numpy.float32(epoch[key]))) for epoch in epochs]
+    value = lambda epoch: epoch[key] if isinstance(key, str) else epoch[key[0]][key[1]]
+    expected = [(epoch["step"], float(numpy.float32(value(epoch)))) for epoch in epochs]
     expect(tag, expected, [(event.step, event.value) for event in events.Scalars(tag)])
 for tag in ["step/loss", "step/accuracy", "step/learning_rate", "step/images_per_second"]:
     expect(tag, curves_at, [event.step for event in events.Scalars(tag)])

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use datasets::{ShardConfig, ShardPlan};
+use datasets::{DatasetError, ImageDataset, ImageShape, ShardConfig, ShardPlan};
 
 const NUM_SAMPLES: std::ops::RangeInclusive<usize> = 1..=30;
 const MAX_SHARDS: usize = 5;
@@ -181,4 +181,66 @@ fn settings_that_cannot_work_are_refused_with_both_numbers() {
     assert!(ShardPlan::new(config(0, 4)).is_err());
     assert!(ShardPlan::new(config(4, 0)).is_err());
     assert!(ShardPlan::new(shards(config(4, 4), 0, 0)).is_err());
+}
+
+/// 90 samples of class 0, 9 of class 1, none of class 2, 1 of class 3.
+struct Unbalanced(Vec<String>);
+
+impl ImageDataset for Unbalanced {
+    fn name(&self) -> &str {
+        "unbalanced"
+    }
+
+    fn len(&self) -> usize {
+        100
+    }
+
+    fn image_shape(&self) -> ImageShape {
+        ImageShape { height: 1, width: 1, channels: 1 }
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.0
+    }
+
+    fn label(&self, index: usize) -> usize {
+        match index {
+            0..90 => 0,
+            90..99 => 1,
+            _ => 3,
+        }
+    }
+
+    fn read_image(&self, _: usize, _: &mut [u8]) -> Result<(), DatasetError> {
+        Ok(())
+    }
+
+    fn checksum(&self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn a_balanced_order_draws_every_class_alike_and_the_same_global_batches_on_any_number_of_shards() {
+    let dataset = Unbalanced(["a", "b", "c", "d"].map(str::to_owned).to_vec());
+    let plans = |epoch: u64, num_shards: usize| -> Vec<ShardPlan> {
+        let of_shard = |shard_index| ShardConfig { epoch, shard_index, num_shards, ..config(100, 12) };
+        (0..num_shards).map(|shard| ShardPlan::balanced(of_shard(shard), &dataset).unwrap()).collect()
+    };
+    let mut counts = [0usize; 4];
+    for epoch in 0..300 {
+        let alone = &plans(epoch, 1)[0];
+        let order: Vec<usize> = (0..alone.num_steps()).flat_map(|step| alone.global_batch(step)).collect();
+        assert_eq!(order.len(), 100);
+        order.iter().for_each(|index| counts[dataset.label(*index)] += 1);
+        let draws: BTreeSet<usize> = (0..alone.num_steps()).flat_map(|step| alone.step(step).draws).collect();
+        assert_eq!(draws.len(), 100, "random changes of a sample that comes again are drawn anew");
+        for num_shards in if epoch < 3 { 2..=4 } else { 2..=2 } {
+            let shards = plans(epoch, num_shards);
+            let of_shards: Vec<usize> = (0..alone.num_steps()).flat_map(|step| global_batch(&shards, step)).collect();
+            assert_eq!(of_shards, order, "{num_shards} shards");
+        }
+    }
+    // Five standard deviations of a binomial with n = 30,000 and p = 1/3 are 408.
+    assert!([0, 1, 3].iter().all(|class| counts[*class].abs_diff(10_000) < 408) && counts[2] == 0, "{counts:?}");
 }

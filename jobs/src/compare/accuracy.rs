@@ -157,7 +157,7 @@ fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
         epochs.push(CourseEpoch {
             epoch: told["epoch"].as_u64().map_or(0, |epoch| epoch.saturating_add(1)),
             train_loss: told["train_loss"].as_f64(),
-            test_top1: told["test_top1"].as_f64(),
+            test_top1: told["test"]["top1"].as_f64(),
             elapsed_s: Some(elapsed_s),
             images_per_second: told["train_num_samples"].as_f64().map(|count| count / train_s),
         });
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn our_epochs_are_numbered_from_one_and_their_seconds_add_up() {
         let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-metrics.jsonl", std::process::id()));
-        let line = r#"{"epoch":0,"train_loss":1.5,"test_top1":0.25,"train_num_samples":7000,"seconds_total":12.0,"seconds":{"evaluation":2.0}}"#;
+        let line = r#"{"epoch":0,"train_loss":1.5,"test":{"top1":0.25},"train_num_samples":7000,"seconds_total":12.0,"seconds":{"evaluation":2.0}}"#;
         fs::write(&file, format!("{line}\n{}\n", line.replace("\"epoch\":0", "\"epoch\":1"))).unwrap();
         let epochs = our_epochs(&file).unwrap();
         fs::remove_file(&file).unwrap();

@@ -79,16 +79,19 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
 fn last_epoch(metrics: &str) -> Option<String> {
     let record = metrics.lines().rfind(|line| line.ends_with('}'))?;
     let number = |key| json::number(record, key);
-    let percent = |key| number(key).map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+    let percent = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+    let evaluated = |split: &str| Some((split.to_owned(), json::first(record).ok()?[split]["top1"].as_f64()?));
+    let evaluated = evaluated("val").or_else(|| evaluated("test"));
+    let (split, top1) = evaluated.map_or(("test".to_owned(), None), |(split, top1)| (split, Some(top1)));
     // 0 where the start that ended the epoch made no step of it.
     let speed = number("images_per_second").filter(|speed| *speed > 0.0);
     Some(format!(
-        "epoch {} step {} | loss {:.4} | acc {} train, {} test | {} img/s",
+        "epoch {} step {} | loss {:.4} | acc {} train, {} {split} | {} img/s",
         number("epoch")?,
         number("step")?,
         number("train_loss").unwrap_or(f64::NAN),
-        percent("train_top1"),
-        percent("test_top1"),
+        percent(number("train_top1")),
+        percent(top1),
         speed.map_or("-".to_owned(), |speed| format!("{speed:.0}")),
     ))
 }
@@ -106,14 +109,17 @@ pub(super) fn end(summary: &str) -> &'static str {
 mod tests {
     use super::*;
 
-    const RECORD: &str = r#"{"epoch":3,"step":160,"train_loss":1.20461,"train_top1":0.5634,"test_top1":null,"images_per_second":12270.4}"#;
+    const RECORD: &str = r#"{"epoch":3,"step":160,"train_loss":1.20461,"train_top1":0.5634,"val":null,"test":null,"images_per_second":12270.4}"#;
 
     #[test]
     fn the_last_whole_line_is_shown() {
         let shown = last_epoch(&format!("{{\"epoch\":2}}\n{RECORD}\n{{\"epoch\":4,")).unwrap();
         assert_eq!(shown, "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s");
-        let tested = last_epoch(&RECORD.replace("null", "0.5")).unwrap();
-        assert!(tested.contains("56.3 % train, 50.0 % test"), "{tested}");
+        for split in ["val", "test"] {
+            let evaluated = RECORD.replace(&format!("\"{split}\":null"), &format!("\"{split}\":{{\"top1\":0.5}}"));
+            let shown = last_epoch(&evaluated).unwrap();
+            assert!(shown.contains(&format!("56.3 % train, 50.0 % {split} |")), "{shown}");
+        }
         let unmeasured = last_epoch(&RECORD.replace("12270.4", "0.0")).unwrap();
         assert!(unmeasured.ends_with("| - img/s"), "{unmeasured}");
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Refusal;
-use records::{EpochRecord, LaunchFacts, Manifest, RankSeconds, RunProgress, Seconds, Summary};
+use records::{EpochRecord, Evaluation, LaunchFacts, Manifest, RankSeconds, RunProgress, Seconds, Summary};
 use serde::Serialize;
 use std::cell::Cell;
 use std::fs;
@@ -62,8 +62,7 @@ fn run() -> TempDir {
         epoch,
         train_loss: Some(loss),
         train_top1: Some(top1),
-        test_loss: Some(loss + 0.1),
-        test_top1: Some(top1 - 0.1),
+        test: Some(Evaluation { loss: loss + 0.1, top1: top1 - 0.1, ..Evaluation::default() }),
         images_per_second: 100.0,
         ..EpochRecord::default()
     };
@@ -161,7 +160,7 @@ fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_
         "running: training",
         "123.4 images/s",
         "step 25:",
-        "epoch 1: test loss 1.1000 accuracy 50.00 % | best 50.00 % in epoch 1",
+        "epoch 1: test loss 1.1000 accuracy 50.00 % | highest 50.00 % in epoch 1",
         "30s left",
         "warning: the file system",
         "would not notice it",
@@ -242,7 +241,8 @@ fn what_no_session_measured_is_shown_as_no_measurement() {
         RunProgress { images_per_second: 0.0, seconds: Seconds::default(), ranks: vec![idle], ..progress(1) };
     write(&folder, "progress.json", &at_start);
     let mut lines = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
-    let unmeasured = EpochRecord { epoch: 2, test_top1: Some(0.7), ..EpochRecord::default() };
+    let val = Some(Evaluation { top1: 0.7, ..Evaluation::default() });
+    let unmeasured = EpochRecord { epoch: 2, val, ..EpochRecord::default() };
     lines.push_str(&format!("\n{}", serde_json::to_string(&unmeasured).unwrap()));
     fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
     let page = shown(&folder);
@@ -261,7 +261,7 @@ fn named_pipes_among_the_files_are_not_waited_for() {
         let _ = fs::remove_file(folder.path().join(file));
         assert!(std::process::Command::new("mkfifo").arg(folder.path().join(file)).status().unwrap().success());
     }
-    assert!(shown(&folder).contains("best 50.00 % in epoch 1"), "{}", shown(&folder));
+    assert!(shown(&folder).contains("highest 50.00 % in epoch 1"), "{}", shown(&folder));
     fs::rename(folder.path().join("run.toml"), folder.path().join("metrics.jsonl")).unwrap();
     let error = format!("{:#}", snapshot(folder.path()).unwrap_err());
     assert!(error.contains("metrics.jsonl: expected a regular file, got a folder, pipe or device"), "{error}");

@@ -55,11 +55,17 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     Paragraph::new(head_lines).render(head, buffer);
     progress_bar(live, bar, buffer);
     let [loss, accuracy] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(charts);
-    chart(live, "loss", [|epoch| epoch.train_loss, |epoch| epoch.test_loss], loss, buffer);
+    chart(
+        live,
+        "loss",
+        [|epoch| epoch.train_loss, |epoch| epoch.evaluation().map(|(_, scores)| scores.loss)],
+        loss,
+        buffer,
+    );
     chart(
         live,
         "accuracy, %",
-        [|epoch| per_cent(epoch.train_top1), |epoch| per_cent(epoch.test_top1)],
+        [|epoch| per_cent(epoch.train_top1), |epoch| per_cent(epoch.evaluated_top1())],
         accuracy,
         buffer,
     );
@@ -169,14 +175,16 @@ fn newest(live: &Live) -> String {
         let rate = records::learning_rate(progress.learning_rate);
         parts.push(format!("step {}: {} rate {rate}", progress.step, of_step.unwrap_or_default()));
     }
-    if let Some(epoch) = live.run.epochs.iter().rev().find(|epoch| epoch.test_top1.is_some()) {
-        let [loss, top1] = [epoch.test_loss, epoch.test_top1].map(Option::unwrap_or_default);
-        parts.push(format!("epoch {}: test loss {loss:.4} accuracy {:.2} %", epoch.epoch, 100.0 * top1));
+    let evaluated =
+        |epoch: &'_ EpochRecord| epoch.evaluation().map(|(split, scores)| (epoch.epoch, split, scores.clone()));
+    if let Some((epoch, split, scores)) = live.run.epochs.iter().rev().find_map(evaluated) {
+        let (loss, top1) = (scores.loss, 100.0 * scores.top1);
+        parts.push(format!("epoch {epoch}: {split} loss {loss:.4} accuracy {top1:.2} %"));
     }
-    let best = live.run.epochs.iter().filter_map(|epoch| Some((epoch.test_top1?, epoch.epoch)));
+    let best = live.run.epochs.iter().filter_map(|epoch| Some((epoch.evaluated_top1()?, epoch.epoch)));
     // Of equals the first, as in the log.
     if let Some((top1, epoch)) = best.rev().max_by(|a, b| a.0.total_cmp(&b.0)) {
-        parts.push(format!("best {:.2} % in epoch {epoch}", 100.0 * top1));
+        parts.push(format!("highest {:.2} % in epoch {epoch}", 100.0 * top1));
     }
     parts.join(" | ")
 }

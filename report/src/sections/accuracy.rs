@@ -10,6 +10,7 @@ use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{median, meeting_of, range, settings_of, work_of};
 use crate::sources::Run;
+use records::EpochRecord;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How far a run was at the end of an epoch.
@@ -52,14 +53,14 @@ fn ends(run: &Run) -> Vec<Reached> {
     run.epochs.iter().zip(run.progress()).map(end).collect()
 }
 
-/// The end of the first epoch after which the test accuracy was at least `target`.
+/// The end of the first epoch after which the accuracy was at least `target`.
 fn reached(run: &Run, target: f64) -> Option<Reached> {
-    let first = run.epochs.iter().position(|epoch| epoch.test_top1.is_some_and(|top1| top1 >= target))?;
+    let first = run.epochs.iter().position(|epoch| epoch.evaluated_top1().is_some_and(|top1| top1 >= target))?;
     ends(run).get(first).copied()
 }
 
 fn course(run: &Run, target: f64) -> Option<Course<'_>> {
-    let accuracies = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
+    let accuracies = || run.epochs.iter().filter_map(EpochRecord::evaluated_top1);
     let (best, last) = (accuracies().reduce(f64::max)?, accuracies().next_back()?);
     let global_batch_size = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
     Some(Course { run, global_batch_size, reached: reached(run, target), ended: *ends(run).last()?, best, last })
@@ -113,7 +114,7 @@ fn table(courses: &[Course<'_>], percent: f64) -> Table {
             ("seconds in all", Cell::number(ended.seconds, 1)),
         ]
     };
-    Table::of("time-to-accuracy", format!("Time to a test accuracy of {percent} %"), courses.iter().map(row))
+    Table::of("time-to-accuracy", format!("Time to an accuracy of {percent} %"), courses.iter().map(row))
 }
 
 /// Repetitions of a cell in one row, where there are several; accuracies have a deviation where each has a seed of its own.
@@ -172,7 +173,7 @@ fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) ->
     if batches.len() < 2 || lines.keys().all(|(_, is_missed)| *is_missed) {
         return None;
     }
-    let title = format!("{what} to a test accuracy of {percent} %");
+    let title = format!("{what} to an accuracy of {percent} %");
     let mut data = Table::new(id, title, &["series", "global batch", axis, "least", "most", "runs"]);
     let mut names: Vec<&str> = lines.keys().map(|(name, _)| name.as_str()).collect();
     names.dedup();
@@ -230,7 +231,7 @@ fn alike(run: &Run) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
     use crate::sources::{RunGroup, Sources};
-    use records::EpochRecord;
+    use records::{EpochRecord, Evaluation};
 
     /// Ten test images; every epoch takes 3 s, 10 images and 5 steps.
     fn run(batch: usize, sync: &str, correct: &[Option<u64>]) -> Run {
@@ -238,8 +239,11 @@ mod tests {
             epoch: epoch as u64,
             step: (epoch as u64 + 1) * 5,
             train_num_samples: 10,
-            test_top1: correct.map(|correct| correct as f64 / 10.0),
-            test_num_samples: correct.map(|_| 10),
+            test: correct.map(|correct| Evaluation {
+                top1: correct as f64 / 10.0,
+                num_samples: 10,
+                ..Evaluation::default()
+            }),
             seconds_total: 3.0,
             ..EpochRecord::default()
         };

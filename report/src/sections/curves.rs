@@ -20,7 +20,7 @@ const COURSES: [(&str, &str, &str); 3] = [
 
 /// What goes up: file's name, title, axis.
 const SCORES: [(&str, &str, &str); 2] =
-    [("loss", "Training loss", "mean loss of the epoch, nats"), ("accuracy", "Test accuracy", "top-1 accuracy")];
+    [("loss", "Training loss", "mean loss of the epoch, nats"), ("accuracy", "Accuracy", "top-1 accuracy")];
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let groups: Vec<Vec<&Run>> =
@@ -92,7 +92,9 @@ fn figure(
     let repetitions = if has_repetitions { " Repetitions have a line each." } else { "" };
     let what = match score_id {
         "loss" => "Mean over the samples of an epoch while it was trained.",
-        _ => "Share of the whole test split whose likeliest class is right, where it was measured.",
+        _ => {
+            "Share of the val split, or of the test split in a run without one, whose likeliest class is right, where it was measured."
+        }
     };
     let (x, y) = (
         if course_id == "time" { Axis::from_zero(x) } else { Axis::whole(x) },
@@ -108,7 +110,7 @@ fn figure(
 fn points(run: &Run, course: usize, score: usize) -> Vec<Point> {
     let at = |(epoch, at): (&EpochRecord, Option<(f64, f64)>)| {
         let x = [Some(epoch.number() as f64), at.map(|at| at.0), at.map(|at| at.1)][course]?;
-        let y = if score == 0 { epoch.train_loss } else { epoch.test_top1 };
+        let y = if score == 0 { epoch.train_loss } else { epoch.evaluated_top1() };
         y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
     };
     run.epochs.iter().zip(run.progress()).filter_map(at).collect()

@@ -4,6 +4,7 @@
 //! Invariant: every figure says under itself what was measured, over what, and after which warm-up.
 
 mod accuracy;
+mod classes;
 mod comparison;
 mod curves;
 mod memory;
@@ -123,6 +124,7 @@ pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
         part("comparison", "Other frameworks", comparison::blocks(facts)),
         part("time-to-accuracy", "Time to accuracy", accuracy::blocks(facts)),
         part("curves", "Loss and accuracy", curves::blocks(facts)),
+        part("classes", "Accuracy by class", classes::blocks(facts)),
         part("step-time", "Where a step's time goes", step_time::blocks(facts)),
         part("network", "Network", network::blocks(facts)),
         part("predictions", "Predicted and measured", predictions::blocks(facts)),

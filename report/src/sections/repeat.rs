@@ -104,8 +104,15 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
             ("platform", Cell::text(manifest.platform.clone())),
             ("communication", Cell::text(launch.mpi_library.clone())),
             ("device", Cell::text(launch.device.clone())),
-            ("data", Cell::text(format!("{}, {} train, {} test", data.name, data.num_train, data.num_test))),
+            (
+                "data",
+                Cell::text(format!(
+                    "{}, {} train, {} val, {} test",
+                    data.name, data.num_train, data.num_val, data.num_test
+                )),
+            ),
             ("train checksum", Cell::text(data.train_checksum.clone())),
+            ("val checksum", data.val_checksum.clone().map_or(Cell::Missing, Cell::Text)),
             ("test checksum", Cell::text(data.test_checksum.clone())),
             ("parameters", hash.map_or(Cell::Missing, Cell::Text)),
         ]

@@ -7,7 +7,7 @@ use super::Facts;
 use super::records::WHY_NOT_JUDGED;
 use crate::document::{Block, Cell, Table};
 use crate::sources::{Predictions, Run, StudyFolder, is_judged};
-use records::{Comparison, Status};
+use records::{Best, Comparison, EpochRecord, Status};
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let sources = facts.sources;
@@ -114,8 +114,12 @@ fn studies(facts: &Facts<'_>) -> Table {
 fn runs(facts: &Facts<'_>) -> Table {
     let row = |run: &Run| {
         let text = |text: Option<&str>| text.map_or(Cell::Missing, Cell::text);
-        let tested = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
-        let best = tested().fold(None, |best: Option<f64>, top1| Some(best.map_or(top1, |best| best.max(top1))));
+        let evaluated = run.epochs.iter().rev().find_map(EpochRecord::evaluation);
+        let best = run.summary.as_ref().and_then(|summary| summary.best.as_ref());
+        let is_accuracy = |best: &Best| best.monitor.ends_with("top1");
+        let value = |best: &Best| if is_accuracy(best) { 100.0 * best.value } else { best.value };
+        let last_test = || evaluated.filter(|(split, _)| *split == "test").map(|(_, scores)| scores.top1);
+        let test = run.summary.as_ref().and_then(|summary| summary.test.as_ref()).map(|test| test.scores.top1);
         let manifest = run.manifest();
         vec![
             ("run", Cell::text(run.label.clone())),
@@ -130,8 +134,11 @@ fn runs(facts: &Facts<'_>) -> Table {
             ),
             ("epochs", Cell::count(run.epochs.len() as u64)),
             ("images/s", Cell::number(run.images_per_second(), 1)),
-            ("last test accuracy, %", Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2)),
-            ("best, %", Cell::number(best.map(|top1| 100.0 * top1), 2)),
+            ("evaluated on", text(evaluated.map(|(split, _)| split))),
+            ("last accuracy, %", Cell::number(evaluated.map(|(_, scores)| 100.0 * scores.top1), 2)),
+            ("best by", text(best.map(|best| best.monitor.as_str()))),
+            ("best (top-1 in %)", Cell::number(best.map(value), 2)),
+            ("test accuracy, %", Cell::number(test.or_else(last_test).map(|top1| 100.0 * top1), 2)),
             ("last training loss", Cell::number(run.epochs.last().and_then(|epoch| epoch.train_loss), 4)),
             ("seconds", Cell::number(run.progress().last().and_then(|progress| Some((*progress)?.1)), 1)),
             ("processor", text(manifest.map(|manifest| manifest.cpu_model.as_str()))),

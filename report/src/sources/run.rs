@@ -1,11 +1,11 @@
 //! The directory of a training run, finished or not.
 //!
-//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `summary.json`. Out: [`Run`].
+//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `evaluation.json`, `summary.json`. Out: [`Run`].
 //! Invariant: each file may be absent or torn; then what it would have told is absent, and a remark says so.
 
 use super::{name, read_json, read_lines};
 use anyhow::Result;
-use records::{EpochRecord, Manifest, Summary};
+use records::{EpochRecord, EvaluationByClass, Manifest, Summary};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,8 @@ pub(crate) struct Run {
     pub(crate) epochs: Vec<EpochRecord>,
     /// Absent while it runs, or if it was killed.
     pub(crate) summary: Option<Summary>,
+    /// The best evaluation by class, or the final one of the test split; absent before an evaluation.
+    pub(crate) by_class: Option<EvaluationByClass>,
     /// What a reader should know.
     pub(crate) remarks: Vec<String>,
 }
@@ -91,6 +93,13 @@ impl Run {
         } else {
             run.remarks
                 .push("it has no summary.json: it still runs, or was killed; this is what it has written".to_owned());
+        }
+        let by_class = directory.join("evaluation.json");
+        if by_class.exists() {
+            match read_json(&by_class) {
+                Ok(evaluation) => run.by_class = Some(evaluation),
+                Err(error) => run.remarks.push(format!("{error:#}")),
+            }
         }
         if let Some(index) = run.progress().iter().position(Option::is_none) {
             run.remarks.push(format!(

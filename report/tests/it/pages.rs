@@ -1,6 +1,6 @@
 //! Pages and their files, made of a study's folder.
 
-use records::{EpochRecord, Summary};
+use records::{EpochRecord, Evaluation, Summary};
 use report::Request;
 use serde_json::{Value, json};
 use std::fs;
@@ -107,7 +107,8 @@ fn the_largest_numbers_that_files_can_have_are_told_like_others() {
     let folder = tempfile::tempdir().unwrap();
     let (run, output) = (folder.path().join("run"), folder.path().join("report"));
     fs::create_dir(&run).unwrap();
-    let epoch = EpochRecord { epoch: u64::MAX, train_loss: Some(1.0), test_top1: Some(0.5), ..EpochRecord::default() };
+    let test = Some(Evaluation { top1: 0.5, ..Evaluation::default() });
+    let epoch = EpochRecord { epoch: u64::MAX, train_loss: Some(1.0), test, ..EpochRecord::default() };
     fs::write(run.join("metrics.jsonl"), serde_json::to_string(&epoch).unwrap()).unwrap();
     let summary = Summary { staleness: Some(vec![u64::MAX, 1]), ..Summary::default() };
     fs::write(run.join("summary.json"), serde_json::to_string(&summary).unwrap()).unwrap();

@@ -1,20 +1,18 @@
-//! `trainer eval`: loss and accuracy of saved weights on a test split.
+//! `trainer eval`: loss and accuracy of saved weights on a split, over all classes and of each.
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Error, Result, anyhow, ensure};
 use datasets::{DatasetError, ImageDataset};
 use distributed::Phase;
-use serde::Serialize;
+use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Family, Filled, WeightSource};
-use crate::measure::metrics::ScoreSums;
-use crate::model::data;
+use crate::config::{EvalConfig, Family, Filled, MeasuredSplit, SplitKind, WeightSource};
+use crate::measure::gather;
+use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
 use crate::model::loss;
 use crate::run::checkpoint::ModelInput;
-use crate::run::evaluate::{EvaluateConfig, evaluate};
+use crate::run::evaluate::{EvaluateConfig, by_class, evaluate};
 use crate::run::identity;
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
@@ -22,47 +20,13 @@ use crate::world::ranks::World;
 /// What to do about classes that the training did not have.
 const CHANGED_CLASSES: &str = "give data with the class names of the training, or --allow-changed-classes if labels are positions in its list of classes";
 
-/// What `--json` prints.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct EvalResult {
-    /// Test images.
-    pub num_samples: u64,
-    /// Answered right.
-    pub top1_correct: u64,
-    /// Label among the first five.
-    pub top5_correct: u64,
-    /// Mean loss, by default cross entropy in nats.
-    pub loss: f64,
-    /// Data set, with its split.
-    pub dataset: String,
-    /// SHA-256 of the test split.
-    pub dataset_checksum: String,
-    /// What a program of its own measures, by name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub metrics: BTreeMap<String, f64>,
-}
-
-impl EvalResult {
-    fn of(sums: &ScoreSums, metrics: BTreeMap<String, f64>, test: &dyn ImageDataset) -> Self {
-        Self {
-            num_samples: sums.num_samples,
-            top1_correct: sums.top1_correct,
-            top5_correct: sums.top5_correct,
-            loss: sums.loss_mean(),
-            dataset: test.name().to_owned(),
-            dataset_checksum: test.checksum(),
-            metrics,
-        }
-    }
-}
-
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
 /// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, the checkpoint is of another family, or the data's
 /// classes are not those of the checkpoint.
-pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult> {
+pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
     let (family, communicator) = (Family::of::<F>(), &*world.communicator);
     let weights = EvalConfig::weights(args)?;
     // Of a weights file the flags tell all, so that wrong usage is told before anything is read.
@@ -81,19 +45,20 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(Phase::Data);
-    let (own, input) = (own_data::<F>(&config.model), saved.state.as_ref().map(|state| &state.input));
+    let input = saved.state.as_ref().map(|state| &state.input);
     let known = input.map(|input| input.class_names.len());
     // By position where names may differ.
     let classes = input.filter(|_| !config.allow_changed_classes).map(|input| &input.class_names[..]);
-    let data = data::open_split(&config.data, &config.train_split, own, None, classes, communicator, &world.reporter)
-        .map_err(|error| explained(error, classes.is_some()))?;
-    let test = &data.samples;
-    data::share_checksums(&[test], config.data.data_dir.as_deref(), communicator)?;
-    identity::compare(vec![("test split".to_owned(), test.checksum())], communicator)?;
+    let (split, OpenedSplit { samples, normalization }) =
+        open::<F>(&config, classes, world).map_err(|error| explained(error, classes.is_some()))?;
+    data::share_checksums(&[&samples], config.data.data_dir.as_deref(), communicator)?;
+    let facts = [("split", split.clone()), ("images", samples.checksum())];
+    identity::compare(facts.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)?;
     if let Some(input) = input {
-        check_input(input, &**test, &config, world)?;
+        check_input(input, &*samples, &config, world)?;
     }
-    let (num_classes, in_channels) = (known.unwrap_or_else(|| test.class_names().len()), test.image_shape().channels);
+    let num_classes = known.unwrap_or_else(|| samples.class_names().len());
+    let in_channels = samples.image_shape().channels;
     let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
@@ -107,11 +72,14 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     };
     // Whatever the data set's: the network knows its images so.
     let of_training = input.filter(|_| args.data.normalize_mean.is_none()).map(ModelInput::normalization);
-    let normalization = of_training.unwrap_or(data.normalization);
-    let evaluation = evaluate(&model, test, &normalization, &how, communicator, &device, &world.stop)?;
-    let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
-    let result = EvalResult::of(&sums, evaluation.metrics, &**test);
-    world.reporter.evaluation(&format!("{} on {}", saved.name(), test.name()), &sums, &result.metrics);
+    let normalization = of_training.unwrap_or(normalization);
+    let evaluation = evaluate(&model, &samples, &normalization, &how, communicator, &device, &world.stop)?;
+    let scores = evaluation.scores().context("eval: stopped by a signal before all images were measured")?;
+    let names = input.map_or(samples.class_names(), |input| &input.class_names);
+    let of_root = evaluation.answers(communicator)?.into_iter().collect::<Vec<_>>();
+    let answers: Vec<((u32, u32), u64)> = gather::found_by_root(communicator, || Ok(of_root))?;
+    let result = by_class((&split, None), &*samples, scores, names, &answers.into_iter().collect());
+    world.reporter.evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);
     if config.json {
         world.reporter.json(&result)?;
     }
@@ -130,7 +98,44 @@ fn explained(error: Error, by_name: bool) -> Error {
     }
 }
 
-/// Whether the test split's labels mean what the model's logits do.
+/// Opens the first of the splits to measure that is there and has labels; returns its name, too.
+/// Collective: all ranks.
+fn open<F: ModelFamily>(
+    config: &EvalConfig,
+    classes: Option<&[String]>,
+    world: &World,
+) -> Result<(String, OpenedSplit)> {
+    let (communicator, reporter) = (&*world.communicator, &world.reporter);
+    let mut last: Option<Error> = None;
+    for candidate in &config.candidates {
+        let own = own_data::<F>(&config.model);
+        let opened = match candidate {
+            MeasuredSplit::Named(name) => {
+                data::open_split(&config.data, &config.train_split, own, name, classes, communicator, reporter)
+            }
+            MeasuredSplit::PartOfTrain(kind) => {
+                let splits = data::open(&config.data, &config.train_split, config.seed, own, communicator, reporter)?;
+                let samples = if *kind == SplitKind::Val { splits.val } else { Some(splits.train) };
+                let samples = samples.context("eval: the data set has no val split");
+                samples.map(|samples| OpenedSplit { samples, normalization: splits.normalization })
+            }
+        };
+        match opened {
+            Err(error) if data::is_absent(&error) => {
+                // What has no labels says more than what is not there.
+                let is_unlabelled =
+                    |error: &Error| matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }));
+                if !last.as_ref().is_some_and(is_unlabelled) {
+                    last = Some(error);
+                }
+            }
+            opened => return Ok((candidate.name(), opened?)),
+        }
+    }
+    Err(last.unwrap_or_else(|| anyhow!("eval: there is no split to measure")))
+}
+
+/// Whether the split's labels mean what the model's logits do.
 fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig, world: &World) -> Result<()> {
     let channels = test.image_shape().channels;
     ensure!(channels == input.channels, "eval: expected images of {} channels, got {channels}", input.channels);

@@ -25,7 +25,9 @@ use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
 use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
+use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, ModelInput};
+use crate::run::head::{class_weights, facts};
 use crate::run::identity;
 use crate::run::output::{self, OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
@@ -58,7 +60,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // Before anything is opened by which ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
-    let data = data::open(&config.data, &config.train_split, own_data::<F>(&config.model), communicator, reporter)?;
+    let (seed, own) = (config.run.seed.filled(), own_data::<F>(&config.model));
+    let data = data::open(&config.data, &config.train_split, seed, own, communicator, reporter)?;
     identity::check(&config, &data, communicator, reporter)?;
     if config.run.output_dir.is_some() {
         ModelInput::of(&data).check().context("--output-dir: expected data that a checkpoint can describe")?;
@@ -80,11 +83,20 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         compute: &config.compute,
         device: &training_device,
     };
+    let class_weights = class_weights(&config, &data)?;
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
     let own_files = config.run.output_dir.as_deref().map_or(Vec::new(), output::files);
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
     let own_optimizer = own_optimizer::<F>(&config)?;
+
+    let configured = loss::configured(&config.optimizer, class_weights.as_deref(), &config.compute);
+    let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
+    let metrics = F::metrics(&config.model.read()?, request.num_classes);
+    let split = if data.val.is_some() { "val" } else { "test" };
+    let (monitor, patience) = (config.run.monitor.as_ref(), config.run.patience);
+    let has_own_loss = !Arc::ptr_eq(&loss, &configured);
+    let (best_rule, other_split) = BestRule::new(monitor, patience, split, has_own_loss, &metrics)?;
 
     let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     let config = match &resumption {
@@ -103,7 +115,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     if resumption.is_none() {
         files.begin(&config, &manifest, false)?;
     }
-    reporter.configuration(&config, &facts(&manifest, &files));
+    reporter.configuration(&config, &facts(&manifest, &files, &best_rule, class_weights.as_deref()));
+    other_split.iter().for_each(|warning| reporter.warn(warning));
 
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
@@ -119,8 +132,10 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let session = Session {
         config: &config,
         own_optimizer,
-        loss: F::loss(&config.model.read()?, loss::configured(&config.optimizer, &config.compute)),
-        metrics: F::metrics(&config.model.read()?, request.num_classes),
+        loss,
+        class_weights: class_weights.unwrap_or_default(),
+        best_rule,
+        metrics,
         ema_decay: config.optimizer.ema_decay,
         data: &data,
         communicator: workers,
@@ -302,31 +317,17 @@ fn manifest(
         mpi_library: communicator.library(),
         device: format!("{device:?}"),
     };
-    let evaluated = data::evaluated(data)?;
     let dataset = DatasetFacts {
         name: config.data.dataset.filled().to_string(),
         num_train: data.train.len(),
-        num_test: evaluated.len(),
+        num_val: data.val.as_ref().map_or(0, |val| val.len()),
+        num_test: data.test.as_ref().map_or(0, |test| test.len()),
         train_checksum: data.train.checksum(),
-        test_checksum: evaluated.checksum(),
+        val_checksum: data.val.as_ref().map(|val| val.checksum()),
+        test_checksum: data.test.as_ref().map_or(String::new(), |test| test.checksum()),
         notes: data::notes(data),
     };
     Ok(manifest::of_this_launch(config.hash(), launch, dataset))
-}
-
-/// The manifest's lines for the head of the log.
-fn facts(manifest: &Manifest, files: &RunFiles) -> Vec<(&'static str, String)> {
-    let output = files.directory().map(|directory| directory.path().display().to_string());
-    vec![
-        ("version", format!("{} ({})", manifest.version, manifest.commit)),
-        ("data", format!("{} train, {} test images", manifest.dataset.num_train, manifest.dataset.num_test)),
-        ("checksum", manifest.dataset.train_checksum.clone()),
-        ("ranks", format!("{} on {}", manifest.launch.ranks, manifest.launch.nodes.join(", "))),
-        ("threads per rank", manifest.launch.threads_per_rank.to_string()),
-        ("communication", manifest.launch.mpi_library.clone()),
-        ("processor", manifest.cpu_model.clone()),
-        ("output", output.unwrap_or_default()),
-    ]
 }
 
 fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Summary {
@@ -338,8 +339,9 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
         steps: progress.step,
         images: progress.images(),
         final_epoch: progress.last_record.clone(),
-        best_epoch: progress.best.map(|best| best.epoch),
-        best_test_top1: progress.best.map(|best| best.test_top1),
+        best: progress.best.clone(),
+        test: outcome.test.clone(),
+        patience_ended_after: outcome.is_exhausted.then_some(progress.evaluations_since_best),
         parameter_hash: outcome.parameter_hash.clone(),
         seconds_total: total.as_secs_f64(),
         images_per_second: slowest.steps.speed,

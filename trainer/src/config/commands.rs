@@ -1,193 +1,22 @@
-//! The configurations of `eval`, `predict` and `bench`.
+//! The configurations of `predict` and `bench`.
 //!
-//! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: the flags with their gaps filled.
+//! In: their flags. Out: the flags with their gaps filled.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{Filled, at_least, conflict, invalid, missing, no_effect, within};
+use super::checks::{Filled, at_least, invalid, no_effect, within};
 use super::error::ConfigError;
 use super::family::Family;
 use super::sync::SyncConfig;
-use super::{MAX_CLASSES, MAX_IMAGE_SIDE, TrainConfig, file, netbench, shared_settings};
-use crate::config::choices::{BatchNormKind, Compression, DatasetKind, DeviceChoice, LossScaling, UpdateKind};
-use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
-use serde::{Deserialize, Serialize};
+use super::{MAX_CLASSES, MAX_IMAGE_SIDE, netbench, shared_settings};
+use crate::config::choices::{BatchNormKind, Compression, DeviceChoice, LossScaling, UpdateKind};
+use crate::config::cli::{BenchArgs, PredictArgs, SyncArgs};
 use simulate::{NetworkError, NetworkModel};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The most samples of a pass of `bench` and `eval`.
-const MOST_SAMPLES: usize = 1 << 20;
-
-/// The most bytes of test images that are drawn because a checkpoint says so: its numbers may be anybody's.
-const MOST_DRAWN_BYTES: u64 = 4 << 30;
-
-/// Where parameters are read from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WeightSource {
-    /// A weights file of any framework.
-    File(PathBuf),
-    /// A checkpoint directory of this program.
-    Checkpoint(PathBuf),
-}
-
-/// What `trainer eval` measures: its flags, filled, of which the model and the data set are those of the checkpoint unless typed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EvalConfig {
-    flags: EvalArgs,
-    /// What is made to be trained on: as little as can be.
-    pub train_split: TrainSplitArgs,
-    /// The parameters.
-    pub weights: WeightSource,
-}
-
-impl Deref for EvalConfig {
-    type Target = EvalArgs;
-
-    fn deref(&self) -> &EvalArgs {
-        &self.flags
-    }
-}
-
-/// The sections that `eval` shares with `train`, for laying its flags over the options of a trained run.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct DataSections {
-    data: DataArgs,
-    #[serde(default)]
-    train_split: TrainSplitArgs,
-}
-
-impl EvalConfig {
-    /// Decides the evaluation. `trained` is the configuration that the checkpoint of `--checkpoint` holds: its model
-    /// is used, and its data set unless flags say otherwise.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
-    ///
-    /// # Panics
-    /// If `--checkpoint` was given without `trained`.
-    pub fn resolve(args: &EvalArgs, family: &Family, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
-        let mut flags = args.clone();
-        within("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1..=MOST_SAMPLES)?;
-        flags.compute = flags.compute.decided(family)?;
-        flags.timeout = Some(Self::timeout(args)?.as_secs());
-        let weights = Self::weights(args)?;
-        let train_split = match &weights {
-            WeightSource::File(_) => fill_for_file(&mut flags, family)?,
-            WeightSource::Checkpoint(_) => {
-                let trained = trained.expect("the caller reads the checkpoint's configuration first");
-                fill_like(trained, &mut flags, family)?
-            }
-        };
-        Ok(Self { flags, train_split, weights })
-    }
-
-    /// Where the parameters are read from, as can be told before a checkpoint is read.
-    ///
-    /// # Errors
-    /// When there is no source, or two.
-    pub fn weights(args: &EvalArgs) -> Result<WeightSource, ConfigError> {
-        match (&args.weights, &args.checkpoint) {
-            (Some(_), Some(_)) => Err(conflict("--weights", "--checkpoint", "give one of them")),
-            (None, None) => Err(missing(
-                "--checkpoint",
-                "there is nothing to measure",
-                "give a checkpoint directory, or --weights FILE with --model and --dataset",
-            )),
-            (Some(path), None) => Ok(WeightSource::File(path.clone())),
-            (None, Some(path)) => Ok(WeightSource::Checkpoint(path.clone())),
-        }
-    }
-
-    /// The longest wait for another rank, as can be told before a checkpoint is read.
-    ///
-    /// # Errors
-    /// When it is 0.
-    pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
-        Ok(Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?))
-    }
-
-    /// What must be equal on all ranks, as (option, value).
-    pub fn shared_settings(&self) -> Vec<(String, String)> {
-        // A machine's own, and it need not be text.
-        let data = DataArgs { data_dir: None, ..self.data.clone() };
-        let mut settings = shared_settings(&EvalArgs { data, ..self.flags.clone() });
-        let weights = match &self.weights {
-            WeightSource::File(path) => ("--weights", path),
-            WeightSource::Checkpoint(path) => ("--checkpoint", path),
-        };
-        settings.push((weights.0.to_owned(), weights.1.display().to_string()));
-        settings
-    }
-}
-
-/// A weights file tells nothing of itself.
-fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
-    if flags.allow_changed_classes {
-        let because = "with --weights, a file that tells no class names";
-        return Err(no_effect("--allow-changed-classes", because, "leave it out"));
-    }
-    if family.is_resnet() && !flags.model.0.keys().any(|key| key == "model" || key == "depth") {
-        return Err(missing(
-            "--model",
-            "a weights file does not tell its network",
-            "give for example --model resnet20",
-        ));
-    }
-    family.decide(&mut flags.model)?;
-    if flags.data.dataset.is_none() {
-        return Err(missing(
-            "--dataset",
-            "a weights file does not tell what it was trained on",
-            "give for example --dataset cifar10 --data-dir DIR",
-        ));
-    }
-    let train_split;
-    (flags.data, train_split) = flags.data.clone().decided(TrainSplitArgs::default())?;
-    Ok(train_split)
-}
-
-/// The model of a trained run, and its data where no flags say otherwise.
-fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
-    if let Some(flag) = flags.model.first_flag() {
-        return Err(no_effect(flag, "with --checkpoint, which tells the network", "leave it out"));
-    }
-    flags.model = trained.model_of(family)?;
-    let below = DataSections { data: trained.data.clone(), train_split: trained.train_split.clone() };
-    let typed = DataSections { data: flags.data.clone(), train_split: TrainSplitArgs::default() };
-    let merged: DataSections = file::laid_over(&below, &typed)?;
-    let (data, mut split) = merged.data.decided(merged.train_split)?;
-    // What is drawn to be trained on is not drawn here; there is one image of it, as no split is empty.
-    split = TrainSplitArgs {
-        shapes_train: split.shapes_train.map(|_| 1),
-        synthetic_train: split.synthetic_train.map(|_| 1),
-        ..TrainSplitArgs::default()
-    };
-    expect_few_drawn(&data, &typed.data)?;
-    flags.data = data;
-    Ok(split)
-}
-
-/// Refuses to draw more test images than fit into memory because a checkpoint says so.
-fn expect_few_drawn(data: &DataArgs, typed: &DataArgs) -> Result<(), ConfigError> {
-    let (option, num_test, typed) = match data.dataset.filled() {
-        DatasetKind::Shapes => ("--shapes-test", data.shapes_test, typed.shapes_test),
-        DatasetKind::Synthetic => ("--synthetic-test", data.synthetic_test, typed.synthetic_test),
-        DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
-        DatasetKind::Shards | DatasetKind::Parquet | DatasetKind::Own => return Ok(()),
-    };
-    let (num_test, side) = (num_test.filled(), data.image_size() as u64);
-    if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {
-        return Err(invalid(
-            option,
-            format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag"),
-            format!("the checkpoint's {num_test} images"),
-        ));
-    }
-    Ok(())
-}
+pub(super) const MOST_SAMPLES: usize = 1 << 20;
 
 /// What `trainer predict` names: its flags, filled.
 #[derive(Debug, Clone)]

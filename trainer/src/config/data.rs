@@ -4,7 +4,7 @@
 
 use super::checks::{Filled, at_least_one, conflict, in_range, invalid, missing, no_effect, within};
 use super::error::ConfigError;
-use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution};
+use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution, SamplerKind};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 use datasets::rand_augment::MAX_MAGNITUDE;
 
@@ -123,6 +123,15 @@ impl TrainSplitArgs {
         // Shapes are drawn with random pose already, and random pixels have no pose.
         let crops = kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
         at_least_one("--limit-train", self.limit_train)?;
+        // The default is not written down: it is the order of all runs that do not name one.
+        self.sampler.take_if(|sampler| *sampler == SamplerKind::Shuffle);
+        if let Some(share) = self.val_fraction {
+            in_range("--val-fraction", share, "above 0 and below 1", |share| share > 0.0 && share < 1.0)?;
+            if let Some(name) = &data.eval_split {
+                let remedy = format!("{name} is the val split; remove one of them");
+                return Err(conflict("--val-fraction", "--eval-split", remedy));
+            }
+        }
         let augment = *self.augment.get_or_insert(match data.resolution {
             Some(_) => AugmentKind::ResizedCrop,
             None if crops => AugmentKind::CropFlip,
@@ -175,13 +184,14 @@ impl TrainSplitArgs {
 fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<(), ConfigError> {
     use DatasetKind::{Cifar10, Cifar100, ImageFolder, Parquet, Shapes, Shards, Synthetic};
     let download = args.download == Some(true);
-    let known: [(&'static str, bool, &[DatasetKind]); 12] = [
+    let known: [(&'static str, bool, &[DatasetKind]); 13] = [
         ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder, Shards, Parquet]),
         ("--download", download, &[Cifar10, Cifar100]),
         ("--image-size", args.image_size.is_some(), &[ImageFolder, Shards, Parquet, Synthetic]),
         ("--resolution", args.resolution.is_some(), &[ImageFolder, Shards, Parquet]),
         ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder, Shards, Parquet]),
         ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder, Shards, Parquet]),
+        ("--eval-split", args.eval_split.is_some(), &[ImageFolder, Shards, Parquet]),
         ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
         ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),
         ("--shapes-seed", args.shapes_seed.is_some(), &[Shapes]),

@@ -14,6 +14,7 @@ mod compute;
 mod data;
 mod doctor;
 mod error;
+mod eval;
 mod family;
 mod file;
 mod model;
@@ -33,18 +34,20 @@ mod shard;
 mod sync;
 mod verify;
 
-pub use crate::config::choices::RateFactor;
 pub use crate::config::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype,
     InputKind, KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind,
-    RecomputeKind, ReductionChoice, ScalingKind, ScheduleKind, ShortcutKind, SyncKind, UpdateKind,
+    RecomputeKind, ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, ShortcutKind, SplitKind, SyncKind,
+    UpdateKind,
 };
+pub use crate::config::choices::{Figure, Monitor, RateFactor};
 pub use checks::Filled;
-pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
+pub use commands::{BenchConfig, PredictConfig, SimulationConfig};
 pub(crate) use compute::instruction_set;
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
+pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
 pub(crate) use family::decided;
 pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;

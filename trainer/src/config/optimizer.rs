@@ -8,6 +8,9 @@ use crate::config::cli::OptimizerArgs;
 impl OptimizerArgs {
     fn fill_loss(&mut self) -> Result<(), ConfigError> {
         let loss = *self.loss.get_or_insert(LossKind::CrossEntropy);
+        if loss != LossKind::CrossEntropy && self.class_weights.is_some() {
+            return Err(no_effect("--class-weights", format!("with --loss {loss}"), "it is for --loss cross-entropy"));
+        }
         if loss == LossKind::CrossEntropy {
             let smoothing = *self.label_smoothing.get_or_insert(0.0);
             return in_range("--label-smoothing", smoothing, "0 up to but not 1", is_share).map(drop);

@@ -45,6 +45,7 @@ impl RunArgs {
         }
         self.seed.get_or_insert(0);
         at_least("--eval-every-epochs", *self.eval_every_epochs.get_or_insert(1), 1)?;
+        at_least_one("--patience", self.patience)?;
         at_least("--checkpoint-every-epochs", *self.checkpoint_every_epochs.get_or_insert(1), 1)?;
         at_least_one("--checkpoint-every-steps", self.checkpoint_every_steps)?;
         at_least("--keep-checkpoints", *self.keep_checkpoints.get_or_insert(2), 1)?;

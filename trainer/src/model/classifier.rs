@@ -2,15 +2,12 @@
 //!
 //! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, counts of right answers.
 
-use std::sync::Arc;
-
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 use burn_resnet::ResNet;
 
 use crate::measure::metrics::ScoreSums;
-use crate::model::metric::Metric;
 
 /// A burn module that turns images into one logit a class.
 pub trait ImageClassifier: Module + 'static {
@@ -95,32 +92,24 @@ impl UnreadScore {
     /// # Errors
     /// When they cannot be read.
     pub fn read(self) -> Result<ScoreSums> {
-        self.read_with(&[]).map(|(scores, _)| scores)
+        self.read_with(|_, _| ())
     }
 
-    /// As [`read`](Self::read), with the sums of each metric, one metric's after the other's.
+    /// As [`read`](Self::read); `also` is given the logits of each sample and its label.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_with(self, metrics: &[Arc<dyn Metric>]) -> Result<(ScoreSums, Vec<f64>)> {
+    pub fn read_with(self, mut also: impl FnMut(&[f32], u32)) -> Result<ScoreSums> {
         let [num_samples, num_classes] = self.logits.shape().dims();
         let logits = floats(self.logits)?;
         let (top1_correct, top5_correct) = count_correct(&logits, &self.labels, num_classes);
-        let mut sums = Vec::new();
-        for metric in metrics {
-            let start = sums.len();
-            sums.resize(start + metric.num_sums(), 0.0);
-            for (row, label) in logits.chunks_exact(num_classes).zip(&self.labels) {
-                metric.add(row, *label, &mut sums[start..]);
-            }
-        }
-        let scores = ScoreSums {
+        logits.chunks_exact(num_classes).zip(&self.labels).for_each(|(row, label)| also(row, *label));
+        Ok(ScoreSums {
             loss_sum: floats(self.loss_sum)?.into_iter().map(f64::from).sum(),
             num_samples: num_samples as u64,
             top1_correct,
             top5_correct,
-        };
-        Ok((scores, sums))
+        })
     }
 }
 
@@ -142,19 +131,31 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
     assert_eq!(logits.len(), labels.len() * num_classes, "logits and labels differ in samples");
     let (mut top1, mut top5) = (0, 0);
     for (row, &label) in logits.chunks_exact(num_classes).zip(labels) {
-        let label = label as usize;
-        let own = row[label];
-        let above = row
-            .iter()
-            .enumerate()
-            .filter(|&(class, &logit)| {
-                class != label && (logit > own || logit.is_nan() || own.is_nan() || (logit == own && class < label))
-            })
-            .count();
+        let above = above(row, label as usize).count();
         top1 += u64::from(above == 0);
         top5 += u64::from(above < 5);
     }
     (top1, top5)
+}
+
+/// The classes that come before `label` as the answer of a sample with these logits.
+fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
+    let own = row[label];
+    row.iter().copied().enumerate().filter(move |&(class, logit)| {
+        class != label && (logit > own || logit.is_nan() || own.is_nan() || (logit == own && class < label))
+    })
+}
+
+/// The class that a model answers: `label` where [`count_correct`] counts it as right, else the first class before it.
+///
+/// # Panics
+/// When `label` is not below the number of logits.
+pub fn answer(row: &[f32], label: u32) -> u32 {
+    let rank = |logit: f32| if logit.is_nan() { f32::INFINITY } else { logit };
+    // Strictly higher: of equal logits the lower class comes first.
+    let first =
+        above(row, label as usize).reduce(|first, other| if rank(other.1) > rank(first.1) { other } else { first });
+    first.map_or(label, |(class, _)| class as u32)
 }
 
 #[cfg(test)]
@@ -165,6 +166,22 @@ mod tests {
     fn equal_logits_favour_the_lower_class() {
         assert_eq!(count_correct(&[1.0, 1.0], &[0], 2), (1, 1));
         assert_eq!(count_correct(&[1.0, 1.0], &[1], 2), (0, 1));
+    }
+
+    #[test]
+    fn the_answer_is_the_label_exactly_where_it_counts_as_right() {
+        let nan = f32::NAN;
+        for (row, label, expected) in [
+            ([1.0, 1.0, 0.0], 0, 0),
+            ([1.0, 1.0, 0.0], 1, 0),
+            ([0.0, 2.0, 3.0], 0, 2),
+            ([0.0, nan, 3.0], 2, 1),
+            ([nan, 1.0, 2.0], 0, 2),
+            ([1.0, 3.0, 3.0], 0, 1),
+        ] {
+            assert_eq!(answer(&row, label), expected, "{row:?}, {label}");
+            assert_eq!(count_correct(&row, &[label], 3).0 == 1, expected == label);
+        }
     }
 
     #[test]

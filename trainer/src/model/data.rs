@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
@@ -40,13 +40,15 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 }
 
 /// Opens the data set, or with `own` that of the program, its splits limited as configured; at least one besides the training split is there.
+/// The val split is that of `--eval-split`, or with `--val-fraction` the part of the training images that `seed` chooses.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When files are missing or broken, there is nothing to evaluate on, or a download fails.
+/// When files are missing or broken, there is nothing to evaluate on, a second val split is asked for, or a download fails.
 pub fn open(
     config: &DataArgs,
     split: &TrainSplitArgs,
+    seed: u64,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
@@ -89,12 +91,36 @@ pub fn open(
     };
     splits.notes.iter().for_each(|note| reporter.warn(note));
     tell_notes(&*splits.train, reporter);
+    if let Some(name) = &config.eval_split {
+        let is_test = Split::of_name(name) == Some(Split::Test);
+        // The test split that chooses the best model is no val split, and is called what it is.
+        splits.val = match is_test {
+            true => None,
+            false => Some(open_named(config, name, Some(splits.train.class_names()), communicator)?),
+        };
+    }
+    if let Some(share) = split.val_fraction {
+        if let Some(val) = &splits.val {
+            bail!(
+                "--val-fraction: the data set has a val split already (expected none, got {} of {} images). Remove --val-fraction to use it, or move that split away",
+                val.name(),
+                val.len()
+            );
+        }
+        let (train, val) = Subset::train_and_validation(splits.train, share, seed).context("--val-fraction")?;
+        splits.train = Arc::new(train);
+        splits.val = Some(Arc::new(val));
+    }
     if let Some(limit) = split.limit_train {
         splits.train = Arc::new(Subset::first(splits.train, limit)?);
     }
     evaluated(&splits)?;
-    for evaluated in [&mut splits.val, &mut splits.test].into_iter().flatten() {
-        *evaluated = limited(Arc::clone(evaluated), config, reporter)?;
+    // A val split is often the smaller one.
+    let of_val = splits.val.as_ref().and_then(|val| Some(config.limit_test?.min(val.len())));
+    for (evaluated, limit) in [(&mut splits.val, of_val), (&mut splits.test, config.limit_test)] {
+        if let Some(samples) = evaluated {
+            *samples = limited(Arc::clone(samples), limit, reporter)?;
+        }
     }
     splits.normalization = normalization(splits.normalization, config);
     Ok(splits)
@@ -123,7 +149,7 @@ pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
     splits.evaluated().with_context(|| {
         let why = splits.notes.iter().map(|note| format!(" ({note})")).collect::<String>();
         format!(
-            "{}: expected a labelled split to evaluate on, val or test, got none{why}; add one to the data",
+            "{}: expected a labelled split to evaluate on, val or test, got none{why}; add one to the data, or take a part of the training images by --val-fraction 0.1",
             splits.train.name()
         )
     })
@@ -138,8 +164,22 @@ pub struct OpenedSplit {
     pub normalization: Normalization,
 }
 
-/// Opens one split: `train`, `val` or `test`, another folder or other files by their name, or without a `name` the one that [`evaluated`] takes.
-/// Other splits are not decoded and need not be there.
+/// A split that is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("--split: --dataset {dataset} has no such split (expected train or test, got {name})")]
+struct NoSuchSplit {
+    dataset: DatasetKind,
+    name: String,
+}
+
+/// Whether an error of [`open_split`] means that the split is not there, or has no labels.
+pub fn is_absent(error: &anyhow::Error) -> bool {
+    let of_files = matches!(error.downcast_ref(), Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. }));
+    of_files || error.is::<NoSuchSplit>()
+}
+
+/// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other splits are not decoded and need not be
+/// there.
 ///
 /// Labels of files become positions in `classes`, by the names of the classes, if these are given; else they are those of the data set.
 /// Collective: all ranks.
@@ -150,75 +190,57 @@ pub fn open_split(
     config: &DataArgs,
     split: &TrainSplitArgs,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
-    name: Option<&str>,
+    name: &str,
     classes: Option<&[String]>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<OpenedSplit> {
-    let dir = || config.data_dir.filled();
-    let samples = match config.dataset.filled() {
-        DatasetKind::ImageFolder => {
-            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
-            first_split(name, |name| image_folder::open_split(dir(), name, classes, &how))?
-        }
+    let kind = config.dataset.filled();
+    if !kind.is_of_files() {
+        let whole = TrainSplitArgs { val_fraction: None, ..split.clone() };
+        let splits = open(config, &whole, 0, own, communicator, reporter)?;
+        let samples = Split::of_name(name).and_then(|split| splits.get(split)).cloned();
+        let samples = samples.ok_or_else(|| NoSuchSplit { dataset: kind, name: name.to_owned() })?;
+        return Ok(OpenedSplit { samples, normalization: splits.normalization });
+    }
+    let samples = open_named(config, name, classes, communicator)?;
+    let samples = limited(samples, config.limit_test, reporter)?;
+    Ok(OpenedSplit { samples, normalization: normalization(Normalization::imagenet(), config) })
+}
+
+/// Opens the split of files that has this name.
+/// Collective: all ranks.
+fn open_named(
+    config: &DataArgs,
+    name: &str,
+    classes: Option<&[String]>,
+    communicator: &dyn Communicator,
+) -> Result<Arc<dyn ImageDataset>> {
+    let dir: PathBuf = config.data_dir.filled();
+    Ok(match config.dataset.filled() {
         DatasetKind::Shards => {
             let how = shards_of_rank(config, communicator, Some(name))?;
-            first_split(name, |name| tar_shards::open_split(dir(), name, classes, &how))?
+            tar_shards::open_split(dir, name, classes, &how)?
         }
         #[cfg(feature = "parquet")]
         DatasetKind::Parquet => {
             let how = parquet_of_rank(config, communicator.topology())?;
-            first_split(name, |name| parquet_files::open_split(dir(), name, classes, &how))?
+            parquet_files::open_split(dir, name, classes, &how)?
         }
-        kind => {
-            let splits = open(config, split, own, communicator, reporter)?;
-            let samples = match name {
-                None => evaluated(&splits)?,
-                Some(name) => Split::of_name(name).and_then(|split| splits.get(split)).with_context(|| {
-                    format!("split: expected one of the splits of --dataset {kind}, got {name}; it has train and test")
-                })?,
-            };
-            return Ok(OpenedSplit { samples: Arc::clone(samples), normalization: splits.normalization });
+        _ => {
+            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
+            image_folder::open_split(dir, name, classes, &how)?
         }
-    };
-    let samples = limited(samples, config, reporter)?;
-    Ok(OpenedSplit { samples, normalization: normalization(Normalization::imagenet(), config) })
+    })
 }
 
-/// The names of the splits to evaluate on, the first that is there and has labels.
-const EVALUATED: [Split; 2] = [Split::Val, Split::Test];
-
-/// Opens the split `name`, or the first of those to evaluate on.
-fn first_split(
-    name: Option<&str>,
-    open: impl Fn(&str) -> Result<Arc<dyn ImageDataset>, DatasetError>,
-) -> Result<Arc<dyn ImageDataset>> {
-    if let Some(name) = name {
-        return Ok(open(name)?);
-    }
-    let mut last = None;
-    for split in EVALUATED {
-        match (open(split.names()[0]), &last) {
-            // What has no labels says more than what is not there.
-            (Err(DatasetError::Missing { .. }), Some(DatasetError::Unlabelled { .. })) => {}
-            (Err(error @ (DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })), _) => last = Some(error),
-            (opened, _) => return Ok(opened?),
-        }
-    }
-    Err(last.map_or_else(|| anyhow::anyhow!("expected a split to evaluate on, got none"), Into::into))
-}
-
-/// A split to evaluate on as flags want it, with its notes told.
-fn limited(
-    mut samples: Arc<dyn ImageDataset>,
-    config: &DataArgs,
-    reporter: &Reporter,
-) -> Result<Arc<dyn ImageDataset>> {
+/// A split to evaluate on, limited as flags want it, with its notes told.
+fn limited(samples: Arc<dyn ImageDataset>, limit: Option<usize>, reporter: &Reporter) -> Result<Arc<dyn ImageDataset>> {
     tell_notes(&*samples, reporter);
-    if let Some(limit) = config.limit_test {
-        samples = Arc::new(Subset::first(samples, limit)?);
-    }
-    Ok(samples)
+    Ok(match limit {
+        Some(limit) => Arc::new(Subset::first(samples, limit)?),
+        None => samples,
+    })
 }
 
 /// The normalisation of flags, else the data set's.
@@ -257,12 +279,8 @@ fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology)
 
 /// How one rank reads shards, whose headers root has read first, then the first rank of each machine, which may see other disks.
 ///
-/// `only` is the split that is wanted, where not all are: by its name, or the one to evaluate on.
-fn shards_of_rank(
-    config: &DataArgs,
-    communicator: &dyn Communicator,
-    only: Option<Option<&str>>,
-) -> Result<TarShardsConfig> {
+/// `only` is the name of the split that is wanted, where not all are.
+fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, only: Option<&str>) -> Result<TarShardsConfig> {
     let topology = communicator.topology();
     let set = |variable| environment(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -276,13 +294,7 @@ fn shards_of_rank(
     for reads in [communicator.rank() == distributed::ROOT, topology.local_rank == 0] {
         if reads {
             // What keeps the headers from being read keeps the shards from being opened, which says so.
-            let _ = match only {
-                None => tar_shards::index(&dir, &how, None),
-                Some(name) => EVALUATED
-                    .map(|split| name.unwrap_or(split.names()[0]))
-                    .into_iter()
-                    .try_for_each(|name| tar_shards::index(&dir, &how, Some(name))),
-            };
+            let _ = tar_shards::index(&dir, &how, only);
         }
         communicator.barrier()?;
     }

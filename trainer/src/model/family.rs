@@ -134,7 +134,7 @@ pub trait ModelFamily {
         configured
     }
 
-    /// What is reported of the test split beside loss, top-1 and top-5; by default nothing.
+    /// What is reported of an evaluation beside loss, top-1 and top-5; by default nothing.
     fn metrics(_args: &Self::Args, _num_classes: usize) -> Vec<Arc<dyn Metric>> {
         Vec::new()
     }

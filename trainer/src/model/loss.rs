@@ -78,6 +78,40 @@ impl Loss for CrossEntropy {
     }
 }
 
+/// Cross entropy in which every class has a weight, as PyTorch's with `weight=`. The sum is not normalised here: where samples have
+/// one class each, the mean is over the weights of all samples of a step, and [`Stepper`](crate::step::Stepper) divides by them.
+#[derive(Clone, Debug)]
+pub struct WeightedCrossEntropy {
+    /// Share of a sample's weight spread over all classes, in `[0, 1)`.
+    pub label_smoothing: f64,
+    /// One of each class.
+    pub weights: Vec<f32>,
+}
+
+impl WeightedCrossEntropy {
+    /// The share of each class in each label, times the class's weight: `[N, K]`.
+    ///
+    /// # Panics
+    /// When there is not a weight for each logit.
+    fn weighted_shares(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
+        assert_eq!(self.weights.len(), num_classes, "class weights and logits differ in classes");
+        let weights = Tensor::<1>::from_floats(&*self.weights, device).unsqueeze::<2>();
+        smoothed_shares(self.label_smoothing, targets, num_classes, device) * weights
+    }
+}
+
+impl Loss for WeightedCrossEntropy {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let [_, num_classes] = logits.dims();
+        let shares = self.weighted_shares(targets, num_classes, &logits.device());
+        (log_softmax(logits, 1) * shares).sum().neg()
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        CrossEntropy::default().sum(logits, Targets::of(labels))
+    }
+}
+
 /// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021, 2110.00476, section 4). Of mixed
 /// images, each class whose share is above `threshold` is present. Evaluation reports cross entropy, as timm does.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +162,13 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
     }
 }
 
+/// As [`shares`], with `label_smoothing` of each label spread over all classes.
+fn smoothed_shares(label_smoothing: f64, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
+    shares(targets, num_classes, device)
+        .mul_scalar(1.0 - label_smoothing)
+        .add_scalar(label_smoothing / num_classes as f64)
+}
+
 /// A loss by the kernel whose bits are the same on every processor; that of burn's operations where that kernel does not compute.
 #[derive(Clone, Copy, Debug)]
 struct SameBits<L>(L);
@@ -135,10 +176,7 @@ struct SameBits<L>(L);
 impl Loss for SameBits<CrossEntropy> {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let CrossEntropy { label_smoothing } = self.0;
-        let smoothed = shares(targets.clone(), num_classes, &device)
-            .mul_scalar(1.0 - label_smoothing)
-            .add_scalar(label_smoothing / num_classes as f64);
+        let smoothed = smoothed_shares(self.0.label_smoothing, targets.clone(), num_classes, &device);
         loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), smoothed)
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
@@ -155,6 +193,19 @@ impl Loss for SameBits<CrossEntropy> {
 
     fn is_recordable(&self) -> bool {
         self.0.is_recordable()
+    }
+}
+
+impl Loss for SameBits<WeightedCrossEntropy> {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let ([_, num_classes], device) = (logits.dims(), logits.device());
+        let shares = self.0.weighted_shares(targets.clone(), num_classes, &device);
+        loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), shares)
+            .unwrap_or_else(|| self.0.sum(logits, targets))
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        SameBits(CrossEntropy::default()).test_sum(logits, labels)
     }
 }
 
@@ -175,10 +226,16 @@ impl Loss for SameBits<BinaryCrossEntropy> {
     }
 }
 
-/// The loss that the options say.
-pub fn configured(options: &OptimizerArgs, compute: &ComputeArgs) -> Arc<dyn Loss> {
+/// The loss that the options say; `class_weights` are one a class.
+pub fn configured(options: &OptimizerArgs, class_weights: Option<&[f64]>, compute: &ComputeArgs) -> Arc<dyn Loss> {
     match options.loss.filled() {
-        LossKind::CrossEntropy => cross_entropy(options.label_smoothing.filled(), compute),
+        LossKind::CrossEntropy => match class_weights {
+            Some(weights) => {
+                let weights = weights.iter().map(|weight| *weight as f32).collect();
+                arc(WeightedCrossEntropy { label_smoothing: options.label_smoothing.filled(), weights }, compute)
+            }
+            None => cross_entropy(options.label_smoothing.filled(), compute),
+        },
         LossKind::BinaryCrossEntropy => arc(BinaryCrossEntropy { threshold: PRESENT_FROM }, compute),
     }
 }
@@ -258,6 +315,53 @@ mod tests {
         assert_near(loss(Some((2, 0.15))), expected([0.0, 1.0, 0.0]));
         assert_near(loss(Some((2, 0.85))), expected([0.0, 0.0, 1.0]));
         assert_near(loss(Some((1, 0.5))), expected([0.0, 1.0, 0.0]));
+    }
+
+    #[test]
+    fn weighted_cross_entropy_and_its_gradients_are_those_of_pytorch() {
+        // torch.nn.functional.cross_entropy(logits, [1, 2, 1], weight=[0.5, 2.0, 3.0], label_smoothing=s, reduction="sum") and
+        // its gradients; of mixed labels, with the targets 0.75 of those and 0.25 of [2, 0, 1].
+        let expected: [(f64, bool, f64, [f64; 9]); 3] = [
+            (
+                0.0,
+                false,
+                15.907920,
+                [1.571194, -1.649419, 0.078225, 0.00267, 2.928459, -2.931129, 0.423883, -0.847766, 0.423883],
+            ),
+            (
+                0.3,
+                false,
+                14.609835,
+                [1.481914, -1.258184, -0.22373, -0.047641, 2.386805, -2.339164, 0.363286, -0.476572, 0.113286],
+            ),
+            (
+                0.3,
+                true,
+                14.335255,
+                [1.619394, -0.877508, -0.741886, -0.135531, 1.959738, -1.824208, 0.363286, -0.476572, 0.113286],
+            ),
+        ];
+        for cpu in [CpuKind::Auto, CpuKind::Portable] {
+            for (label_smoothing, is_mixed, sum, gradients) in expected {
+                let device = Device::flex().autodiff();
+                let mixed = is_mixed.then(|| MixedTargets {
+                    labels: Tensor::from_ints([2, 0, 1], &device),
+                    shares: Tensor::from_floats([0.25, 0.25, 0.25], &device),
+                });
+                let targets = Targets { labels: Tensor::from_ints([1, 2, 1], &device), mixed };
+                let rows = [[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25], [0.0, 1.0, 0.0]];
+                let logits = Tensor::<2>::from_floats(rows, &device).require_grad();
+                let compute = ComputeArgs { cpu: Some(cpu), ..ComputeArgs::default() };
+                let loss = arc(WeightedCrossEntropy { label_smoothing, weights: vec![0.5, 2.0, 3.0] }, &compute);
+                let got = loss.sum(logits.clone(), targets);
+                let tape = got.clone().backward();
+                let got_gradients = logits.grad(&tape).unwrap().into_data().try_to_vec::<f32>().unwrap();
+                assert!((f64::from(got.into_scalar::<f32>()) - sum).abs() < 1e-5, "{loss:?}");
+                for (got, expected) in got_gradients.iter().zip(gradients) {
+                    assert!((f64::from(*got) - expected).abs() < 1e-5, "{loss:?}: {got_gradients:?}");
+                }
+            }
+        }
     }
 
     #[test]

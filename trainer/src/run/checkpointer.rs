@@ -17,12 +17,9 @@ use distributed::{
 };
 
 use crate::config::Filled;
-use crate::measure::gather::{from_root, to_root};
+use crate::measure::gather::{found_by_root, from_root, to_root};
 use crate::model::ImageClassifier;
-use crate::model::data;
-use crate::run::checkpoint::{
-    Background, Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors,
-};
+use crate::run::checkpoint::{Background, Checkpoint, CheckpointState, CheckpointStore, Progress, TrainingTensors};
 use crate::run::output::OutputDirectory;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
@@ -93,8 +90,7 @@ impl<'a> Checkpointer<'a> {
             stepper.loss_scale(),
             communicator.world_size(),
             fingerprint(&model).to_string(),
-            ModelInput::of(self.session.data),
-            (self.session.data.train.checksum(), data::evaluated(self.session.data)?.checksum()),
+            self.session.data,
             serde_json::to_value(self.session.config.clone().with_absolute_paths())?,
         );
         let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));
@@ -131,6 +127,42 @@ impl<'a> Checkpointer<'a> {
         let written = self.writing.wait()?;
         written.iter().for_each(|note| self.session.reporter.note(note));
         Ok(())
+    }
+
+    /// The model of the best evaluation, as saved, and its epoch; `model`, which is as trained last, where there is no evaluation or
+    /// no such checkpoint, with a warning in the second case.
+    /// Collective: all ranks.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn best_model<M: ImageClassifier>(&self, model: M, progress: &Progress) -> Result<(M, u64)> {
+        let communicator = &*self.session.communicator;
+        let last = progress.epoch.saturating_sub(1);
+        let Some(best) = progress.best.as_ref().map(|best| best.epoch).filter(|best| *best != last) else {
+            return Ok((model, last));
+        };
+        let read = |store: &CheckpointStore| -> Result<M> {
+            let found = store.best()?.context("there is no such checkpoint")?;
+            let epoch = found.state.progress.best.as_ref().map(|best| best.epoch);
+            ensure!(epoch == Some(best), "the best checkpoint is of another epoch (expected {best}, got {epoch:?})");
+            Ok(load_weights(model.clone(), found.model_path())?)
+        };
+        let read = self.store.as_ref().map(read).transpose();
+        let found = found_by_root(communicator, || {
+            Ok(match &read {
+                Ok(Some(_)) => None,
+                Ok(None) => Some("the run has no output directory".to_owned()),
+                Err(error) => Some(format!("{error:#}")),
+            })
+        })?;
+        if let Some(reason) = found {
+            self.session.reporter.warn(&format!(
+                "the model of epoch {best:02}, the best, cannot be read: {reason}; that of epoch {last:02}, the last, is tested"
+            ));
+            return Ok((model, last));
+        }
+        let of_root = read.ok().flatten().unwrap_or(model);
+        Ok((broadcast_module(of_root, communicator, ROOT)?, best))
     }
 
     /// Puts the stepper, and the average if one is kept, where the session's [`Resumption`] stands; without one the run starts anew.

@@ -10,16 +10,17 @@ use burn::tensor::Device;
 use datasets::{
     DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan,
 };
-use distributed::{Communicator, average_norm_statistics};
+use distributed::{Communicator, ROOT, average_norm_statistics};
+use records::EvaluationByClass;
 
 use crate::config::InputKind;
-use crate::measure::gather::total_scores_with;
+use crate::measure::gather::{to_root, total_scores_with};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::input::{Input, Loaded};
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
-use crate::model::{ImageClassifier, UnreadScore, expect_logits};
+use crate::model::{ImageClassifier, UnreadScore, answer, expect_logits};
 use crate::step::readback::Readback;
 use crate::world::stop::StopFlag;
 
@@ -40,15 +41,58 @@ pub struct EvaluateConfig {
     pub reporter: Reporter,
 }
 
-/// What an evaluation came to, equal on all ranks.
+/// What an evaluation came to, equal on all ranks but for their own answers.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
     /// Sums over the whole split; `None` if a rank broke off.
-    pub scores: Option<ScoreSums>,
+    pub sums: Option<ScoreSums>,
     /// The metrics by their names; empty if a rank broke off.
     pub metrics: BTreeMap<String, f64>,
+    /// This rank's samples of each (label, answer).
+    pub own_answers: BTreeMap<(u32, u32), u64>,
     /// Whether a stop was asked for on any rank.
     pub stop: bool,
+}
+
+impl Evaluation {
+    /// The means over the split; `None` if a rank broke off.
+    pub fn scores(&self) -> Option<records::Evaluation> {
+        self.sums.and_then(|sums| sums.evaluation(self.metrics.clone()))
+    }
+
+    /// The samples of each (label, answer) over all ranks on root, over this rank on another.
+    /// Collective: all ranks.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn answers(&self, communicator: &dyn Communicator) -> Result<BTreeMap<(u32, u32), u64>> {
+        let own: Vec<(u32, u32, u64)> =
+            self.own_answers.iter().map(|(&(label, answer), &count)| (label, answer, count)).collect();
+        let mut all = self.own_answers.clone();
+        to_root(communicator, serde_json::to_vec(&own)?, |rank, bytes| {
+            if rank != ROOT {
+                for (label, answer, count) in serde_json::from_slice::<Vec<(u32, u32, u64)>>(&bytes)? {
+                    *all.entry((label, answer)).or_default() += count;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+}
+
+/// What is written of an evaluation of `(split, epoch)`; `names` are those of the model's classes.
+pub fn by_class(
+    (split, epoch): (&str, Option<u64>),
+    dataset: &dyn ImageDataset,
+    scores: records::Evaluation,
+    names: &[String],
+    answers: &BTreeMap<(u32, u32), u64>,
+) -> EvaluationByClass {
+    let (dataset, dataset_checksum) = (dataset.name().to_owned(), dataset.checksum());
+    let whole =
+        EvaluationByClass { split: split.to_owned(), epoch, dataset, dataset_checksum, scores, ..Default::default() };
+    whole.with_counts(names, answers)
 }
 
 /// An image that a rank could not read: all ranks have agreed to end their evaluation with it, and with the same words.
@@ -79,7 +123,7 @@ pub fn evaluate<M: ImageClassifier>(
     let batches = own_batches((dataset, normalization), config, communicator, device)?;
     let mut sums = Sums::new(&config.metrics);
     let metrics = config.metrics.clone();
-    let mut readback = Readback::start(move |score: UnreadScore| score.read_with(&metrics));
+    let mut readback = Readback::start(move |score: UnreadScore| Sums::read(score, &metrics));
     let (mut broken_off, mut unread) = (false, None);
     for loaded in batches {
         broken_off = stop.is_raised();
@@ -116,7 +160,8 @@ pub fn evaluate<M: ImageClassifier>(
     let [stop, is_broken_off] = wishes.map(|num_ranks| num_ranks > 0);
     let scores = total_scores_with(communicator, sums.scores, &mut sums.of_metrics)?;
     Ok(Evaluation {
-        scores: (!is_broken_off).then_some(scores),
+        sums: (!is_broken_off).then_some(scores),
+        own_answers: sums.answers,
         metrics: if is_broken_off { BTreeMap::new() } else { figures(&config.metrics, &sums.of_metrics) },
         stop,
     })
@@ -168,17 +213,37 @@ struct Sums {
     scores: ScoreSums,
     /// One metric's after the other's.
     of_metrics: Vec<f64>,
+    /// Samples of each (label, answer).
+    answers: BTreeMap<(u32, u32), u64>,
 }
 
 impl Sums {
     fn new(metrics: &[Arc<dyn Metric>]) -> Self {
         let len = metrics.iter().map(|metric| metric.num_sums()).sum();
-        Self { scores: ScoreSums::default(), of_metrics: vec![0.0; len] }
+        Self { scores: ScoreSums::default(), of_metrics: vec![0.0; len], answers: BTreeMap::new() }
     }
 
-    fn add(&mut self, (scores, of_metrics): (ScoreSums, Vec<f64>)) {
-        self.scores += scores;
-        self.of_metrics.iter_mut().zip(of_metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+    /// Those of one batch.
+    fn read(score: UnreadScore, metrics: &[Arc<dyn Metric>]) -> Result<Self> {
+        let Self { mut of_metrics, mut answers, .. } = Self::new(metrics);
+        let scores = score.read_with(|row, label| {
+            let mut rest = &mut *of_metrics;
+            for metric in metrics {
+                let (own, others) = rest.split_at_mut(metric.num_sums());
+                metric.add(row, label, own);
+                rest = others;
+            }
+            *answers.entry((label, answer(row, label))).or_default() += 1;
+        })?;
+        Ok(Self { scores, of_metrics, answers })
+    }
+
+    fn add(&mut self, batch: Self) {
+        self.scores += batch.scores;
+        self.of_metrics.iter_mut().zip(batch.of_metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+        for (place, count) in batch.answers {
+            *self.answers.entry(place).or_default() += count;
+        }
     }
 }
 

@@ -4,9 +4,10 @@
 //! Invariant: compared before the first step, so that no rank trains on other data or with other flags.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use datasets::DatasetSplits;
+use datasets::{DatasetSplits, ImageDataset, Split};
 use distributed::{Communicator, ROOT};
 
 use crate::config::{CpuKind, TrainConfig, instruction_set};
@@ -28,15 +29,15 @@ pub fn check(
     if communicator.world_size() == 1 {
         return Ok(());
     }
-    let evaluated = data::evaluated(data)?;
-    data::share_checksums(&[&data.train, evaluated], config.data.data_dir.as_deref(), communicator)?;
-    let facts = [
-        ("train images", data.train.len().to_string()),
-        ("test images", evaluated.len().to_string()),
-        ("train split", data.train.checksum()),
-        ("test split", evaluated.checksum()),
-    ];
-    compare(facts.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)?;
+    let splits = Split::ALL.map(|split| (split, data.get(split)));
+    let there: Vec<&Arc<dyn ImageDataset>> = splits.iter().filter_map(|(_, samples)| *samples).collect();
+    data::share_checksums(&there, config.data.data_dir.as_deref(), communicator)?;
+    let facts = splits.into_iter().flat_map(|(split, samples)| {
+        let checksum = samples.map_or(String::new(), |samples| samples.checksum());
+        let len = samples.map_or(0, |samples| samples.len());
+        [(format!("{split} images"), len.to_string()), (format!("{split} split"), checksum)]
+    });
+    compare(facts.collect(), communicator)?;
     match config.compute.cpu {
         Some(cpu) => warn_of_other_instructions(cpu, communicator, reporter),
         None => Ok(()),

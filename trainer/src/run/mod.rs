@@ -1,8 +1,10 @@
 //! A run: from its data and its configuration to a trained model, with what it leaves on the disk.
 
+pub mod best;
 pub mod checkpoint;
 pub mod checkpointer;
 pub mod evaluate;
+pub mod head;
 pub mod identity;
 pub mod lock;
 pub mod metrics_file;

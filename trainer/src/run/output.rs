@@ -131,6 +131,10 @@ impl OutputDirectory {
         self.path.join(HASHES)
     }
 
+    pub fn evaluation(&self) -> PathBuf {
+        self.path.join("evaluation.json")
+    }
+
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
     }
@@ -201,6 +205,7 @@ impl OutputDirectory {
         for session in self.kept_sessions() {
             files.iter().try_for_each(|path| remove(&numbered_beside(path, session)))?;
         }
+        remove(&self.evaluation())?;
         remove(&files[2])
     }
 
@@ -214,7 +219,8 @@ impl OutputDirectory {
 /// What a run writes in `directory`.
 pub fn files(directory: &Path) -> Vec<PathBuf> {
     let run = OutputDirectory { path: directory.to_owned() };
-    let records = [run.run_toml(), run.manifest(), run.metrics(), run.progress(), run.hashes(), run.summary()];
+    let records =
+        [run.run_toml(), run.manifest(), run.metrics(), run.progress(), run.hashes(), run.evaluation(), run.summary()];
     [run.log(), run.checkpoints(), directory.join(LOCK_FILE)].into_iter().chain(records).collect()
 }
 

@@ -3,13 +3,15 @@
 //! In: configuration and data of this start, the run's checkpoints. Out: a [`Resumption`], or what does not fit and why.
 //! Invariant: root decides, for it alone looks at the disk; what is refused leaves the run's files as they were.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail, ensure};
-use datasets::DatasetSplits;
+use datasets::{DatasetSplits, ImageDataset};
 use distributed::CompressionKind;
 
 use crate::config::{BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig};
 use crate::measure::report::Reporter;
-use crate::model::data::{self, steps_per_epoch};
+use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
 use crate::run::output::OutputDirectory;
@@ -121,12 +123,20 @@ impl Resumption {
                 self.checkpoint.model_path().display()
             );
         }
+        let state = self.state();
+        let checksum = |split: &Option<Arc<dyn ImageDataset>>| split.as_ref().map(|split| split.checksum());
         for (split, before, got) in [
-            ("train", Some(&self.checkpoint.state.dataset_checksum), data.train.checksum()),
-            ("test", self.checkpoint.state.test_checksum.as_ref(), data::evaluated(data)?.checksum()),
+            ("train", Some(state.dataset_checksum.clone()), Some(data.train.checksum())),
+            ("val", state.val_checksum.clone(), checksum(&data.val)),
+            ("test", state.test_checksum.clone(), checksum(&data.test)),
         ] {
-            let Some(before) = before.filter(|&before| *before != got) else { continue };
-            let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");
+            if before == got {
+                continue;
+            }
+            let in_words =
+                |checksum: Option<String>| checksum.map_or("no such split".to_owned(), |sum| format!("sha256 {sum}"));
+            let (before, got) = (in_words(before), in_words(got));
+            let change = format!("resume: the {split} split has changed: expected {before}, got {got}");
             if !allow_changed_data {
                 let of_shards = match config.data.dataset.filled() {
                     DatasetKind::Shards => " (a MANIFEST made or removed since changes it too)",
@@ -137,11 +147,12 @@ impl Resumption {
                 );
             }
             self.warnings.push(format!("{change}; going on, as --allow-changed-data says"));
-            if let Some(best) = self.checkpoint.state.progress.best.take_if(|_| split == "test") {
+            let progress = &mut self.checkpoint.state.progress;
+            if let Some(best) = progress.best.take_if(|best| best.monitor.starts_with(&format!("{split}-"))) {
+                progress.evaluations_since_best = 0;
                 self.warnings.push(format!(
-                    "resume: the best so far, {:.2} % after epoch {:02}, was of other test images: it is forgotten",
-                    100.0 * best.test_top1,
-                    best.epoch
+                    "resume: the best so far, {} {:.4} after epoch {:02}, was of other {split} images: it is forgotten",
+                    best.monitor, best.value, best.epoch
                 ));
             }
         }

@@ -1,13 +1,13 @@
 //! The files of a run beside its checkpoints: configuration, manifest, metrics, summary.
 //!
-//! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
+//! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `evaluation.json`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use records::{EpochRecord, Manifest, StepHashes, Summary};
+use records::{EpochRecord, EvaluationByClass, Manifest, StepHashes, Summary};
 
 use crate::config::{ConfigError, TrainConfig};
 use crate::measure::manifest::bearing_on_bits;
@@ -92,6 +92,21 @@ impl RunFiles {
         let Some(root) = &self.root else { return Ok(None) };
         let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         metrics.as_mut().context("metrics: not opened")?.append(record)
+    }
+
+    /// Writes `evaluation.json`; a warning where that fails, which is no reason to end a run.
+    pub fn evaluation(&self, evaluation: impl FnOnce() -> EvaluationByClass) -> Option<String> {
+        let root = self.root.as_ref()?;
+        // On one line: a matrix of many classes would have a line for each of its numbers.
+        let text = serde_json::to_vec(&evaluation()).map_err(anyhow::Error::from);
+        let written = text.and_then(|text| write_atomically(&root.directory.evaluation(), &text));
+        written.err().map(|error| format!("{error:#}; the run continues, and that file lacks this evaluation"))
+    }
+
+    /// The evaluation that was written last, on root; `None` where it cannot be read.
+    pub fn read_evaluation(&self) -> Option<EvaluationByClass> {
+        let text = records::file::read(&self.root.as_ref()?.directory.evaluation()).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones;

@@ -11,6 +11,7 @@ use crate::config::TrainConfig;
 use crate::measure::report::Reporter;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
+use crate::run::best::BestRule;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::step::optimizer::OwnOptimizer;
@@ -24,11 +25,15 @@ pub struct Session<'a> {
     /// What updates the parameters in place of the optimizers of the configuration.
     pub own_optimizer: Option<OwnOptimizer>,
     pub loss: Arc<dyn Loss>,
-    /// What is reported of the test split beside loss and right answers.
+    /// Weights of the classes in the training loss; empty without them.
+    pub class_weights: Vec<f64>,
+    /// By which evaluation the best model is chosen, and when a run without a better one ends.
+    pub best_rule: BestRule,
+    /// What is reported of an evaluation beside loss and right answers.
     pub metrics: Vec<Arc<dyn Metric>>,
     /// Of the average of the parameters, if one is kept: 0 up to but not 1.
     pub ema_decay: Option<f64>,
-    /// Train and test split.
+    /// The splits.
     pub data: &'a DatasetSplits,
     /// The ranks that train.
     pub communicator: Arc<dyn Communicator>,
@@ -47,4 +52,11 @@ pub struct Session<'a> {
     pub reporter: &'a Reporter,
     /// Where root writes.
     pub files: &'a RunFiles,
+}
+
+impl Session<'_> {
+    /// The split that is evaluated in the epochs.
+    pub fn evaluated_split(&self) -> &'static str {
+        if self.data.val.is_some() { "val" } else { "test" }
+    }
 }

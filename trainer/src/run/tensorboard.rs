@@ -120,13 +120,15 @@ impl<'a> Tensorboard<'a> {
         let measured = [
             ("train/loss", record.train_loss),
             ("train/accuracy", record.train_top1),
-            ("test/loss", record.test_loss),
-            ("test/accuracy", record.test_top1),
             ("epoch/images_per_second", record.speed()),
             ("epoch/exposed_communication_share", record.exposed_share().filter(|_| record.num_ranks > 1)),
         ];
         let mut values: Vec<_> = measured.iter().filter_map(|(tag, value)| Some(scalar(tag, (*value)?))).collect();
-        values.extend(record.test_metrics.iter().map(|(name, value)| scalar(&format!("test/{name}"), *value)));
+        if let Some((split, scores)) = record.evaluation() {
+            let further = scores.metrics.iter().map(|(name, value)| (name.as_str(), *value));
+            let all = [("loss", scores.loss), ("accuracy", scores.top1)].into_iter().chain(further);
+            values.extend(all.map(|(name, value)| scalar(&format!("{split}/{name}"), value)));
+        }
         self.add(record.step, values);
     }
 

@@ -19,6 +19,8 @@ pub struct StepConfig {
     /// What makes parameters of gradients instead of `optimizer`, where every step sums all gradients.
     pub own_optimizer: Option<OwnOptimizer>,
     pub loss: Arc<dyn Loss>,
+    /// Weights of the classes in the loss, where a step's mean is over the weights of its samples; empty without them.
+    pub class_weights: Vec<f64>,
     /// How large the mean gradient may be, where every step sums all gradients.
     pub clip: Option<Clip>,
     /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
@@ -36,6 +38,13 @@ pub struct StepConfig {
     pub server_link: Option<Arc<dyn Communicator>>,
     /// Where the communication thread says which bucket it reduces.
     pub rank_status: Arc<RankStatus>,
+}
+
+impl StepConfig {
+    /// The sum of the weights of samples of these classes.
+    pub fn weight_sum(&self, classes: impl Iterator<Item = usize>) -> f64 {
+        classes.map(|class| self.class_weights[class]).sum()
+    }
 }
 
 /// A limit of the mean gradient over all samples of a step.

@@ -57,6 +57,9 @@ pub struct StepContext {
     pub must_sync: bool,
     /// Whether [`Stepper::gradients`] will be asked for after it; a rank's own affair.
     pub keeps_gradients: bool,
+    /// Sum of the class weights of the step's samples over all ranks, where classes have weights and samples one class each: the loss
+    /// is the mean by these weights.
+    pub weight_sum: Option<f64>,
     /// Whether this rank wants the run to stop after it.
     pub stop: bool,
 }
@@ -146,9 +149,13 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Must be called by all ranks, with the same context but for its wish to stop, and whether it keeps gradients.
     pub fn step(&mut self, context: StepContext, loaded: LoadedStep<DeviceBatch>, timer: &Timer) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
+        let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
         let step = Step {
             context,
-            num_own: loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum(),
+            num_own: own_labels().count(),
+            own_weight_sum: context
+                .weight_sum
+                .map(|_| self.config.weight_sum(own_labels().map(|label| *label as usize))),
             num_global: loaded.global_num_samples,
             loss_scale: self.loss_scale.factor(),
             can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
@@ -179,7 +186,7 @@ impl<M: ImageClassifier> Stepper<M> {
     fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
-            let Pass { output, loss_sum } = self.pass(batch)?;
+            let Pass { output, loss_sum } = self.pass(batch, micro.loss_factor)?;
             self.update.end_forward(&mut self.model, output)?;
             loss_sum
         };
@@ -191,9 +198,9 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// The forward pass of one micro-batch. One without samples needs none, unless others wait for its share of a synchronised norm.
-    fn pass(&self, batch: DeviceBatch) -> Result<Pass> {
+    fn pass(&self, batch: DeviceBatch, loss_factor: Option<f64>) -> Result<Pass> {
         let forward = |batch, has_samples| {
-            self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss))
+            self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
         };
         if !batch.labels.is_empty() {
             let (output, loss_sum) = forward(batch, true)?;

@@ -39,7 +39,7 @@ impl Output {
     }
 }
 
-/// The results of one micro-batch, and its summed loss to differentiate.
+/// The results of one micro-batch, and its summed loss to differentiate, times `loss_factor` if there is one.
 ///
 /// # Errors
 /// When the logits have another shape than images and classes ask for.
@@ -47,11 +47,16 @@ pub(super) fn forward<M: ImageClassifier>(
     model: &M,
     batch: DeviceBatch,
     loss: &dyn Loss,
+    loss_factor: Option<f64>,
 ) -> Result<(Output, Tensor<1>)> {
     let known = batch.labels.clone();
     let ImageBatch { images, targets } = batch.into_images();
     let logits = expect_logits(model.forward(images), &known)?;
     let loss_sum = loss.sum(logits.clone(), targets);
+    let loss_sum = match loss_factor {
+        Some(factor) => loss_sum.mul_scalar(factor),
+        None => loss_sum,
+    };
     Ok((Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum))
 }
 

@@ -7,7 +7,7 @@ use crate::fixture::{Run, TINY, flags, run};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig, load_weights};
 use distributed::{ParameterLayout, read};
-use trainer::commands::eval::EvalResult;
+use records::EvaluationByClass;
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::Checkpoint;
 
@@ -32,7 +32,7 @@ fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// What `eval` measures of the run's last checkpoint.
-fn evaluated(run: &Run) -> EvalResult {
+fn evaluated(run: &Run) -> EvaluationByClass {
     alone(&run.directory().join("checkpoints/step-00000010"), &[]).unwrap()
 }
 
@@ -54,9 +54,9 @@ fn an_average_is_evaluated_and_used_and_changes_nothing_in_training() {
     assert_eq!(with.parameter_hash(), without.parameter_hash());
     let (record, other) = (with.last_record(), without.last_record());
     assert_eq!(record.train_loss, other.train_loss);
-    assert_ne!(record.test_loss, other.test_loss);
-    let (result, expected) = (evaluated(&with), record.test_loss.unwrap());
-    assert!((result.loss - expected).abs() < 1e-4 * expected, "{} and {expected}", result.loss);
+    assert_ne!(record.test, other.test);
+    let (result, expected) = (evaluated(&with), record.test.as_ref().unwrap().loss);
+    assert!((result.scores.loss - expected).abs() < 1e-4 * expected, "{} and {expected}", result.scores.loss);
 }
 
 #[test]

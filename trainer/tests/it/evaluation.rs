@@ -7,9 +7,10 @@ use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, wri
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
 use distributed::{Communicator, SingleCommunicator, run_ranks};
+use records::{Evaluation, EvaluationByClass};
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::commands::eval::{EvalResult, eval};
+use trainer::commands::eval::eval;
 use trainer::commands::predict::predict;
 use trainer::config::cli::{Command, TrainArgs};
 use trainer::model::network::ResNetFamily;
@@ -20,7 +21,7 @@ fn tiny(further: &str) -> TrainArgs {
 }
 
 /// What `trainer eval` with each rank's flags returns there.
-fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvalResult>> {
+fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvaluationByClass>> {
     run_ranks(world_size, |communicator| {
         let words = format!("eval --threads 1 {}", flags_of(communicator.rank()).join(" "));
         let Command::Eval(args) = parsed(&words) else { panic!("expected eval") };
@@ -34,12 +35,12 @@ fn of_checkpoint(directory: &Path, further: &[&str]) -> Vec<String> {
 }
 
 /// The evaluation of one rank, or why there is none.
-pub(crate) fn alone(directory: &Path, further: &[&str]) -> Result<EvalResult, String> {
+pub(crate) fn alone(directory: &Path, further: &[&str]) -> Result<EvaluationByClass, String> {
     evaluated(1, |_| of_checkpoint(directory, further)).swap_remove(0).map_err(|error| format!("{error:#}"))
 }
 
 /// The words of the only error there is: all ranks have the same.
-fn refusal(results: Vec<Result<EvalResult>>) -> String {
+fn refusal(results: Vec<Result<EvaluationByClass>>) -> String {
     let texts: Vec<String> = results.into_iter().map(|result| format!("{:#}", result.unwrap_err())).collect();
     assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
     texts[0].clone()
@@ -66,12 +67,20 @@ fn trained_on(folder: &TempDir) -> Run {
 fn any_number_of_ranks_measures_what_one_does() {
     let run = run(1, &tiny(""));
     let expected = alone(&run.directory(), &[]).unwrap();
-    assert_eq!(expected.num_samples, 30);
+    assert_eq!(expected.scores.num_samples, 30);
     for world_size in [2, 3] {
         for result in evaluated(world_size, |_| of_checkpoint(&run.directory(), &[])) {
             let got = result.unwrap();
-            assert!((got.loss - expected.loss).abs() < 1e-5 * expected.loss, "{} {}", got.loss, expected.loss);
-            assert_eq!(EvalResult { loss: expected.loss, ..got }, expected);
+            assert!(
+                (got.scores.loss - expected.scores.loss).abs() < 1e-5 * expected.scores.loss,
+                "{} {}",
+                got.scores.loss,
+                expected.scores.loss
+            );
+            assert_eq!(
+                EvaluationByClass { scores: Evaluation { loss: expected.scores.loss, ..got.scores.clone() }, ..got },
+                expected
+            );
         }
     }
 }
@@ -86,7 +95,7 @@ fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
     assert!(text.contains("data.shapes-seed of rank 1 differs from root's: expected 0, got 5"), "{text}");
     // The number of loading threads is each rank's own.
     let results = evaluated(2, |rank| of_checkpoint(&runs[0].directory(), &["--loader-threads", ["0", "2"][rank]]));
-    results.into_iter().for_each(|result| assert_eq!(result.unwrap().num_samples, 30));
+    results.into_iter().for_each(|result| assert_eq!(result.unwrap().scores.num_samples, 30));
 }
 
 #[test]
@@ -95,7 +104,7 @@ fn ranks_whose_disks_hold_different_images_are_refused() {
     let run = trained_on(&folders[0]);
     let data_dir = |rank: usize| folders[rank].path().to_str().unwrap();
     let text = refusal(evaluated(2, |rank| of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])));
-    assert!(text.contains("test split of rank 1 differs from root's"), "{text}");
+    assert!(text.contains("images of rank 1 differs from root's"), "{text}");
 }
 
 #[test]
@@ -108,9 +117,9 @@ fn another_data_set_is_looked_at_as_the_training_did_unless_flags_say_otherwise(
     let evaluated = |further: &str| {
         let data = ["--dataset", "shards", "--data-dir", shards.path().to_str().unwrap()];
         let further: Vec<&str> = further.split_whitespace().collect();
-        alone(&run.directory(), &[&data, &*further].concat()).unwrap().loss
+        alone(&run.directory(), &[&data, &*further].concat()).unwrap().scores.loss
     };
-    let expected = alone(&run.directory(), &[]).unwrap().loss;
+    let expected = alone(&run.directory(), &[]).unwrap().scores.loss;
     assert_eq!(evaluated(""), expected);
     assert_ne!(evaluated("--normalize-mean 0.5,0.5,0.5 --normalize-std 0.1,0.1,0.1"), expected);
     assert_ne!(evaluated("--image-size 24"), expected);
@@ -159,17 +168,17 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
             }
         }
         let got = at(subset.path(), &[]).unwrap();
-        right += got.top1_correct;
-        num_samples += got.num_samples;
+        right += got.scores.top1_correct;
+        num_samples += got.scores.num_samples;
     }
-    assert_eq!((right, num_samples), (expected.top1_correct, expected.num_samples));
+    assert_eq!((right, num_samples), (expected.scores.top1_correct, expected.scores.num_samples));
 
     // Other names are of no class of the model, unless labels are positions.
     let renamed = image_folder(&["dog", "eel", "zebra"], 0);
     let text = at(renamed.path(), &[]).unwrap_err();
     assert!(text.contains("got images of others: zebra") && text.contains("--allow-changed-classes"), "{text}");
     let got = at(renamed.path(), &by_position).unwrap();
-    assert_eq!((got.num_samples, got.top1_correct, got.loss), (6, expected.top1_correct, expected.loss));
+    assert_eq!((got.scores.num_samples, got.scores), (6, expected.scores));
     let more = image_folder(&["cat", "dog", "eel", "fox"], 0);
     let text = at(more.path(), &by_position).unwrap_err();
     assert!(text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"), "{text}");
@@ -248,7 +257,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     let folder = with_config(&run, |config| config["flags"]["data"]["shapes-test"] = (1_u64 << 24).into());
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(text.contains("--shapes-test: expected at most 4294967296 bytes of images"), "{text}");
-    assert_eq!(alone(folder.path(), &["--shapes-test", "30"]).unwrap().num_samples, 30);
+    assert_eq!(alone(folder.path(), &["--shapes-test", "30"]).unwrap().scores.num_samples, 30);
     let folder = with_config(&run, |config| config["flags"]["data"]["loader-threads"] = (1_u64 << 40).into());
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(text.contains("--loader-threads: expected 0 to 1024"), "{text}");
@@ -268,7 +277,7 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
             state["format"] = 1.into();
             state["progress"]["epoch"] = 1.into();
             state["progress"]["step_in_epoch"] = u64::from(name != best).into();
-            state["progress"]["best"] = serde_json::json!({"epoch": 0, "test_top1": 1.0});
+            state["progress"]["best"] = serde_json::json!({"epoch": 0, "monitor": "test-top1", "value": 1.0});
             fs::write(path, state.to_string()).unwrap();
             let _ = fs::remove_file(checkpoints.join(name).join("state.sha256"));
         }

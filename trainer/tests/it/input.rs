@@ -11,8 +11,9 @@ fn tiny(further: &str) -> TrainArgs {
 /// What must be equal: all parameters, losses and answers of the last epoch, as bits.
 fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     let record = run.last_record();
-    let losses = [record.train_loss.unwrap(), record.test_loss.unwrap()].map(f64::to_bits);
-    (run.parameter_hash(), losses, [record.train_top1_correct, record.test_top1_correct.unwrap()])
+    let test = record.test.as_ref().unwrap();
+    let losses = [record.train_loss.unwrap(), test.loss].map(f64::to_bits);
+    (run.parameter_hash(), losses, [record.train_top1_correct, test.top1_correct])
 }
 
 fn assert_routes_are_equal(world_size: usize, options: &str) {

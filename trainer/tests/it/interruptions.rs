@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
 use crate::signals::Running;
 use distributed::ROOT;
+use records::Best;
 use records::EpochRecord;
 use trainer::config::ConfigError;
 use trainer::config::cli::TrainArgs;
-use trainer::run::checkpoint::{Best, Checkpoint, CheckpointStore, find};
+use trainer::run::checkpoint::{Checkpoint, CheckpointStore, find};
 use trainer::run::lock::DirectoryLock;
 
 fn tiny(further: &str) -> TrainArgs {
@@ -26,7 +27,7 @@ fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) 
     let steps = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
     let resumed = stopped.again().go(world_size, &tiny("--resume"));
     assert!(!resumed.outcomes()[ROOT].stopped_early);
-    assert_eq!(resumed.last_record().test_num_samples, Some(40));
+    assert_eq!(resumed.last_record().test.as_ref().unwrap().num_samples, 40);
     (steps, resumed.parameter_hash())
 }
 
@@ -148,7 +149,7 @@ fn an_evaluation_that_was_broken_off_is_made_after_the_resume() {
     let test_scores = |run: &Run| -> Vec<serde_json::Value> {
         let metrics = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
         let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.map(|line| serde_json::json!([line["epoch"], line["train_top1_correct"], line["test_loss"]])).collect()
+        lines.map(|line| serde_json::json!([line["epoch"], line["train_top1_correct"], line["test"]["loss"]])).collect()
     };
     assert_eq!(test_scores(&resumed), test_scores(&whole));
     assert_eq!(names(&checkpoints(&resumed)), names(&checkpoints(&whole)));
@@ -284,7 +285,7 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
         let mut state = first.state.clone();
         let last_record = state.progress.last_record.take();
         (state.progress.epoch, state.progress.step, state.progress.step_in_epoch) = (2, step, step_in_epoch);
-        state.progress.best = Some(Best { epoch: 1, test_top1: 1.0 });
+        state.progress.best = Some(Best { epoch: 1, monitor: "test-top1".to_owned(), value: 1.0 });
         state.progress.last_record = last_record.map(|record| EpochRecord { epoch: 1, step: 10, ..record });
         store.save(state, &tensors, None, |path| Ok(fs::copy(kept.path(), path).map(|_| ())?)).unwrap();
     };

@@ -48,7 +48,7 @@ fn a_resumed_run_in_f16_ends_with_the_bits_and_the_scale_of_an_undisturbed_one()
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     let (resumed, whole) = (resumed.last_record(), whole.last_record());
     assert_eq!((resumed.loss_scale, resumed.overflowed_steps), (whole.loss_scale, whole.overflowed_steps));
-    assert_eq!(resumed.test_loss, whole.test_loss);
+    assert_eq!(resumed.test, whole.test);
 }
 
 /// A scale that no gradient in f16 bears: every step of it is left out.

@@ -30,6 +30,7 @@ mod same_bits;
 mod sessions;
 mod shards;
 mod signals;
+mod splits;
 mod stepper_under_test;
 mod streaming;
 mod synchronisation;

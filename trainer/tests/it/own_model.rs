@@ -12,8 +12,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use clap::{Args, CommandFactory, Parser};
 use datasets::{ImageShape, ShapesConfig, shapes};
 use distributed::run_ranks;
+use records::EvaluationByClass;
 use serde::{Deserialize, Serialize};
-use trainer::commands::eval::{EvalResult, eval};
+use trainer::commands::eval::eval;
 use trainer::commands::predict::predict;
 use trainer::commands::train::train;
 use trainer::config::cli::{CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
@@ -208,7 +209,7 @@ fn trained(directory: &Path, num_ranks: usize, words: &str) -> Result<String, St
     run(directory, num_ranks, words).map(|outcome| outcome.parameter_hash)
 }
 
-fn evaluated<F: ModelFamily>(directory: &Path, words: &str) -> Result<EvalResult, String> {
+fn evaluated<F: ModelFamily>(directory: &Path, words: &str) -> Result<EvaluationByClass, String> {
     let args = eval_flags::<F>(&format!("--checkpoint {} {words}", directory.display()));
     on_root(1, |world| eval::<F>(&args, world))
 }
@@ -366,9 +367,10 @@ fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training()
     let directory = folder.run("run");
     let outcome = run(&directory, 1, "--stem-channels 6").unwrap();
     let record = outcome.progress.last_record.unwrap();
+    let test = record.test.as_ref().unwrap();
     let evaluation = evaluated::<TinyFamily>(&directory, "").unwrap();
-    assert_eq!((evaluation.num_samples, Some(evaluation.top1_correct)), (16, record.test_top1_correct));
-    assert!((evaluation.loss - record.test_loss.unwrap()).abs() < 1e-5, "{evaluation:?} {record:?}");
+    assert_eq!((evaluation.scores.num_samples, evaluation.scores.top1_correct), (16, test.top1_correct));
+    assert!((evaluation.scores.loss - test.loss).abs() < 1e-5, "{evaluation:?} {record:?}");
     let text = evaluated::<TinyFamily>(&directory, "--stem-channels 6").unwrap_err();
     assert!(text.contains("--stem-channels has no effect with --checkpoint"), "{text}");
     assert!(evaluated::<TinyFamily>(&directory, "--dtype bf16").unwrap_err().contains("--dtype has no effect"));

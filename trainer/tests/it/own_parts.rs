@@ -38,11 +38,21 @@ fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
     let options = "--optimizer own --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
     let run = own(1, &format!("{options} --eval-every-epochs 6"));
     let record = run.last_record();
-    assert!(record.test_top1.unwrap() > 0.95, "{record:?}");
+    let test = record.test.as_ref().unwrap();
+    assert!(test.top1 > 0.95, "{record:?}");
     // As many images of both classes.
-    assert_eq!(record.test_metrics["mean_class_accuracy"], record.test_top1.unwrap());
+    assert_eq!(test.metrics["mean_class_accuracy"], test.top1);
     let lines = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
-    assert!(lines.contains("\"test_metrics\":{\"mean_class_accuracy\":"), "{lines}");
+    assert!(lines.contains("\"metrics\":{\"mean_class_accuracy\":"), "{lines}");
+}
+
+#[test]
+fn the_best_model_of_an_own_loss_is_that_of_the_lowest_loss_or_of_a_named_metric() {
+    let of = |options: &str| own(1, options).outcomes()[0].progress.best.clone().unwrap();
+    assert_eq!(of("").monitor, "test-loss");
+    assert_eq!(of("--monitor mean_class_accuracy").monitor, "test-mean_class_accuracy");
+    let text = refusal::<OwnParts>(&[OWN, "--monitor val-cost"]);
+    assert!(text.contains("(expected one of loss, top1, mean_class_accuracy, got cost)"), "{text}");
 }
 
 #[test]

@@ -121,8 +121,11 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 2);
-    for key in ["train_loss", "train_top1", "test_loss", "test_top1", "images_per_second", "learning_rate"] {
+    for key in ["train_loss", "train_top1", "images_per_second", "learning_rate"] {
         assert!(lines[1][key].is_f64(), "{key} in {metrics}");
+    }
+    for key in ["loss", "top1", "top5"] {
+        assert!(lines[1]["test"][key].is_f64(), "{key} in {metrics}");
     }
     for key in ["data", "forward", "backward", "communication", "optimizer"] {
         assert!(lines[1]["seconds"][key].is_f64(), "{key} in {metrics}");
@@ -187,10 +190,10 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
     let metrics: Value =
         serde_json::from_str(std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().trim()).unwrap();
     assert_eq!(eval["num_samples"], 40);
-    assert_eq!(eval["top1_correct"], metrics["test_top1_correct"]);
-    assert_eq!(eval["top5_correct"], metrics["test_top5_correct"]);
+    assert_eq!(eval["top1_correct"], metrics["test"]["top1_correct"]);
+    assert_eq!(eval["top5_correct"], metrics["test"]["top5_correct"]);
     // The two sum the samples in batches of another size.
-    let (eval_loss, test_loss) = (eval["loss"].as_f64().unwrap(), metrics["test_loss"].as_f64().unwrap());
+    let (eval_loss, test_loss) = (eval["loss"].as_f64().unwrap(), metrics["test"]["loss"].as_f64().unwrap());
     assert!((eval_loss - test_loss).abs() < 1e-5 * test_loss, "{eval_loss} {test_loss}");
 
     let white = directory.path().join("white.bmp");

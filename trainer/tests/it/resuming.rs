@@ -48,7 +48,7 @@ pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
     let config = TrainConfig::resolve(&args, 1).unwrap();
     let directory = OutputDirectory::prepare(&config).unwrap();
     let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false, None));
-    let data = data::open(&config.data, &config.train_split, || Ok(None), &alone, &silent).unwrap();
+    let data = data::open(&config.data, &config.train_split, 0, || Ok(None), &alone, &silent).unwrap();
     let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data).unwrap().unwrap();
     [resumption.warnings, resumption.notes].concat().join("\n")
 }

@@ -33,8 +33,7 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
         let resumed = whole.with_checkpoint_alone(3).go(world_size, &tiny("--resume"));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{world_size} ranks");
         let (resumed, whole) = (resumed.last_record(), whole.last_record());
-        assert_eq!(resumed.test_top1_correct, whole.test_top1_correct);
-        assert_eq!(resumed.test_loss, whole.test_loss, "norm statistics of {world_size} ranks differ");
+        assert_eq!(resumed.test, whole.test, "norm statistics of {world_size} ranks differ");
         assert_eq!(resumed.train_top1_correct, whole.train_top1_correct);
     }
 }
@@ -109,7 +108,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
             let (device, stop) = (Device::flex(), StopFlag::new());
             let normalization = &splits.normalization;
-            evaluate(&model, &dataset, normalization, &how, &communicator, &device, &stop).unwrap().scores.unwrap()
+            evaluate(&model, &dataset, normalization, &how, &communicator, &device, &stop).unwrap().sums.unwrap()
         });
         let mut read = noting.read.lock().unwrap().clone();
         read.sort_unstable();

@@ -12,7 +12,7 @@ const EXACT: &str = "--cpu avx2 --reduction exact --virtual-shards 2 --epochs 1 
 /// What a run came to: its parameters' hash, the losses of training and testing.
 fn bits(run: &Run) -> (String, [f64; 2]) {
     let record = run.last_record();
-    (run.parameter_hash(), [record.train_loss.unwrap(), record.test_loss.unwrap()])
+    (run.parameter_hash(), [record.train_loss.unwrap(), record.evaluation().unwrap().1.loss])
 }
 
 fn of_shapes(world_size: usize) -> (String, [f64; 2]) {

@@ -110,7 +110,7 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
     let resume = with("--epochs 3 --resume --allow-changed-data");
     assert!(told(&run, &resume).contains("was of other test images: it is forgotten"));
     let resumed = run.again().go(1, &resume);
-    assert_eq!(resumed.outcomes()[ROOT].progress.best.unwrap().epoch, 2);
+    assert_eq!(resumed.outcomes()[ROOT].progress.best.as_ref().unwrap().epoch, 2);
     for split in ["train", "test"] {
         fs::rename(folder(split, "dark"), folder(split, "black")).unwrap();
     }
@@ -223,8 +223,7 @@ fn a_test_image_that_one_rank_cannot_read_ends_all_ranks_and_the_epoch_stays_tra
     fs::write(&image, bitmap(203)).unwrap();
     let resumed = run.again().go(2, &flags(&[&words, "--resume --allow-changed-data"]));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
-    let records =
-        |run: &Run| metrics(run).into_iter().map(|record| (record.epoch, record.test_loss)).collect::<Vec<_>>();
+    let records = |run: &Run| metrics(run).into_iter().map(|record| (record.epoch, record.test)).collect::<Vec<_>>();
     assert_eq!(records(&resumed), records(&whole));
 }
 

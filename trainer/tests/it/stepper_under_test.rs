@@ -37,6 +37,7 @@ pub(crate) fn step_config() -> StepConfig {
         rate_factors: Vec::new(),
         own_optimizer: None,
         loss: Arc::new(CrossEntropy::default()),
+        class_weights: Vec::new(),
         clip: None,
         loss_scale: LossScaling::None,
         sync_batch_norm: false,

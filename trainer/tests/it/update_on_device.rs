@@ -175,7 +175,7 @@ fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_t
         let resumed = device.with_checkpoint_alone(2).go(1, &with("--update device --resume"));
         assert_eq!(resumed.parameter_hash(), device.parameter_hash(), "{options}");
         let (whole, resumed) = (device.last_record(), resumed.last_record());
-        assert_eq!((whole.train_loss, whole.test_loss), (resumed.train_loss, resumed.test_loss));
+        assert_eq!((whole.train_loss, &whole.test), (resumed.train_loss, &resumed.test));
 
         let host = run(1, &with("--update host")).last_record();
         let losses = [&whole, &host].map(|record| record.train_loss.unwrap());

@@ -16,9 +16,10 @@ where. What is not known is `null`, or left out. Seconds, bytes and shares from 
 ";
 
 /// What is written, and the sources of its structs; the other sources of `records` follow.
-const FILES: [(&str, &[&str]); 12] = [
+const FILES: [(&str, &[&str]); 13] = [
     ("A run: manifest.json, metrics.jsonl", &["records/src/run.rs"]),
     ("The end of a run: summary.json", &["records/src/summary.rs"]),
+    ("An evaluation: evaluation.json, eval --json", &["records/src/evaluation.rs"]),
     (
         "A checkpoint: state.json",
         &[
@@ -157,7 +158,10 @@ fn serialized(text: &str) -> Vec<Type> {
                 && let Some(key) = code.strip_suffix(',')
             {
                 let (key, holds) = key.split_once(": ").unwrap_or((key, ""));
-                let key = quoted_after(&attributes, "rename = ").unwrap_or_else(|| cased(key, &casing));
+                let key = match attributes.contains("flatten") {
+                    true => "…".to_owned(),
+                    false => quoted_after(&attributes, "rename = ").unwrap_or_else(|| cased(key, &casing)),
+                };
                 told.keys.push((key, holds.to_owned(), about));
             }
         }

@@ -3,17 +3,21 @@
 //! In: text of the command line or of a TOML file. Out: enums.
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
+mod class_weights;
 mod compute;
 mod crop_scale;
 mod device;
 mod loss_scaling;
+mod monitor;
 mod rate_factor;
 mod resolution;
 
+pub use class_weights::ClassWeights;
 pub use compute::{ConvolutionKind, CpuKind, Dtype, KernelsKind, RecomputeKind};
 pub use crop_scale::CropScale;
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
+pub use monitor::{Figure, Monitor};
 pub use rate_factor::RateFactor;
 pub use resolution::Resolution;
 
@@ -87,6 +91,28 @@ pub enum AugmentKind {
     Trivial,
     /// A random part of the image brought to its size, and a random horizontal flip.
     ResizedCrop,
+}
+
+/// A split of a data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SplitKind {
+    /// Training images, without those of `--val-fraction`.
+    Train,
+    /// Images by which the best model is chosen: a split of the data set, or those of `--val-fraction`.
+    Val,
+    /// Images to measure the result by.
+    Test,
+}
+
+/// The order in which an epoch reads the training images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SamplerKind {
+    /// A random order of all images, each once.
+    Shuffle,
+    /// As many draws with replacement, every class with the same probability.
+    Balanced,
 }
 
 /// What to do with an image file that cannot be decoded.
@@ -297,7 +323,7 @@ macro_rules! text_in_files {
     )+};
 }
 
-text_in_files!(CropScale, DeviceChoice, RateFactor, Compression);
+text_in_files!(ClassWeights, CropScale, DeviceChoice, Monitor, RateFactor, Compression);
 
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {
@@ -325,6 +351,8 @@ spelled_as_in_clap!(
     BatchNormKind,
     LossKind,
     AugmentKind,
+    SamplerKind,
+    SplitKind,
     OnBadImageKind,
     OnNonFiniteKind,
     ScalingKind,

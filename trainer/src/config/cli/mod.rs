@@ -22,7 +22,7 @@ pub use sync::SyncArgs;
 pub use tools::{CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, Shell, WatchArgs};
 pub use verify::{VerifyArgs, VerifyRunArgs};
 
-use crate::config::choices::BatchNormKind;
+use crate::config::choices::{BatchNormKind, SplitKind};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
@@ -101,7 +101,7 @@ pub type Command = CommandOf<ModelArgs>;
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure the loss and accuracy of weights or of a checkpoint on a test split.
+    /// Measure the loss and accuracy of weights or of a checkpoint on a split, by class.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
@@ -157,6 +157,10 @@ pub struct EvalArgs {
     #[serde(skip)]
     pub checkpoint: Option<PathBuf>,
 
+    /// Split to measure: train, val or test; with --checkpoint the parts of its --val-fraction [default: test, else val]
+    #[arg(long, value_enum, value_name = "SPLIT", hide_possible_values = true, conflicts_with = "eval_split")]
+    pub split: Option<SplitKind>,
+
     /// Samples of one rank in one forward pass [default: 128]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
@@ -169,7 +173,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Print one JSON object as the last line: num_samples, top1_correct, top5_correct, loss (mean, nats) [default: off]
+    /// Print one JSON object as the last line: loss, right answers, classes, confusion_matrix [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub json: bool,

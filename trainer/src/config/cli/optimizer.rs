@@ -1,6 +1,6 @@
 //! The section of the optimizer as typed.
 
-use crate::config::choices::{LossKind, LossScaling, OptimizerKind, RateFactor};
+use crate::config::choices::{ClassWeights, LossKind, LossScaling, OptimizerKind, RateFactor};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +64,10 @@ pub struct OptimizerArgs {
     /// Share of the target spread evenly over all classes, 0 up to but not 1 (loss cross-entropy) [default: 0]
     #[arg(long, value_name = "SHARE")]
     pub label_smoothing: Option<f64>,
+
+    /// Weights of the classes in the training loss: balanced, or one a class, w1,w2,… (loss cross-entropy) [default: none]
+    #[arg(long, value_name = "WEIGHTS")]
+    pub class_weights: Option<ClassWeights>,
 
     /// Scale the gradient down to this global L2 norm if it is larger [default: off]
     #[arg(long, value_name = "NORM")]

@@ -7,7 +7,8 @@ use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype, InputKind,
-    KernelsKind, OnBadImageKind, OnNonFiniteKind, RecomputeKind, Resolution, ScheduleKind, ShortcutKind,
+    KernelsKind, Monitor, OnBadImageKind, OnNonFiniteKind, RecomputeKind, Resolution, SamplerKind, ScheduleKind,
+    ShortcutKind,
 };
 use crate::config::recipes::Recipe;
 use clap::{Args, value_parser};
@@ -145,9 +146,13 @@ pub struct DataArgs {
     #[arg(long, value_name = "CLASSES")]
     pub synthetic_classes: Option<usize>,
 
-    /// Use this many images of the test split [default: all]
+    /// Use this many images of the val and of the test split, or all of a smaller val split [default: all]
     #[arg(long, value_name = "IMAGES")]
     pub limit_test: Option<usize>,
+
+    /// Folder or file prefix of the split to evaluate, in place of val or test [default: val, valid or validation]
+    #[arg(long, value_name = "NAME")]
+    pub eval_split: Option<String>,
 
     /// Threads of one rank that prepare batches, each one of its own, so that memory grows with them; 0 prepares them between the steps [default: 1, image-folder, shards and parquet 2]
     #[arg(long, value_name = "THREADS")]
@@ -170,6 +175,14 @@ pub struct TrainSplitArgs {
     /// Use this many images of the train split [default: all]
     #[arg(long, value_name = "IMAGES")]
     pub limit_train: Option<usize>,
+
+    /// Share of the training images that becomes the val split, the same share of every class, by --seed [default: none]
+    #[arg(long, value_name = "SHARE")]
+    pub val_fraction: Option<f64>,
+
+    /// Order of the training images: shuffle, or balanced draws with replacement [default: shuffle]
+    #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
+    pub sampler: Option<SamplerKind>,
 
     /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment), resized-crop (a random part, resized and flipped) or none [default: resized-crop with --resolution; crop-flip for cifar and for image-folder, shards and parquet up to 64 pixels; else none]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
@@ -290,9 +303,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 
-    /// Measure the test split every so many epochs, and after the last [default: 1]
+    /// Evaluate the val split, or the test split without one, every so many epochs and after the last [default: 1]
     #[arg(long, value_name = "EPOCHS")]
     pub eval_every_epochs: Option<u64>,
+
+    /// End the run after so many evaluations without a better one [default: off]
+    #[arg(long, value_name = "EVALUATIONS")]
+    pub patience: Option<u64>,
+
+    /// Figure of the best model: val-top1, val-loss, or val-NAME of a metric [default: val-top1; custom loss: val-loss]
+    #[arg(long, value_name = "FIGURE")]
+    pub monitor: Option<Monitor>,
 
     /// Save every so many epochs, and after the last [default: 1]
     #[arg(long, value_name = "EPOCHS")]

@@ -9,7 +9,7 @@ mod results;
 pub use results::{StepSketch, throughput};
 
 use distributed::Traffic;
-use records::{EpochRecord, GradientNoise, Seconds};
+use records::{EpochRecord, Evaluation, GradientNoise, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -42,6 +42,19 @@ impl ScoreSums {
     /// Share of the samples that are among the five likeliest, 0..1; NaN without samples.
     pub fn top5(&self) -> f64 {
         self.top5_correct as f64 / self.num_samples as f64
+    }
+
+    /// The means over these samples, with the metrics of the same; `None` without samples.
+    pub fn evaluation(&self, metrics: BTreeMap<String, f64>) -> Option<Evaluation> {
+        (self.num_samples > 0).then(|| Evaluation {
+            loss: self.loss_mean(),
+            top1: self.top1(),
+            top5: self.top5(),
+            num_samples: self.num_samples,
+            top1_correct: self.top1_correct,
+            top5_correct: self.top5_correct,
+            metrics,
+        })
     }
 }
 
@@ -122,11 +135,9 @@ pub struct EpochCost {
 }
 
 impl EpochCost {
-    /// Makes the means of an epoch; without samples, as where every step was left out, there are none.
-    /// `test` is `None` if the test split was not measured.
-    pub fn record(self, train: ScoreSums, test: Option<ScoreSums>) -> EpochRecord {
+    /// Makes the means of an epoch that was not evaluated; without samples, as where every step was left out, there are none.
+    pub fn record(self, train: ScoreSums) -> EpochRecord {
         let counted = Some(train).filter(|train| train.num_samples > 0);
-        let test = test.filter(|test| test.num_samples > 0);
         EpochRecord {
             epoch: self.epoch,
             step: self.step,
@@ -136,12 +147,8 @@ impl EpochCost {
             train_num_samples: train.num_samples,
             train_top1_correct: train.top1_correct,
             train_top5_correct: train.top5_correct,
-            test_loss: test.map(|test| test.loss_mean()),
-            test_top1: test.map(|test| test.top1()),
-            test_top5: test.map(|test| test.top5()),
-            test_num_samples: test.map(|test| test.num_samples),
-            test_top1_correct: test.map(|test| test.top1_correct),
-            test_top5_correct: test.map(|test| test.top5_correct),
+            val: None,
+            test: None,
             images_per_second: self.images_per_second,
             learning_rate: self.learning_rate,
             seconds: self.seconds,
@@ -157,7 +164,6 @@ impl EpochCost {
             overflowed_steps: self.overflowed_steps,
             joules_per_image: self.joules_per_image,
             gradient_noise: self.gradient_noise,
-            test_metrics: BTreeMap::new(),
         }
     }
 }
@@ -188,28 +194,31 @@ pub(crate) mod tests {
 
     pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
         let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
-        cost(epoch).record(sums(6), test_top1_correct.map(sums))
+        let test = test_top1_correct.and_then(|correct| sums(correct).evaluation(BTreeMap::new()));
+        EpochRecord { test, ..cost(epoch).record(sums(6)) }
     }
 
     #[test]
     fn an_epoch_has_means_and_exact_counts() {
         let record = record(3, Some(7));
         assert_eq!((record.train_loss, record.train_top1, record.images_per_second), (Some(0.5), Some(0.6), 5.0));
-        assert_eq!((record.test_top1, record.test_top1_correct, record.test_top5), (Some(0.7), Some(7), Some(0.9)));
+        let test = record.test.unwrap();
+        assert_eq!((test.top1, test.top1_correct, test.top5), (0.7, 7, 0.9));
     }
 
     #[test]
     fn an_epoch_without_evaluation_writes_null() {
         let line = serde_json::to_string(&record(0, None)).unwrap();
-        assert!(line.contains("\"test_top1\":null"), "{line}");
+        assert!(line.contains("\"val\":null,\"test\":null"), "{line}");
         assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record(0, None));
     }
 
     #[test]
     fn an_epoch_without_a_counted_sample_has_no_means_and_is_read_back() {
-        let record = cost(0).record(ScoreSums::default(), Some(ScoreSums::default()));
+        assert_eq!(ScoreSums::default().evaluation(BTreeMap::new()), None);
+        let record = cost(0).record(ScoreSums::default());
         assert_eq!((record.train_loss, record.train_top1, record.train_top5), (None, None, None));
-        assert_eq!((record.test_loss, record.train_num_samples), (None, 0));
+        assert_eq!(record.train_num_samples, 0);
         let line = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record);
     }

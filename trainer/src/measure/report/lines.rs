@@ -8,7 +8,10 @@ use std::time::Duration;
 use super::format::{bytes, grouped, seconds, time_left};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
-use records::{BenchResult, DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
+use records::{
+    BenchResult, Best, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds, SlowestRank, Summary,
+    ThroughputStats,
+};
 
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
@@ -82,16 +85,16 @@ pub(super) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
 }
 
 pub(super) fn epoch(record: &EpochRecord) -> String {
-    let test = match (record.test_loss, record.test_top1, record.test_top5) {
-        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
-        _ => "not measured".to_owned(),
-    } + &metrics(&record.test_metrics);
+    let evaluated = match record.evaluation() {
+        Some((split, of)) => format!("{split} {}{}", scores(of.loss, of.top1, of.top5), metrics(&of.metrics)),
+        None => "not evaluated".to_owned(),
+    };
     let train = match (record.train_loss, record.train_top1, record.train_top5) {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
         _ => "no step counted".to_owned(),
     };
     let mut line = format!(
-        "epoch {:02} done | train {train} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        "epoch {:02} done | train {train} | {evaluated} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.epoch,
         record.speed().map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
         seconds(record.seconds_total),
@@ -129,14 +132,57 @@ fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {
     format!("loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %", 100.0 * top1, 100.0 * top5)
 }
 
-pub(super) fn evaluation(name: &str, sums: &ScoreSums) -> String {
+pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
     format!(
-        "{name} | {} | {} of {} right, {} among five",
-        scores(sums.loss_mean(), sums.top1(), sums.top5()),
-        grouped(sums.top1_correct),
-        grouped(sums.num_samples),
-        grouped(sums.top5_correct),
+        "{name} | {} | {} of {} right, {} among five{}",
+        scores(of.loss, of.top1, of.top5),
+        grouped(of.top1_correct),
+        grouped(of.num_samples),
+        grouped(of.top5_correct),
+        metrics(&of.metrics),
     )
+}
+
+/// Rows of a table of classes, and the most classes of a matrix that is printed.
+const MOST_CLASSES: usize = 16;
+
+/// A table of the classes, those with the lowest accuracy first, with the confusion matrix of few classes; of many classes the worst and the most
+/// frequent confusions.
+pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
+    let worst = by_class.worst_first();
+    let mut lines = vec![match worst.len() {
+        0..=MOST_CLASSES => "classes, lowest accuracy first".to_owned(),
+        all => format!("the {MOST_CLASSES} of {} classes with the lowest accuracy", grouped(all as u64)),
+    }];
+    let shown = &worst[..worst.len().min(MOST_CLASSES)];
+    let width = shown.iter().map(|class| class.name.chars().count()).max().unwrap_or(0);
+    lines.extend(shown.iter().map(|class| {
+        let confused: Vec<String> = class
+            .confused_with
+            .iter()
+            .map(|confusion| format!("{} {}", confusion.name, grouped(confusion.count)))
+            .collect();
+        let taken = if confused.is_empty() { String::new() } else { format!(" | taken for {}", confused.join(", ")) };
+        let (correct, all) = (grouped(class.correct), grouped(class.num_samples));
+        let accuracy = 100.0 * class.accuracy().unwrap_or(f64::NAN);
+        format!("  {:width$} {accuracy:6.2} % ({correct} of {all}){taken}", class.name)
+    }));
+    if worst.len() > MOST_CLASSES {
+        lines.push("the most frequent confusions".to_owned());
+        let confusion =
+            |(class, answer, count): &(&str, &str, u64)| format!("  {class} taken for {answer}: {}", grouped(*count));
+        lines.extend(by_class.confusions().iter().take(MOST_CLASSES).map(confusion));
+    }
+    if let Some(matrix) = by_class.confusion_matrix.as_ref().filter(|_| by_class.classes.len() <= MOST_CLASSES) {
+        lines.push("confusion matrix: a row for each class, a column for each answer, in label order".to_owned());
+        let names = by_class.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0);
+        let digits = matrix.iter().flatten().max().map_or(1, |most| most.to_string().len());
+        lines.extend(matrix.iter().zip(&by_class.classes).map(|(row, class)| {
+            let counts: Vec<String> = row.iter().map(|count| format!("{count:digits$}")).collect();
+            format!("  {:names$} {}", class.name, counts.join(" "))
+        }));
+    }
+    lines
 }
 
 pub(super) fn finish(summary: &Summary) -> String {
@@ -154,11 +200,25 @@ pub(super) fn finish(summary: &Summary) -> String {
     if summary.skipped_steps > 0 {
         line.push_str(&format!(" | {} steps skipped", grouped(summary.skipped_steps)));
     }
-    if let Some(top1) = summary.final_epoch.as_ref().and_then(|record| record.test_top1) {
-        line.push_str(&format!(" | test top-1 {:5.2} %", 100.0 * top1));
+    if let Some(evaluations) = summary.patience_ended_after {
+        line.push_str(&format!(" | ended after {} evaluations without a better one", grouped(evaluations)));
     }
-    if let (Some(epoch), Some(top1)) = (summary.best_epoch, summary.best_test_top1) {
-        line.push_str(&format!(" | best {:5.2} % after epoch {epoch:02}", 100.0 * top1));
+    if let Some((split, scores)) = summary.final_epoch.as_ref().and_then(EpochRecord::evaluation) {
+        line.push_str(&format!(" | {split} top-1 {:5.2} %", 100.0 * scores.top1));
+    }
+    if let Some(Best { epoch, monitor, value }) = &summary.best {
+        let value = match monitor.ends_with("-top1") {
+            true => format!("{:5.2} %", 100.0 * value),
+            false => format!("{value:.4}"),
+        };
+        line.push_str(&format!(" | best {monitor} {value} after epoch {epoch:02}"));
+    }
+    if let Some(test) = &summary.test {
+        line.push_str(&format!(
+            " | test of epoch {:02}: {}",
+            test.epoch,
+            scores(test.scores.loss, test.scores.top1, test.scores.top5)
+        ));
     }
     line
 }

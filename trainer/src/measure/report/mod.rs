@@ -12,13 +12,12 @@ pub use look::ConsoleLook;
 
 use crate::config::TrainConfig;
 use crate::measure::held_file::HeldFile;
-use crate::measure::metrics::{ScoreSums, StepLine};
+use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use jobs::output::unless_reader_left;
-use records::{BenchResult, DeviceKernels, EpochRecord, Summary, ThroughputStats};
+use records::{BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -176,9 +175,10 @@ impl Reporter {
         Pace { reporter: self.clone(), what, unit, num_units, start, last_line: start }
     }
 
-    /// Prints the scores of an evaluation.
-    pub fn evaluation(&self, name: &str, sums: &ScoreSums, metrics: &BTreeMap<String, f64>) {
-        self.note(&format!("{}{}", lines::evaluation(name, sums), lines::metrics(metrics)));
+    /// Prints the scores of an evaluation, over all classes and of each.
+    pub fn evaluation(&self, name: &str, by_class: &EvaluationByClass) {
+        self.note(&lines::evaluation(name, &by_class.scores));
+        self.notes(&lines::classes(by_class));
     }
 
     /// Prints a measured speed, with a warning if the steps vary.

@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::config::cli::TrainArgs;
+use crate::measure::metrics::ScoreSums;
 use crate::measure::metrics::tests::record;
 use crate::measure::metrics::throughput;
-use records::{GradientNoise, RankSeconds, Seconds, SlowestRank};
+use records::{Best, Evaluation, FinalTest, GradientNoise, RankSeconds, Seconds, SlowestRank};
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,8 +66,9 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
         steps: 785,
         images: 50_000,
         final_epoch: Some(record(4, Some(9))),
-        best_epoch: Some(3),
-        best_test_top1: Some(1.0),
+        best: Some(Best { epoch: 3, monitor: "test-top1".to_owned(), value: 1.0 }),
+        test: None,
+        patience_ended_after: None,
         parameter_hash: "ab12".to_owned(),
         seconds_total: 83.1,
         images_per_second: throughput(&[(64, Duration::from_millis(100)); 4]),
@@ -104,7 +107,7 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
         "epoch 03 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
          |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
-    assert!(lines::epoch(&record(3, None)).contains("test not measured"));
+    assert!(lines::epoch(&record(3, None)).contains("| not evaluated |"));
     let unmeasured = EpochRecord { images_per_second: 0.0, ..record(3, None) };
     assert!(lines::epoch(&unmeasured).contains(" |       - img/s |"), "as of a start that made no step of the epoch");
     let noise = GradientNoise { batch_size: Some(1234.4), ..GradientNoise::default() };
@@ -205,7 +208,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     let text = console.text();
     assert!(
         text.contains(
-            "done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best 100.00 % after epoch 03"
+            "done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 03"
         ),
         "{text}"
     );
@@ -216,6 +219,38 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");
     reporter.finish(&summary(60.0));
     assert!(warnings.text().contains("rank 2 on n3 needs 50 % more time"), "{}", warnings.text());
+}
+
+#[test]
+fn a_run_with_a_val_split_says_by_what_its_best_is_chosen_and_reports_the_test_split_apart() {
+    let of = record(4, Some(9));
+    let best = Some(Best { epoch: 3, monitor: "val-loss".to_owned(), value: 0.25 });
+    let scores = Evaluation { loss: 0.5, top1: 0.875, top5: 1.0, ..Evaluation::default() };
+    let summary = Summary {
+        final_epoch: Some(EpochRecord { val: of.test.clone(), test: None, ..of }),
+        best,
+        test: Some(FinalTest { epoch: 3, scores }),
+        patience_ended_after: Some(4),
+        ..summary(41.0)
+    };
+    let line = lines::finish(&summary);
+    let expected = " | ended after 4 evaluations without a better one | val top-1 90.00 % | best val-loss 0.2500 after epoch 03 | test of epoch 03: loss 0.5000 top-1 87.50 % top-5 100.00 %";
+    assert!(line.ends_with(expected), "{line}");
+}
+
+#[test]
+fn a_table_of_classes_has_a_matrix_of_few_classes_and_the_worst_of_many() {
+    let by_class = |num_classes: u32| {
+        let names: Vec<String> = (0..num_classes).map(|class| format!("class {class}")).collect();
+        let pairs = (0..num_classes).flat_map(|class| [((class, class), 8), ((class, 0), u64::from(class) + 1)]);
+        EvaluationByClass::default().with_counts(&names, &pairs.collect::<BTreeMap<_, _>>())
+    };
+    let few = lines::classes(&by_class(3));
+    assert_eq!(few[1], "  class 2  72.73 % (8 of 11) | taken for class 0 3");
+    assert_eq!(few[5..], ["  class 0 1 0 0", "  class 1 2 8 0", "  class 2 3 0 8"]);
+    let many = lines::classes(&by_class(1000));
+    assert_eq!(many[0], "the 16 of 1 000 classes with the lowest accuracy");
+    assert_eq!((many.len(), many[18].as_str()), (34, "  class 999 taken for class 0: 1 000"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use crate::step::optimizer::OptimizerState;
 
 pub use background::Background;
-pub use state::{Best, CheckpointState, ModelInput, Progress};
+pub use state::{CheckpointState, ModelInput, Progress};
 use state::{FORMAT, OLDEST_FORMAT};
 pub use store::{CheckpointStore, Damaged, find};
 

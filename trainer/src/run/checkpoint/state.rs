@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use datasets::{DatasetSplits, Normalization, normal_form};
-use records::EpochRecord;
+use records::{Best, EpochRecord};
 use serde::{Deserialize, Serialize};
 
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
@@ -49,24 +49,17 @@ pub struct Progress {
     pub epoch_scores: ScoreSums,
     /// The best evaluation so far.
     pub best: Option<Best>,
+    /// Evaluations since the best one.
+    #[serde(default)]
+    pub evaluations_since_best: u64,
     /// The last epoch done.
     pub last_record: Option<EpochRecord>,
 }
 
 impl Progress {
-    /// Takes note of this epoch's evaluation; whether it is the best so far.
-    pub fn note_evaluation(&mut self, test: Option<ScoreSums>) -> bool {
-        let Some(test_top1) = test.map(|test| test.top1()) else { return false };
-        let is_best = self.best.is_none_or(|best| test_top1 > best.test_top1);
-        if is_best {
-            self.best = Some(Best { epoch: self.epoch, test_top1 });
-        }
-        is_best
-    }
-
     /// Whether the run's best evaluation so far is that of the model as it stands: of the epoch that has just ended.
     pub fn is_best(&self) -> bool {
-        self.step_in_epoch == 0 && self.best.is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
+        self.step_in_epoch == 0 && self.best.as_ref().is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
     }
 
     /// The step that the schedule counts: `step_in_epoch` steps after the beginning of `epoch`.
@@ -111,15 +104,6 @@ impl Progress {
         self.epoch_seconds = 0.0;
         self.epoch_scores = ScoreSums::default();
     }
-}
-
-/// The evaluation with the highest top-1 accuracy, the earliest of equals.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    /// The epoch it followed.
-    pub epoch: u64,
-    /// Share of test samples answered right, in 0..1.
-    pub test_top1: f64,
 }
 
 /// What a trained model takes and what its logits stand for, so that it can be used without its data set.
@@ -228,7 +212,10 @@ pub struct CheckpointState {
     pub input: ModelInput,
     /// Checksum of the train split.
     pub dataset_checksum: String,
-    /// Checksum of the test split; older versions did not write it.
+    /// Checksum of the val split, if there is one.
+    #[serde(default)]
+    pub val_checksum: Option<String>,
+    /// Checksum of the test split, if there is one.
     #[serde(default)]
     pub test_checksum: Option<String>,
     /// The resolved configuration.
@@ -244,8 +231,7 @@ impl CheckpointState {
         loss_scale: LossScale,
         world_size: usize,
         parameter_hash: String,
-        input: ModelInput,
-        (dataset_checksum, test_checksum): (String, String),
+        data: &DatasetSplits,
         config: serde_json::Value,
     ) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -257,9 +243,10 @@ impl CheckpointState {
             world_size,
             parameter_hash,
             loss_scale: Some(loss_scale),
-            input,
-            dataset_checksum,
-            test_checksum: Some(test_checksum),
+            input: ModelInput::of(data),
+            dataset_checksum: data.train.checksum(),
+            val_checksum: data.val.as_ref().map(|val| val.checksum()),
+            test_checksum: data.test.as_ref().map(|test| test.checksum()),
             config,
             files,
         }

@@ -10,7 +10,7 @@ use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, th
 use distributed::Phase;
 
 use super::Training;
-use crate::config::{Filled, InputKind};
+use crate::config::{Filled, InputKind, SamplerKind};
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use crate::model::ImageClassifier;
@@ -38,6 +38,8 @@ struct Epoch<'a> {
     last_scores: Option<ScoreSums>,
     /// From the first step in which ranks run apart.
     vote: Option<StopVote<'a>>,
+    /// The plan of all ranks' samples, where the loss is a mean by their class weights.
+    weighted: Option<ShardPlan>,
 }
 
 impl<'run, M: ImageClassifier> Training<'run, M> {
@@ -47,6 +49,10 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let plan = shard_plan(session, self.progress.epoch)?;
         let num_steps = plan.num_steps() as u64;
         self.note_image_shape();
+        let mix = &session.config.train_split;
+        // Of mixed images, which have several classes, the mean is over the samples, as PyTorch's of class probabilities is.
+        let weights_samples = !session.class_weights.is_empty() && mix.mixup.is_none() && mix.cutmix.is_none();
+        let weighted = weights_samples.then(|| plan.clone());
         let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, &self.progress));
         let mut epoch = Epoch {
             input: Input::start(loader, session.config.compute.input.filled(), self.stepper.device()),
@@ -55,6 +61,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             earlier: self.progress.epoch_scores,
             last_scores: None,
             vote: None,
+            weighted,
         };
         let mut stopped = false;
         self.times.energy.begin();
@@ -181,9 +188,12 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             }
             None => must_sync,
         };
+        let weight = |index: usize| session.class_weights[session.data.train.label(index)];
+        let weight_sum = |plan: &ShardPlan| plan.global_batch(self.progress.step_in_epoch as usize).map(weight).sum();
         Ok(StepContext {
             epoch: self.progress.epoch,
             step: self.progress.step,
+            weight_sum: epoch.weighted.as_ref().map(weight_sum),
             learning_rate: self.schedule.at(self.progress.schedule_step()),
             must_sync,
             keeps_gradients: false,
@@ -265,7 +275,7 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     let (rank, world_size) = (session.communicator.rank(), session.communicator.world_size());
     let num_shards = config.sync.method().virtual_shards().unwrap_or(world_size);
     let own_shards = own_shards(num_shards, rank, world_size);
-    Ok(ShardPlan::new(ShardConfig {
+    let config_of_plan = ShardConfig {
         num_samples: session.data.train.len(),
         global_batch_size: config.batch.global_batch_size.filled(),
         seed: config.run.seed.filled(),
@@ -275,7 +285,11 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
-    })?)
+    };
+    Ok(match config.train_split.sampler {
+        Some(SamplerKind::Balanced) => ShardPlan::balanced(config_of_plan, &*session.data.train)?,
+        _ => ShardPlan::new(config_of_plan)?,
+    })
 }
 
 /// The shape of an epoch's images, where the run says one apart from the data set's.

@@ -4,8 +4,8 @@
 //! Invariant: every rank walks the same path through this file; what only root does contains no collective.
 
 mod epoch;
+mod evaluation;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use datasets::ImageShape;
 use distributed::{Phase, check_fingerprint};
-use records::EpochRecord;
+use records::{EpochRecord, FinalTest};
 
 use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig};
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
-use crate::measure::metrics::{EpochCost, ScoreSums};
+use crate::measure::metrics::EpochCost;
 use crate::measure::timer::Timer;
 use crate::measure::trace::TraceClock;
 use crate::model::ImageClassifier;
@@ -26,7 +26,7 @@ use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
-use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, evaluate};
+use crate::run::evaluate::{Evaluation, UnreadImage};
 use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
@@ -50,7 +50,11 @@ pub struct Outcome<M> {
     pub world: Vec<RankTimes>,
     /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
     pub staleness: Option<Vec<u64>>,
-    /// Whether it was stopped before its last epoch.
+    /// The test split measured with the best model, where the run has a val split.
+    pub test: Option<FinalTest>,
+    /// Whether no better evaluation came within `--patience`.
+    pub is_exhausted: bool,
+    /// Whether it was stopped before its end.
     pub stopped_early: bool,
 }
 
@@ -58,7 +62,8 @@ impl<M> Outcome<M> {
     /// Of a rank that only served parameters.
     pub(crate) fn of_server(model: M) -> Self {
         let (progress, parameter_hash, world) = (Progress::default(), String::new(), Vec::new());
-        Self { model, progress, parameter_hash, world, staleness: None, stopped_early: false }
+        let (staleness, test, is_exhausted, stopped_early) = (None, None, false, false);
+        Self { model, progress, parameter_hash, world, staleness, test, is_exhausted, stopped_early }
     }
 }
 
@@ -75,7 +80,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
     let checkpointer = Checkpointer::new(session);
     let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
-    let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
+    let mut progress =
+        if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
+    let forgotten = session.best_rule.forget_other(&mut progress);
     let lost = session.files.open_metrics(progress.epoch)?;
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     let mut hashes = OwnHashes::of_run(config);
@@ -89,7 +96,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     let vain = vain_compression(&config.sync.method(), || stepper.carried());
-    lost.iter().chain(&vain).for_each(|text| session.reporter.warn(text));
+    lost.iter().chain(&vain).chain(&forgotten).for_each(|text| session.reporter.warn(text));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
@@ -113,12 +120,14 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         noted_refused_threads: false,
         epoch_start: Instant::now(),
         image_shape: None,
+        test: None,
     };
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
-    while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
+    while !stopped && !training.has_ended() {
         stopped = training.epoch()?;
     }
+    let stopped = stopped || !training.measure_test()?;
     training.end(trace, stopped)
 }
 
@@ -147,6 +156,8 @@ struct Training<'a, M> {
     epoch_start: Instant,
     /// The size that was noted last, where it changes with the epoch.
     image_shape: Option<ImageShape>,
+    /// The test split measured with the best model, in a run with a val split.
+    test: Option<FinalTest>,
 }
 
 impl<M: ImageClassifier> Training<'_, M> {
@@ -163,23 +174,32 @@ impl<M: ImageClassifier> Training<'_, M> {
             Err(error) if error.is::<UnreadImage>() => return Err(self.keep_unevaluated(error)?),
             evaluation => evaluation?,
         };
-        if evaluation.as_ref().is_some_and(|evaluation| evaluation.scores.is_none()) {
+        if evaluation.as_ref().is_some_and(|evaluation| evaluation.sums.is_none()) {
             // The epoch is trained; a resumed run begins with its evaluation.
             self.save()?;
             return Ok(true);
         }
-        let test = evaluation.as_ref().and_then(|evaluation| evaluation.scores);
+        let scores = evaluation.as_ref().and_then(Evaluation::scores);
         // The sums are global, so all ranks stop here together, before such a model is saved.
         ensure!(
-            test.is_none_or(|test| test.loss_sum.is_finite()),
-            "epoch {}: the test loss is not finite, expected a number; lower the learning rate or clip the gradient",
-            self.progress.epoch
+            scores.as_ref().is_none_or(|scores| scores.loss.is_finite()),
+            "epoch {}: the {} loss is not finite, expected a number; lower the learning rate or clip the gradient",
+            self.progress.epoch,
+            self.session.evaluated_split()
         );
-        let is_best = self.progress.note_evaluation(test);
-        let metrics = evaluation.as_ref().map(|evaluation| evaluation.metrics.clone()).unwrap_or_default();
-        self.record(test, metrics)?;
+        let is_best = match &scores {
+            Some(scores) => {
+                let Session { best_rule, communicator, .. } = self.session;
+                best_rule.note(&mut self.progress, scores, &**communicator)?
+            }
+            None => false,
+        };
+        self.record(scores)?;
+        if let Some(evaluation) = evaluation.as_ref().filter(|_| is_best) {
+            self.write_by_class(evaluation, self.session.evaluated_split(), self.progress.epoch)?;
+        }
         self.progress.begin_next_epoch();
-        let is_last = self.progress.epoch == config.schedule.epochs.filled();
+        let is_last = self.has_ended();
         // One that is due by steps where the epoch ends is of the whole epoch.
         let is_due = config.run.checkpoint_every_steps.is_some_and(|every| self.progress.step.is_multiple_of(every));
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
@@ -192,17 +212,6 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
         }
         Ok(stopped)
-    }
-
-    /// Saves an epoch whose evaluation ended on all ranks with this error, which is returned with what became of the epoch.
-    fn keep_unevaluated(&mut self, error: anyhow::Error) -> Result<anyhow::Error> {
-        self.save()?;
-        self.checkpointer.finish()?;
-        // A rank that leaves with the error ends the job, so none does before root has written.
-        self.session.communicator.barrier()?;
-        let epoch = self.progress.epoch;
-        Ok(error
-            .context(format!("epoch {epoch:02} is trained and saved, and a resumed run begins with its evaluation")))
     }
 
     fn save(&mut self) -> Result<()> {
@@ -220,33 +229,8 @@ impl<M: ImageClassifier> Training<'_, M> {
         self.progress.epoch_seconds + self.epoch_start.elapsed().as_secs_f64()
     }
 
-    fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
-        let Session { config, data, communicator, .. } = self.session;
-        let num_epochs = self.progress.epoch + 1;
-        if num_epochs != config.schedule.epochs.filled()
-            && !num_epochs.is_multiple_of(config.run.eval_every_epochs.filled())
-        {
-            return Ok(None);
-        }
-        self.progress_file.enter("evaluation");
-        let how = EvaluateConfig {
-            micro_batch_size: config.micro_batch_size(),
-            loader_threads: config.data.loader_threads.filled(),
-            input: config.compute.input.filled(),
-            loss: Arc::clone(&self.session.loss),
-            metrics: self.session.metrics.clone(),
-            reporter: self.session.reporter.clone(),
-        };
-        let _evaluation = self.times.timer.enter(Phase::Evaluation);
-        let (device, stop) = (self.session.device, self.session.stop);
-        let averaged = self.ema.as_ref().map(|ema| ema.place(self.stepper.model().clone()));
-        let model = averaged.as_ref().unwrap_or(self.stepper.model());
-        let samples = data::evaluated(data)?;
-        evaluate(model, samples, &data.normalization, &how, &**communicator, device, stop).map(Some)
-    }
-
     /// Writes the epoch down, on root.
-    fn record(&mut self, test: Option<ScoreSums>, metrics: BTreeMap<String, f64>) -> Result<()> {
+    fn record(&mut self, scores: Option<records::Evaluation>) -> Result<()> {
         let seconds_total = self.epoch_seconds();
         let Self { session, stepper, progress, .. } = self;
         let communicator = &*session.communicator;
@@ -272,7 +256,8 @@ impl<M: ImageClassifier> Training<'_, M> {
             gradient_noise: noise_batches(session.config).and_then(|batches| self.noise.estimate(batches)),
         };
         self.own_noise = NoiseSums::default();
-        let record = EpochRecord { test_metrics: metrics, ..cost.record(progress.epoch_scores, test) };
+        let (val, test) = if session.data.val.is_some() { (scores, None) } else { (None, scores) };
+        let record = EpochRecord { val, test, ..cost.record(progress.epoch_scores) };
         // Nothing is made in a directory that took the place of the run's.
         session.files.expect_in_place()?;
         session.reporter.epoch(&record);
@@ -313,7 +298,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         }
         let world = self.times.take_session().gather(communicator)?;
         let (model, staleness) = self.stepper.finish()?;
-        Ok(Outcome { model, progress: self.progress, parameter_hash, world, staleness, stopped_early })
+        let is_exhausted = self.session.best_rule.is_exhausted(&self.progress);
+        let (progress, test) = (self.progress, self.test);
+        Ok(Outcome { model, progress, parameter_hash, world, staleness, test, is_exhausted, stopped_early })
     }
 }
 
@@ -324,6 +311,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
         rate_factors: config.optimizer.learning_rate_factors.clone().unwrap_or_default(),
         own_optimizer: session.own_optimizer.clone(),
         loss: Arc::clone(&session.loss),
+        class_weights: session.class_weights.clone(),
         clip: config.optimizer.clip_grad_norm.map(Clip::Norm).or(config.optimizer.clip_grad_value.map(Clip::Value)),
         loss_scale: config.optimizer.loss_scale.filled(),
         sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,

@@ -168,6 +168,8 @@ pub(super) struct Step {
     pub(super) context: StepContext,
     /// Samples of this rank.
     pub(super) num_own: usize,
+    /// Sum of the class weights of this rank's samples, where classes have weights.
+    pub(super) own_weight_sum: Option<f64>,
     /// Samples of all ranks.
     pub(super) num_global: usize,
     /// Factor on the loss, a power of two.
@@ -192,6 +194,8 @@ pub(super) enum SyncMode {
 pub(super) struct StepPlan {
     /// Losses are divided by it.
     pub(super) divisor: usize,
+    /// Factor that makes the mean over samples one over their class weights, where classes have weights.
+    loss_factor: Option<f64>,
     pub(super) mode: SyncMode,
     /// Whether this rank's header goes ahead of its buckets, so that all agree before they use a sum.
     pub(super) posts_header: bool,
@@ -202,12 +206,15 @@ pub(super) struct StepPlan {
 impl StepPlan {
     /// The mean over all ranks' samples.
     fn all_reduce(step: &Step) -> Self {
-        Self { divisor: step.num_global, mode: SyncMode::AllReduce, posts_header: true, keeps_slots_apart: false }
+        let loss_factor = factor(step.num_global, step.context.weight_sum);
+        let (divisor, mode) = (step.num_global, SyncMode::AllReduce);
+        Self { divisor, loss_factor, mode, posts_header: true, keeps_slots_apart: false }
     }
 
     /// The mean over this rank's own samples, with nothing said to the others.
     fn of_own_samples(step: &Step, mode: SyncMode) -> Self {
-        Self { divisor: step.num_own.max(1), mode, posts_header: false, keeps_slots_apart: false }
+        let loss_factor = factor(step.num_own, step.own_weight_sum);
+        Self { divisor: step.num_own.max(1), loss_factor, mode, posts_header: false, keeps_slots_apart: false }
     }
 
     /// What its micro-step number `index` is to do.
@@ -215,6 +222,7 @@ impl StepPlan {
         let is_last = index + 1 == num_micro_steps && self.mode == SyncMode::AllReduce;
         MicroStep {
             divisor: self.divisor,
+            loss_factor: self.loss_factor,
             slot: if self.keeps_slots_apart { index } else { 0 },
             is_last,
             posts_header: is_last && self.posts_header,
@@ -223,11 +231,18 @@ impl StepPlan {
     }
 }
 
+/// Samples by the sum of their weights; 1 where all weigh nothing, as does their loss.
+fn factor(num_samples: usize, weight_sum: Option<f64>) -> Option<f64> {
+    weight_sum.map(|weight_sum| if weight_sum > 0.0 { num_samples as f64 / weight_sum } else { 1.0 })
+}
+
 /// One micro-batch's place in its step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MicroStep {
     /// The loss is divided by it.
     pub(super) divisor: usize,
+    /// Factor on the loss as it is scored and differentiated, where classes have weights.
+    pub(super) loss_factor: Option<f64>,
     /// To which partial gradient its own is added.
     pub(super) slot: usize,
     /// Whether full buckets leave.

@@ -360,6 +360,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
         rate_factors: Vec::new(),
         own_optimizer: None,
         loss: loss::cross_entropy(0.0, &config.compute),
+        class_weights: Vec::new(),
         clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use datasets::{ImageDataset, Split};
 use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size, mpi_library};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -109,12 +110,18 @@ pub struct ComputeFacts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFacts {
     pub name: String,
-    pub num_train: usize,
-    pub num_test: usize,
-    /// SHA-256 of the train split.
-    pub train_checksum: String,
-    /// SHA-256 of the test split.
-    pub test_checksum: String,
+    /// Those that are there.
+    pub splits: Vec<SplitFacts>,
+}
+
+/// A split as a rank read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitFacts {
+    /// `train`, `val` or `test`.
+    pub name: String,
+    pub num_images: usize,
+    /// SHA-256.
+    pub checksum: String,
 }
 
 /// Finds out, on all ranks together.
@@ -229,16 +236,21 @@ fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> 
 /// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
 fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
-    let splits = data::open(&config.data, &config.train_split, || Ok(None), communicator, &quiet);
-    let opened = splits.and_then(|splits| Ok((Arc::clone(&splits.train), Arc::clone(data::evaluated(&splits)?))));
-    let to_share = opened.as_ref().map_or(vec![], |(train, test)| vec![train, test]);
+    let splits = data::open(&config.data, &config.train_split, 0, || Ok(None), communicator, &quiet);
+    let to_share: Vec<&Arc<dyn ImageDataset>> = match &splits {
+        Ok(splits) => Split::ALL.into_iter().filter_map(|split| splits.get(split)).collect(),
+        Err(_) => Vec::new(),
+    };
     data::share_checksums(&to_share, config.data.data_dir.as_deref(), communicator)?;
-    let facts = opened.map(|(train, test)| DataFacts {
-        name: train.name().trim_end_matches(" train").to_owned(),
-        num_train: train.len(),
-        num_test: test.len(),
-        train_checksum: train.checksum(),
-        test_checksum: test.checksum(),
+    let facts = splits.map(|splits| DataFacts {
+        name: splits.train.name().trim_end_matches(" train").to_owned(),
+        splits: Split::ALL
+            .into_iter()
+            .filter_map(|split| {
+                let samples = splits.get(split)?;
+                Some(SplitFacts { name: split.to_string(), num_images: samples.len(), checksum: samples.checksum() })
+            })
+            .collect(),
     });
     Ok(facts.map_err(|error| format!("{error:#}")))
 }

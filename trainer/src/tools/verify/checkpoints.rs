@@ -81,5 +81,5 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
     let evaluation = evaluate(model, data::evaluated(&data)?, &data.normalization, &how, alone, device, stop)?;
-    evaluation.scores.context("checkpoints: stopped by a signal")
+    evaluation.sums.context("checkpoints: stopped by a signal")
 }

@@ -49,7 +49,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     }
     let amount =
         Amount { model: "resnet20", num_train: 10_000, num_test: 2_000, batch_size: 64, epochs: 5, is_by_heart: false };
-    let accuracy = trained(&amount)?.test_top1.context("learning: nothing was tested")?;
+    let accuracy = trained(&amount)?.evaluated_top1().context("learning: nothing was tested")?;
     Ok(Finding::Compared(vec![Comparison::at_least("test accuracy", LEAST, accuracy)]))
 }
 

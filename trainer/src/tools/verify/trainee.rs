@@ -90,6 +90,7 @@ impl Trainee {
             rate_factors: Vec::new(),
             own_optimizer: None,
             loss: Arc::new(CrossEntropy::default()),
+            class_weights: Vec::new(),
             clip: None,
             loss_scale: LossScaling::of(compute.dtype()),
             sync_batch_norm: communicator.world_size() > 1,

@@ -25,14 +25,11 @@ pub(super) fn data_set(ranks: &[RankFacts]) -> Row {
     let Some(root) = root else { return Row::ok(NAME, "none") };
     let words = |data: &DataFacts| {
         let digits = |hash: &str| hash.chars().take(12).collect::<String>();
-        format!(
-            "{}, {} train and {} test images, sha256 {} and {}",
-            data.name,
-            grouped(data.num_train as u64),
-            grouped(data.num_test as u64),
-            digits(&data.train_checksum),
-            digits(&data.test_checksum)
-        )
+        let splits = data.splits.iter().map(|split| {
+            let (name, images) = (&split.name, grouped(split.num_images as u64));
+            format!(", {images} {name} images (sha256 {})", digits(&split.checksum))
+        });
+        format!("{}{}", data.name, splits.collect::<String>())
     };
     let differing = unlike_root(ranks, |rank| &rank.data);
     if let Some(Ok(other)) = differing.first().map(|rank| &rank.data) {

@@ -3,7 +3,7 @@
 // tidy: long file because every verdict is tried on the same made-up ranks.
 
 use super::super::diagnosis::Row;
-use super::super::facts::{Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts};
+use super::super::facts::{Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, SplitFacts};
 use super::super::gradients::GradientFacts;
 use super::super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts, QuotaFacts};
 use super::super::network::{SpeedFacts, SumFacts};
@@ -72,10 +72,13 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
         clock: ClockOffset { offset_s: 0.01, uncertainty_s: 0.02 },
         data: Ok(DataFacts {
             name: "shapes".to_owned(),
-            num_train: 10_000,
-            num_test: 2_000,
-            train_checksum: "12".repeat(32),
-            test_checksum: "34".repeat(32),
+            splits: [("train", 10_000, "12"), ("test", 2_000, "34")]
+                .map(|(name, num_images, digits)| SplitFacts {
+                    name: name.to_owned(),
+                    num_images,
+                    checksum: digits.repeat(32),
+                })
+                .to_vec(),
         }),
         output: (rank == 0).then(|| OutputFacts {
             directory: "runs".to_owned(),
@@ -471,7 +474,7 @@ fn a_missing_data_set_fails_and_names_the_ranks() {
 
 #[test]
 fn other_data_on_a_rank_fails_with_both_checksums() {
-    let row = row_after("data set", |ranks| ranks[2].data.as_mut().unwrap().test_checksum = "56".repeat(32));
+    let row = row_after("data set", |ranks| ranks[2].data.as_mut().unwrap().splits[1].checksum = "56".repeat(32));
     says(&row, Verdict::Fail, &["rank 2 on n2", "565656565656", "root: shapes, 10 000 train", "343434343434"], "copy");
 }
 

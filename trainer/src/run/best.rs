@@ -1,0 +1,186 @@
+//! By which evaluation the best model of a run is chosen, and when a run without a better one ends.
+//!
+//! In: `--monitor`, `--patience`, the evaluated split, the program's loss and metrics. Out: a [`BestRule`].
+//! Invariant: every rank decides by the same bits, those of root.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use distributed::Communicator;
+use records::{Best, Evaluation};
+
+use crate::config::{Figure, Monitor};
+use crate::measure::gather::from_root;
+use crate::model::metric::Metric;
+use crate::run::checkpoint::Progress;
+
+/// What makes an evaluation better than another.
+#[derive(Clone, Debug)]
+pub struct BestRule {
+    /// The split and the figure, such as `val-top1`.
+    pub monitor: String,
+    figure: Figure,
+    lower_is_better: bool,
+    /// Evaluations without a better one after which the run ends.
+    patience: Option<u64>,
+}
+
+impl BestRule {
+    /// The rule of a run that evaluates `split` in its epochs, and a warning where `monitor` names another split than that.
+    /// Without `--monitor` it is the top-1 accuracy, or the loss where the program brings one.
+    ///
+    /// # Errors
+    /// When the run has not that metric, or `monitor` names the test split of a run that has a val split.
+    pub fn new(
+        monitor: Option<&Monitor>,
+        patience: Option<u64>,
+        split: &str,
+        has_own_loss: bool,
+        metrics: &[Arc<dyn Metric>],
+    ) -> Result<(Self, Option<String>)> {
+        let figure = match monitor {
+            Some(monitor) => monitor.figure.clone(),
+            None if has_own_loss => Figure::Loss,
+            None => Figure::Top1,
+        };
+        let lower_is_better = match &figure {
+            Figure::Loss => true,
+            Figure::Top1 => false,
+            Figure::Metric(name) => {
+                let metric = metrics.iter().find(|metric| metric.name() == *name);
+                let names: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
+                let known: Vec<&str> = ["loss", "top1"].into_iter().chain(names.iter().map(String::as_str)).collect();
+                ensure!(
+                    metric.is_some(),
+                    "--monitor: there is no such figure (expected one of {}, got {name}). Name one of them",
+                    known.join(", ")
+                );
+                metric.is_some_and(|metric| metric.lower_is_better())
+            }
+        };
+        let named = monitor.and_then(|monitor| monitor.split.as_deref()).filter(|named| *named != split);
+        ensure!(
+            named != Some("test"),
+            "--monitor: the test split chooses nothing in a run with a val split (expected val-{figure}, got test-{figure}). Remove the val split or monitor it"
+        );
+        let warning = named.map(|named| {
+            format!("--monitor {named}-{figure}: there is no {named} split, and {split}-{figure} is used; --val-fraction makes a val split")
+        });
+        Ok((Self { monitor: format!("{split}-{figure}"), figure, lower_is_better, patience }, warning))
+    }
+
+    /// Takes note of an epoch's evaluation; returns true if it is the best so far. A figure that is not finite is never the best.
+    /// Collective: all ranks.
+    pub fn note(&self, progress: &mut Progress, scores: &Evaluation, communicator: &dyn Communicator) -> Result<bool> {
+        let value = match &self.figure {
+            Figure::Loss => scores.loss,
+            Figure::Top1 => scores.top1,
+            Figure::Metric(name) => scores.metrics.get(name).copied().unwrap_or(f64::NAN),
+        };
+        // The sums of f64 may differ in the last bit from rank to rank, and a tie would then be decided differently.
+        let of_root = from_root(communicator, &value.to_le_bytes())?;
+        let value = of_root.try_into().map_or(value, f64::from_le_bytes);
+        let is_better = |best: &Best| if self.lower_is_better { value < best.value } else { value > best.value };
+        let is_best = value.is_finite() && progress.best.as_ref().is_none_or(is_better);
+        if is_best {
+            progress.best = Some(Best { epoch: progress.epoch, monitor: self.monitor.clone(), value });
+            progress.evaluations_since_best = 0;
+        } else {
+            progress.evaluations_since_best += 1;
+        }
+        Ok(is_best)
+    }
+
+    /// Forgets a best evaluation that another figure or split has chosen; returns a warning if there was one.
+    pub fn forget_other(&self, progress: &mut Progress) -> Option<String> {
+        let other = progress.best.take_if(|best| best.monitor != self.monitor)?;
+        progress.evaluations_since_best = 0;
+        Some(format!(
+            "resume: the best so far, after epoch {:02}, was chosen by {}: it is forgotten, {} chooses now",
+            other.epoch, other.monitor, self.monitor
+        ))
+    }
+
+    /// Whether a run ends for want of a better evaluation.
+    pub fn is_exhausted(&self, progress: &Progress) -> bool {
+        self.patience.is_some_and(|patience| progress.evaluations_since_best >= patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distributed::SingleCommunicator;
+
+    #[derive(Debug)]
+    struct Cost;
+
+    impl Metric for Cost {
+        fn name(&self) -> String {
+            "cost".to_owned()
+        }
+
+        fn num_sums(&self) -> usize {
+            1
+        }
+
+        fn add(&self, _: &[f32], _: u32, _: &mut [f64]) {}
+
+        fn value(&self, sums: &[f64]) -> f64 {
+            sums[0]
+        }
+
+        fn lower_is_better(&self) -> bool {
+            true
+        }
+    }
+
+    fn rule(monitor: Option<&str>, split: &str, has_own_loss: bool) -> Result<(BestRule, Option<String>)> {
+        let monitor: Option<Monitor> = monitor.map(|text| text.parse().unwrap());
+        BestRule::new(monitor.as_ref(), Some(2), split, has_own_loss, &[Arc::new(Cost)])
+    }
+
+    #[test]
+    fn the_best_is_that_of_the_monitored_figure_and_patience_counts_evaluations_since_it() {
+        let scores = |loss, top1, cost| Evaluation {
+            loss,
+            top1,
+            metrics: [("cost".to_owned(), cost)].into(),
+            ..Evaluation::default()
+        };
+        // Loss, top-1, cost of five epochs.
+        let course = [(3.0, 0.5, f64::NAN), (2.0, 0.5, 7.0), (2.5, 0.6, 8.0), (2.0, 0.4, 6.0), (2.1, 0.3, 9.0)];
+        for (monitor, own_loss, name, best, exhausted) in [
+            (None, false, "val-top1", (2, 0.6), vec![false, false, false, false, true]),
+            (None, true, "val-loss", (1, 2.0), vec![false, false, false, true, true]),
+            (Some("val-cost"), true, "val-cost", (3, 6.0), vec![false; 5]),
+        ] {
+            let (rule, _) = rule(monitor, "val", own_loss).unwrap();
+            let mut progress = Progress::default();
+            let mut seen = Vec::new();
+            for (loss, top1, cost) in course {
+                rule.note(&mut progress, &scores(loss, top1, cost), &SingleCommunicator::new()).unwrap();
+                progress.begin_next_epoch();
+                seen.push(rule.is_exhausted(&progress));
+            }
+            let got = progress.best.clone().unwrap();
+            assert_eq!((got.monitor.as_str(), (got.epoch, got.value)), (name, best));
+            assert_eq!(seen, exhausted, "{name}");
+            assert_eq!(rule.forget_other(&mut progress), None);
+        }
+    }
+
+    #[test]
+    fn a_monitor_of_a_split_that_is_not_evaluated_is_noted_and_the_test_split_beside_a_val_split_is_refused() {
+        let (rule_of_test, warning) = rule(Some("val-loss"), "test", false).unwrap();
+        assert_eq!(rule_of_test.monitor, "test-loss");
+        assert!(warning.unwrap().contains("there is no val split, and test-loss is used"));
+        assert!(rule(Some("test-loss"), "val", false).unwrap_err().to_string().contains("expected val-loss"));
+        let unknown = rule(Some("val-cots"), "val", false).unwrap_err().to_string();
+        assert!(unknown.contains("(expected one of loss, top1, cost, got cots)"), "{unknown}");
+        let mut progress = Progress::default();
+        progress.best = Some(Best { epoch: 3, monitor: "test-top1".to_owned(), value: 0.5 });
+        assert!(rule_of_test.forget_other(&mut progress).unwrap().contains("was chosen by test-top1"));
+        assert_eq!(progress.best, None);
+    }
+}
