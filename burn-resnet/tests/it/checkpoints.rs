@@ -27,11 +27,11 @@ const TENSORS: [(&str, &[usize]); 4] =
     [("stem.weight", &[2, 2]), ("stem.bias", &[2]), ("head.weight", &[3, 2]), ("head.bias", &[3])];
 
 fn text(text: &str) -> Vec<u8> {
-    [&[b'X'], &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+    [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
 fn int(number: usize) -> Vec<u8> {
-    [&[b'J'], &(number as u32).to_le_bytes()[..]].concat()
+    [b"J", &(number as u32).to_le_bytes()[..]].concat()
 }
 
 fn tuple(items: &[Vec<u8>]) -> Vec<u8> {

@@ -81,7 +81,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
 
     let mut images = Vec::new();
     for path in expanded(&config.images) {
-        let name = path.as_ref().map_or_else(|(path, _)| path, |path| path).display().to_string();
+        let name = path.as_ref().unwrap_or_else(|(path, _)| path).display().to_string();
         ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {name}");
         let read = path.map_err(|(_, error)| error).and_then(|path| Ok(load_image(path, sizing, input.channels)?));
         let bytes = match read {
