@@ -260,6 +260,12 @@ fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
                     )));
                 }
             }
+            if let Some(val) = ["val", "valid", "validation"].into_iter().find(|val| data_dir.join(val).is_dir()) {
+                return Err(Failure::Usage(format!(
+                    "--data-dir: all frameworks are measured on test, but Lockstep would be on {val} in {}: move it away",
+                    folder.display()
+                )));
+            }
             let found = num_classes(&data_dir.join("train"))?;
             if found != NUM_CLASSES {
                 return Err(Failure::Usage(format!(
@@ -342,6 +348,14 @@ mod tests {
             );
         }
         assert_eq!(ten.unwrap().accuracy.unwrap().epochs, 1);
+    }
+
+    #[test]
+    fn a_validation_split_is_refused_since_peers_are_measured_on_test() {
+        let folder = tempfile::tempdir().unwrap();
+        ["train", "test", "valid"].iter().for_each(|split| fs::create_dir(folder.path().join(split)).unwrap());
+        let text = read(&format!("--epochs 1 --data-dir {}", folder.path().display())).unwrap_err().to_string();
+        assert!(text.contains("Lockstep would be on valid"), "{text}");
     }
 
     #[test]
