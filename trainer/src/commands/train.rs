@@ -92,6 +92,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
 
     let configured = loss::configured(&config.optimizer, class_weights.as_deref(), &config.compute);
     let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
+    ensure!(
+        class_weights.is_none() || Arc::strong_count(&configured) > 1,
+        "--class-weights: no effect, since the custom loss of the model family {} does not use the configured one. Remove --class-weights, or wrap the loss that `ModelFamily::loss` is given",
+        F::NAME
+    );
     let metrics = F::metrics(&config.model.read()?, request.num_classes);
     let split = if data.val.is_some() { "val" } else { "test" };
     let (monitor, patience) = (config.run.monitor.as_ref(), config.run.patience);
