@@ -63,6 +63,17 @@ pub enum CollectiveError {
         "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each a parameter of its own"
     )]
     SharedParameter { first: String, second: String },
+    /// The ranks' parts of a global batch are not the whole of it.
+    #[error(
+        "share: the shares of all ranks add up to {total:.4}, expected 1. Give each rank its samples divided by those of all ranks, with the \
+         mean loss over its samples"
+    )]
+    Shares { total: f64 },
+    /// A parameter is trained that the reducer does not know.
+    #[error(
+        "{path} requires a gradient, and was frozen when the gradient reducer was made. Make the reducer after parameters are unfrozen"
+    )]
+    Unfrozen { path: String },
     /// Replicas no longer hold the same parameters.
     #[error("epoch {epoch}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", list(.ranks), ROOT = crate::ROOT)]
     FingerprintMismatch {

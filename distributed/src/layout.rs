@@ -200,6 +200,11 @@ impl<'a> Cursor<'a> {
         self.path.exit();
     }
 
+    /// The path of the tensor visited now.
+    pub(crate) fn path(&self) -> String {
+        self.path.dotted()
+    }
+
     /// The entry of the tensor visited now, when the layout has it.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
         let entry = self.layout.entries.get(self.next).filter(|entry| self.path.is(&entry.path))?;

@@ -44,6 +44,7 @@ mod parameter_server;
 mod pause;
 mod reducer;
 mod reduction;
+mod seed;
 mod single;
 mod sync;
 mod threads;
@@ -76,6 +77,7 @@ pub use reducer::{
 pub use reduction::{
     BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, Traffic, tensor_spans,
 };
+pub use seed::draw_seed;
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes};
 pub use threads::{ThreadCommunicator, run_ranks};

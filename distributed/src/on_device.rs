@@ -5,7 +5,7 @@
 
 use std::array;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Gradients, Shape, Tensor, TensorData};
 
@@ -118,6 +118,47 @@ pub(crate) fn to_params<M: Module>(module: &M, layout: &ParameterLayout, gradien
     walk(module, layout, Registered { gradients, params: GradientsParams::new() }).params
 }
 
+/// Whose the tensors of a layout are in a module.
+pub(crate) struct Identities {
+    /// burn's ids, in the order of the layout.
+    pub(crate) ids: Vec<ParamId>,
+    /// A parameter that requires a gradient and is not in the layout.
+    pub(crate) unlisted: Option<String>,
+}
+
+/// # Panics
+/// When `layout` is not of this module.
+pub(crate) fn identities<M: Module>(module: &M, layout: &ParameterLayout) -> Identities {
+    let ids = Vec::with_capacity(layout.entries().len());
+    let mut walk = Identify { cursor: Cursor::new(layout), found: Identities { ids, unlisted: None } };
+    module.visit(&mut walk);
+    walk.cursor.finish();
+    walk.found
+}
+
+struct Identify<'a> {
+    cursor: Cursor<'a>,
+    found: Identities,
+}
+
+impl ModuleVisitor for Identify<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.cursor.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match self.cursor.take() {
+            Some(_) => self.found.ids.push(param.id),
+            None if param.is_require_grad() => self.found.unlisted = Some(self.cursor.path()),
+            None => {}
+        }
+    }
+}
+
 /// What is done with each tensor of a layout.
 trait EachTensor {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry);
@@ -199,6 +240,10 @@ struct Registered<'a> {
 impl EachTensor for Registered<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let tensor = param.val();
+        // Frozen since the layout was made: an optimizer leaves what has no gradient.
+        if tensor.is_autodiff() && !param.is_require_grad() {
+            return;
+        }
         let data = TensorData::new(self.gradients[entry.range()].to_vec(), tensor.shape());
         let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
         self.params.register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));

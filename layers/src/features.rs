@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::ops::Add;
+use std::ops::{Add, Div, Mul, Sub};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -250,10 +250,39 @@ impl Add for Features {
         match (self.into_state(), other.into_state()) {
             (State::Normalised(layer), other) if layer.can_take_residual() => with_residual(layer, other),
             (other, State::Normalised(layer)) if layer.can_take_residual() => with_residual(layer, other),
-            (left, right) => sum(left.evaluate().tensor, right.evaluate().tensor).into(),
+            (left, right) => binary(left.evaluate().tensor, right.evaluate().tensor, Add::add).into(),
         }
     }
 }
+
+/// An operation of two sides, each values or one factor for several of them.
+macro_rules! arithmetic {
+    ($($name:ident::$method:ident $doc:literal),*) => {
+        $(
+            impl $name for Features {
+                type Output = Self;
+
+                #[doc = concat!("The ", $doc, " of each value; sides of shape 1 in an axis are repeated. Of two number formats it is computed in f32, \
+                    and given in that of the pass.")]
+                fn $method(self, other: Self) -> Self {
+                    binary(self.into_values().tensor, other.into_values().tensor, $name::$method).into()
+                }
+            }
+
+            impl $name<Tensor<4>> for Features {
+                type Output = Self;
+
+                #[doc = concat!("As of features: the ", $doc, " with a factor of each channel, `[1, 1, 1, C]`, or of each image and channel, \
+                    `[N, 1, 1, C]`, in any number format.")]
+                fn $method(self, other: Tensor<4>) -> Self {
+                    self.$method(Self::from(other))
+                }
+            }
+        )*
+    };
+}
+
+arithmetic!(Sub::sub "difference", Mul::mul "product", Div::div "quotient");
 
 fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     let [n, height, width, channels] = layer.out_dims();
@@ -264,7 +293,7 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
         other => {
             let values = other.evaluate();
             if values.tensor.dims() != [n, height, width, channels] {
-                return sum(layer.evaluate(NormLink::new(false)).tensor, values.tensor).into();
+                return binary(layer.evaluate(NormLink::new(false)).tensor, values.tensor, Add::add).into();
             }
             Skip::Identity(values)
         }
@@ -272,15 +301,14 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     State::Normalised(layer).into()
 }
 
-/// In the memory order of those who made them; of two number formats in that of the pass.
-fn sum(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+/// In the memory order of those who made them; of two number formats in f32, and then in that of the pass.
+fn binary(left: Tensor<4>, right: Tensor<4>, operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>) -> Tensor<4> {
     let computation = PassContext::current().computation;
-    let [left, right] = if left.dtype() == right.dtype() {
-        [left, right]
-    } else {
-        [left, right].map(|tensor| Values::from(tensor).in_format(computation.activations).tensor)
-    };
-    if computes(&left, &computation) { left + right } else { stock::add(left, right) }
+    let is_alike = left.dtype() == right.dtype();
+    let [left, right] = if is_alike { [left, right] } else { [left, right].map(widened) };
+    let result =
+        if computes(&left, &computation) { operation(left, right) } else { stock::binary(left, right, operation) };
+    if is_alike { result } else { Values::from(result).in_format(computation.activations).tensor }
 }
 
 /// Images, rows and columns of shortcut A.
@@ -294,8 +322,15 @@ pub fn relu(features: impl Into<Features>) -> Features {
     features.into().apply(Function::Relu)
 }
 
-/// Applies an operation in f32 to a tensor of any type.
-pub(crate) fn in_f32<const D: usize>(tensor: Tensor<D>, operation: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
+/// Applies burn's operations in f32 to a tensor of 16 bits, and gives their result in its number format: parameters and factors are f32, and
+/// burn's operations take operands of one format only.
+///
+/// ```
+/// # use burn::tensor::{Device, FloatDType, Tensor};
+/// # let (x, scale) = (Tensor::<4>::ones([2, 3, 3, 5], &Device::flex()), Tensor::<4>::ones([1, 1, 1, 5], &Device::flex()));
+/// let y = layers::in_f32(x.cast(FloatDType::BF16), |x| x * scale);
+/// ```
+pub fn in_f32<const D: usize>(tensor: Tensor<D>, operation: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
     let dtype = FloatDType::from(tensor.dtype());
     operation(widened(tensor)).cast(dtype)
 }

@@ -189,9 +189,9 @@ fn note_stand_in(conv: &Conv2d) {
     ));
 }
 
-/// The id of a parameter that is a leaf of the tape and not frozen.
+/// The id of a parameter that is a leaf of the tape and not frozen. What a reparameterization makes of a parameter is no leaf.
 fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
-    parameter.is_require_grad().then_some(parameter.id)
+    parameter.val().is_require_grad().then_some(parameter.id)
 }
 
 /// The operation of our kernels that the convolution is, if they have it.

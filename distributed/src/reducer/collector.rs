@@ -28,8 +28,14 @@ pub struct GradientCollector {
 
 #[derive(Debug)]
 struct State {
-    /// Index in the layout by burn's id in this process.
+    /// burn's id of every parameter in this process.
+    ids: Vec<ParamId>,
+    /// Index in the layout by id.
     entries: HashMap<ParamId, usize>,
+    /// Whether a hook has given a gradient of this micro-step, of any parameter.
+    has_taken: bool,
+    /// Of every parameter: whether a micro-step has had its gradient since the reducer was made.
+    was_used: Vec<bool>,
     /// Of every bucket; empty while it travels.
     buffers: Vec<Vec<f32>>,
     /// Of every parameter: whether this micro-step has its gradient.
@@ -80,7 +86,10 @@ impl GradientCollector {
         }
         let buckets = plan.buckets();
         let state = State {
+            ids: ids(&layout),
             entries: by_id(&layout),
+            has_taken: false,
+            was_used: vec![false; layout.entries().len()],
             buffers: buckets.iter().map(|bucket| vec![0.0; num_slots * bucket.elements.len()]).collect(),
             has_arrived: vec![false; layout.entries().len()],
             arrivals: vec![None; layout.entries().len()],
@@ -97,12 +106,14 @@ impl GradientCollector {
         Self { layout, plan, bucket_of, num_slots, state: Mutex::new(state) }
     }
 
-    /// Takes one parameter's gradient of the pass in progress; parameters it does not know are passed over.
+    /// Takes one parameter's gradient of the pass in progress. Gradients of other modules are ignored. Parameters are known by their ids: those of
+    /// the module that [`backward`](super::GradientReducer::backward) was given, or [`rename`](super::GradientReducer::rename).
     ///
     /// # Panics
     /// When the gradient has another length than the parameter, or is a second one of the same pass.
     pub fn take(&self, parameter: ParamId, gradient: &[f32]) {
         let mut state = self.lock();
+        state.has_taken = true;
         if let Some(&entry) = state.entries.get(&parameter) {
             self.put(&mut state, entry, Some(gradient));
         }
@@ -145,7 +156,25 @@ impl GradientCollector {
 
     /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
     pub(super) fn rename(&self, layout: &ParameterLayout) {
-        self.lock().entries = by_id(layout);
+        let mut state = self.lock();
+        (state.ids, state.entries) = (ids(layout), by_id(layout));
+    }
+
+    /// Returns true if these are the ids that parameters are known by.
+    pub(super) fn knows(&self, ids: &[ParamId]) -> bool {
+        self.lock().ids == ids
+    }
+
+    /// Returns true if a hook has given a gradient of this micro-step, of any parameter.
+    pub(super) fn has_taken(&self) -> bool {
+        self.lock().has_taken
+    }
+
+    /// Indices in the layout of parameters without a gradient in any micro-step so far; none before the first gradient.
+    pub(super) fn unused(&self) -> Vec<usize> {
+        let was_used = &self.lock().was_used;
+        let is_known = was_used.contains(&true);
+        (0..was_used.len()).filter(|&entry| is_known && !was_used[entry]).collect()
     }
 
     /// Opens the next micro-step of this step.
@@ -170,6 +199,7 @@ impl GradientCollector {
     /// Closes the micro-step: what has not arrived is zero.
     pub(super) fn end_micro_step(&self) {
         let mut state = self.lock();
+        state.has_taken = false;
         for entry in (0..self.bucket_of.len()).rev() {
             if !state.has_arrived[entry] {
                 self.put(&mut state, entry, None);
@@ -231,7 +261,8 @@ impl GradientCollector {
         let description = &self.layout.entries()[entry];
         assert!(
             !mem::replace(&mut state.has_arrived[entry], true),
-            "{}: a second gradient in one backward pass, expected one; hand over a parameter that is used twice after the pass",
+            "{}: a second gradient in one backward pass, expected one. Run each use of a module that is used twice in a PassContext whose \
+             hook is None: its gradients are then taken after the pass",
             description.path
         );
         state.arrivals[entry] = Some(Instant::now());
@@ -240,6 +271,7 @@ impl GradientCollector {
         let sums = &mut state.buffers[bucket][start..start + description.len];
         match gradient {
             Some(gradient) => {
+                state.was_used[entry] = true;
                 if let Some(sum) = &mut state.squares {
                     *sum += f64::from(weight).powi(2) * squares(gradient);
                 }
@@ -300,6 +332,10 @@ impl GradientCollector {
         // A poisoned lock means that a pass panicked; the job ends with that panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn ids(layout: &ParameterLayout) -> Vec<ParamId> {
+    layout.entries().iter().map(|entry| entry.id).collect()
 }
 
 /// The index in the layout of every parameter's id.

@@ -6,6 +6,7 @@
 
 mod collector;
 mod engine;
+mod own_loop;
 mod synced;
 
 use std::sync::Arc;
@@ -60,6 +61,10 @@ pub struct GradientReducer {
     engine: Engine,
     /// Whether a micro-step was opened and not closed.
     is_open: bool,
+    /// Whether all ranks meet in every step, so that shares can be summed.
+    checks_shares: bool,
+    /// This rank's share of the step under way.
+    share: Option<f64>,
     /// The step under way, where its header was posted.
     header: Option<StepHeader>,
     synced: Vec<SyncedBucket>,
@@ -93,9 +98,11 @@ impl GradientReducer {
         communicator: Arc<dyn Communicator>,
         config: &ReducerConfig,
     ) -> Result<Self, CollectiveError> {
-        Self::with_reduction(module, communicator, config, |_, own| {
+        let mut reducer = Self::with_reduction(module, communicator, config, |_, own| {
             Ok(Box::new(AllReducer::new(ReductionKind::Library, own)?))
-        })
+        })?;
+        reducer.checks_shares = true;
+        Ok(reducer)
     }
 
     /// As [`new`](Self::new), with the reduction that `reduction` makes of the plan and a communicator of its own.
@@ -137,7 +144,18 @@ impl GradientReducer {
         };
         let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, job_sender));
         let (synced, report) = (Vec::new(), StepReport::default());
-        Ok(Self { collector, communicator, reduction, engine, is_open: false, header: None, synced, report })
+        Ok(Self {
+            collector,
+            communicator,
+            reduction,
+            engine,
+            is_open: false,
+            checks_shares: false,
+            share: None,
+            header: None,
+            synced,
+            report,
+        })
     }
 
     /// Where a model's hooks put gradients: [`GradientCollector::take`].
@@ -194,8 +212,10 @@ impl GradientReducer {
     /// A parameter without a gradient adds zero.
     ///
     /// # Panics
-    /// When `module` is not built like the one the reducer was made for.
+    /// When `module` is not built like the one the reducer was made for, or hooks gave gradients under other ids than the module's:
+    /// [`rename`](Self::rename) the reducer first.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
+        self.expect_ids(module);
         let gradients = take_gradients(module, self.collector.layout(), ElementOrder::Module, gradients);
         self.close_micro_step(gradients, weight);
     }
@@ -203,8 +223,9 @@ impl GradientReducer {
     /// As [`accumulate`](Self::accumulate), of gradients that were taken from the tape for burn's optimizers.
     ///
     /// # Panics
-    /// When `module` is not built like the one the reducer was made for.
+    /// As [`accumulate`](Self::accumulate).
     pub fn accumulate_params<M: Module>(&mut self, module: &M, gradients: GradientsParams, weight: f32) {
+        self.expect_ids(module);
         let gradients = take_params(module, self.collector.layout(), gradients);
         self.close_micro_step(gradients, weight);
     }
@@ -220,28 +241,6 @@ impl GradientReducer {
             }
         }
         self.collector.end_micro_step();
-    }
-
-    /// A whole step of a loop of your own: differentiates `loss`, and returns the sum over the ranks of `share` times its gradients, for
-    /// burn's optimizers. With the mean loss of a rank's samples, and their share of the global batch, that is the exact mean over it.
-    ///
-    /// What hooks give while the pass goes on travels at once. A rank without samples calls [`reduce`](Self::reduce) instead.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
-    pub fn backward<M: Module>(
-        &mut self,
-        module: &M,
-        loss: Tensor<1>,
-        share: f64,
-    ) -> Result<GradientsParams, CollectiveError> {
-        self.begin_micro_step(MicroStepConfig { weight: share as f32, is_last: true, ..MicroStepConfig::default() });
-        let gradients = loss.backward();
-        self.accumulate(module, gradients, 1.0);
-        Ok(self.reduce()?.to_params(module))
     }
 
     /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts from zero.
@@ -302,6 +301,9 @@ impl GradientReducer {
         if status.is_err() || broken.is_some() {
             self.reduction.lock().take_back();
         }
+        if self.checks_shares && header.is_none() {
+            self.check_shares()?;
+        }
         match (status?, broken, header) {
             (_, Some(bucket), Some(header)) => {
                 let (parameter, value) = self.collector.largest(bucket);
@@ -345,11 +347,6 @@ impl GradientReducer {
     /// When each parameter of the layout got its last gradient, or was found to get none; `None` before the first.
     pub fn arrivals(&self) -> Vec<Option<Instant>> {
         self.collector.arrivals()
-    }
-
-    /// Takes note that `module` was rebuilt: burn's parameter ids may be others.
-    pub fn rename<M: Module>(&self, module: &M) {
-        self.collector.rename(&ParameterLayout::new(module));
     }
 
     /// Where each parameter's gradient lies.

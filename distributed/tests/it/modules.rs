@@ -1,14 +1,16 @@
 //! Layouts of real modules, flat copies in and out, and what keeps replicas equal.
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator,
-    average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, read, run_ranks, write,
+    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, ReducerConfig,
+    SingleCommunicator, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, read, run_ranks,
+    write,
 };
 
 #[derive(Module, Debug)]
@@ -298,4 +300,100 @@ fn a_loop_over_burns_optimizers_takes_the_steps_of_one_rank_whatever_the_shares(
         }
     }
     assert!(alone.iter().zip(0..).any(|(value, i)| (value - (0.1 * i as f32 - 0.3)).abs() > 0.1), "{alone:?}");
+}
+
+#[test]
+fn shares_that_are_not_the_whole_batch_are_refused_on_all_ranks_and_a_rank_may_have_none() {
+    let backward = |shares: [Option<f64>; 3]| {
+        run_ranks(3, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let model = write_ramp(LinearConfig::new(3, 2).init(&autodiff()));
+            let mut reducer = GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
+            match shares[communicator.rank()] {
+                Some(share) => {
+                    let loss = model.forward(Tensor::<2>::ones([2, 3], &autodiff())).mean();
+                    reducer.backward(&model, loss, share).map(drop)
+                }
+                None => reducer.reduce().map(drop),
+            }
+        })
+    };
+    for shares in [[Some(0.5), Some(0.25), Some(0.25)], [Some(0.4), None, Some(0.6)], [None; 3]] {
+        assert_eq!(backward(shares), vec![Ok(()); 3], "{shares:?}");
+    }
+    for (shares, total) in [([Some(1.0); 3], 3.0), ([Some(0.5), Some(0.25), None], 0.75)] {
+        assert_eq!(backward(shares), vec![Err(CollectiveError::Shares { total }); 3]);
+    }
+}
+
+/// `net` with the same values under other ids, as a record brings them.
+fn loaded(net: Net) -> Net {
+    let layout = ParameterLayout::new(&net);
+    let other = write(Net::new(5, &autodiff()), &layout, &read(&net, &layout));
+    net.load_record(other.into_record())
+}
+
+fn reducer_of(net: &Net) -> GradientReducer {
+    GradientReducer::new(net, Arc::new(SingleCommunicator::new()), &ReducerConfig::default()).unwrap()
+}
+
+#[test]
+fn gradients_of_hooks_belong_to_the_ids_of_the_module_that_the_step_is_given() {
+    let device = autodiff();
+    let net = Net::new(5, &device);
+    let mut reducer = reducer_of(&net);
+    let head = |net: &Net| net.head.as_ref().unwrap().weight.id;
+    let loss = |net: &Net| net.forward(Tensor::ones([2, 3], &device)).powi_scalar(2).sum();
+    let net = loaded(net);
+    reducer.backward(&net, loss(&net), 1.0).unwrap();
+    reducer.begin_micro_step(MicroStepConfig::default());
+    reducer.collector().take(head(&net), &[3.0; 8]);
+    reducer.accumulate_params(&net, GradientsParams::new(), 1.0);
+    let flat = reducer.reduce().unwrap().to_flat();
+    assert_eq!(flat[flat.len() - 8..], [3.0; 8]);
+
+    let again = loaded(net.clone());
+    reducer.begin_micro_step(MicroStepConfig::default());
+    reducer.collector().take(head(&again), &[3.0; 8]);
+    let lost = catch_unwind(AssertUnwindSafe(|| reducer.accumulate_params(&again, GradientsParams::new(), 1.0)));
+    let text = *lost.unwrap_err().downcast::<&str>().unwrap();
+    assert!(text.contains("parameter ids have changed") && text.contains("Call `rename`"), "{text}");
+}
+
+#[test]
+fn modules_loaded_from_one_file_are_refused_as_one_parameter() {
+    let device = autodiff();
+    let mut net = Net::new(4, &device);
+    net.blocks.push(LinearConfig::new(4, 4).init(&device));
+    let mut reducer = reducer_of(&net);
+    let record = net.blocks[1].clone().into_record();
+    net.blocks[2] = net.blocks[2].clone().load_record(record);
+    let error = reducer.backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0).unwrap_err();
+    assert!(error.to_string().starts_with("blocks.1.weight and blocks.2.weight are one parameter"), "{error}");
+}
+
+#[test]
+fn what_is_frozen_later_has_no_gradient_and_what_is_unfrozen_later_is_refused() {
+    let device = autodiff();
+    let net = Net::new(5, &device);
+    let loss = |net: &Net| net.forward(Tensor::ones([2, 3], &device)).sum();
+    let mut reducer = reducer_of(&net);
+    let frozen = Net { head: net.head.clone().map(Module::no_grad), ..net.clone() };
+    let gradients = reducer.backward(&frozen, loss(&frozen), 1.0).unwrap();
+    assert_eq!(gradients.len(), PARAMETERS.len() - 1);
+    let error = reducer_of(&frozen).backward(&net, loss(&net), 1.0).unwrap_err();
+    assert_eq!(error, CollectiveError::Unfrozen { path: "head.weight".to_owned() });
+}
+
+#[test]
+fn parameters_that_no_pass_has_used_are_named_once_there_are_gradients() {
+    let device = autodiff();
+    let mut net = Net::new(4, &device);
+    net.blocks.push(LinearConfig::new(4, 4).with_bias(false).init(&device));
+    let mut reducer = reducer_of(&net);
+    assert_eq!(reducer.unused_parameters(), [""; 0]);
+    reducer.backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0).unwrap();
+    assert_eq!(reducer.unused_parameters(), ["blocks.2.weight"]);
+    reducer.backward(&net, net.blocks[2].forward(Tensor::<2>::ones([2, 4], &device)).sum(), 1.0).unwrap();
+    assert_eq!(reducer.unused_parameters(), [""; 0]);
 }

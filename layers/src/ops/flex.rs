@@ -2,6 +2,8 @@
 //!
 //! In and out: as the trait says. Invariant: sums are added in index order in f64, so the result
 //! does not depend on threads (there are none), and equals the composed body within f32 rounding.
+//! Activations of f16 are computed in f32, by the same kernels, and what a layer gives is rounded to f16; links between layers, which share
+//! what is not rounded, are left out.
 //! Layout: Flex's convolution reads and writes planes `[N, C, H, W]`, and the `[N, H, W, C]` tensors between burn's own operations are
 //! views of them; so these loops run over planes and return such views, and nothing is copied. What really lies channels-last is our
 //! kernels' affair.
@@ -11,6 +13,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, TensorData, bf16};
 use kernels::batch_norm::Rectifier;
 
+use super::memory::rounded_to_f16;
 use super::statistics::{GradientSums, Moments};
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients, FusedOptions, FusedOutput,
@@ -29,6 +32,11 @@ impl LayerOps for Flex {
             DType::F32 if is_last => return channels_last::forward::<f32>(input, gamma, beta, &options),
             DType::F32 => {}
             DType::BF16 => return channels_last::forward::<bf16>(input, gamma, beta, &options),
+            DType::F16 => {
+                let batch =
+                    channels_last::forward::<f32>(input, gamma, beta, &BatchNormOptions { output: None, ..options });
+                return BatchNormOutput { output: rounded_to_f16(batch.output), ..batch };
+            }
             _ => return composed::forward::<Self>(input, gamma, beta, &options),
         }
         let input = Planes::of(&input);
@@ -59,6 +67,11 @@ impl LayerOps for Flex {
             DType::F32 if is_last => return channels_last::backward::<f32>(saved, output_gradient, &options),
             DType::F32 => {}
             DType::BF16 => return channels_last::backward::<bf16>(saved, output_gradient, &options),
+            DType::F16 => {
+                let options = BatchNormOptions { output: None, ..options };
+                let gradients = channels_last::backward::<f32>(saved, output_gradient, &options);
+                return BatchNormGradients { input: rounded_to_f16(gradients.input), ..gradients };
+            }
             _ => return composed::backward::<Self>(saved, output_gradient, &options),
         }
         let BatchNormSaved { input, gamma, mean, variance, num_values, .. } = saved;
@@ -99,6 +112,10 @@ impl LayerOps for Flex {
         match input.dtype() {
             DType::F32 => fused::flex::forward::<f32>(input, weight, gamma, beta, residual, options),
             DType::BF16 => fused::flex::forward::<bf16>(input, weight, gamma, beta, residual, options),
+            DType::F16 => {
+                let fused = fused::flex::forward::<f32>(input, weight, gamma, beta, residual, unlinked(options));
+                FusedOutput { output: rounded_to_f16(fused.output), ..fused }
+            }
             _ => fused::composed::forward::<Self>(input, weight, gamma, beta, residual, options),
         }
     }
@@ -118,6 +135,9 @@ impl LayerOps for Flex {
             }
             DType::F32 => fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options),
             DType::BF16 => fused::flex::inference::<bf16>(input, weight, scale, shift, residual, &options),
+            DType::F16 => {
+                rounded_to_f16(fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options))
+            }
             _ => fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options),
         }
     }
@@ -125,6 +145,7 @@ impl LayerOps for Flex {
     fn fused_train_kept(saved: FusedSaved<Self>, options: FusedOptions) -> FusedSaved<Self> {
         match saved.input.dtype() {
             DType::F32 | DType::BF16 => fused::flex::kept(saved, &options),
+            DType::F16 => fused::flex::kept(saved, &unlinked(options)),
             _ => saved,
         }
     }
@@ -137,6 +158,11 @@ impl LayerOps for Flex {
         match saved.input.dtype() {
             DType::F32 => fused::flex::backward::<f32>(saved, output_gradient, options),
             DType::BF16 => fused::flex::backward::<bf16>(saved, output_gradient, options),
+            DType::F16 => {
+                let gradients = fused::flex::backward::<f32>(saved, output_gradient, unlinked(options));
+                let [input, residual] = [gradients.input, gradients.residual].map(rounded_to_f16);
+                FusedGradients { input, residual, ..gradients }
+            }
             _ => fused::composed::backward::<Self>(saved, output_gradient, options),
         }
     }
@@ -145,6 +171,7 @@ impl LayerOps for Flex {
         match input.dtype() {
             DType::F32 => fused::flex::global_average::<f32>(input),
             DType::BF16 => fused::flex::global_average::<bf16>(input),
+            DType::F16 => fused::flex::global_average::<f32>(input),
             _ => average::composed::<Self>(input),
         }
     }
@@ -153,9 +180,17 @@ impl LayerOps for Flex {
         match (output_gradient.dtype(), dtype) {
             (DType::F32, FloatDType::F32) => fused::flex::global_average_backward::<f32>(output_gradient, shape),
             (DType::F32, FloatDType::BF16) => fused::flex::global_average_backward::<bf16>(output_gradient, shape),
+            (DType::F32, FloatDType::F16) => {
+                rounded_to_f16(fused::flex::global_average_backward::<f32>(output_gradient, shape))
+            }
             _ => average::composed_backward::<Self>(output_gradient, shape, dtype),
         }
     }
+}
+
+/// The options of a layer that shares nothing with those before and after it.
+fn unlinked(options: FusedOptions) -> FusedOptions {
+    FusedOptions { input: None, residual_from: None, output: None, ..options }
 }
 
 /// A tensor as contiguous planes `[N, C, H, W]`.

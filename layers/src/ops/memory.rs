@@ -9,7 +9,8 @@ use std::sync::LazyLock;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData, f16};
+use half::slice::HalfFloatSliceExt;
 use kernels::Element;
 use kernels::arena::{Arena, Block};
 use kernels::scratch::Scratch;
@@ -63,8 +64,11 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
     /// The tensor contiguous and of this type.
     fn activations(tensor: FlexTensor) -> FlexTensor {
         let dtype = <Self as burn::tensor::Element>::dtype();
-        let tensor = if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, dtype.into()) };
-        tensor.to_contiguous()
+        match (tensor.dtype(), dtype) {
+            (own, wanted) if own == wanted => tensor.to_contiguous(),
+            (DType::F16, DType::F32) => widened(&tensor.to_contiguous()),
+            _ => Flex::float_cast(tensor, dtype.into()).to_contiguous(),
+        }
     }
 
     /// The values of what [`Activation::activations`] returned.
@@ -74,6 +78,23 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
 }
 
 impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
+
+/// What a contiguous tensor of f16 is in f32, by the processor's conversion (F16C) where it has one.
+fn widened(tensor: &FlexTensor) -> FlexTensor {
+    let halves: &[f16] = tensor.as_slice().expect("contiguous and f16");
+    let mut values = ARENA.take::<f32>(halves.len());
+    halves.convert_to_f32_slice(&mut values);
+    activation(values, tensor.shape())
+}
+
+/// The tensor of f32 rounded to f16: what our kernels compute of activations in f16.
+pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
+    let tensor = contiguous(tensor);
+    let values = floats(&tensor);
+    let mut halves = vec![f16::ZERO; values.len()];
+    halves.convert_from_f32_slice(values);
+    FlexTensor::from_data(TensorData::new(halves, tensor.shape()))
+}
 
 /// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
 /// tensor before it writes in place.

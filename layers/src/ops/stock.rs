@@ -34,9 +34,13 @@ pub(crate) fn in_planes(input: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> T
     to_channels_last(operation(to_planes(input)))
 }
 
-/// `left + right`.
-pub(crate) fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    to_channels_last(to_planes(left) + to_planes(right))
+/// An operation of two sides on their planes.
+pub(crate) fn binary(
+    left: Tensor<4>,
+    right: Tensor<4>,
+    operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> Tensor<4> {
+    to_channels_last(operation(to_planes(left), to_planes(right)))
 }
 
 /// `input * scale + shift`, per channel.

@@ -3,10 +3,10 @@
 use burn::module::{Module, Param, RunningState};
 use burn::nn;
 use burn::nn::conv::{Conv2d as StockConv2d, Conv2dConfig};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, activation};
 use layers::{
     Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, LayerNorm, LayerNormConfig, Linear,
-    PassContext, gelu, relu,
+    LinearConfig, PassContext, gelu, global_avg_pool, in_f32, relu,
 };
 
 use crate::differences::{relative_difference, values};
@@ -36,6 +36,48 @@ fn features_of_two_number_formats_are_added_in_that_of_the_pass() {
         let off = relative_difference(&values(y.clone().inner()), &values(expected.inner()));
         assert!(off < 5e-3, "{off:.2e}");
         assert_eq!(x.grad(&y.sum().backward()).expect("x has a gradient").dims(), SHAPE);
+    }
+}
+
+/// A squeeze-and-excitation block with a norm and a scale of burn's operations.
+fn excited(norm: &nn::GroupNorm, [squeeze, expand]: &[Linear; 2], x: Features) -> Features {
+    let [n, .., channels] = x.dims();
+    let gate = activation::sigmoid(expand.forward(activation::relu(squeeze.forward(global_avg_pool(x.clone())))));
+    let gate = gate.reshape([n, 1, 1, channels]);
+    let channel = |values: Tensor<1>| values.reshape([1, 1, 1, channels]);
+    let own = norm.gamma.as_ref().expect("it has a scale").val();
+    let y = (x * gate.clone() - Features::from(channel(own.clone()))) / (gate + 1.0);
+    let y = y * channel(own);
+    in_f32(y.into(), |y| norm.forward(y.permute([0, 3, 1, 2])).permute([0, 2, 3, 1])).into()
+}
+
+#[test]
+fn factors_of_channels_and_norms_of_burns_take_features_of_16_bits() {
+    let device = Device::flex().autodiff();
+    device.seed(3);
+    let norm = nn::GroupNormConfig::new(2, 8).init(&device);
+    let linears = [LinearConfig::new(8, 4).init(&device), LinearConfig::new(4, 8).init(&device)];
+    let conv = Conv2d::from(Conv2dConfig::new([8, 8], [1, 1]).init(&device));
+    let x = random(SHAPE, &device).require_grad();
+    let run = |activations| {
+        let computation = Computation { activations, ..Computation::default() };
+        let y = PassContext { computation, ..PassContext::default() }
+            .during(|| Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone())))));
+        let (dtype, y) = (y.dtype(), y.cast(FloatDType::F32));
+        let gradients = y.clone().powi_scalar(2).sum().backward();
+        let gradient = linears[0].weight.val().grad(&gradients).expect("weight");
+        (dtype, values(y.inner()), values(gradient))
+    };
+    let (_, expected, expected_gradient) = run(Activations::F32);
+    for (activations, expected_dtype, tolerance) in
+        [(Activations::Bf16, DType::BF16, 3e-2), (Activations::F16, DType::F16, 4e-3)]
+    {
+        let (dtype, found, gradient) = run(activations);
+        assert_eq!(dtype, expected_dtype);
+        for (found, expected) in [(&found, &expected), (&gradient, &expected_gradient)] {
+            let off = relative_difference(found, expected);
+            assert!(off < tolerance, "{activations:?}: {off:.2e}");
+        }
     }
 }
 

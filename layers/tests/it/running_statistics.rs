@@ -1,9 +1,10 @@
 //! Running statistics of one normalisation that several places share, and of a batch without images.
 
+use burn::module::{Module, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Tensor};
-use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, relu};
+use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, locally_normalised, relu};
 
 use crate::differences::{relative_difference, values};
 
@@ -99,4 +100,27 @@ fn a_norm_in_training_refuses_a_batch_without_images_and_keeps_its_statistics() 
         assert!(text.starts_with(&got), "{text}");
     }
     assert_eq!(values(shared.norm.running_mean.value_sync().inner()), [0.0; 4]);
+}
+
+#[derive(Module, Debug)]
+struct Mixed {
+    own: BatchNorm,
+    of_burn: Vec<nn::BatchNorm>,
+}
+
+#[test]
+fn only_burns_own_norms_that_a_pass_used_are_named_as_local() {
+    let device = Device::flex().autodiff();
+    let norm = || nn::BatchNormConfig::new(3).init(&device);
+    let model = Mixed { own: norm().into(), of_burn: vec![norm(), norm()] };
+    drop(Tensor::<4>::from(model.own.forward(images(2.0, &device))));
+    assert_eq!(locally_normalised(&model), [""; 0]);
+    for _ in 0..2 {
+        model.of_burn[1].forward(images(2.0, &device).permute([0, 3, 1, 2]));
+        assert_eq!(locally_normalised(&model), ["of_burn.1"]);
+        assert_eq!(locally_normalised(&model), [""; 0], "nothing is pending any more");
+    }
+    let frozen = nn::BatchNorm { training: Param::from_bool(false), ..model.of_burn[0].clone() };
+    frozen.forward(images(2.0, &device).permute([0, 3, 1, 2]));
+    assert_eq!(locally_normalised(&model), [""; 0]);
 }

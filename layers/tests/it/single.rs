@@ -1,4 +1,4 @@
-//! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in bf16.
+//! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in 16 bits.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn;
@@ -62,14 +62,16 @@ fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance
     }
 }
 
-/// Both ways in f32, then ours in bf16 against f32.
+/// Both ways in f32, then ours in 16 bits against f32.
 fn check<const D: usize>(name: &str, x: Tensor<D>, layer: impl Fn(Tensor<D>) -> Tensor<D>) {
     // Rounded before, or a value beside a corner has another slope.
     let x = x.cast(FloatDType::BF16).cast(FloatDType::F32);
     let expected = run(STOCK, &x, &layer);
     assert_equal(name, &run(fused(), &x, &layer), &expected, 2e-5);
-    let rounded = run(fused(), &x.cast(FloatDType::BF16), &layer);
+    let rounded = run(fused(), &x.clone().cast(FloatDType::BF16), &layer);
     assert_equal(&format!("{name} in bf16"), &rounded, &expected, 3e-2);
+    let rounded = run(fused(), &x.cast(FloatDType::F16), &layer);
+    assert_equal(&format!("{name} in f16"), &rounded, &expected, 4e-3);
 }
 
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, padding: PaddingConfig2d, groups: usize) -> Conv2d {

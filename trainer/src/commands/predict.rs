@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
+use burn::tensor::{FloatDType, Tensor};
 use datasets::decode::EXTENSIONS;
 use datasets::{
     HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image, normalize::NormalizationTable,
@@ -167,7 +167,7 @@ fn has_image_extension(path: &Path) -> bool {
 
 /// The `top` classes of logits `[1, K]`, likeliest first; of equals the lower class comes first.
 fn likeliest(logits: Tensor<2>, class_names: &[String], top: usize) -> Result<Vec<ClassProbability>> {
-    let probabilities = softmax(logits, 1).into_data().convert::<f32>();
+    let probabilities = softmax(logits.cast(FloatDType::F32), 1).into_data().convert::<f32>();
     let probabilities = probabilities.as_slice::<f32>().map_err(|error| anyhow!("probabilities: {error:?}"))?;
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));

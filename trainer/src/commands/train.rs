@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::DatasetSplits;
 use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
+use crate::config::choices::LossKind;
 use crate::config::cli::TrainArgs;
 use crate::config::{BatchNormKind, ConfigError, Family, Filled, OptimizerKind, TrainConfig};
 use crate::measure::gather;
@@ -22,7 +23,7 @@ use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
-use crate::model::loss;
+use crate::model::loss::{self, Loss};
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::best::BestRule;
@@ -92,11 +93,9 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
 
     let configured = loss::configured(&config.optimizer, class_weights.as_deref(), &config.compute);
     let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
-    ensure!(
-        class_weights.is_none() || Arc::strong_count(&configured) > 1,
-        "--class-weights: no effect, since the custom loss of the model family {} does not use the configured one. Remove --class-weights, or wrap the loss that `ModelFamily::loss` is given",
-        F::NAME
-    );
+    let is_used = Arc::strong_count(&configured) > 1;
+    expect_options_of_loss::<F>(&config, is_used, class_weights.is_some())?;
+    expect_mixing::<F>(&config, &*loss, request.num_classes, &device)?;
     let metrics = F::metrics(&config.model.read()?, request.num_classes);
     let split = if data.val.is_some() { "val" } else { "test" };
     let (monitor, patience) = (config.run.monitor.as_ref(), config.run.patience);
@@ -252,6 +251,44 @@ fn own_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<OwnOptim
         "--optimizer own: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
     )?;
     Ok(Some(OwnOptimizer(own)))
+}
+
+/// # Errors
+/// When options describe the configured loss, and the family's custom one does not use it.
+fn expect_options_of_loss<F: ModelFamily>(config: &TrainConfig, is_used: bool, has_class_weights: bool) -> Result<()> {
+    let flags = &config.optimizer;
+    let options = [
+        ("--loss", flags.loss.filled() != LossKind::CrossEntropy),
+        ("--label-smoothing", flags.label_smoothing.is_some_and(|share| share != 0.0)),
+        ("--class-weights", has_class_weights),
+    ];
+    match options.iter().find(|(_, is_set)| *is_set && !is_used) {
+        Some((option, _)) => bail!(
+            "{option}: no effect, since the custom loss of the model family {} does not use the configured one. Remove {option}, or wrap \
+             the loss that `ModelFamily::loss` is given",
+            F::NAME
+        ),
+        None => Ok(()),
+    }
+}
+
+/// # Errors
+/// When images are mixed, and the loss ignores their second class.
+fn expect_mixing<F: ModelFamily>(
+    config: &TrainConfig,
+    loss: &dyn Loss,
+    num_classes: usize,
+    device: &Device,
+) -> Result<()> {
+    let mixing = [("--mixup", config.train_split.mixup), ("--cutmix", config.train_split.cutmix)];
+    match mixing.iter().find(|(_, strength)| strength.is_some_and(|strength| strength > 0.0)) {
+        Some((option, _)) if !loss::takes_mixed_targets(loss, num_classes, device) => bail!(
+            "{option}: the custom loss of the model family {} ignores `Targets::mixed`, so mixed images would count as their first class. \
+             Remove {option}, or use both classes in the loss",
+            F::NAME
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Who this process is, for another that wants its output directory.

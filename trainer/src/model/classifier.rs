@@ -4,7 +4,7 @@
 
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_resnet::ResNet;
 
 use crate::measure::metrics::ScoreSums;
@@ -44,7 +44,8 @@ impl ImageClassifier for ResNet {
     }
 }
 
-/// The logits of a batch, of which the model has made a row for each label and a column for each class.
+/// The logits of a batch in f32, of which the model has made a row for each label and a column for each class. Losses and metrics are computed
+/// in f32 also where a model's last layer gives 16 bits.
 ///
 /// # Errors
 /// When their shape is another.
@@ -56,7 +57,7 @@ pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
         "model: expected logits [{}, {num_classes} or more], a row for each image and a column for each class, got [{rows}, {columns}]",
         labels.len()
     );
-    Ok(logits)
+    Ok(logits.cast(FloatDType::F32))
 }
 
 /// The loss and the right answers of one batch, read back from the device.

@@ -11,7 +11,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
-use distributed::ParameterLayout;
+use distributed::{ParameterLayout, draw_seed};
 use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -156,9 +156,6 @@ impl Family {
 /// burn's random numbers are one stream a process; ranks that are its threads take turns.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// Distance between the seeds of ranks: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
-const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
-
 /// The model of a filled section, its weights drawn.
 ///
 /// # Errors
@@ -178,9 +175,7 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -
 /// and the same one where a run goes on.
 pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
-    // Multiplied once more: the steps that follow are no other rank's.
-    device.seed(of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step));
+    device.seed(draw_seed(seed, rank, step));
 }
 
 /// Opens the data set that `F` brings, with the flags of a filled section.

@@ -226,6 +226,20 @@ impl Loss for SameBits<BinaryCrossEntropy> {
     }
 }
 
+/// Returns false if a loss ignores the second class of mixed images: then a sum over mixed samples is that over their first classes.
+pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device) -> bool {
+    if num_classes < 2 {
+        return true;
+    }
+    let logits: Vec<f32> = (0..2 * num_classes).map(|index| (index * index % 7) as f32 * 0.5).collect();
+    let logits = Tensor::<1>::from_floats(logits.as_slice(), device).reshape([2, num_classes]);
+    let labels = || Tensor::from_ints([0, 1], device);
+    let others = Tensor::from_ints([1, 0], device);
+    let mixed = MixedTargets { labels: others, shares: Tensor::from_floats([0.3, 0.7], device) };
+    let sum = |targets| loss.sum(logits.clone(), targets).into_data();
+    sum(Targets::of(labels())) != sum(Targets { labels: labels(), mixed: Some(mixed) })
+}
+
 /// The loss that the options say; `class_weights` are one a class.
 pub fn configured(options: &OptimizerArgs, class_weights: Option<&[f64]>, compute: &ComputeArgs) -> Arc<dyn Loss> {
     match options.loss.filled() {
@@ -259,6 +273,19 @@ where
 mod tests {
     use super::*;
     use burn::tensor::Device;
+
+    #[test]
+    fn every_loss_of_the_program_takes_mixed_targets_for_any_number_of_classes() {
+        let losses: [&dyn Loss; 3] = [
+            &CrossEntropy { label_smoothing: 0.1 },
+            &BinaryCrossEntropy { threshold: PRESENT_FROM },
+            &SameBits(CrossEntropy::default()),
+        ];
+        for (loss, num_classes) in losses.iter().flat_map(|loss| [1, 2, 3, 7, 10, 1000].map(|classes| (loss, classes)))
+        {
+            assert!(takes_mixed_targets(*loss, num_classes, &Device::flex()), "{loss:?}, {num_classes} classes");
+        }
+    }
 
     const ROW: [f64; 3] = [2.0, 0.5, -1.0];
 

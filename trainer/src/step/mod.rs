@@ -15,6 +15,7 @@ pub mod sync_plan;
 
 mod bucket_hook;
 mod config;
+mod end;
 mod pass;
 mod replica;
 mod update;
@@ -32,6 +33,7 @@ use distributed::{
 use layers::{PassContext, StatisticsReducer};
 
 pub use self::config::{Clip, StepConfig};
+pub use self::end::{StepEnd, StepOutcome};
 use self::pass::{Pass, forward, placeholder};
 use self::replica::Replica;
 use self::update::{Finished, MicroStep, Step, Update};
@@ -64,29 +66,6 @@ pub struct StepContext {
     pub stop: bool,
 }
 
-/// How a step ended.
-#[derive(Clone, Debug)]
-pub struct StepEnd {
-    /// Whether the ranks agreed to stop after it; equal on all.
-    pub stop: bool,
-    /// What became of it; equal on all ranks.
-    pub outcome: StepOutcome,
-    /// What this rank has scored, and not told before. Where the device updates, that is of an earlier step, while this one may
-    /// still be under way: [`Stepper::wait`] waits for it. Nothing for a step that was skipped, or had no sample on this rank.
-    pub scores: Option<ScoreSums>,
-}
-
-/// What became of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOutcome {
-    /// The parameters changed.
-    Updated,
-    /// A loss or gradient was not finite, as these words tell; nothing changed.
-    Skipped(String),
-    /// Scaled gradients overflowed; nothing changed but the loss scale, which is halved to this. Its losses count.
-    Overflowed(LossScale),
-}
-
 /// A model in training on one rank.
 #[derive(Debug)]
 pub struct Stepper<M> {
@@ -100,6 +79,8 @@ pub struct Stepper<M> {
     layout: ParameterLayout,
     traffic: StepTraffic,
     noise: NoiseSums,
+    /// Whether a forward pass has shown that all normalisations are synchronised that are to be.
+    has_checked_norms: bool,
     /// When the last backward pass began.
     backward_start: Instant,
     communicator: Arc<dyn Communicator>,
@@ -125,6 +106,7 @@ impl<M: ImageClassifier> Stepper<M> {
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
             noise: NoiseSums::default(),
+            has_checked_norms: false,
             backward_start: Instant::now(),
             device: device.clone().autodiff(),
             model: model.clone(),
@@ -187,6 +169,7 @@ impl<M: ImageClassifier> Stepper<M> {
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
             let Pass { output, loss_sum } = self.pass(batch, micro.loss_factor)?;
+            self.check_norms()?;
             self.update.end_forward(&mut self.model, output)?;
             loss_sum
         };
@@ -211,6 +194,24 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false)?;
         Ok(Pass { output: None, loss_sum: Some(loss_sum) })
+    }
+
+    /// Checks once, after the first forward pass, that no normalisation is left out where statistics are summed over ranks.
+    ///
+    /// # Errors
+    /// The same on all ranks when the model has batch normalisations of burn's own.
+    fn check_norms(&mut self) -> Result<()> {
+        if !self.syncs_norm() || std::mem::replace(&mut self.has_checked_norms, true) {
+            return Ok(());
+        }
+        let local = layers::locally_normalised(&self.model);
+        ensure!(
+            local.is_empty(),
+            "--batch-norm sync: ranks do not share the statistics of {} (expected layers::BatchNorm, got burn's own BatchNorm). Replace it, \
+             or use --batch-norm local",
+            local.join(", ")
+        );
+        Ok(())
     }
 
     /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
@@ -363,6 +364,11 @@ impl<M: ImageClassifier> Stepper<M> {
             }
             (true, false, _) => "after the backward pass",
         }
+    }
+
+    /// Paths of the parameters that no backward pass of this rank has given a gradient; none before the first step.
+    pub fn unused_parameters(&self) -> Vec<&str> {
+        self.update.unused_parameters()
     }
 
     /// The factor on the next step's loss.

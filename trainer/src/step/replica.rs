@@ -72,8 +72,11 @@ impl Replica {
     }
 
     /// Ties `model` to the buckets: its parameters are known by their ids.
-    pub(super) fn attach<M: Module>(&mut self, model: &M) {
-        self.reducer.rename(model);
+    ///
+    /// # Errors
+    /// When two of its modules share a parameter.
+    pub(super) fn attach<M: Module>(&mut self, model: &M) -> Result<(), CollectiveError> {
+        self.reducer.rename(model)
     }
 
     /// Puts gradients into the buckets while the backward pass goes on.

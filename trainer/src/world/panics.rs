@@ -5,6 +5,7 @@
 //!
 //! This crate alone knows both who sets the hook (`distributed`) and who catches (`datasets` and `verify`).
 
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,9 +28,17 @@ pub(super) fn spare_caught() {
             *place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
             return;
         }
+        if panic.payload_as_str().is_some_and(|text| text.contains("dtype mismatch")) {
+            // Before the hook, which may end the job.
+            let _ = writeln!(io::stderr(), "{TWO_FORMATS}");
+        }
         hook(panic);
     }));
 }
+
+/// The cause of burn's panic about operands of two number formats.
+const TWO_FORMATS: &str = "number formats: burn's operations need operands of one format, and parameters are f32 with --dtype bf16 or \
+    f16. Use arithmetic on `layers::Features`, or `layers::in_f32`";
 
 /// What the work gives, or the words and the place of its panic. Only in a process without others, which would wait for a rank that goes
 /// on elsewhere after a panic.

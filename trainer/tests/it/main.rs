@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 mod book;
+mod careless_model;
 mod cli;
 mod doctor;
 mod ema;
@@ -18,6 +19,7 @@ mod netbench;
 mod networks;
 mod non_finite;
 mod optimizers;
+mod own_loop;
 mod own_model;
 mod own_parts;
 mod panics;

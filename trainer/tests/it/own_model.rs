@@ -28,7 +28,8 @@ use trainer::world::ranks::World;
 
 use crate::fixture::{bitmap, flags as flags_of_resnet, silent};
 
-const TINY: &str = "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
+pub(crate) const TINY: &str =
+    "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
 
 /// A basic block as pytorch-cifar names its parts.
 #[derive(Module, Debug)]
@@ -39,7 +40,7 @@ struct Block {
 }
 
 #[derive(Module, Debug)]
-struct Net {
+pub(crate) struct Net {
     conv1: Conv2d,
     layer1: Vec<Block>,
     linear: Linear,
@@ -55,7 +56,7 @@ fn convolution(channels: [usize; 2], kernel: usize, device: &Device) -> Conv2d {
 }
 
 impl Net {
-    fn new(channels: usize, num_classes: usize, device: &Device) -> Self {
+    pub(crate) fn new(channels: usize, num_classes: usize, device: &Device) -> Self {
         let norm = || BatchNormConfig::new(8).init(device);
         let block = Block {
             conv1: convolution([channels, 8], 3, device),
@@ -83,7 +84,7 @@ impl ImageClassifier for Net {
 
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct TinyArgs {
+pub(crate) struct TinyArgs {
     /// Channels of the stem [default: 4]
     #[arg(long, value_name = "CHANNELS")]
     stem_channels: Option<usize>,
@@ -169,7 +170,7 @@ fn parsed<F: ModelFamily>(words: &str) -> CommandOf<F::Args> {
     CliOf::try_parse_from(["own"].into_iter().chain(words.split_whitespace())).unwrap().into_command()
 }
 
-fn flags<F: ModelFamily>(words: &str) -> TrainArgs {
+pub(crate) fn flags<F: ModelFamily>(words: &str) -> TrainArgs {
     let CommandOf::Train(args) = parsed::<F>(&format!("train {words}")) else { panic!("expected train") };
     args.into_args().unwrap()
 }
@@ -192,7 +193,7 @@ fn predict_flags(words: &str) -> PredictArgs {
 }
 
 /// What root returns, or why it failed.
-fn on_root<T: Send>(num_ranks: usize, work: impl Fn(&World) -> Result<T> + Sync) -> Result<T, String> {
+pub(crate) fn on_root<T: Send>(num_ranks: usize, work: impl Fn(&World) -> Result<T> + Sync) -> Result<T, String> {
     let results =
         run_ranks(num_ranks, |communicator| work(&silent(communicator)).map_err(|error| format!("{error:#}")));
     results.into_iter().next().unwrap()
@@ -209,7 +210,7 @@ fn trained(directory: &Path, num_ranks: usize, words: &str) -> Result<String, St
     run(directory, num_ranks, words).map(|outcome| outcome.parameter_hash)
 }
 
-fn evaluated<F: ModelFamily>(directory: &Path, words: &str) -> Result<EvaluationByClass, String> {
+pub(crate) fn evaluated<F: ModelFamily>(directory: &Path, words: &str) -> Result<EvaluationByClass, String> {
     let args = eval_flags::<F>(&format!("--checkpoint {} {words}", directory.display()));
     on_root(1, |world| eval::<F>(&args, world))
 }
@@ -223,14 +224,14 @@ fn train_resnet(directory: &Path) {
     on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap();
 }
 
-struct Folder(tempfile::TempDir);
+pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn run(&self, name: &str) -> PathBuf {
+    pub(crate) fn run(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }

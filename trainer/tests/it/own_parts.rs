@@ -210,3 +210,19 @@ fn a_new_head_leaves_the_last_layer_of_a_file_with_other_classes_out() {
     let (_, loaded) = load_weights_with(tuned.outcomes()[0].model.clone(), &file, Head::Own).unwrap();
     assert_eq!((loaded.kept, loaded.taken.len()), (vec!["linear.weight".to_owned(), "linear.bias".to_owned()], 35));
 }
+
+#[test]
+fn options_that_a_custom_loss_ignores_are_refused_before_anything_is_written() {
+    let run = Run::in_new_directory();
+    for (options, option) in [
+        ("--label-smoothing 0.1", "--label-smoothing: no effect"),
+        ("--loss binary-cross-entropy", "--loss: no effect"),
+        ("--mixup 0.2", "--mixup: the custom loss"),
+        ("--cutmix 1", "--cutmix: the custom loss"),
+    ] {
+        let error = run.again().try_go_as::<OwnParts>(1, &flags(&[OWN, options])).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.starts_with(option) && text.contains("resnet-with-own-parts"), "{options}: {text}");
+        assert!(!run.directory().exists(), "{options}");
+    }
+}

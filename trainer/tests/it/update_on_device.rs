@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::fixture::{TINY, flags, run};
 use crate::stepper_under_test::{SGD, StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_resnet::{Activations, Computation, ResNetConfig};
-use datasets::{Augment, LoadedStep};
+use datasets::{Augment, LoadedStep, Targets};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{LossScaling, SyncConfig, UpdateKind};
-use trainer::model::loss::CrossEntropy;
+use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
 use trainer::step::{Clip, StepConfig, StepOutcome};
 
@@ -129,9 +129,20 @@ fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
     assert!(error.contains("step 0: non-finite loss") && error.contains("on rank 0"), "{error}");
 }
 
+/// A thousand times cross entropy: f16 bears none of its gradients at the largest loss scale.
+#[derive(Debug)]
+struct Steep;
+
+impl Loss for Steep {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        CrossEntropy::default().sum(logits, targets).mul_scalar(1000)
+    }
+}
+
 #[test]
 fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
-    let config = StepConfig { loss_scale: LossScaling::Fixed(1 << 24), ..config(UpdateKind::Device) };
+    let (loss, loss_scale) = (Arc::new(Steep), LossScaling::Fixed(1 << 24));
+    let config = StepConfig { loss, loss_scale, ..config(UpdateKind::Device) };
     let f16 = Computation { activations: Activations::F16, ..Computation::default() };
     let network = ResNetConfig::cifar(8).unwrap().with_computation(f16);
     let model = network.init(3, &Device::flex().autodiff());

@@ -1,6 +1,6 @@
 //! Single operations on Flex by our own kernels.
 //!
-//! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied once. Invariant: bit-equal for any number
+//! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied once, f16 is computed in f32. Invariant: bit-equal for any number
 //! of threads.
 
 use burn::backend::flex::FlexTensor;
@@ -17,13 +17,17 @@ use kernels::{Storage, activation, layer_norm};
 use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted};
 use crate::ops::clock::time;
 use crate::ops::memory::{
-    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, tensor, with_scratch,
+    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, rounded_to_f16, tensor, with_scratch,
 };
 
 impl SingleOps for Flex {
     fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> SingleOutput<Self> {
         time(options.operation.kernel(), None, || match input.dtype() {
             DType::BF16 => forward::<bf16>(input, weight, bias, &options),
+            DType::F16 => {
+                let single = forward::<f32>(input, weight, bias, &options);
+                SingleOutput { output: rounded_to_f16(single.output), ..single }
+            }
             _ => forward::<f32>(input, weight, bias, &options),
         })
     }
@@ -34,8 +38,13 @@ impl SingleOps for Flex {
         options: SingleOptions,
         wanted: Wanted,
     ) -> SingleGradients<Self> {
-        time(options.operation.kernel(), None, || match saved.input.dtype() {
+        // A max pool keeps no input, so that only the gradient says its format.
+        time(options.operation.kernel(), None, || match output_gradient.dtype() {
             DType::BF16 => backward::<bf16>(saved, output_gradient, &options, wanted),
+            DType::F16 => {
+                let gradients = backward::<f32>(saved, output_gradient, &options, wanted);
+                SingleGradients { input: rounded_to_f16(gradients.input), ..gradients }
+            }
             _ => backward::<f32>(saved, output_gradient, &options, wanted),
         })
     }

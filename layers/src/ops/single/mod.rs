@@ -1,6 +1,6 @@
 //! Operations of our kernels that are no part of a fused layer, as one extension operation.
 //!
-//! In: a tensor on Flex, of f32 or bf16, and up to two parameters of f32 or narrower. Out: a tensor of the input's format. Invariant: the same function
+//! In: a tensor on Flex, of f32 or 16 bits, and up to two parameters of f32 or narrower. Out: a tensor of the input's format. Invariant: the same function
 //! as burn's own operations, which the callers take where [`computes`] says no: on other devices, in other number formats.
 
 mod autodiff;
@@ -132,7 +132,7 @@ pub(crate) trait SingleOps: Backend {
 /// Whether our kernels compute operations of such an input.
 pub(crate) fn computes<const D: usize>(input: &Tensor<D>, computation: &Computation) -> bool {
     computation.kernels == Kernels::Fused
-        && matches!(input.dtype(), DType::F32 | DType::BF16)
+        && matches!(input.dtype(), DType::F32 | DType::BF16 | DType::F16)
         && is_flex(input.device().inner().as_dispatch())
 }
 

@@ -162,12 +162,16 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
     }
 
-    /// Says once, after the first step, which operations are burn's own, and once whether the operating system refuses threads.
+    /// Says once, after the first step, which operations are burn's own and which parameters had no gradient, and once whether the operating
+    /// system refuses threads.
     fn note_fallbacks(&mut self) {
-        if !std::mem::replace(&mut self.noted_stand_ins, true) {
+        if !std::mem::replace(&mut self.noted_first_step, true) {
             for operation in layers::stand_ins() {
                 let note = format!("burn's own operation, which is slower, stands in for the {operation}");
                 self.session.reporter.note(&note);
+            }
+            if let Some(warning) = without_gradient(&self.stepper.unused_parameters()) {
+                self.session.reporter.warn(&warning);
             }
         }
         if threads::num_refused() > 0 && !std::mem::replace(&mut self.noted_refused_threads, true) {
@@ -245,6 +249,20 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     }
 }
 
+/// The warning about parameters of these paths, if there are any.
+fn without_gradient(paths: &[&str]) -> Option<String> {
+    const NUM_NAMED: usize = 8;
+    let (first, rest) = paths.split_at(paths.len().min(NUM_NAMED));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    (!first.is_empty()).then(|| {
+        format!(
+            "model: no gradient in the first step for {}{more}: the forward pass does not use them, or detaches them. Weight decay still changes \
+             them; remove them from the model, or --freeze them",
+            first.join(", ")
+        )
+    })
+}
+
 /// Says that scaled gradients overflowed, at the first, second, fourth, eighth time and so on: it is part of looking for the scale.
 fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
     if scale.num_overflows().is_power_of_two() {
@@ -312,5 +330,20 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
         first_step: progress.step_in_epoch as usize,
         ..LoaderConfig::new(config.micro_batch_size(), session.data.normalization.clone())
             .with_threads(config.data.loader_threads.filled())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_without_a_gradient_are_named_up_to_eight() {
+        assert_eq!(without_gradient(&[]), None);
+        let names: Vec<String> = (0..11).map(|index| format!("p{index}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let of = |count| without_gradient(&names[..count]).unwrap();
+        assert!(of(1).starts_with("model: no gradient in the first step for p0: the forward pass"), "{}", of(1));
+        assert!(of(11).contains("for p0, p1, p2, p3, p4, p5, p6, p7 and 3 more: "), "{}", of(11));
     }
 }

@@ -116,7 +116,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         hashes,
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
-        noted_stand_ins: false,
+        noted_first_step: false,
         noted_refused_threads: false,
         epoch_start: Instant::now(),
         image_shape: None,
@@ -150,7 +150,7 @@ struct Training<'a, M> {
     noise: NoiseSums,
     tensorboard: Tensorboard<'a>,
     progress_file: ProgressFile,
-    noted_stand_ins: bool,
+    noted_first_step: bool,
     noted_refused_threads: bool,
     /// When this session began the epoch.
     epoch_start: Instant,

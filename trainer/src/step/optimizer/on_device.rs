@@ -4,6 +4,8 @@
 //! Invariant: nothing here waits for the device but reading the state out. Roundings differ from the kernels', which multiply and
 //! add in one.
 
+use std::sync::OnceLock;
+
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 use distributed::{ParameterLayout, replace, take_gradients, tensors};
@@ -30,6 +32,8 @@ pub struct DeviceOptimizer {
     /// `[1]`, or of every element where some are spared; nothing where none decays.
     weight_decays: Option<Tensor<1>>,
     num_updates: u64,
+    /// Indices in the layout of parameters without a gradient in the first backward pass.
+    unused: OnceLock<Vec<usize>>,
 }
 
 impl DeviceOptimizer {
@@ -63,6 +67,7 @@ impl DeviceOptimizer {
             weight_decays,
             placement,
             num_updates: 0,
+            unused: OnceLock::new(),
         })
     }
 
@@ -149,7 +154,15 @@ impl DeviceOptimizer {
 
     /// The gradients of `model` as one flat tensor, zeros where there is none.
     pub fn gradient<M: Module>(&self, model: &M, gradients: Gradients) -> Tensor<1> {
-        self.placement.joined(take_gradients(model, self.placement.layout(), ORDER, gradients))
+        let gradients = take_gradients(model, self.placement.layout(), ORDER, gradients);
+        self.unused.get_or_init(|| (0..gradients.len()).filter(|&index| gradients[index].is_none()).collect());
+        self.placement.joined(gradients)
+    }
+
+    /// Paths of the parameters without a gradient in the first backward pass.
+    pub fn unused_parameters(&self) -> Vec<&str> {
+        let (entries, unused) = (self.placement.layout().entries(), self.unused.get());
+        unused.into_iter().flatten().map(|&index| entries[index].path.as_str()).collect()
     }
 
     /// A gradient's values in module order, read back.

@@ -134,8 +134,7 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {
-        self.replica.attach(model);
-        Ok(())
+        Ok(self.replica.attach(model)?)
     }
 
     fn gradients(&mut self) -> Option<Vec<f32>> {

@@ -98,6 +98,11 @@ pub(super) trait Update<M>: Debug {
     /// What is in main memory; nothing where the device updates.
     fn replica(&self) -> Option<&Replica>;
 
+    /// Paths of the parameters that no backward pass of this rank has given a gradient.
+    fn unused_parameters(&self) -> Vec<&str> {
+        self.replica().map(|replica| replica.reducer.unused_parameters()).unwrap_or_default()
+    }
+
     /// How gradients get to the update of a rank that is alone, in words.
     fn route(&self) -> &'static str {
         "none, one rank"

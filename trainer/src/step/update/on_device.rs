@@ -298,6 +298,10 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
     fn replica(&self) -> Option<&Replica> {
         None
     }
+
+    fn unused_parameters(&self) -> Vec<&str> {
+        self.optimizer.unused_parameters()
+    }
 }
 
 impl Results {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageShape, Targets};
 use distributed::{ParameterLayout, replace, tensors};
 use layers::{PassContext, Recorded, overwrite};
@@ -116,7 +116,7 @@ impl RecordedStep {
                 let labels: Tensor<1, Int> = Tensor::from_inner(labels.clone().int());
                 let num_samples = labels.dims()[0];
                 let images = Tensor::from_inner(images.clone().reshape(shape));
-                let logits = PassContext::default().during(|| model.forward(images));
+                let logits = PassContext::default().during(|| model.forward(images)).cast(FloatDType::F32);
                 let loss_sum = loss.sum(logits.clone(), Targets::of(labels));
                 let mean = loss_sum.clone().mul_scalar(1.0 / num_samples as f64);
                 let gradient = optimizer.gradient(&model, mean.backward());

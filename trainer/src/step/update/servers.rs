@@ -153,7 +153,7 @@ impl<M: ImageClassifier> Update<M> for Servers {
 
     fn attach(&mut self, model: &M) -> Result<()> {
         self.send_state()?;
-        self.replica.attach(model);
+        self.replica.attach(model)?;
         Ok(())
     }
 
