@@ -43,7 +43,7 @@ use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
-use crate::step::norm_reducer::NormReducer;
+use crate::step::norm_reducer::{NormReducer, expect_synchronised};
 use crate::step::optimizer::{OptimizerState, with_ids_by_order};
 
 /// One step of a run: the same on all ranks, but for the last two.
@@ -197,21 +197,9 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Checks once, after the first forward pass, that no normalisation is left out where statistics are summed over ranks.
-    ///
-    /// # Errors
-    /// The same on all ranks when the model has batch normalisations of burn's own.
     fn check_norms(&mut self) -> Result<()> {
-        if !self.syncs_norm() || std::mem::replace(&mut self.has_checked_norms, true) {
-            return Ok(());
-        }
-        let local = layers::locally_normalised(&self.model);
-        ensure!(
-            local.is_empty(),
-            "--batch-norm sync: ranks do not share the statistics of {} (expected layers::BatchNorm, got burn's own BatchNorm). Replace it, \
-             or use --batch-norm local",
-            local.join(", ")
-        );
-        Ok(())
+        let is_due = self.syncs_norm() && !std::mem::replace(&mut self.has_checked_norms, true);
+        if is_due { expect_synchronised(&self.model) } else { Ok(()) }
     }
 
     /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use anyhow::{Result, ensure};
+use burn::module::Module;
 use distributed::Communicator;
 use layers::StatisticsReducer;
 
@@ -34,4 +36,17 @@ impl StatisticsReducer for NormReducer {
             panic!("norm statistics: {error}");
         }
     }
+}
+
+/// # Errors
+/// The same on all ranks when the last forward pass used batch normalisations of burn's own.
+pub fn expect_synchronised<M: Module>(model: &M) -> Result<()> {
+    let local = layers::locally_normalised(model);
+    ensure!(
+        local.is_empty(),
+        "--batch-norm sync: ranks do not share the statistics of {} (expected layers::BatchNorm, got burn's own BatchNorm). Replace it, or \
+         use --batch-norm local",
+        local.join(", ")
+    );
+    Ok(())
 }
