@@ -34,7 +34,11 @@ const XTASK_MAY_KNOW: [&str; 4] = ["clap", "jobs", "serde_json", "toml"];
 
 /// A manifest depends on no crate that its crate must not know; xtask depends on next to nothing.
 pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {
-    let member = path.rsplit('/').nth(1).unwrap_or_default();
+    let member = match path {
+        // Not a part of the program: it lists the dependencies of all members.
+        "xtask/workspace-hack/Cargo.toml" => return Vec::new(),
+        path => path.split('/').next().unwrap_or_default(),
+    };
     let mut findings = Vec::new();
     let mut is_dependencies = false;
     for (index, line) in text.lines().enumerate() {
