@@ -101,7 +101,7 @@ pub type Command = CommandOf<ModelArgs>;
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure the loss and accuracy of weights or of a checkpoint on a split, by class.
+    /// Measure the loss and accuracy of weights or of a checkpoint on one split, also for each class.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
@@ -157,7 +157,7 @@ pub struct EvalArgs {
     #[serde(skip)]
     pub checkpoint: Option<PathBuf>,
 
-    /// Split to measure: train, val or test; with --checkpoint the parts of its --val-fraction [default: test, else val]
+    /// Split to measure: train, val or test; a checkpoint's --val-fraction divides train and val [default: test, else val]
     #[arg(long, value_enum, value_name = "SPLIT", hide_possible_values = true, conflicts_with = "eval_split")]
     pub split: Option<SplitKind>,
 
@@ -165,7 +165,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
 
-    /// With --checkpoint: take labels as positions in its list of classes, whatever their names [default: off]
+    /// With --checkpoint: match labels to its classes by position, not by name [default: off]
     #[arg(long)]
     pub allow_changed_classes: bool,
 
@@ -173,7 +173,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Print one JSON object as the last line: loss, right answers, classes, confusion_matrix [default: off]
+    /// Print one JSON object as the last line: loss, accuracy, classes, confusion_matrix [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub json: bool,
@@ -204,7 +204,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "CLASSES")]
     pub top: Option<usize>,
 
-    /// Print one JSON object as the last line: classes and probabilities (0..1), or the error, of each image [default: off]
+    /// Print one JSON object as the last line: per image classes and probabilities (0..1), or an error [default: off]
     #[arg(long)]
     pub json: bool,
 

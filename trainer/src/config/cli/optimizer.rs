@@ -65,7 +65,7 @@ pub struct OptimizerArgs {
     #[arg(long, value_name = "SHARE")]
     pub label_smoothing: Option<f64>,
 
-    /// Weights of the classes in the training loss: balanced, or one a class, w1,w2,… (loss cross-entropy) [default: none]
+    /// Class weights of the training loss: balanced, or one per class: w1,w2,… (loss cross-entropy) [default: none]
     #[arg(long, value_name = "WEIGHTS")]
     pub class_weights: Option<ClassWeights>,
 

@@ -146,11 +146,11 @@ pub struct DataArgs {
     #[arg(long, value_name = "CLASSES")]
     pub synthetic_classes: Option<usize>,
 
-    /// Use this many images of the val and of the test split, or all of a smaller val split [default: all]
+    /// Use this many images of the test split and of the val split; a smaller val split is used whole [default: all]
     #[arg(long, value_name = "IMAGES")]
     pub limit_test: Option<usize>,
 
-    /// Folder or file prefix of the split to evaluate, in place of val or test [default: val, valid or validation]
+    /// Folder or file prefix of the split to evaluate instead of val or test [default: val, valid or validation]
     #[arg(long, value_name = "NAME")]
     pub eval_split: Option<String>,
 
@@ -176,11 +176,11 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_train: Option<usize>,
 
-    /// Share of the training images that becomes the val split, the same share of every class, by --seed [default: none]
+    /// Share of the training images for the val split, above 0 and below 1; stratified, by --seed [default: none]
     #[arg(long, value_name = "SHARE")]
     pub val_fraction: Option<f64>,
 
-    /// Order of the training images: shuffle, or balanced draws with replacement [default: shuffle]
+    /// Order of the training images: shuffle, or balanced (classes equally likely, with replacement) [default: shuffle]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub sampler: Option<SamplerKind>,
 
@@ -294,7 +294,7 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub new_head: Option<bool>,
 
-    /// Name of the run, whose directory is runs/<name>, numbered if it exists [default: model, data set, changed options, seed]
+    /// Name of the run; its directory is runs/<name>, numbered if that exists [default: model, data set, changed options, seed]
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -303,15 +303,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 
-    /// Evaluate the val split, or the test split without one, every so many epochs and after the last [default: 1]
+    /// Epochs between evaluations on the val split, otherwise the test split; the last epoch always has one [default: 1]
     #[arg(long, value_name = "EPOCHS")]
     pub eval_every_epochs: Option<u64>,
 
-    /// End the run after so many evaluations without a better one [default: off]
+    /// Evaluations without a better one after which the run ends [default: off]
     #[arg(long, value_name = "EVALUATIONS")]
     pub patience: Option<u64>,
 
-    /// Figure of the best model: val-top1, val-loss, or val-NAME of a metric [default: val-top1; custom loss: val-loss]
+    /// Figure that chooses the best model: val-top1, val-loss, or val-NAME for a metric [default: val-top1; custom loss: val-loss]
     #[arg(long, value_name = "FIGURE")]
     pub monitor: Option<Monitor>,
 
@@ -327,7 +327,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "CHECKPOINTS")]
     pub keep_checkpoints: Option<usize>,
 
-    /// Print a line every so many steps, and after 10 s without one [default: 50]
+    /// Steps between lines of the log; a line also follows after 10 s without one [default: 50]
     #[arg(long, value_name = "STEPS")]
     pub log_every_steps: Option<u64>,
 
