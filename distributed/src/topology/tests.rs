@@ -130,7 +130,8 @@ fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may
     const EVERY: [bool; 2] = [true, true];
     const NO: [bool; 2] = [false, false];
     const NOT_OPEN_MPI: [bool; 2] = [false, true];
-    let cases: [(&[(&str, &str)], [bool; 2]); 24] = [
+    type Case<'a> = (&'a [(&'a str, &'a str)], [bool; 2]);
+    let cases: [Case<'_>; 24] = [
         (&[], NO),
         (&[("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")], NO),
         (&[("PMIX_MCA_gds", "hash"), ("PMI_NO_PREINITIALIZE", "1"), ("OMPI_MCA_btl", "self")], NO),

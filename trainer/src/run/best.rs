@@ -178,8 +178,8 @@ mod tests {
         assert!(rule(Some("test-loss"), "val", false).unwrap_err().to_string().contains("expected val-loss"));
         let unknown = rule(Some("val-cots"), "val", false).unwrap_err().to_string();
         assert!(unknown.contains("(expected one of loss, top1, cost, got cots)"), "{unknown}");
-        let mut progress = Progress::default();
-        progress.best = Some(Best { epoch: 3, monitor: "test-top1".to_owned(), value: 0.5 });
+        let best = Best { epoch: 3, monitor: "test-top1".to_owned(), value: 0.5 };
+        let mut progress = Progress { best: Some(best), ..Progress::default() };
         assert!(rule_of_test.forget_other(&mut progress).unwrap().contains("was chosen by test-top1"));
         assert_eq!(progress.best, None);
     }

@@ -109,6 +109,7 @@ impl ModelFamily for TinyFamily {
 
 /// One of several networks.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one network")]
 enum AnyNet {
     Tiny(Net),
     #[allow(dead_code, reason = "an enum of one variant is no choice")]

@@ -177,7 +177,7 @@ fn splits_of_files_are_found_named_or_refused() {
 fn the_log_says_on_which_images_the_best_model_is_chosen() {
     let log = |further: &str| {
         let folder = tempfile::tempdir().unwrap();
-        let words = format!("train {TINY} --epochs 1 --threads 1 {further} --output-dir");
+        let words = format!("train {TINY} --threads 1 {further} --output-dir");
         let output = program().args(words.split_whitespace()).arg(folder.path().join("run")).output().unwrap();
         assert!(output.status.success(), "{}", told(&output));
         told(&output)

@@ -146,13 +146,14 @@ mod tests {
             format!("impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{}    }}\n}}\n", "        a();\n".repeat(body))
         };
         let lines = |text: &str| lines_of(&functions_are_short_or_say_why(&Source::new("a/src/b.rs", text)));
-        assert_eq!(lines(&function(56)), [0; 0]);
-        assert_eq!(lines(&function(57)), [2]);
+        assert_eq!(lines(&function(MOST_FUNCTION_LINES - 4)), [0; 0]);
+        let long = function(MOST_FUNCTION_LINES - 3);
+        assert_eq!(lines(&long), [2]);
         let reason = format!("    {FUNCTION_REASON}one table\n    #[inline]\n    fn long");
-        assert_eq!(lines(&function(57).replacen("    fn long", &reason, 1)), [0; 0]);
+        assert_eq!(lines(&long.replacen("    fn long", &reason, 1)), [0; 0]);
         let declared = format!(
             "trait A {{\n    fn one(&self);\n    fn two(&self) -> u8 {{ 1 }}\n{}}}\n",
-            "    const A: u8 = 1;\n".repeat(70)
+            "    const A: u8 = 1;\n".repeat(MOST_FUNCTION_LINES)
         );
         assert_eq!(lines(&declared), [0; 0], "a declaration ends where it is");
     }
