@@ -35,7 +35,7 @@ impl Subset {
     pub fn first(inner: Arc<dyn ImageDataset>, num_samples: usize) -> Result<Self, DatasetError> {
         if num_samples == 0 || num_samples > inner.len() {
             let expected = format!("1 to {} samples of {}", inner.len(), inner.name());
-            return Err(DatasetError::config("limit", expected, num_samples));
+            return Err(DatasetError::config("number of samples", expected, num_samples));
         }
         let mut indices = even_order(&*inner);
         indices.truncate(num_samples);

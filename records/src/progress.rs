@@ -15,7 +15,7 @@ pub struct RunProgress {
     pub started: String,
     /// When this was written, UTC, RFC 3339.
     pub written: String,
-    /// `training`, `evaluation` or `checkpoint`.
+    /// `training`, `evaluation`, `checkpoint` or `test`.
     pub phase: String,
     /// From 0.
     pub epoch: u64,

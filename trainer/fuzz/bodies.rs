@@ -9,6 +9,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
@@ -206,7 +207,7 @@ pub fn records(bytes: &[u8]) {
             inputs.push(path);
         }
     }
-    if let Err(error) = report::live::snapshot(&directory) {
+    if let Err(error) = report::live::snapshot(&directory, Duration::ZERO) {
         names(&format!("{error:#}"), folder.path());
     }
     for input in inputs {

@@ -27,14 +27,15 @@ const LOOK: Duration = Duration::from_millis(100);
 const TEXT: Rect = Rect { x: 0, y: 0, width: 120, height: 40 };
 
 /// A run adds a line to its log, or does a step, in this time; steps may take longer.
-const CADENCE: Duration = Duration::from_secs(12);
+pub const CADENCE: Duration = Duration::from_secs(12);
 
-/// The page as text. A run that seems silent is watched for a few steps: its clock may differ from that of this machine.
+/// Returns the page as text. A run that seems silent is watched for `cadence` or two of its steps, if that is longer: its clock
+/// may differ from that of this machine. A `cadence` of zero looks once.
 ///
 /// # Errors
 /// A [`Refusal`](crate::Refusal) if the directory is none of a run; when its metrics cannot be read.
-pub fn snapshot(directory: &Path) -> Result<String> {
-    Ok(page(&seen_within(directory, CADENCE)?, TEXT))
+pub fn snapshot(directory: &Path, cadence: Duration) -> Result<String> {
+    Ok(page(&seen_within(directory, cadence)?, TEXT))
 }
 
 /// Looks until the run is not silent, for `cadence` or two of its steps.

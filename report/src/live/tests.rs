@@ -263,7 +263,7 @@ fn named_pipes_among_the_files_are_not_waited_for() {
     }
     assert!(shown(&folder).contains("highest 50.00 % in epoch 1"), "{}", shown(&folder));
     fs::rename(folder.path().join("run.toml"), folder.path().join("metrics.jsonl")).unwrap();
-    let error = format!("{:#}", snapshot(folder.path()).unwrap_err());
+    let error = format!("{:#}", snapshot(folder.path(), CADENCE).unwrap_err());
     assert!(error.contains("metrics.jsonl: expected a regular file, got a folder, pipe or device"), "{error}");
 }
 
@@ -299,6 +299,6 @@ fn numbers_that_no_run_has_are_shown_without_a_time_left() {
 fn a_directory_without_a_run_has_not_begun_and_one_that_is_not_there_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     assert!(shown(&folder).contains("not begun"));
-    let error = snapshot(&folder.path().join("none")).unwrap_err();
+    let error = snapshot(&folder.path().join("none"), CADENCE).unwrap_err();
     assert!(error.is::<Refusal>(), "{error}");
 }

@@ -225,7 +225,8 @@ fn chart(live: &Live, title: &str, values: [fn(&EpochRecord) -> Option<f64>; 2],
         () => (least, most),
     };
     let last = epochs.last().map_or(1, |epoch| epoch.epoch.max(1)) as f64;
-    let shown = [("⠒ train ", TRAIN, Marker::Braille), ("• test ", TEST, Marker::Dot)].into_iter().zip(&curves);
+    let evaluated = if epochs.iter().any(|epoch| epoch.val.is_some()) { "• val " } else { "• test " };
+    let shown = [("⠒ train ", TRAIN, Marker::Braille), (evaluated, TEST, Marker::Dot)].into_iter().zip(&curves);
     let shown: Vec<_> = shown.filter(|(_, points)| !points.is_empty()).collect();
     let mut title = vec![Span::from(format!(" {title} "))];
     if shown.len() > 1 {

@@ -80,7 +80,11 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let sizing = Sizing { size: input.height, shorter_side: trained.data.eval_resize };
 
     let mut images = Vec::new();
-    for path in expanded(&config.images) {
+    let (paths, num_hidden) = expanded(&config.images);
+    if num_hidden > 0 {
+        world.reporter.note(&format!("predict: {num_hidden} hidden images or folders (.NAME) are left out"));
+    }
+    for path in paths {
         let name = path.as_ref().unwrap_or_else(|(path, _)| path).display().to_string();
         ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {name}");
         let read = path.map_err(|(_, error)| error).and_then(|path| Ok(load_image(path, sizing, input.channels)?));
@@ -120,30 +124,38 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     Ok(predictions)
 }
 
-/// The files of `paths`, each once, with those of folders; a path that cannot be looked into comes with the reason.
-fn expanded(paths: &[PathBuf]) -> Vec<Result<PathBuf, (PathBuf, anyhow::Error)>> {
-    let mut seen = HashSet::new();
+/// An image file, or a path that cannot be looked into, with the reason.
+type Found = Result<PathBuf, (PathBuf, anyhow::Error)>;
+
+/// Returns the files of `paths`, each once, with those in folders, and the number of hidden entries left out.
+fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
+    let (mut seen, mut num_hidden) = (HashSet::new(), 0);
     let mut files = Vec::new();
     for path in paths {
-        let found = if path.is_dir() { images_below(path) } else { Ok(vec![path.clone()]) };
+        let found = if path.is_dir() { images_below(path, &mut num_hidden) } else { Ok(vec![path.clone()]) };
         match found {
             Ok(found) => files.extend(found.into_iter().filter(|file| seen.insert(file.clone())).map(Ok)),
             Err(error) => files.push(Err((path.clone(), error))),
         }
     }
-    files
+    (files, num_hidden)
 }
 
-/// The image files in a folder and in the folders within it, by name.
-fn images_below(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the image files in a folder and in the folders within it, by name. Hidden ones are counted: training leaves them out, too.
+fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot read {}", folder.display());
     let (mut images, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(context)? {
             let entry = entry.with_context(context)?;
             let path = entry.path();
+            let is_folder = entry.file_type().with_context(context)?.is_dir();
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                *num_hidden += usize::from(is_folder || has_image_extension(&path));
+                continue;
+            }
             // A link to a folder is not followed: it may lead back.
-            if entry.file_type().with_context(context)?.is_dir() {
+            if is_folder {
                 folders.push(path);
             } else if has_image_extension(&path) {
                 images.push(path);

@@ -28,7 +28,7 @@ pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
         (..) => false,
     };
     if args.once || args.until_end || !on_terminal {
-        world.reporter.result(&report::live::snapshot(&directory).map_err(as_usage)?)?;
+        world.reporter.result(&report::live::snapshot(&directory, report::live::CADENCE).map_err(as_usage)?)?;
     }
     Ok(if args.until_end && !has_finished { ExitCode::from(NOT_FINISHED) } else { ExitCode::SUCCESS })
 }

@@ -112,7 +112,7 @@ pub fn open(
         splits.val = Some(Arc::new(val));
     }
     if let Some(limit) = split.limit_train {
-        splits.train = Arc::new(Subset::first(splits.train, limit)?);
+        splits.train = Arc::new(Subset::first(splits.train, limit).context("--limit-train")?);
     }
     evaluated(&splits)?;
     // A val split is often the smaller one.

@@ -49,10 +49,11 @@ impl BestRule {
             Figure::Metric(name) => {
                 let metric = metrics.iter().find(|metric| metric.name() == *name);
                 let names: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
-                let known: Vec<&str> = ["loss", "top1"].into_iter().chain(names.iter().map(String::as_str)).collect();
+                let known = ["loss", "top1"].into_iter().chain(names.iter().map(String::as_str));
+                let known: Vec<String> = known.map(|figure| format!("{split}-{figure}")).collect();
                 ensure!(
                     metric.is_some(),
-                    "--monitor: there is no such figure (expected one of {}, got {name}). Name one of them",
+                    "--monitor: there is no such figure (expected one of {}, got {split}-{name})",
                     known.join(", ")
                 );
                 metric.is_some_and(|metric| metric.lower_is_better())
@@ -177,7 +178,7 @@ mod tests {
         assert!(warning.unwrap().contains("there is no val split, and test-loss is used"));
         assert!(rule(Some("test-loss"), "val", false).unwrap_err().to_string().contains("expected val-loss"));
         let unknown = rule(Some("val-cots"), "val", false).unwrap_err().to_string();
-        assert!(unknown.contains("(expected one of loss, top1, cost, got cots)"), "{unknown}");
+        assert!(unknown.contains("(expected one of val-loss, val-top1, val-cost, got val-cots)"), "{unknown}");
         let best = Best { epoch: 3, monitor: "test-top1".to_owned(), value: 0.5 };
         let mut progress = Progress { best: Some(best), ..Progress::default() };
         assert!(rule_of_test.forget_other(&mut progress).unwrap().contains("was chosen by test-top1"));

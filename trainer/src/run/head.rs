@@ -36,9 +36,7 @@ pub fn facts(
     let best = match (with_val, with_test) {
         (true, true) => format!("by {monitor}; the test split is measured once, at the end, with the best model"),
         (true, false) => format!("by {monitor}; there is no test split"),
-        _ => format!(
-            "by {monitor}; there is no val split, and the test split chooses the best model (--val-fraction makes one)"
-        ),
+        _ => format!("by {monitor}; this run uses no val split, so the test split chooses the best model"),
     };
     let weights = class_weights.map(|weights| {
         let shown: Vec<String> = weights.iter().take(10).map(|weight| format!("{weight:.4}")).collect();

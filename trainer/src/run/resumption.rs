@@ -212,6 +212,7 @@ fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
         "run.seed" => "the order of the samples follows from it",
         "batch.global-batch-size" | "train-split.drop-last" => "the position in the epoch is counted in batches",
         OPTIMIZER => "what is saved of its gradients is of use to that optimizer alone",
+        "data.eval-split" => "the best model was chosen by that split",
         _ if key.starts_with("model.") => "the saved parameters are those of that network",
         _ if key.starts_with("data.") || key.starts_with("train-split.") => "the saved position is one in those images",
         _ => "the steps before and after would be of two trainings",

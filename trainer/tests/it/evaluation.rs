@@ -192,6 +192,8 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
     fs::write(&bad, "no image").unwrap();
     let absent = folder.path().join("absent.png");
     let cats = folder.path().join("test/cat");
+    let of_cats = fs::read_dir(&cats).unwrap().count();
+    fs::write(cats.join("._hidden.jpg"), "no image").unwrap();
     let empty = tempfile::tempdir().unwrap();
     let named = [bad.as_path(), cats.as_path(), absent.as_path(), cats.as_path(), empty.path()];
     let words =
@@ -200,8 +202,11 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
         });
     let Command::Predict(args) = parsed(&words) else { panic!("expected predict") };
     let predictions = predict::<ResNetFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
-    let of_cats = fs::read_dir(&cats).unwrap().count();
-    assert_eq!(predictions.images.len(), of_cats + 3, "a folder named twice counts once");
+    assert_eq!(
+        predictions.images.len(),
+        of_cats + 3,
+        "a folder named twice counts once, a hidden image does not count"
+    );
     assert_eq!(predictions.exit_code(), std::process::ExitCode::FAILURE);
     let json = serde_json::to_value(&predictions).unwrap();
     let mut errors = Vec::new();

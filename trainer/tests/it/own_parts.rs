@@ -54,7 +54,7 @@ fn the_best_model_of_an_own_loss_is_that_of_the_lowest_loss_or_of_a_named_metric
     let text = refusal::<OwnParts>(&[OWN, "--class-weights balanced"]);
     assert!(text.contains("--class-weights: no effect, since the custom loss"), "{text}");
     let text = refusal::<OwnParts>(&[OWN, "--monitor val-cost"]);
-    assert!(text.contains("(expected one of loss, top1, mean_class_accuracy, got cost)"), "{text}");
+    assert!(text.contains("(expected one of test-loss, test-top1, test-mean_class_accuracy, got test-cost)"), "{text}");
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn the_log_says_on_which_images_the_best_model_is_chosen() {
     }
     let text = log("--monitor val-loss");
     for words in
-        ["by test-loss; there is no val split", "--monitor val-loss: there is no val split", "| best test-loss "]
+        ["by test-loss; this run uses no val split", "--monitor val-loss: there is no val split", "| best test-loss "]
     {
         assert!(text.contains(words), "{words}: {text}");
     }

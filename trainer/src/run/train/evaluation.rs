@@ -110,7 +110,6 @@ impl<M: ImageClassifier> Training<'_, M> {
             error.context("the run is trained and saved, but its test split was not measured; `--resume` measures it")
         })?;
         let Some(scores) = evaluation.scores() else {
-            reporter.note("stopped before the test split was measured; `--resume` measures it");
             return Ok(false);
         };
         self.write_by_class(&evaluation, "test", epoch)?;

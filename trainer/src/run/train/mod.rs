@@ -128,6 +128,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         stopped = training.epoch()?;
     }
     let stopped = stopped || !training.measure_test()?;
+    if stopped && session.data.val.is_some() && session.data.test.is_some() {
+        session.reporter.note("stopped before the test split was measured; `--resume` measures it at the end");
+    }
     training.end(trace, stopped)
 }
 
