@@ -10,10 +10,10 @@ use crate::step::loss_scale::LossScale;
 pub struct StepEnd {
     /// Whether the ranks agreed to stop after it; equal on all.
     pub stop: bool,
-    /// What became of it; equal on all ranks.
+    /// Outcome of the step; identical on all ranks.
     pub outcome: StepOutcome,
     /// What this rank has scored, and not told before. Where the device updates, that is of an earlier step, while this one may
-    /// still be under way: [`Stepper::wait`] waits for it. Nothing for a step that was skipped, or had no sample on this rank.
+    /// still be under way: [`Stepper::wait`](super::Stepper::wait) waits for it. Nothing for a step that was skipped, or had no sample on this rank.
     pub scores: Option<ScoreSums>,
 }
 
