@@ -320,7 +320,10 @@ mod tests {
     fn no_samples_and_too_many_are_refused() {
         for num_samples in [0, 101] {
             let error = Subset::first(sorted_by_class(), num_samples).err().unwrap();
-            assert_eq!(error.to_string(), format!("number of samples: expected 1 to 100 samples of sorted, got {num_samples}"));
+            assert_eq!(
+                error.to_string(),
+                format!("number of samples: expected 1 to 100 samples of sorted, got {num_samples}")
+            );
         }
     }
 }
