@@ -11,14 +11,19 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     say_who_waits();
     if std::env::var_os("LOCKSTEP_COMMIT").is_none() {
-        println!("cargo:rustc-env=LOCKSTEP_COMMIT={}", commit().unwrap_or_else(|| "unknown".to_owned()));
+        println!(
+            "cargo:rustc-env=LOCKSTEP_COMMIT={}",
+            commit().unwrap_or_else(|| "unknown".to_owned())
+        );
     }
 }
 
 /// Ranks that are started as `cargo run` would all build: cargo lets one build and the others wait, for minutes.
 fn say_who_waits() {
     for variable in ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
-        let tasks = std::env::var(variable).ok().and_then(|number| number.parse::<usize>().ok());
+        let tasks = std::env::var(variable)
+            .ok()
+            .and_then(|number| number.parse::<usize>().ok());
         if let Some(tasks) = tasks.filter(|&tasks| tasks > 1) {
             println!(
                 "cargo:warning=building inside a job of {tasks} tasks ({variable}): one builds, the others wait for it; build once beforehand with `cargo build --release -p trainer`"
@@ -35,7 +40,8 @@ fn commit() -> Option<String> {
         return Some(head);
     };
     // A linked work tree keeps its branches in the directory that `commondir` names.
-    let shared = fs::read_to_string(git.join("commondir")).map_or(git.clone(), |path| git.join(path.trim()));
+    let shared =
+        fs::read_to_string(git.join("commondir")).map_or(git.clone(), |path| git.join(path.trim()));
     watched(&shared.join(reference)).or_else(|| {
         let packed = watched(&shared.join("packed-refs"))?;
         let line = packed.lines().find(|line| line.ends_with(reference))?;

@@ -27,17 +27,33 @@ pub struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(config: &ResNetConfig, c_in: usize, stride: usize, stage: Stage, init: &mut WeightInit) -> Self {
+    pub(crate) fn new(
+        config: &ResNetConfig,
+        c_in: usize,
+        stride: usize,
+        stage: Stage,
+        init: &mut WeightInit,
+    ) -> Self {
         let (inner, c_out) = (stage.channels, stage.out_channels());
         let reshapes = c_in != c_out || stride > 1;
         let (shortcut, zero_gamma) = (config.shortcut(), config.zero_gamma());
-        let (first, second) = if stage.has_bottlenecks { (1, stride) } else { (stride, 1) };
+        let (first, second) = if stage.has_bottlenecks {
+            (1, stride)
+        } else {
+            (stride, 1)
+        };
         Self {
-            conv1: init.conv([c_in, inner], if stage.has_bottlenecks { 1 } else { 3 }, first),
+            conv1: init.conv(
+                [c_in, inner],
+                if stage.has_bottlenecks { 1 } else { 3 },
+                first,
+            ),
             bn1: init.norm(inner, false),
             conv2: init.conv([inner, inner], 3, second),
             bn2: init.norm(inner, zero_gamma && !stage.has_bottlenecks),
-            conv3: stage.has_bottlenecks.then(|| init.conv([inner, c_out], 1, 1)),
+            conv3: stage
+                .has_bottlenecks
+                .then(|| init.conv([inner, c_out], 1, 1)),
             bn3: stage.has_bottlenecks.then(|| init.norm(c_out, zero_gamma)),
             downsample: (reshapes && shortcut == Shortcut::B)
                 .then(|| (init.conv([c_in, c_out], 1, stride), init.norm(c_out, false))),

@@ -48,7 +48,11 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn out_channels(self) -> usize {
-        if self.has_bottlenecks { 4 * self.channels } else { self.channels }
+        if self.has_bottlenecks {
+            4 * self.channels
+        } else {
+            self.channels
+        }
     }
 }
 
@@ -73,7 +77,11 @@ impl ResNetConfig {
     /// # Errors
     /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
-        Self::small(depth, "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34", &WIDE_DEPTHS)
+        Self::small(
+            depth,
+            "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34",
+            &WIDE_DEPTHS,
+        )
     }
 
     /// `expected` and `others`, those that are not 6n + 2, are the depths that the error tells.
@@ -85,12 +93,23 @@ impl ResNetConfig {
             return Err(ModelError::Depth {
                 expected,
                 depth,
-                lower: others.clone().filter(|&other| other < depth).fold(lower, usize::max),
-                upper: others.filter(|&other| other > depth).fold(lower + 6, usize::min),
+                lower: others
+                    .clone()
+                    .filter(|&other| other < depth)
+                    .fold(lower, usize::max),
+                upper: others
+                    .filter(|&other| other > depth)
+                    .fold(lower + 6, usize::min),
             });
         }
         let shortcut = if is_wide { Shortcut::B } else { Shortcut::A };
-        Ok(Self { images: Images::Small, depth, num_classes: 10, shortcut, ..Self::of_large_images(depth) })
+        Ok(Self {
+            images: Images::Small,
+            depth,
+            num_classes: 10,
+            shortcut,
+            ..Self::of_large_images(depth)
+        })
     }
 
     /// The network of `depth` layers for ImageNet with 1000 classes, RGB images and shortcut B, which torchvision's all have: 11,689,512
@@ -106,7 +125,11 @@ impl ResNetConfig {
         Err(ModelError::Depth {
             expected: "18, 34, 50, 101 or 152",
             depth,
-            lower: depths.clone().filter(|other| *other < depth).max().unwrap_or(18),
+            lower: depths
+                .clone()
+                .filter(|other| *other < depth)
+                .max()
+                .unwrap_or(18),
             upper: depths.filter(|other| *other > depth).min().unwrap_or(152),
         })
     }
@@ -114,7 +137,15 @@ impl ResNetConfig {
     fn of_large_images(depth: usize) -> Self {
         let (images, shortcut) = (Images::Large, Shortcut::B);
         let (num_classes, in_channels, zero_gamma) = (1000, 3, false);
-        Self { images, depth, num_classes, in_channels, shortcut, zero_gamma, computation: Computation::default() }
+        Self {
+            images,
+            depth,
+            num_classes,
+            in_channels,
+            shortcut,
+            zero_gamma,
+            computation: Computation::default(),
+        }
     }
 
     /// The configuration a name stands for: `resnet18`, `34`, `50`, `101` and `152` are ImageNet's, other depths those for small images,
@@ -125,13 +156,22 @@ impl ResNetConfig {
     /// the number is no valid depth.
     pub fn from_name(name: &str) -> Result<Self, ModelError> {
         let small = name.strip_prefix(SMALL);
-        let depth = small.unwrap_or(name).strip_prefix("resnet").and_then(|digits| digits.parse().ok());
-        let depth = depth.ok_or_else(|| ModelError::Name { name: name.to_owned() })?;
+        let depth = small
+            .unwrap_or(name)
+            .strip_prefix("resnet")
+            .and_then(|digits| digits.parse().ok());
+        let depth = depth.ok_or_else(|| ModelError::Name {
+            name: name.to_owned(),
+        })?;
         match small {
             Some(_) => Self::cifar(depth),
             None if IMAGENET_DEPTHS.contains(&depth) => Self::imagenet(depth),
             // 50 and 152 are 6n + 2, too.
-            None => Self::small(depth, "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101", &[18, 34, 101]),
+            None => Self::small(
+                depth,
+                "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101",
+                &[18, 34, 101],
+            ),
         }
     }
 
@@ -218,18 +258,32 @@ impl ResNetConfig {
         let block = |c_in: u64, stage: Stage| {
             let (inner, c_out) = (stage.channels as u64, stage.out_channels() as u64);
             let convolutions = match stage.has_bottlenecks {
-                true => layer([c_in, inner], 1) + layer([inner, inner], 3) + layer([inner, c_out], 1),
+                true => {
+                    layer([c_in, inner], 1) + layer([inner, inner], 3) + layer([inner, c_out], 1)
+                }
                 false => layer([c_in, c_out], 3) + layer([c_out, c_out], 3),
             };
             let has_projection = self.shortcut == Shortcut::B && c_in != c_out;
-            convolutions + if has_projection { layer([c_in, c_out], 1) } else { 0 }
+            convolutions
+                + if has_projection {
+                    layer([c_in, c_out], 1)
+                } else {
+                    0
+                }
         };
-        let (stem, kernel) = (self.stem_channels() as u64, if self.is_small() { 3 } else { 7 });
+        let (stem, kernel) = (
+            self.stem_channels() as u64,
+            if self.is_small() { 3 } else { 7 },
+        );
         let (mut num_values, mut c_in) = (layer([self.in_channels as u64, stem], kernel), stem);
         for stage in self.stages() {
             let c_out = stage.out_channels() as u64;
-            let others = (stage.num_blocks as u64).saturating_sub(1).saturating_mul(block(c_out, stage));
-            num_values = num_values.saturating_add(block(c_in, stage)).saturating_add(others);
+            let others = (stage.num_blocks as u64)
+                .saturating_sub(1)
+                .saturating_mul(block(c_out, stage));
+            num_values = num_values
+                .saturating_add(block(c_in, stage))
+                .saturating_add(others);
             c_in = c_out;
         }
         num_values.saturating_add((self.num_classes as u64).saturating_mul(c_in + 1))
@@ -241,10 +295,21 @@ impl ResNetConfig {
     /// # Panics
     /// For 16 bits with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in 16 bits too.
     pub fn init(&self, seed: u64, device: &Device) -> ResNet {
-        let Computation { activations, kernels, .. } = self.computation;
+        let Computation {
+            activations,
+            kernels,
+            ..
+        } = self.computation;
         let mixed = activations == Activations::F32 || kernels == Kernels::Fused;
-        assert!(mixed, "activations in 16 bits: expected Kernels::Fused, got Kernels::Stock");
-        let rule = if self.is_small() { Rule::FanIn } else { Rule::FanOut };
+        assert!(
+            mixed,
+            "activations in 16 bits: expected Kernels::Fused, got Kernels::Stock"
+        );
+        let rule = if self.is_small() {
+            Rule::FanIn
+        } else {
+            Rule::FanOut
+        };
         ResNet::new(self, &mut WeightInit::new(seed, rule, device))
     }
 
@@ -255,15 +320,29 @@ impl ResNetConfig {
 
     pub(crate) fn stages(&self) -> Vec<Stage> {
         let has_bottlenecks = !self.is_small() && self.depth >= 50;
-        let four = |counts: [usize; 4]| [64, 128, 256, 512].into_iter().zip(counts).collect::<Vec<_>>();
+        let four = |counts: [usize; 4]| {
+            [64, 128, 256, 512]
+                .into_iter()
+                .zip(counts)
+                .collect::<Vec<_>>()
+        };
         let stages = match (self.images, self.depth) {
             (_, 18) => four([2, 2, 2, 2]),
             (_, 34) | (Images::Large, 50) => four([3, 4, 6, 3]),
             (Images::Large, 101) => four([3, 4, 23, 3]),
             (Images::Large, _) => four([3, 8, 36, 3]),
-            (Images::Small, depth) => [16, 32, 64].map(|channels| (channels, (depth - 2) / 6)).to_vec(),
+            (Images::Small, depth) => [16, 32, 64]
+                .map(|channels| (channels, (depth - 2) / 6))
+                .to_vec(),
         };
-        stages.into_iter().map(|(channels, num_blocks)| Stage { channels, num_blocks, has_bottlenecks }).collect()
+        stages
+            .into_iter()
+            .map(|(channels, num_blocks)| Stage {
+                channels,
+                num_blocks,
+                has_bottlenecks,
+            })
+            .collect()
     }
 
     pub(crate) fn computation(&self) -> Computation {
@@ -288,7 +367,10 @@ mod tests {
         }
         for depth in IMAGENET_DEPTHS {
             let config = ResNetConfig::imagenet(depth).unwrap();
-            assert_eq!((config.name(), config.is_small()), (format!("resnet{depth}"), false));
+            assert_eq!(
+                (config.name(), config.is_small()),
+                (format!("resnet{depth}"), false)
+            );
             assert_eq!(ResNetConfig::from_name(&config.name()).unwrap(), config);
         }
     }
@@ -296,9 +378,15 @@ mod tests {
     #[test]
     fn a_name_of_both_kinds_is_imagenets_unless_it_says_cifar() {
         let name = |name: &str| ResNetConfig::from_name(name).unwrap().name();
-        assert_eq!((name("cifar-resnet50"), name("cifar-resnet20")), ("cifar-resnet50".into(), "resnet20".into()));
+        assert_eq!(
+            (name("cifar-resnet50"), name("cifar-resnet20")),
+            ("cifar-resnet50".into(), "resnet20".into())
+        );
         let text = ResNetConfig::imagenet(20).unwrap_err().to_string();
-        assert_eq!(text, "depth: expected 18, 34, 50, 101 or 152, got 20; the nearest are 18 and 34");
+        assert_eq!(
+            text,
+            "depth: expected 18, 34, 50, 101 or 152, got 20; the nearest are 18 and 34"
+        );
     }
 
     #[test]
@@ -310,8 +398,14 @@ mod tests {
         );
         let told = |name: &str| ResNetConfig::from_name(name).unwrap_err().to_string();
         let (own, any) = (told("cifar-resnet101"), told("resnet100"));
-        assert!(own.ends_with("18 or 34, got 101; the nearest are 98 and 104"), "{own}");
-        assert!(any.ends_with("18, 34 or 101, got 100; the nearest are 98 and 101"), "{any}");
+        assert!(
+            own.ends_with("18 or 34, got 101; the nearest are 98 and 104"),
+            "{own}"
+        );
+        assert!(
+            any.ends_with("18, 34 or 101, got 100; the nearest are 98 and 101"),
+            "{any}"
+        );
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
             assert!(text.ends_with("the nearest are 8 and 14"), "{text}");

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 /// A configuration that names no network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ModelError {
     /// There is no network of this depth.
     #[error("depth: expected {expected}, got {depth}; the nearest are {lower} and {upper}")]
@@ -22,7 +25,10 @@ pub enum ModelError {
 
 /// A weights file that cannot be read, does not fit the network, or cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum WeightsError {
     /// The file could not be opened or written.
     #[error("{}: {reason}", path.display())]

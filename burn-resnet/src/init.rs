@@ -34,7 +34,11 @@ pub(crate) struct WeightInit<'a> {
 
 impl<'a> WeightInit<'a> {
     pub(crate) fn new(seed: u64, rule: Rule, device: &'a Device) -> Self {
-        Self { stream: ChaCha8Rng::seed_from_u64(seed), rule, device }
+        Self {
+            stream: ChaCha8Rng::seed_from_u64(seed),
+            rule,
+            device,
+        }
     }
 
     /// A convolution without bias, padded so that stride 1 keeps the size (odd kernels).
@@ -47,7 +51,12 @@ impl<'a> WeightInit<'a> {
             .with_initializer(Initializer::Zeros)
             .init(self.device);
         let [c_in, c_out] = channels;
-        let fan = if self.rule == Rule::FanIn { c_in } else { c_out } * kernel * kernel;
+        let fan = if self.rule == Rule::FanIn {
+            c_in
+        } else {
+            c_out
+        } * kernel
+            * kernel;
         conv.weight = self.kaiming_normal([c_out, c_in, kernel, kernel], fan);
         conv.into()
     }
@@ -62,10 +71,13 @@ impl<'a> WeightInit<'a> {
     }
 
     pub(crate) fn linear(&mut self, num_inputs: usize, num_outputs: usize) -> Linear {
-        let mut linear =
-            LinearConfig::new(num_inputs, num_outputs).with_initializer(Initializer::Zeros).init(self.device);
+        let mut linear = LinearConfig::new(num_inputs, num_outputs)
+            .with_initializer(Initializer::Zeros)
+            .init(self.device);
         match self.rule {
-            Rule::FanIn => linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs),
+            Rule::FanIn => {
+                linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs)
+            }
             Rule::FanOut => {
                 let bound = 1.0 / (num_inputs as f64).sqrt();
                 linear.weight = self.uniform_within(bound, [num_inputs, num_outputs]);
@@ -75,7 +87,11 @@ impl<'a> WeightInit<'a> {
         linear.into()
     }
 
-    fn kaiming_normal<const D: usize>(&mut self, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {
+    fn kaiming_normal<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        fan_in: usize,
+    ) -> Param<Tensor<D>> {
         let std = (2.0 / fan_in as f64).sqrt();
         let num_elements = shape.iter().product();
         let mut values = Vec::with_capacity(num_elements + 1);
@@ -83,12 +99,23 @@ impl<'a> WeightInit<'a> {
             values.extend(self.normal_pair().map(|z| (std * z) as f32));
         }
         values.truncate(num_elements);
-        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), self.device))
+        Param::from_tensor(Tensor::from_data(
+            TensorData::new(values, shape),
+            self.device,
+        ))
     }
 
-    fn uniform_within<const D: usize>(&mut self, bound: f64, shape: [usize; D]) -> Param<Tensor<D>> {
-        let values = (0..shape.iter().product()).map(|_| (bound * (2.0 * self.uniform() - 1.0)) as f32);
-        Param::from_tensor(Tensor::from_data(TensorData::new(values.collect::<Vec<_>>(), shape), self.device))
+    fn uniform_within<const D: usize>(
+        &mut self,
+        bound: f64,
+        shape: [usize; D],
+    ) -> Param<Tensor<D>> {
+        let values =
+            (0..shape.iter().product()).map(|_| (bound * (2.0 * self.uniform() - 1.0)) as f32);
+        Param::from_tensor(Tensor::from_data(
+            TensorData::new(values.collect::<Vec<_>>(), shape),
+            self.device,
+        ))
     }
 
     /// Two independent standard normal numbers (Box and Muller 1958).
@@ -115,10 +142,17 @@ mod tests {
         let values = conv.weight.val().into_data().try_to_vec::<f32>().unwrap();
         let n = values.len() as f64;
         let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+        let variance = values
+            .iter()
+            .map(|&v| (f64::from(v) - mean).powi(2))
+            .sum::<f64>()
+            / n;
         let expected = 2.0 / (64.0 * 9.0);
         assert!(mean.abs() < 4.0 * (expected / n).sqrt(), "mean {mean}");
-        assert!((variance / expected - 1.0).abs() < 0.03, "variance {variance}");
+        assert!(
+            (variance / expected - 1.0).abs() < 0.03,
+            "variance {variance}"
+        );
     }
 
     #[test]

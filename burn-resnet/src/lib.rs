@@ -18,7 +18,8 @@ pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
 pub use pretrained::{
-    Head, Loaded, load_weights, load_weights_with, safetensors_bytes, save_safetensors, shared_modules,
+    Head, Loaded, load_weights, load_weights_with, safetensors_bytes, save_safetensors,
+    shared_modules,
 };
 pub use resnet::ResNet;
 

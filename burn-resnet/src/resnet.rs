@@ -9,7 +9,10 @@ use std::mem;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, assert_shape};
-use layers::{BatchNorm, Computation, Conv2d, Linear, MaxPool2d, MaxPool2dConfig, PassContext, global_avg_pool, relu};
+use layers::{
+    BatchNorm, Computation, Conv2d, Linear, MaxPool2d, MaxPool2dConfig, PassContext,
+    global_avg_pool, relu,
+};
 
 use crate::Block;
 use crate::config::ResNetConfig;
@@ -40,7 +43,10 @@ pub struct ResNet {
 /// 3x3 windows, half the size.
 fn pool() -> MaxPool2d {
     let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
-    MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(padding).init()
+    MaxPool2dConfig::new([3, 3])
+        .with_strides([2, 2])
+        .with_padding(padding)
+        .init()
 }
 
 impl ResNet {
@@ -48,20 +54,48 @@ impl ResNet {
     pub(crate) fn new(config: &ResNetConfig, init: &mut WeightInit) -> Self {
         let (stem, is_small) = (config.stem_channels(), config.is_small());
         let (kernel, stride) = if is_small { (3, 1) } else { (7, 2) };
-        let (conv1, bn1) = (init.conv([config.in_channels(), stem], kernel, stride), init.norm(stem, false));
+        let (conv1, bn1) = (
+            init.conv([config.in_channels(), stem], kernel, stride),
+            init.norm(stem, false),
+        );
         let mut c_in = stem;
-        let mut layers = config.stages().into_iter().enumerate().map(|(index, stage)| {
-            let blocks = (0..stage.num_blocks).map(|block| {
-                let stride = if index > 0 && block == 0 { 2 } else { 1 };
-                Block::new(config, mem::replace(&mut c_in, stage.out_channels()), stride, stage, init)
+        let mut layers = config
+            .stages()
+            .into_iter()
+            .enumerate()
+            .map(|(index, stage)| {
+                let blocks = (0..stage.num_blocks).map(|block| {
+                    let stride = if index > 0 && block == 0 { 2 } else { 1 };
+                    Block::new(
+                        config,
+                        mem::replace(&mut c_in, stage.out_channels()),
+                        stride,
+                        stage,
+                        init,
+                    )
+                });
+                blocks.collect::<Vec<_>>()
             });
-            blocks.collect::<Vec<_>>()
-        });
         let [layer1, layer2, layer3, layer4] = [(); 4].map(|()| layers.next().unwrap_or_default());
         drop(layers);
         let linear = init.linear(c_in, config.num_classes());
-        let (linear, fc) = if is_small { (Some(linear), None) } else { (None, Some(linear)) };
-        Self { conv1, bn1, layer1, layer2, layer3, layer4, linear, fc, computation: config.computation() }.materialize()
+        let (linear, fc) = if is_small {
+            (Some(linear), None)
+        } else {
+            (None, Some(linear))
+        };
+        Self {
+            conv1,
+            bn1,
+            layer1,
+            layer2,
+            layer3,
+            layer4,
+            linear,
+            fc,
+            computation: config.computation(),
+        }
+        .materialize()
     }
 
     /// Maps images to logits. On an autodiff device with training enabled the normalisations use
@@ -80,12 +114,26 @@ impl ResNet {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
-        PassContext { computation: self.computation, ..PassContext::current() }.during(|| {
+        PassContext {
+            computation: self.computation,
+            ..PassContext::current()
+        }
+        .during(|| {
             let stem = relu(self.bn1.forward(self.conv1.forward(images)));
-            let stem = if self.fc.is_some() { pool().forward(stem) } else { stem };
-            let blocks = [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten();
+            let stem = if self.fc.is_some() {
+                pool().forward(stem)
+            } else {
+                stem
+            };
+            let blocks = [&self.layer1, &self.layer2, &self.layer3, &self.layer4]
+                .into_iter()
+                .flatten();
             let features = blocks.fold(stem, |hidden, block| block.forward(hidden));
-            let last = self.linear.as_ref().or(self.fc.as_ref()).expect("a network has a last layer");
+            let last = self
+                .linear
+                .as_ref()
+                .or(self.fc.as_ref())
+                .expect("a network has a last layer");
             last.forward(global_avg_pool(features))
         })
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ResizedCrop, ShardConfig, ShardPlan,
-    Sizing, SyntheticConfig, image_folder, synthetic,
+    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ResizedCrop,
+    ShardConfig, ShardPlan, Sizing, SyntheticConfig, image_folder, synthetic,
 };
 
 const GLOBAL_BATCH_SIZE: usize = 256;
@@ -27,21 +27,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let resolution: Option<usize> = arguments.next().map(|size| size.parse()).transpose()?;
     let data = match folder {
         Some(folder) => {
-            let of_own_size = |size| Sizing { size, shorter_side: Some(size * 256 / 224) };
+            let of_own_size = |size| Sizing {
+                size,
+                shorter_side: Some(size * 256 / 224),
+            };
             let sizing = resolution.map_or(Sizing::square(32), of_own_size);
             image_folder::open(folder, &ImageFolderConfig::new(sizing))?
         }
         None => synthetic::open(&SyntheticConfig {
-            shape: ImageShape { height: 32, width: 32, channels: 3 },
+            shape: ImageShape {
+                height: 32,
+                width: 32,
+                channels: 3,
+            },
             num_classes: 10,
             num_train: 50_000,
             num_test: 1,
             seed: 0,
         })?,
     };
-    println!("{}, {} images, {num_threads} loader threads", data.train.name(), data.train.len());
+    println!(
+        "{}, {} images, {num_threads} loader threads",
+        data.train.name(),
+        data.train.len()
+    );
     let varied = match resolution {
-        Some(_) => Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 }),
+        Some(_) => Augment::ResizedCrop(ResizedCrop {
+            min_scale: 0.08,
+            max_scale: 1.0,
+        }),
         None => Augment::CropFlip { pad: 4 },
     };
     for augment in [Augment::None, varied] {

@@ -60,11 +60,18 @@ impl Augment {
                 let mut stream = Stream::new(seed, epoch, index as u64, Purpose::Augmentation);
                 let mut offset = || stream.below(2 * pad + 1) as isize - pad as isize;
                 let (dy, dx) = (offset(), offset());
-                Placement { dy, dx, flip: stream.coin() }
+                Placement {
+                    dy,
+                    dx,
+                    flip: stream.coin(),
+                }
             }
             Self::ResizedCrop(_) | Self::Rand(..) => {
                 let flip = Stream::new(seed, epoch, index as u64, Purpose::Augmentation).coin();
-                Placement { flip, ..Placement::default() }
+                Placement {
+                    flip,
+                    ..Placement::default()
+                }
             }
         }
     }
@@ -90,10 +97,17 @@ impl Augment {
                 trivial_augment::draw(seed, epoch, draw).apply(pixels, shape);
             }
             Self::ResizedCrop(crop) | Self::Rand(crop, _) => {
-                dataset.read_crop(index, &|size| crop.draw(seed, epoch, draw, size), shape, pixels)?;
+                dataset.read_crop(
+                    index,
+                    &|size| crop.draw(seed, epoch, draw, size),
+                    shape,
+                    pixels,
+                )?;
                 if let Self::Rand(_, rand) = self {
                     let operations = rand.draw(seed, epoch, draw, &normalization.mean);
-                    operations.into_iter().for_each(|operation| operation.apply(pixels, shape));
+                    operations
+                        .into_iter()
+                        .for_each(|operation| operation.apply(pixels, shape));
                 }
             }
         }
@@ -109,7 +123,11 @@ mod tests {
     #[test]
     fn the_draw_is_a_pure_function_of_seed_epoch_and_index() {
         let augment = Augment::CropFlip { pad: 4 };
-        let all = |seed, epoch| (0..64).map(|index| augment.draw(seed, epoch, index)).collect::<Vec<_>>();
+        let all = |seed, epoch| {
+            (0..64)
+                .map(|index| augment.draw(seed, epoch, index))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(all(1, 2), all(1, 2));
         assert_ne!(all(1, 2), all(1, 3));
         assert_ne!(all(1, 2), all(2, 2));
@@ -126,7 +144,10 @@ mod tests {
         }
         assert_eq!(counts.len(), 18);
         // Five standard deviations of a binomial with n = 18,000 and p = 1/18 are 154.
-        assert!(counts.values().all(|count| count.abs_diff(1000) < 154), "{counts:?}");
+        assert!(
+            counts.values().all(|count| count.abs_diff(1000) < 154),
+            "{counts:?}"
+        );
     }
 
     #[test]

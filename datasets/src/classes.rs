@@ -27,19 +27,28 @@ pub(crate) fn map_labels(
 ) -> Result<Vec<String>, DatasetError> {
     let mut notes = Vec::new();
     if own != Some(expected) {
-        let num_own = labels.iter().max().map_or(0, |label| usize::from(*label) + 1);
+        let num_own = labels
+            .iter()
+            .max()
+            .map_or(0, |label| usize::from(*label) + 1);
         let map = match own {
             Some(own) => {
                 notes.extend(other_forms(own, expected));
                 by_name(own, expected)
             }
-            None => (0..num_own).map(|class| (class < expected.len()).then_some(class as u16)).collect(),
+            None => (0..num_own)
+                .map(|class| (class < expected.len()).then_some(class as u16))
+                .collect(),
         };
         if own.is_none() && !are_numbers(expected) {
-            notes.push("no class names here: labels are positions in the list of classes".to_owned());
+            notes.push(
+                "no class names here: labels are positions in the list of classes".to_owned(),
+            );
         }
         let mut is_unknown = vec![false; num_own];
-        labels.iter().for_each(|label| is_unknown[usize::from(*label)] = map[usize::from(*label)].is_none());
+        labels
+            .iter()
+            .for_each(|label| is_unknown[usize::from(*label)] = map[usize::from(*label)].is_none());
         let unknown: Vec<String> = (0..num_own)
             .filter(|class| is_unknown[*class])
             .map(|class| own.map_or_else(|| class.to_string(), |own| own[class].clone()))
@@ -51,7 +60,9 @@ pub(crate) fn map_labels(
                 expected: list(expected.iter()),
             });
         }
-        labels.iter_mut().for_each(|label| *label = map[usize::from(*label)].unwrap_or_default());
+        labels
+            .iter_mut()
+            .for_each(|label| *label = map[usize::from(*label)].unwrap_or_default());
     }
     notes.extend(empty_classes(labels, expected));
     Ok(notes)
@@ -60,15 +71,32 @@ pub(crate) fn map_labels(
 /// A note on classes that no image has, if there are any.
 pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<String> {
     let mut has_image = vec![false; class_names.len()];
-    labels.iter().for_each(|label| has_image[usize::from(*label)] = true);
-    let empty: Vec<&String> = class_names.iter().zip(has_image).filter(|(_, has)| !has).map(|(name, _)| name).collect();
-    let said = || format!("{} of {} classes have no image: {}", empty.len(), class_names.len(), list(empty.iter()));
+    labels
+        .iter()
+        .for_each(|label| has_image[usize::from(*label)] = true);
+    let empty: Vec<&String> = class_names
+        .iter()
+        .zip(has_image)
+        .filter(|(_, has)| !has)
+        .map(|(name, _)| name)
+        .collect();
+    let said = || {
+        format!(
+            "{} of {} classes have no image: {}",
+            empty.len(),
+            class_names.len(),
+            list(empty.iter())
+        )
+    };
     (!empty.is_empty()).then(said)
 }
 
 /// Whether the names are those of classes that have none: 0, 1 and so on.
 pub(crate) fn are_numbers(names: &[String]) -> bool {
-    names.iter().enumerate().all(|(number, name)| *name == number.to_string())
+    names
+        .iter()
+        .enumerate()
+        .all(|(number, name)| *name == number.to_string())
 }
 
 /// Of each of `own`, the class of `expected` of the same name. Of a name that stands there several times, as ImageNet's `crane`, the first
@@ -78,13 +106,20 @@ pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
     let mut is_taken = vec![false; expected.len()];
     // The very name goes first, then the one in another form.
     for form in [str::to_owned, normal_form] as [fn(&str) -> String; 2] {
-        let mut places = std::collections::HashMap::<String, std::collections::VecDeque<usize>>::new();
-        for (place, name) in expected.iter().enumerate().filter(|(place, _)| !is_taken[*place]) {
+        let mut places =
+            std::collections::HashMap::<String, std::collections::VecDeque<usize>>::new();
+        for (place, name) in expected
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| !is_taken[*place])
+        {
             places.entry(form(name)).or_default().push_back(place);
         }
         for (class, name) in own.iter().enumerate() {
             if found[class].is_none()
-                && let Some(place) = places.get_mut(&form(name)).and_then(std::collections::VecDeque::pop_front)
+                && let Some(place) = places
+                    .get_mut(&form(name))
+                    .and_then(std::collections::VecDeque::pop_front)
             {
                 found[class] = Some(place as u16);
                 is_taken[place] = true;
@@ -97,7 +132,10 @@ pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
 /// A note on names of classes of one split that differ in their Unicode form alone.
 pub(crate) fn twins(names: &[String]) -> Option<String> {
     let mut before = std::collections::HashSet::new();
-    let twins: Vec<&String> = names.iter().filter(|name| !before.insert(normal_form(name))).collect();
+    let twins: Vec<&String> = names
+        .iter()
+        .filter(|name| !before.insert(normal_form(name)))
+        .collect();
     let said = || {
         format!(
             "{} classes have the name of another class in another Unicode form, and are classes of their own: {}",
@@ -133,11 +171,15 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn mapped(own: Option<&[&str]>, labels: &[u16], expected: &[&str]) -> Result<(Vec<u16>, Vec<String>), String> {
+    fn mapped(
+        own: Option<&[&str]>,
+        labels: &[u16],
+        expected: &[&str],
+    ) -> Result<(Vec<u16>, Vec<String>), String> {
         let mut labels = labels.to_vec();
         let own = own.map(names);
-        let notes =
-            map_labels("val", &mut labels, own.as_deref(), &names(expected)).map_err(|error| error.to_string())?;
+        let notes = map_labels("val", &mut labels, own.as_deref(), &names(expected))
+            .map_err(|error| error.to_string())?;
         Ok((labels, notes))
     }
 
@@ -146,34 +188,68 @@ mod tests {
         let three = ["cat", "dog", "owl"];
         let lack = |what: &str| vec![format!("1 of 3 classes have no image: {what}")];
         for (own, labels, expected, notes) in [
-            (&["cat", "dog", "owl"][..], &[0, 1, 2][..], &[0, 1, 2][..], vec![]),
+            (
+                &["cat", "dog", "owl"][..],
+                &[0, 1, 2][..],
+                &[0, 1, 2][..],
+                vec![],
+            ),
             (&["cat", "owl"], &[0, 1], &[0, 2], lack("dog")),
             (&["owl", "dog", "cat"], &[0, 1, 1], &[2, 1, 1], lack("cat")),
             // A class without images may be any.
-            (&["cat", "emu", "dog", "owl"], &[3, 2, 0], &[2, 1, 0], vec![]),
+            (
+                &["cat", "emu", "dog", "owl"],
+                &[3, 2, 0],
+                &[2, 1, 0],
+                vec![],
+            ),
         ] {
-            assert_eq!(mapped(Some(own), labels, &three), Ok((expected.to_vec(), notes)), "{own:?}");
+            assert_eq!(
+                mapped(Some(own), labels, &three),
+                Ok((expected.to_vec(), notes)),
+                "{own:?}"
+            );
         }
         let text = mapped(Some(&["cat", "emu"]), &[0, 1], &three).unwrap_err();
-        assert!(text.contains("val: ") && text.contains("emu") && text.contains("cat; dog; owl"), "{text}");
+        assert!(
+            text.contains("val: ") && text.contains("emu") && text.contains("cat; dog; owl"),
+            "{text}"
+        );
     }
 
     #[test]
     fn names_in_two_unicode_forms_are_one_class_and_twins_keep_their_order() {
         let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
-        let (labels, notes) = mapped(Some(&[decomposed, "dog"]), &[0, 1], &[composed, "dog"]).unwrap();
-        assert!(labels == [0, 1] && notes.len() == 1 && notes[0].contains("Unicode"), "{notes:?}");
+        let (labels, notes) =
+            mapped(Some(&[decomposed, "dog"]), &[0, 1], &[composed, "dog"]).unwrap();
+        assert!(
+            labels == [0, 1] && notes.len() == 1 && notes[0].contains("Unicode"),
+            "{notes:?}"
+        );
         // The very name is preferred.
         let map = |own: &[&str], expected: &[&str]| by_name(&names(own), &names(expected));
-        assert_eq!(map(&[decomposed, composed], &[composed, decomposed]), [Some(1), Some(0)]);
-        assert_eq!(map(&["crane", "dog", "crane"], &["dog", "crane", "crane"]), [Some(1), Some(0), Some(2)]);
+        assert_eq!(
+            map(&[decomposed, composed], &[composed, decomposed]),
+            [Some(1), Some(0)]
+        );
+        assert_eq!(
+            map(&["crane", "dog", "crane"], &["dog", "crane", "crane"]),
+            [Some(1), Some(0), Some(2)]
+        );
     }
 
     #[test]
     fn labels_of_data_that_name_no_classes_are_positions() {
         let (labels, notes) = mapped(None, &[1, 0], &["cat", "dog"]).unwrap();
-        assert!(labels == [1, 0] && notes[0].contains("positions"), "{notes:?}");
-        assert!(mapped(None, &[2], &["cat", "dog"]).unwrap_err().contains("others: 2"));
+        assert!(
+            labels == [1, 0] && notes[0].contains("positions"),
+            "{notes:?}"
+        );
+        assert!(
+            mapped(None, &[2], &["cat", "dog"])
+                .unwrap_err()
+                .contains("others: 2")
+        );
         assert_eq!(mapped(None, &[1, 0], &["0", "1"]), Ok((vec![1, 0], vec![])));
     }
 }

@@ -35,7 +35,11 @@ impl ImageShape {
 
 impl fmt::Display for ImageShape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}x{}x{}", self.height, self.width, self.channels)
+        write!(
+            formatter,
+            "{}x{}x{}",
+            self.height, self.width, self.channels
+        )
     }
 }
 
@@ -165,8 +169,18 @@ pub struct DatasetSplits {
 
 impl DatasetSplits {
     /// The splits of a data set without a validation split.
-    pub fn of_two(train: Arc<dyn ImageDataset>, test: Arc<dyn ImageDataset>, normalization: Normalization) -> Self {
-        Self { train, val: None, test: Some(test), normalization, notes: Vec::new() }
+    pub fn of_two(
+        train: Arc<dyn ImageDataset>,
+        test: Arc<dyn ImageDataset>,
+        normalization: Normalization,
+    ) -> Self {
+        Self {
+            train,
+            val: None,
+            test: Some(test),
+            normalization,
+            notes: Vec::new(),
+        }
     }
 
     /// The split by that name.
@@ -210,11 +224,17 @@ pub struct Normalization {
 impl Normalization {
     /// The statistics of ImageNet's RGB pixels, which published weights expect.
     pub fn imagenet() -> Self {
-        Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] }
+        Self {
+            mean: vec![0.485, 0.456, 0.406],
+            std: vec![0.229, 0.224, 0.225],
+        }
     }
 
     /// Mean and standard deviation of uniformly random pixels: 1/2 and 1/sqrt(12).
     pub fn uniform(channels: usize) -> Self {
-        Self { mean: vec![0.5; channels], std: vec![0.288_675_13; channels] }
+        Self {
+            mean: vec![0.5; channels],
+            std: vec![0.288_675_13; channels],
+        }
     }
 }

@@ -87,13 +87,21 @@ pub(crate) struct EncodedDataset<S> {
 
 impl<S: Source> EncodedDataset<S> {
     /// Opens a split; with `keep` or [`OnBadImage::Skip`] every image is decoded once.
-    pub(crate) fn open(source: S, contents: Contents, reading: Reading) -> Result<Self, DatasetError> {
+    pub(crate) fn open(
+        source: S,
+        contents: Contents,
+        reading: Reading,
+    ) -> Result<Self, DatasetError> {
         let size = reading.sizing.size;
         let mut dataset = Self {
             images: (0..contents.labels.len() as u32).collect(),
             contents,
             source,
-            shape: ImageShape { height: size, width: size, channels: 3 },
+            shape: ImageShape {
+                height: size,
+                width: size,
+                channels: 3,
+            },
             sizing: reading.sizing,
             pixels: None,
             checksum: OnceLock::new(),
@@ -109,7 +117,11 @@ impl<S: Source> EncodedDataset<S> {
         let (len, keep) = (self.shape.num_values(), reading.keep);
         let mut pixels = vec![0; if keep { self.images.len() * len } else { 0 }];
         let results = self.decode_images(&mut pixels, reading);
-        let (mut digests, mut good, mut bad) = (Vec::with_capacity(self.images.len()), Vec::new(), Vec::new());
+        let (mut digests, mut good, mut bad) = (
+            Vec::with_capacity(self.images.len()),
+            Vec::new(),
+            Vec::new(),
+        );
         for (image, result) in (0..).zip(results) {
             match result {
                 Ok(digest) => {
@@ -120,9 +132,9 @@ impl<S: Source> EncodedDataset<S> {
                     good.push(image);
                     digests.push(digest);
                 }
-                Err(error @ (DatasetError::BadImage { .. } | DatasetError::FileTooLarge { .. }))
-                    if reading.on_bad_image == OnBadImage::Skip =>
-                {
+                Err(
+                    error @ (DatasetError::BadImage { .. } | DatasetError::FileTooLarge { .. }),
+                ) if reading.on_bad_image == OnBadImage::Skip => {
                     bad.push((self.contents.labels[image as usize], error.to_string()));
                 }
                 Err(error) => return Err(error),
@@ -144,7 +156,8 @@ impl<S: Source> EncodedDataset<S> {
             return Ok(());
         }
         let mut num_bad = vec![0; self.contents.class_names.len()];
-        bad.iter().for_each(|(label, _)| num_bad[usize::from(*label)] += 1);
+        bad.iter()
+            .for_each(|(label, _)| num_bad[usize::from(*label)] += 1);
         for (label, class_name) in self.contents.class_names.iter().enumerate() {
             if num_bad[label] > 0 && !(0..self.len()).any(|index| self.label(index) == label) {
                 return Err(DatasetError::EmptyClass {
@@ -186,31 +199,52 @@ impl<S: Source> EncodedDataset<S> {
     /// Decodes all images on several threads; `pixels` is either empty or has room for each.
     ///
     /// Results come in order. With `Fail` a thread stops at its first bad image, so the results may end there.
-    fn decode_images(&self, pixels: &mut [u8], reading: Reading) -> Vec<Result<ImageDigest, DatasetError>> {
+    fn decode_images(
+        &self,
+        pixels: &mut [u8],
+        reading: Reading,
+    ) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
         let per_thread = self.images.len().div_ceil(reading.num_threads).max(1);
         let mut outputs = pixels.chunks_mut(per_thread * len);
-        let parts = self.images.chunks(per_thread).map(|images| (images, outputs.next().unwrap_or_default()));
-        let decode = |(images, output): (&[u32], &mut [u8])| self.decode_part(images, output, reading);
-        in_parts(reading.num_threads, parts, decode).into_iter().flatten().collect()
+        let parts = self
+            .images
+            .chunks(per_thread)
+            .map(|images| (images, outputs.next().unwrap_or_default()));
+        let decode =
+            |(images, output): (&[u32], &mut [u8])| self.decode_part(images, output, reading);
+        in_parts(reading.num_threads, parts, decode)
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     fn decode_part(
         &self,
         images: &[u32],
         output: &mut [u8],
-        Reading { on_bad_image, whole, .. }: Reading,
+        Reading {
+            on_bad_image,
+            whole,
+            ..
+        }: Reading,
     ) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
         let mut scratch = vec![0; len];
         let mut results = Vec::with_capacity(images.len());
         for (position, image) in images.iter().enumerate() {
-            let pixels = output.get_mut(position * len..(position + 1) * len).unwrap_or(&mut scratch);
+            let pixels = output
+                .get_mut(position * len..(position + 1) * len)
+                .unwrap_or(&mut scratch);
             let result = self.source.read(*image as usize).and_then(|bytes| {
                 let digest = Sha256::digest(&bytes).into();
                 match on_bad_image {
-                    OnBadImage::Skip if whole => self.decode_whole(&bytes, *image as usize, pixels)?,
-                    OnBadImage::Skip | OnBadImage::Fail => self.decode(&bytes, *image as usize, pixels)?,
+                    OnBadImage::Skip if whole => {
+                        self.decode_whole(&bytes, *image as usize, pixels)?
+                    }
+                    OnBadImage::Skip | OnBadImage::Fail => {
+                        self.decode(&bytes, *image as usize, pixels)?
+                    }
                 }
                 Ok(digest)
             });
@@ -224,18 +258,40 @@ impl<S: Source> EncodedDataset<S> {
     }
 
     fn decode(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
-        let decoded = decode_into(bytes, &|| self.source.path(image), self.shape, self.sizing, pixels);
+        let decoded = decode_into(
+            bytes,
+            &|| self.source.path(image),
+            self.shape,
+            self.sizing,
+            pixels,
+        );
         decoded.map_err(|error| explained(error, bytes))
     }
 
     /// As [`decode`](Self::decode), and refuses what is damaged anywhere; of images that keep their own size the pixels are other ones.
-    fn decode_whole(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+    fn decode_whole(
+        &self,
+        bytes: &[u8],
+        image: usize,
+        pixels: &mut [u8],
+    ) -> Result<(), DatasetError> {
         if self.sizing.shorter_side.is_none() {
             return self.decode(bytes, image, pixels);
         }
-        let whole = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
-        decode_crop(bytes, &|| self.source.path(image), self.shape, &whole, pixels)
-            .map_err(|error| explained(error, bytes))
+        let whole = |[width, height]: [u32; 2]| CropBox {
+            left: 0,
+            top: 0,
+            width,
+            height,
+        };
+        decode_crop(
+            bytes,
+            &|| self.source.path(image),
+            self.shape,
+            &whole,
+            pixels,
+        )
+        .map_err(|error| explained(error, bytes))
     }
 
     /// The digests of all samples, on all processors. An image that cannot be read counts as empty: reading it will tell.
@@ -256,7 +312,8 @@ const MAX_POINTER_BYTES: usize = 1024;
 /// The error of an image that is none, with what it is instead.
 fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
     let is_text = bytes.len() <= MAX_POINTER_BYTES
-        && std::str::from_utf8(bytes).is_ok_and(|text| !text.chars().any(|c| c.is_control() && !c.is_whitespace()));
+        && std::str::from_utf8(bytes)
+            .is_ok_and(|text| !text.chars().any(|c| c.is_control() && !c.is_whitespace()));
     match error {
         DatasetError::BadImage { path, .. } if bytes.is_empty() => {
             DatasetError::BadImage { path, reason: "the file is empty".to_owned() }

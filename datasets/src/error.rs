@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 /// Everything this crate reports; each variant holds the values that its text shows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum DatasetError {
     /// The operating system refused a file or folder.
     #[error("cannot {action} {}: {reason}", path.display())]
@@ -52,7 +55,11 @@ pub enum DatasetError {
          ({} records and {} bytes); the file is truncated or of another format, fetch it again",
         path.display(), len_bytes / record_bytes, len_bytes % record_bytes
     )]
-    PartialRecord { path: PathBuf, len_bytes: usize, record_bytes: usize },
+    PartialRecord {
+        path: PathBuf,
+        len_bytes: usize,
+        record_bytes: usize,
+    },
 
     /// A record names a class that the data set does not have.
     #[error("{}: record {record}: expected a label below {num_classes}, got {label}", path.display())]
@@ -138,11 +145,19 @@ pub enum DatasetError {
 
     /// A folder holds files of several data sets for one split.
     #[error("{}: the files of the split {split} are of several data sets; give the folder of one of them: {files}", path.display())]
-    SeveralSets { path: PathBuf, split: String, files: String },
+    SeveralSets {
+        path: PathBuf,
+        split: String,
+        files: String,
+    },
 
     /// A setting cannot be used.
     #[error("{field}: expected {expected}, got {got}")]
-    Config { field: &'static str, expected: String, got: String },
+    Config {
+        field: &'static str,
+        expected: String,
+        got: String,
+    },
 
     /// A loader thread panicked.
     #[error("a loader thread panicked at step_in_epoch {step_in_epoch}: {reason}")]
@@ -154,7 +169,11 @@ pub enum DatasetError {
 
     /// A download failed.
     #[error("cannot download {url}: {reason}; {remedy}")]
-    Download { url: String, reason: String, remedy: String },
+    Download {
+        url: String,
+        reason: String,
+        remedy: String,
+    },
 
     /// A downloaded file is not the one that was published.
     #[error("{}: expected sha256 {expected}, got {got}; the file was removed, download it again", path.display())]
@@ -206,14 +225,29 @@ pub enum DatasetError {
 
 impl DatasetError {
     /// A closure for `map_err` that adds the action and the path to an I/O error.
-    pub(crate) fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(
+        action: &'static str,
+        path: impl AsRef<Path>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
-        move |reason| Self::Io { action, path, reason }
+        move |reason| Self::Io {
+            action,
+            path,
+            reason,
+        }
     }
 
     /// A setting that cannot be used.
-    pub(crate) fn config(field: &'static str, expected: impl Into<String>, got: impl ToString) -> Self {
-        Self::Config { field, expected: expected.into(), got: got.to_string() }
+    pub(crate) fn config(
+        field: &'static str,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Self {
+        Self::Config {
+            field,
+            expected: expected.into(),
+            got: got.to_string(),
+        }
     }
 }
 

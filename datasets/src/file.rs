@@ -18,16 +18,25 @@ pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Dataset
     // Asked before the file is opened, since opening a named pipe already waits.
     let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
     if !metadata.is_file() {
-        return Err(DatasetError::NotAFile { path: path.to_path_buf(), got: kind(metadata.file_type()) });
+        return Err(DatasetError::NotAFile {
+            path: path.to_path_buf(),
+            got: kind(metadata.file_type()),
+        });
     }
-    let too_large = |got_bytes| DatasetError::FileTooLarge { path: path.to_path_buf(), max_bytes, got_bytes };
+    let too_large = |got_bytes| DatasetError::FileTooLarge {
+        path: path.to_path_buf(),
+        max_bytes,
+        got_bytes,
+    };
     if metadata.len() > max_bytes {
         return Err(too_large(metadata.len()));
     }
     let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     // It may grow while it is read, and some files of the system have no length.
-    Counted(file.take(max_bytes + 1)).read_to_end(&mut bytes).map_err(DatasetError::io("read", path))?;
+    Counted(file.take(max_bytes + 1))
+        .read_to_end(&mut bytes)
+        .map_err(DatasetError::io("read", path))?;
     if bytes.len() as u64 > max_bytes {
         return Err(too_large(bytes.len() as u64));
     }
@@ -56,7 +65,11 @@ fn kind(file_type: FileType) -> &'static str {
             return "a device";
         }
     }
-    if file_type.is_dir() { "a folder" } else { "something else" }
+    if file_type.is_dir() {
+        "a folder"
+    } else {
+        "something else"
+    }
 }
 
 #[cfg(test)]
@@ -74,7 +87,10 @@ mod tests {
         fs::write(&path, [7; 100]).unwrap();
         assert_eq!(read_whole(&path, 100).unwrap(), [7; 100]);
         let text = message(&path, 99);
-        assert!(text.contains("file: expected at most 99 bytes, got 100"), "{text}");
+        assert!(
+            text.contains("file: expected at most 99 bytes, got 100"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -100,12 +116,24 @@ mod tests {
     fn what_is_no_file_is_named_and_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let text = message(folder.path(), 100);
-        assert!(text.contains("expected a regular file, got a folder"), "{text}");
+        assert!(
+            text.contains("expected a regular file, got a folder"),
+            "{text}"
+        );
         if cfg!(unix) {
             let text = message(Path::new("/dev/zero"), 100);
-            assert!(text.contains("/dev/zero: expected a regular file, got a device"), "{text}");
+            assert!(
+                text.contains("/dev/zero: expected a regular file, got a device"),
+                "{text}"
+            );
             let pipe = folder.path().join("pipe");
-            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            assert!(
+                std::process::Command::new("mkfifo")
+                    .arg(&pipe)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
             assert!(message(&pipe, 100).contains("got a named pipe"));
         }
     }

@@ -61,7 +61,9 @@ pub mod threads;
 pub mod error;
 
 pub use augment::{Augment, Placement};
-pub use batch::{DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets};
+pub use batch::{
+    DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets,
+};
 pub use cifar::Cifar;
 pub use classes::normal_form;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};

@@ -35,7 +35,11 @@ impl Subset {
     pub fn first(inner: Arc<dyn ImageDataset>, num_samples: usize) -> Result<Self, DatasetError> {
         if num_samples == 0 || num_samples > inner.len() {
             let expected = format!("1 to {} samples of {}", inner.len(), inner.name());
-            return Err(DatasetError::config("number of samples", expected, num_samples));
+            return Err(DatasetError::config(
+                "number of samples",
+                expected,
+                num_samples,
+            ));
         }
         let mut indices = even_order(&*inner);
         indices.truncate(num_samples);
@@ -75,26 +79,55 @@ impl Subset {
             }
         }
         if validation.is_empty() {
-            let expected = format!("a share that takes at least 1 of the {} samples of {}", inner.len(), inner.name());
+            let expected = format!(
+                "a share that takes at least 1 of the {} samples of {}",
+                inner.len(),
+                inner.name()
+            );
             return Err(DatasetError::config("share", expected, share));
         }
         let part = |mut indices: Vec<usize>, what: &str, notes: Vec<String>| {
             indices.sort_unstable();
-            let name = format!("{} ({what} {} of {})", inner.name(), indices.len(), inner.len());
+            let name = format!(
+                "{} ({what} {} of {})",
+                inner.name(),
+                indices.len(),
+                inner.len()
+            );
             Self::of(Arc::clone(&inner), name, indices, notes)
         };
         let validation = part(validation, "validation part,", Vec::new());
-        let without = class_sizes(&validation).iter().filter(|size| **size == 0).count();
+        let without = class_sizes(&validation)
+            .iter()
+            .filter(|size| **size == 0)
+            .count();
         let note = (without > 0).then(|| {
             let num_classes = inner.class_names().len();
             format!("{without} of {num_classes} classes have no validation sample: too few samples for that share")
         });
         let notes = note.into_iter().collect();
-        Ok((part(train, "train part,", inner.notes().to_vec()), Self { notes, ..validation }))
+        Ok((
+            part(train, "train part,", inner.notes().to_vec()),
+            Self {
+                notes,
+                ..validation
+            },
+        ))
     }
 
-    fn of(inner: Arc<dyn ImageDataset>, name: String, indices: Vec<usize>, notes: Vec<String>) -> Self {
-        Self { inner, name, indices, notes, checksum: OnceLock::new() }
+    fn of(
+        inner: Arc<dyn ImageDataset>,
+        name: String,
+        indices: Vec<usize>,
+        notes: Vec<String>,
+    ) -> Self {
+        Self {
+            inner,
+            name,
+            indices,
+            notes,
+            checksum: OnceLock::new(),
+        }
     }
 }
 
@@ -112,14 +145,19 @@ pub fn class_sizes(dataset: &dyn ImageDataset) -> Vec<usize> {
 fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Vec<usize> {
     let exact = |class: usize| class_sizes[class] as f64 * share;
     let at_most = |class: usize| class_sizes[class].saturating_sub(1);
-    let mut sizes: Vec<usize> = (0..class_sizes.len()).map(|class| at_most(class).min(exact(class) as usize)).collect();
+    let mut sizes: Vec<usize> = (0..class_sizes.len())
+        .map(|class| at_most(class).min(exact(class) as usize))
+        .collect();
     let mut by_remainder: Vec<usize> = (0..class_sizes.len()).collect();
     // The sort is stable: of equal remainders the lower class comes first.
     by_remainder.sort_by(|a, b| exact(*b).fract().total_cmp(&exact(*a).fract()));
     let total = (num_samples as f64 * share).round() as usize;
     let missing = total.saturating_sub(sizes.iter().sum());
     by_remainder.retain(|class| exact(*class).fract() > 0.0 && sizes[*class] < at_most(*class));
-    by_remainder.into_iter().take(missing).for_each(|class| sizes[class] += 1);
+    by_remainder
+        .into_iter()
+        .take(missing)
+        .for_each(|class| sizes[class] += 1);
     sizes
 }
 
@@ -175,7 +213,8 @@ impl ImageDataset for Subset {
         shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
-        self.inner.read_crop(self.indices[index], choose, shape, pixels)
+        self.inner
+            .read_crop(self.indices[index], choose, shape, pixels)
     }
 
     /// The whole data set's checksum with the chosen indices.
@@ -213,7 +252,11 @@ mod tests {
     fn sorted_by_class() -> Arc<dyn ImageDataset> {
         Arc::new(MemoryDataset {
             name: "sorted".into(),
-            shape: ImageShape { height: 1, width: 1, channels: 1 },
+            shape: ImageShape {
+                height: 1,
+                width: 1,
+                channels: 1,
+            },
             pixels: (0..100).collect(),
             labels: [vec![0; 60], vec![1; 30], vec![2; 10]].concat(),
             class_names: vec!["a".into(), "b".into(), "c".into()],
@@ -243,7 +286,10 @@ mod tests {
             for (count, size) in counts.iter().zip([60, 30, 10]) {
                 assert!(*count >= 1);
                 let exact = num_samples as f64 * size as f64 / 100.0;
-                assert!((*count as f64 - exact).abs() <= 2.0, "{num_samples} samples: {counts:?}");
+                assert!(
+                    (*count as f64 - exact).abs() <= 2.0,
+                    "{num_samples} samples: {counts:?}"
+                );
             }
         }
     }
@@ -282,8 +328,14 @@ mod tests {
 
     #[test]
     fn a_validation_part_has_its_share_of_every_class_and_no_sample_of_the_train_part() {
-        for (share, expected) in [(0.1, [6, 3, 1]), (0.25, [15, 8, 2]), (0.5, [30, 15, 5]), (0.999, [59, 29, 9])] {
-            let split = |seed| Subset::train_and_validation(sorted_by_class(), share, seed).unwrap();
+        for (share, expected) in [
+            (0.1, [6, 3, 1]),
+            (0.25, [15, 8, 2]),
+            (0.5, [30, 15, 5]),
+            (0.999, [59, 29, 9]),
+        ] {
+            let split =
+                |seed| Subset::train_and_validation(sorted_by_class(), share, seed).unwrap();
             let (train, validation) = split(7);
             assert_eq!(class_sizes(&validation), expected, "{share}");
             let mut all = [pixels(&train), pixels(&validation)].concat();
@@ -291,7 +343,11 @@ mod tests {
             assert_eq!(all, (0..100).collect::<Vec<u8>>());
             let (again, other) = (split(7).1, split(8).1);
             assert_eq!(validation.checksum(), again.checksum());
-            assert_ne!(validation.checksum(), other.checksum(), "another seed, another choice");
+            assert_ne!(
+                validation.checksum(),
+                other.checksum(),
+                "another seed, another choice"
+            );
             assert_eq!(class_sizes(&other), expected);
         }
     }
@@ -300,7 +356,11 @@ mod tests {
     fn a_class_keeps_a_sample_to_train_on_and_one_without_validation_samples_is_noted() {
         let inner: Arc<dyn ImageDataset> = Arc::new(MemoryDataset {
             name: "few".into(),
-            shape: ImageShape { height: 1, width: 1, channels: 1 },
+            shape: ImageShape {
+                height: 1,
+                width: 1,
+                channels: 1,
+            },
             pixels: (0..7).collect(),
             labels: vec![0, 1, 1, 2, 2, 2, 2],
             class_names: vec!["a".into(), "b".into(), "c".into()],
@@ -308,11 +368,20 @@ mod tests {
             checksum: Default::default(),
         });
         let (train, validation) = Subset::train_and_validation(Arc::clone(&inner), 0.5, 0).unwrap();
-        assert_eq!((class_sizes(&train), class_sizes(&validation)), (vec![1, 1, 2], vec![0, 1, 2]));
-        assert_eq!(validation.notes(), ["1 of 3 classes have no validation sample: too few samples for that share"]);
+        assert_eq!(
+            (class_sizes(&train), class_sizes(&validation)),
+            (vec![1, 1, 2], vec![0, 1, 2])
+        );
+        assert_eq!(
+            validation.notes(),
+            ["1 of 3 classes have no validation sample: too few samples for that share"]
+        );
         assert_eq!(validation.name(), "few (validation part, 3 of 7)");
         for share in [0.0, 1.0, 0.01, f64::NAN] {
-            assert!(Subset::train_and_validation(Arc::clone(&inner), share, 0).is_err(), "{share}");
+            assert!(
+                Subset::train_and_validation(Arc::clone(&inner), share, 0).is_err(),
+                "{share}"
+            );
         }
     }
 
@@ -322,7 +391,9 @@ mod tests {
             let error = Subset::first(sorted_by_class(), num_samples).err().unwrap();
             assert_eq!(
                 error.to_string(),
-                format!("number of samples: expected 1 to 100 samples of sorted, got {num_samples}")
+                format!(
+                    "number of samples: expected 1 to 100 samples of sorted, got {num_samples}"
+                )
             );
         }
     }

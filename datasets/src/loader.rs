@@ -71,7 +71,11 @@ impl LoaderConfig {
     /// With so many threads, and a step ahead for each: two at least.
     #[must_use]
     pub fn with_threads(self, num_threads: usize) -> Self {
-        Self { num_threads, prefetch_steps: num_threads.max(2), ..self }
+        Self {
+            num_threads,
+            prefetch_steps: num_threads.max(2),
+            ..self
+        }
     }
 }
 
@@ -89,8 +93,16 @@ pub struct LoadedStep<B = HostBatch> {
 impl<B> LoadedStep<B> {
     /// The step with each micro-batch turned into another, in order.
     pub fn map<T>(self, turn: impl FnMut(B) -> T) -> LoadedStep<T> {
-        let Self { step_in_epoch, global_num_samples, micro_batches } = self;
-        LoadedStep { step_in_epoch, global_num_samples, micro_batches: micro_batches.into_iter().map(turn).collect() }
+        let Self {
+            step_in_epoch,
+            global_num_samples,
+            micro_batches,
+        } = self;
+        LoadedStep {
+            step_in_epoch,
+            global_num_samples,
+            micro_batches: micro_batches.into_iter().map(turn).collect(),
+        }
     }
 }
 
@@ -121,13 +133,25 @@ impl Loader {
     /// plan's last step.
     pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
         let (first_step, end_step) = (config.first_step, plan.num_steps());
-        assert!(first_step <= end_step, "first_step: expected at most {end_step}, got {first_step}");
+        assert!(
+            first_step <= end_step,
+            "first_step: expected at most {end_step}, got {first_step}"
+        );
         let num_lanes = config.num_threads.min(config.prefetch_steps);
-        assert!(num_lanes > 0 || config.num_threads == 0, "prefetch_steps: expected at least 1 with threads, got 0");
+        assert!(
+            num_lanes > 0 || config.num_threads == 0,
+            "prefetch_steps: expected at least 1 with threads, got 0"
+        );
         let maker = Arc::new(StepMaker::new(dataset, plan, config));
         let stop = Arc::new(AtomicBool::new(false));
         let lanes = (0..num_lanes).map(|_| None).collect();
-        let mut loader = Self { maker, lanes, next_step: first_step, end_step, stop };
+        let mut loader = Self {
+            maker,
+            lanes,
+            next_step: first_step,
+            end_step,
+            stop,
+        };
         (0..num_lanes).for_each(|lane| loader.start_lane(lane, first_step + lane));
         loader
     }
@@ -144,7 +168,10 @@ impl Loader {
         let own_steps = (step..self.end_step).step_by(num_lanes);
         let work = move |sender| run_lane(&maker, &stop, own_steps, &sender);
         let thread = threads::start(&format!("loader {lane}"), sender, work);
-        self.lanes[lane] = thread.ok().map(|thread| Lane { steps, thread: Some(thread) });
+        self.lanes[lane] = thread.ok().map(|thread| Lane {
+            steps,
+            thread: Some(thread),
+        });
     }
 
     /// Makes a step in the calling thread.
@@ -155,11 +182,15 @@ impl Loader {
 
     fn receive(&mut self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
         let since_first = step_in_epoch - self.maker.config.first_step;
-        let Some(index) = since_first.checked_rem(self.lanes.len()) else { return self.make(step_in_epoch) };
+        let Some(index) = since_first.checked_rem(self.lanes.len()) else {
+            return self.make(step_in_epoch);
+        };
         if self.lanes[index].is_none() {
             self.start_lane(index, step_in_epoch);
         }
-        let Some(lane) = &mut self.lanes[index] else { return self.make(step_in_epoch) };
+        let Some(lane) = &mut self.lanes[index] else {
+            return self.make(step_in_epoch);
+        };
         if let Ok(loaded) = lane.steps.recv() {
             return loaded;
         }
@@ -168,7 +199,10 @@ impl Loader {
             Some(Err(payload)) => panic_text(&*payload),
             _ => "the thread ended early".into(),
         };
-        Err(DatasetError::LoaderPanicked { step_in_epoch, reason })
+        Err(DatasetError::LoaderPanicked {
+            step_in_epoch,
+            reason,
+        })
     }
 }
 
@@ -181,7 +215,11 @@ impl Iterator for Loader {
         }
         let loaded = self.receive(self.next_step);
         progress::advance(1);
-        self.next_step = if loaded.is_ok() { self.next_step + 1 } else { self.end_step };
+        self.next_step = if loaded.is_ok() {
+            self.next_step + 1
+        } else {
+            self.end_step
+        };
         Some(loaded)
     }
 
@@ -255,10 +293,24 @@ impl std::fmt::Debug for StepMaker {
 impl StepMaker {
     fn new(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
         let table = Arc::new(NormalizationTable::new(&config.normalization));
-        assert_eq!(plan.config().num_samples, dataset.len(), "num_samples of plan and data set");
-        assert_eq!(table.num_channels(), dataset.image_shape().channels, "channels of normalisation and data set");
-        assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
-        assert!(!config.raw || config.mix == Mix::default(), "mix: expected normalised pixels, got raw ones");
+        assert_eq!(
+            plan.config().num_samples,
+            dataset.len(),
+            "num_samples of plan and data set"
+        );
+        assert_eq!(
+            table.num_channels(),
+            dataset.image_shape().channels,
+            "channels of normalisation and data set"
+        );
+        assert!(
+            config.micro_batch_size > 0,
+            "micro_batch_size: expected at least 1, got 0"
+        );
+        assert!(
+            !config.raw || config.mix == Mix::default(),
+            "mix: expected normalised pixels, got raw ones"
+        );
         let shape = config.image_shape.unwrap_or(dataset.image_shape());
         let is_of_crops = matches!(config.augment, Augment::ResizedCrop(_) | Augment::Rand(..))
             && shape.channels == dataset.image_shape().channels;
@@ -266,15 +318,29 @@ impl StepMaker {
             is_of_crops || shape == dataset.image_shape(),
             "image_shape: expected that of {dataset:?}, got {shape:?}"
         );
-        Self { dataset, plan, table, shape, config }
+        Self {
+            dataset,
+            plan,
+            table,
+            shape,
+            config,
+        }
     }
 
     /// Makes one step; None if it was stopped.
-    fn make(&self, step_in_epoch: usize, stop: &AtomicBool) -> Result<Option<LoadedStep>, DatasetError> {
+    fn make(
+        &self,
+        step_in_epoch: usize,
+        stop: &AtomicBool,
+    ) -> Result<Option<LoadedStep>, DatasetError> {
         let mut micro_batches = Vec::new();
         let mut num_global = 0;
         for shard in self.plan.own_shards() {
-            let StepShard { global_num_samples, draws, .. } = self.plan.step_of(shard, step_in_epoch);
+            let StepShard {
+                global_num_samples,
+                draws,
+                ..
+            } = self.plan.step_of(shard, step_in_epoch);
             num_global = global_num_samples;
             // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
             let fullest = self.plan.max_shard_samples(global_num_samples);
@@ -286,11 +352,19 @@ impl StepMaker {
                 }
             }
         }
-        Ok(Some(LoadedStep { step_in_epoch, global_num_samples: num_global, micro_batches }))
+        Ok(Some(LoadedStep {
+            step_in_epoch,
+            global_num_samples: num_global,
+            micro_batches,
+        }))
     }
 
     /// A micro-batch of these [draws](StepShard::draws).
-    fn make_batch(&self, draws: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
+    fn make_batch(
+        &self,
+        draws: &[usize],
+        stop: &AtomicBool,
+    ) -> Result<Option<HostBatch>, DatasetError> {
         let shape = self.shape;
         let (len, mixtures) = (shape.num_values(), self.mixtures(draws));
         let mut pixels = match self.config.raw {
@@ -300,7 +374,10 @@ impl StepMaker {
             }
             false => Pixels::Normalised(vec![0.0; draws.len() * len]),
         };
-        let (mut bytes, mut other) = (vec![0; len], vec![0.0; if mixtures.is_empty() { 0 } else { len }]);
+        let (mut bytes, mut other) = (
+            vec![0; len],
+            vec![0.0; if mixtures.is_empty() { 0 } else { len }],
+        );
         for (position, draw) in draws.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -321,34 +398,67 @@ impl StepMaker {
         let indices: Vec<usize> = draws.iter().map(|draw| draw % self.dataset.len()).collect();
         let labels = indices.iter().map(|index| self.label(*index)).collect();
         let mixed = (!mixtures.is_empty()).then(|| MixedLabels {
-            labels: mixtures.iter().map(|mixture| self.label(mixture.other)).collect(),
+            labels: mixtures
+                .iter()
+                .map(|mixture| self.label(mixture.other))
+                .collect(),
             shares: mixtures.iter().map(|mixture| mixture.share).collect(),
         });
-        Ok(Some(HostBatch { pixels, labels, mixed, indices, shape }))
+        Ok(Some(HostBatch {
+            pixels,
+            labels,
+            mixed,
+            indices,
+            shape,
+        }))
     }
 
     /// What the samples are mixed with; empty if they stay alone.
     fn mixtures(&self, draws: &[usize]) -> Vec<Mixture> {
-        let LoaderConfig { mix, seed, epoch, .. } = self.config;
+        let LoaderConfig {
+            mix, seed, epoch, ..
+        } = self.config;
         let num_samples = self.dataset.len();
-        draws.iter().filter_map(|draw| mix.draw(seed, epoch, *draw, num_samples, self.shape)).collect()
+        draws
+            .iter()
+            .filter_map(|draw| mix.draw(seed, epoch, *draw, num_samples, self.shape))
+            .collect()
     }
 
     /// Reads one image, cropped, flipped and normalised; `bytes` has room for it.
-    fn read_normalised(&self, draw: usize, bytes: &mut [u8], output: &mut [f32]) -> Result<(), DatasetError> {
+    fn read_normalised(
+        &self,
+        draw: usize,
+        bytes: &mut [u8],
+        output: &mut [f32],
+    ) -> Result<(), DatasetError> {
         self.read(draw, bytes)?;
-        self.table.apply(bytes, self.shape, self.placement(draw), output);
+        self.table
+            .apply(bytes, self.shape, self.placement(draw), output);
         Ok(())
     }
 
     /// Reads one image, its pixels changed.
     fn read(&self, draw: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
-        let LoaderConfig { augment, seed, epoch, .. } = self.config;
-        augment.read((seed, epoch, draw), &*self.dataset, self.shape, &self.config.normalization, bytes)
+        let LoaderConfig {
+            augment,
+            seed,
+            epoch,
+            ..
+        } = self.config;
+        augment.read(
+            (seed, epoch, draw),
+            &*self.dataset,
+            self.shape,
+            &self.config.normalization,
+            bytes,
+        )
     }
 
     fn placement(&self, draw: usize) -> Placement {
-        self.config.augment.draw(self.config.seed, self.config.epoch, draw)
+        self.config
+            .augment
+            .draw(self.config.seed, self.config.epoch, draw)
     }
 
     fn label(&self, index: usize) -> u32 {
@@ -365,12 +475,23 @@ mod tests {
 
     #[test]
     fn steps_are_the_same_where_threads_are_refused_at_the_start_and_given_later() {
-        let shape = ImageShape { height: 2, width: 2, channels: 1 };
-        let config = SyntheticConfig { shape, num_classes: 2, num_train: 40, num_test: 2, seed: 1 };
+        let shape = ImageShape {
+            height: 2,
+            width: 2,
+            channels: 1,
+        };
+        let config = SyntheticConfig {
+            shape,
+            num_classes: 2,
+            num_train: 40,
+            num_test: 2,
+            seed: 1,
+        };
         let splits = synthetic::open(&config).unwrap();
         let start = |num_threads| {
             let plan = ShardPlan::new(ShardConfig::new(40, 4)).unwrap();
-            let config = LoaderConfig::new(4, splits.normalization.clone()).with_threads(num_threads);
+            let config =
+                LoaderConfig::new(4, splits.normalization.clone()).with_threads(num_threads);
             Loader::start(Arc::clone(&splits.train), plan, config)
         };
         let expected: Vec<LoadedStep> = start(0).map(Result::unwrap).collect();

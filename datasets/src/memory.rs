@@ -29,12 +29,19 @@ pub(crate) fn black_images(
         std::hint::black_box(&probe);
         is_granted
     };
-    match num_samples.checked_mul(shape.num_values()).filter(is_granted) {
+    match num_samples
+        .checked_mul(shape.num_values())
+        .filter(is_granted)
+    {
         // Pages that whoever draws there touches first.
         Some(len) => Ok(vec![0; len]),
         None => {
             let got = format!("{num_samples} images of {shape}; ask for fewer");
-            Err(DatasetError::config(field, "images that fit into memory", got))
+            Err(DatasetError::config(
+                field,
+                "images that fit into memory",
+                got,
+            ))
         }
     }
 }

@@ -69,12 +69,24 @@ impl Mix {
         let beta = Beta::new(alpha, alpha).expect("mix: expected parameters above 0");
         let share = beta.sample(&mut stream) as f32;
         if !cuts {
-            return Some(Mixture { other, share, region: None });
+            return Some(Mixture {
+                other,
+                share,
+                region: None,
+            });
         }
-        let region = Region::around([stream.below(shape.height), stream.below(shape.width)], share, shape);
+        let region = Region::around(
+            [stream.below(shape.height), stream.below(shape.width)],
+            share,
+            shape,
+        );
         // What lies outside the image does not count.
         let share = region.num_pixels() as f32 / (shape.height * shape.width) as f32;
-        Some(Mixture { other, share, region: Some(region) })
+        Some(Mixture {
+            other,
+            share,
+            region: Some(region),
+        })
     }
 }
 
@@ -84,7 +96,13 @@ impl Mixture {
     /// # Shapes
     /// Both: `[H, W, C]` of `shape`, normalised.
     pub(crate) fn apply(&self, image: &mut [f32], other: &[f32], shape: ImageShape) {
-        let Some(Region { top, bottom, left, right }) = self.region else {
+        let Some(Region {
+            top,
+            bottom,
+            left,
+            right,
+        }) = self.region
+        else {
             let own_share = 1.0 - self.share;
             for (value, other) in image.iter_mut().zip(other) {
                 *value = own_share * *value + self.share * other;
@@ -92,7 +110,8 @@ impl Mixture {
             return;
         };
         for y in top..bottom {
-            let row = (y * shape.width + left) * shape.channels..(y * shape.width + right) * shape.channels;
+            let row = (y * shape.width + left) * shape.channels
+                ..(y * shape.width + right) * shape.channels;
             image[row.clone()].copy_from_slice(&other[row]);
         }
     }
@@ -120,15 +139,24 @@ impl Region {
 mod tests {
     use super::*;
 
-    const SHAPE: ImageShape = ImageShape { height: 8, width: 6, channels: 2 };
+    const SHAPE: ImageShape = ImageShape {
+        height: 8,
+        width: 6,
+        channels: 2,
+    };
 
     fn draws(mix: Mix) -> Vec<Mixture> {
-        (0..4000).map(|index| mix.draw(3, 1, index, 50, SHAPE).unwrap()).collect()
+        (0..4000)
+            .map(|index| mix.draw(3, 1, index, 50, SHAPE).unwrap())
+            .collect()
     }
 
     #[test]
     fn the_draw_is_a_pure_function_of_seed_epoch_and_index() {
-        let mix = Mix { mixup: Some(0.2), cutmix: Some(1.0) };
+        let mix = Mix {
+            mixup: Some(0.2),
+            cutmix: Some(1.0),
+        };
         assert_eq!(draws(mix), draws(mix));
         assert_ne!(mix.draw(3, 1, 7, 50, SHAPE), mix.draw(3, 2, 7, 50, SHAPE));
         assert_eq!(Mix::default().draw(3, 1, 7, 50, SHAPE), None);
@@ -137,22 +165,41 @@ mod tests {
     #[test]
     fn shares_have_the_mean_and_the_variance_of_their_beta_distribution() {
         for alpha in [0.2, 1.0, 4.0] {
-            let shares: Vec<f64> = draws(Mix { mixup: Some(alpha), cutmix: None })
-                .iter()
-                .map(|mixture| f64::from(mixture.share))
-                .collect();
+            let shares: Vec<f64> = draws(Mix {
+                mixup: Some(alpha),
+                cutmix: None,
+            })
+            .iter()
+            .map(|mixture| f64::from(mixture.share))
+            .collect();
             let mean = shares.iter().sum::<f64>() / 4000.0;
-            let variance = shares.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / 4000.0;
+            let variance = shares
+                .iter()
+                .map(|share| (share - mean).powi(2))
+                .sum::<f64>()
+                / 4000.0;
             let expected = 1.0 / (4.0 * (2.0 * alpha + 1.0));
-            assert!((mean - 0.5).abs() < 5.0 * (expected / 4000.0).sqrt(), "{alpha}: {mean}");
-            assert!((variance / expected - 1.0).abs() < 0.1, "{alpha}: {variance} against {expected}");
+            assert!(
+                (mean - 0.5).abs() < 5.0 * (expected / 4000.0).sqrt(),
+                "{alpha}: {mean}"
+            );
+            assert!(
+                (variance / expected - 1.0).abs() < 0.1,
+                "{alpha}: {variance} against {expected}"
+            );
         }
     }
 
     #[test]
     fn each_other_sample_and_each_way_is_drawn_about_equally_often() {
-        let all = draws(Mix { mixup: Some(1.0), cutmix: Some(1.0) });
-        let num_cut = all.iter().filter(|mixture| mixture.region.is_some()).count();
+        let all = draws(Mix {
+            mixup: Some(1.0),
+            cutmix: Some(1.0),
+        });
+        let num_cut = all
+            .iter()
+            .filter(|mixture| mixture.region.is_some())
+            .count();
         // Five standard deviations of a binomial with n = 4,000 and p = 1/2 are 158; with p = 1/50 they are 44.
         assert!(num_cut.abs_diff(2000) < 158, "{num_cut}");
         for other in 0..50 {
@@ -164,20 +211,40 @@ mod tests {
     #[test]
     fn the_share_of_a_label_is_that_of_its_pixels() {
         let (own, other) = (vec![1.0; SHAPE.num_values()], vec![3.0; SHAPE.num_values()]);
-        for mixture in draws(Mix { mixup: Some(0.5), cutmix: Some(0.5) }) {
+        for mixture in draws(Mix {
+            mixup: Some(0.5),
+            cutmix: Some(0.5),
+        }) {
             let mut image = own.clone();
             mixture.apply(&mut image, &other, SHAPE);
             let mean = image.iter().sum::<f32>() / image.len() as f32;
-            assert!((mean - (1.0 + 2.0 * mixture.share)).abs() < 1e-5, "{mixture:?}: {mean}");
+            assert!(
+                (mean - (1.0 + 2.0 * mixture.share)).abs() < 1e-5,
+                "{mixture:?}: {mean}"
+            );
         }
     }
 
     #[test]
     fn a_region_lies_in_both_images_at_the_same_place() {
-        let number = |start: f32| (0..SHAPE.num_values()).map(|value| start + value as f32).collect::<Vec<_>>();
-        let region = Region { top: 2, bottom: 5, left: 1, right: 6 };
+        let number = |start: f32| {
+            (0..SHAPE.num_values())
+                .map(|value| start + value as f32)
+                .collect::<Vec<_>>()
+        };
+        let region = Region {
+            top: 2,
+            bottom: 5,
+            left: 1,
+            right: 6,
+        };
         let mut image = number(0.0);
-        Mixture { other: 0, share: 0.3, region: Some(region) }.apply(&mut image, &number(1000.0), SHAPE);
+        Mixture {
+            other: 0,
+            share: 0.3,
+            region: Some(region),
+        }
+        .apply(&mut image, &number(1000.0), SHAPE);
         for (place, value) in image.iter().enumerate() {
             let (y, x) = (place / 12, place / 2 % 6);
             let is_pasted = (2..5).contains(&y) && (1..6).contains(&x);

@@ -22,8 +22,15 @@ impl NormalizationTable {
     /// If means and standard deviations differ in number, or a standard deviation is not above 0.
     pub fn new(normalization: &Normalization) -> Self {
         let Normalization { mean, std } = normalization;
-        assert_eq!(mean.len(), std.len(), "normalization: one mean and one std a channel");
-        assert!(std.iter().all(|std| *std > 0.0), "normalization: expected std above 0, got {std:?}");
+        assert_eq!(
+            mean.len(),
+            std.len(),
+            "normalization: one mean and one std a channel"
+        );
+        assert!(
+            std.iter().all(|std| *std > 0.0),
+            "normalization: expected std above 0, got {std:?}"
+        );
         let channels = mean
             .iter()
             .zip(std)
@@ -49,8 +56,18 @@ impl NormalizationTable {
     ///
     /// # Panics
     /// If a slice has another length than `shape`, or `shape` another number of channels than the table.
-    pub fn apply(&self, source: &[u8], shape: ImageShape, placement: Placement, output: &mut [f32]) {
-        let ImageShape { height, width, channels } = shape;
+    pub fn apply(
+        &self,
+        source: &[u8],
+        shape: ImageShape,
+        placement: Placement,
+        output: &mut [f32],
+    ) {
+        let ImageShape {
+            height,
+            width,
+            channels,
+        } = shape;
         assert_eq!(channels, self.channels.len(), "channels of the image");
         assert_eq!(source.len(), shape.num_values(), "source values");
         assert_eq!(output.len(), shape.num_values(), "output values");
@@ -101,10 +118,17 @@ fn flip_row(row: &mut [f32], width: usize, channels: usize) {
 mod tests {
     use super::*;
 
-    const SHAPE: ImageShape = ImageShape { height: 3, width: 4, channels: 2 };
+    const SHAPE: ImageShape = ImageShape {
+        height: 3,
+        width: 4,
+        channels: 2,
+    };
 
     fn normalization() -> Normalization {
-        Normalization { mean: vec![0.25, 0.5], std: vec![0.5, 0.125] }
+        Normalization {
+            mean: vec![0.25, 0.5],
+            std: vec![0.5, 0.125],
+        }
     }
 
     /// The definition in [`Placement`], one pixel at a time.
@@ -113,9 +137,14 @@ mod tests {
         let mut output = Vec::new();
         for y in 0..SHAPE.height {
             for x in 0..SHAPE.width {
-                let column = if placement.flip { SHAPE.width - 1 - x } else { x };
+                let column = if placement.flip {
+                    SHAPE.width - 1 - x
+                } else {
+                    x
+                };
                 let (sy, sx) = (y as isize + placement.dy, column as isize + placement.dx);
-                let inside = (0..SHAPE.height as isize).contains(&sy) && (0..SHAPE.width as isize).contains(&sx);
+                let inside = (0..SHAPE.height as isize).contains(&sy)
+                    && (0..SHAPE.width as isize).contains(&sx);
                 for channel in 0..SHAPE.channels {
                     let pixel = if inside {
                         source[(sy as usize * SHAPE.width + sx as usize) * SHAPE.channels + channel]
@@ -149,7 +178,10 @@ mod tests {
     fn padding_is_black_before_normalisation() {
         let table = NormalizationTable::new(&normalization());
         let mut output = vec![0.0; SHAPE.num_values()];
-        let placement = Placement { dy: 3, ..Placement::default() };
+        let placement = Placement {
+            dy: 3,
+            ..Placement::default()
+        };
         table.apply(&[255; 24], SHAPE, placement, &mut output);
         assert!(output.chunks(2).all(|pixel| pixel == [-0.5, -4.0]));
     }

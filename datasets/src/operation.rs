@@ -55,27 +55,48 @@ impl Operation {
             Self::Affine(matrix, reading) => affine(image, shape, matrix, reading),
             Self::Translate([x, y], reading) => {
                 let pixels = [x * shape.width as f64, y * shape.height as f64];
-                affine(image, shape, [1.0, 0.0, pixels[0], 0.0, 1.0, pixels[1]], reading);
+                affine(
+                    image,
+                    shape,
+                    [1.0, 0.0, pixels[0], 0.0, 1.0, pixels[1]],
+                    reading,
+                );
             }
-            Self::Rotate(degrees, reading) => affine(image, shape, rotation(degrees, shape), reading),
-            Self::Brightness(factor) => image.iter_mut().for_each(|value| *value = blend(0, *value, factor)),
+            Self::Rotate(degrees, reading) => {
+                affine(image, shape, rotation(degrees, shape), reading)
+            }
+            Self::Brightness(factor) => image
+                .iter_mut()
+                .for_each(|value| *value = blend(0, *value, factor)),
             Self::Color(factor) => {
                 for pixel in image.chunks_exact_mut(shape.channels) {
                     let grey = luminance(pixel);
-                    pixel.iter_mut().for_each(|value| *value = blend(grey, *value, factor));
+                    pixel
+                        .iter_mut()
+                        .for_each(|value| *value = blend(grey, *value, factor));
                 }
             }
             Self::Contrast(factor) => {
                 let pixels = image.chunks_exact(shape.channels);
-                let (count, sum) = (pixels.len(), pixels.map(|pixel| u64::from(luminance(pixel))).sum::<u64>());
+                let (count, sum) = (
+                    pixels.len(),
+                    pixels.map(|pixel| u64::from(luminance(pixel))).sum::<u64>(),
+                );
                 let mean = (sum as f64 / count as f64 + 0.5) as u8;
-                image.iter_mut().for_each(|value| *value = blend(mean, *value, factor));
+                image
+                    .iter_mut()
+                    .for_each(|value| *value = blend(mean, *value, factor));
             }
             Self::Sharpness(factor) => {
                 let smooth = smoothed(image, shape);
-                image.iter_mut().zip(smooth).for_each(|(value, smooth)| *value = blend(smooth, *value, factor));
+                image
+                    .iter_mut()
+                    .zip(smooth)
+                    .for_each(|(value, smooth)| *value = blend(smooth, *value, factor));
             }
-            Self::Posterize(bits) => image.iter_mut().for_each(|value| *value &= (0xff00_u16 >> bits) as u8),
+            Self::Posterize(bits) => image
+                .iter_mut()
+                .for_each(|value| *value &= (0xff00_u16 >> bits) as u8),
             Self::Solarize(threshold) => {
                 image
                     .iter_mut()
@@ -83,7 +104,10 @@ impl Operation {
                     .for_each(|value| *value = 255 - *value);
             }
             Self::SolarizeAdd(added) => {
-                image.iter_mut().filter(|value| **value < 128).for_each(|value| *value = value.saturating_add(added));
+                image
+                    .iter_mut()
+                    .filter(|value| **value < 128)
+                    .for_each(|value| *value = value.saturating_add(added));
             }
             Self::Invert => image.iter_mut().for_each(|value| *value = 255 - *value),
             Self::AutoContrast => map_channels(image, shape, stretched),
@@ -102,9 +126,16 @@ fn blend(from: u8, to: u8, factor: f32) -> u8 {
 fn luminance(pixel: &[u8]) -> u8 {
     match *pixel {
         [red, green, blue] => {
-            ((u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471 + (1 << 15)) >> 16) as u8
+            ((u32::from(red) * 19_595
+                + u32::from(green) * 38_470
+                + u32::from(blue) * 7_471
+                + (1 << 15))
+                >> 16) as u8
         }
-        _ => (pixel.iter().map(|value| usize::from(*value)).sum::<usize>() / pixel.len().max(1)) as u8,
+        _ => {
+            (pixel.iter().map(|value| usize::from(*value)).sum::<usize>() / pixel.len().max(1))
+                as u8
+        }
     }
 }
 
@@ -115,7 +146,14 @@ fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     let rounded = |value: f64| (value * 1e15).round_ties_even() / 1e15;
     let (cos, sin) = (rounded(libm::cos(radians)), rounded(libm::sin(radians)));
     let (x, y) = (shape.width as f64 / 2.0, shape.height as f64 / 2.0);
-    [cos, sin, cos * -x + sin * -y + x, -sin, cos, -sin * -x + cos * -y + y]
+    [
+        cos,
+        sin,
+        cos * -x + sin * -y + x,
+        -sin,
+        cos,
+        -sin * -x + cos * -y + y,
+    ]
 }
 
 /// Moves the pixels of an image.
@@ -129,17 +167,27 @@ fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Readin
 
 /// Reads each pixel from the nearest place of `matrix`, black outside, in fixed point with 16 bits behind it.
 fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
-    let ImageShape { height, width, channels } = shape;
+    let ImageShape {
+        height,
+        width,
+        channels,
+    } = shape;
     let source = image.to_vec();
     let fixed = |value: f64| (value * 65_536.0 + 0.5).floor() as i64;
-    let inside = |place: i64, len: usize| usize::try_from(place >> 16).ok().filter(|place| *place < len);
+    let inside = |place: i64, len: usize| {
+        usize::try_from(place >> 16)
+            .ok()
+            .filter(|place| *place < len)
+    };
     let (mut first_x, mut first_y) = (fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5));
     for row in image.chunks_exact_mut(width * channels) {
         let (mut x, mut y) = (first_x, first_y);
         for pixel in row.chunks_exact_mut(channels) {
             match (inside(x, width), inside(y, height)) {
                 (Some(x), Some(y)) => {
-                    pixel.copy_from_slice(&source[(y * width + x) * channels..(y * width + x + 1) * channels]);
+                    pixel.copy_from_slice(
+                        &source[(y * width + x) * channels..(y * width + x + 1) * channels],
+                    );
                 }
                 _ => pixel.fill(0),
             }
@@ -158,26 +206,41 @@ fn interpolated<const N: usize>(
     fill: [u8; 3],
     between: fn([f64; N], f64) -> f64,
 ) {
-    let ImageShape { height, width, channels } = shape;
+    let ImageShape {
+        height,
+        width,
+        channels,
+    } = shape;
     let source = image.to_vec();
     for (place, pixel) in image.chunks_exact_mut(channels).enumerate() {
         let (x, y) = ((place % width) as f64 + 0.5, (place / width) as f64 + 0.5);
         let (x, y) = (a * x + b * y + c, d * x + e * y + f);
         if !(0.0..width as f64).contains(&x) || !(0.0..height as f64).contains(&y) {
-            pixel.iter_mut().zip(fill.iter().cycle()).for_each(|(value, fill)| *value = *fill);
+            pixel
+                .iter_mut()
+                .zip(fill.iter().cycle())
+                .for_each(|(value, fill)| *value = *fill);
             continue;
         }
         let (x, y) = (x - 0.5, y - 0.5);
         let first = |place: f64| place.floor() as isize - (N as isize / 2 - 1);
-        let neighbour =
-            |first: isize, index: usize, len: usize| (first + index as isize).clamp(0, len as isize - 1) as usize;
+        let neighbour = |first: isize, index: usize, len: usize| {
+            (first + index as isize).clamp(0, len as isize - 1) as usize
+        };
         for (channel, value) in pixel.iter_mut().enumerate() {
             let read = |row: usize, column: usize| {
-                let (y, x) = (neighbour(first(y), row, height), neighbour(first(x), column, width));
+                let (y, x) = (
+                    neighbour(first(y), row, height),
+                    neighbour(first(x), column, width),
+                );
                 f64::from(source[(y * width + x) * channels + channel])
             };
-            let rows =
-                std::array::from_fn(|row| between(std::array::from_fn(|column| read(row, column)), x - x.floor()));
+            let rows = std::array::from_fn(|row| {
+                between(
+                    std::array::from_fn(|column| read(row, column)),
+                    x - x.floor(),
+                )
+            });
             // A float becomes the nearest integer towards zero within the range of bytes.
             *value = between(rows, y - y.floor()) as u8;
         }
@@ -196,7 +259,11 @@ fn cubic([before, first, second, after]: [f64; 4], way: f64) -> f64 {
 
 /// Each pixel five times with its eight neighbours; the border stays.
 fn smoothed(image: &[u8], shape: ImageShape) -> Vec<u8> {
-    let ImageShape { height, width, channels } = shape;
+    let ImageShape {
+        height,
+        width,
+        channels,
+    } = shape;
     let (mut output, row) = (image.to_vec(), width * channels);
     for y in 1..height.saturating_sub(1) {
         for place in y * row + channels..(y + 1) * row - channels {
@@ -215,9 +282,17 @@ fn smoothed(image: &[u8], shape: ImageShape) -> Vec<u8> {
 fn map_channels(image: &mut [u8], shape: ImageShape, table: fn(&[usize; 256]) -> [u8; 256]) {
     for channel in 0..shape.channels {
         let mut histogram = [0; 256];
-        image.iter().skip(channel).step_by(shape.channels).for_each(|value| histogram[usize::from(*value)] += 1);
+        image
+            .iter()
+            .skip(channel)
+            .step_by(shape.channels)
+            .for_each(|value| histogram[usize::from(*value)] += 1);
         let table = table(&histogram);
-        image.iter_mut().skip(channel).step_by(shape.channels).for_each(|value| *value = table[usize::from(*value)]);
+        image
+            .iter_mut()
+            .skip(channel)
+            .step_by(shape.channels)
+            .for_each(|value| *value = table[usize::from(*value)]);
     }
 }
 
@@ -229,7 +304,9 @@ fn identity() -> [u8; 256] {
 fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
     let is_used = |value: &usize| histogram[*value] > 0;
     let (darkest, brightest) = ((0..256).find(is_used), (0..256).rfind(is_used));
-    let (Some(darkest), Some(brightest)) = (darkest, brightest.filter(|value| Some(*value) != darkest)) else {
+    let (Some(darkest), Some(brightest)) =
+        (darkest, brightest.filter(|value| Some(*value) != darkest))
+    else {
         return identity();
     };
     let scale = 255.0 / (brightest - darkest) as f64;
@@ -238,7 +315,9 @@ fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
 
 /// Each value about equally often.
 fn equalized(histogram: &[usize; 256]) -> [u8; 256] {
-    let Some(brightest) = (0..256).rfind(|value| histogram[*value] > 0) else { return identity() };
+    let Some(brightest) = (0..256).rfind(|value| histogram[*value] > 0) else {
+        return identity();
+    };
     let step = (histogram.iter().sum::<usize>() - histogram[brightest]) / 255;
     if step == 0 {
         return identity();
@@ -255,7 +334,11 @@ fn equalized(histogram: &[usize; 256]) -> [u8; 256] {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) const SHAPE: ImageShape = ImageShape { height: 12, width: 10, channels: 3 };
+    pub(crate) const SHAPE: ImageShape = ImageShape {
+        height: 12,
+        width: 10,
+        channels: 3,
+    };
 
     /// A picture with edges, ramps and noise; in the first channel only few values.
     pub(crate) fn picture() -> Vec<u8> {
@@ -265,6 +348,8 @@ pub(crate) mod tests {
             _ => (x * x * 7 + y * 31 + x * y) % 199 + 20,
         };
         let places = (0..SHAPE.num_values()).map(|place| (place / 30, place / 3 % 10, place % 3));
-        places.map(|(y, x, channel)| value(y, x, channel) as u8).collect()
+        places
+            .map(|(y, x, channel)| value(y, x, channel) as u8)
+            .collect()
     }
 }

@@ -21,8 +21,16 @@ pub struct Picture {
 ///
 /// # Panics
 /// If `pixels` is no whole number of images of `shape`, or `normalization` is of another number of channels.
-pub fn picture(pixels: &[f32], shape: ImageShape, normalization: &Normalization) -> Option<Picture> {
-    let ImageShape { height, width, channels } = shape;
+pub fn picture(
+    pixels: &[f32],
+    shape: ImageShape,
+    normalization: &Normalization,
+) -> Option<Picture> {
+    let ImageShape {
+        height,
+        width,
+        channels,
+    } = shape;
     let color = match channels {
         1 => ExtendedColorType::L8,
         3 => ExtendedColorType::Rgb8,
@@ -37,7 +45,11 @@ pub fn picture(pixels: &[f32], shape: ImageShape, normalization: &Normalization)
         return None;
     }
     let columns = (images.len() as f64).sqrt().ceil() as usize;
-    let whole = ImageShape { height: images.len().div_ceil(columns) * height, width: columns * width, channels };
+    let whole = ImageShape {
+        height: images.len().div_ceil(columns) * height,
+        width: columns * width,
+        channels,
+    };
     let mut bytes = vec![0; whole.height * whole.width * channels];
     for (index, image) in images.enumerate() {
         let (top, left) = (index / columns * height, index % columns * width);
@@ -52,7 +64,9 @@ pub fn picture(pixels: &[f32], shape: ImageShape, normalization: &Normalization)
     }
     let mut png = Vec::new();
     let size = [whole.width, whole.height].map(u32::try_from);
-    PngEncoder::new(&mut png).write_image(&bytes, size[0].ok()?, size[1].ok()?, color).ok()?;
+    PngEncoder::new(&mut png)
+        .write_image(&bytes, size[0].ok()?, size[1].ok()?, color)
+        .ok()?;
     Some(Picture { png, shape: whole })
 }
 
@@ -62,15 +76,29 @@ mod tests {
 
     #[test]
     fn a_picture_has_the_pixels_of_its_images_in_rows() {
-        let shape = ImageShape { height: 1, width: 2, channels: 3 };
+        let shape = ImageShape {
+            height: 1,
+            width: 2,
+            channels: 3,
+        };
         let bytes: Vec<u8> = (0..18).map(|value| value * 14).collect();
-        let normalization = Normalization { mean: vec![0.4, 0.5, 0.6], std: vec![0.1, 0.2, 0.3] };
+        let normalization = Normalization {
+            mean: vec![0.4, 0.5, 0.6],
+            std: vec![0.1, 0.2, 0.3],
+        };
         let normalised = |(at, byte): (usize, &u8)| {
             (f32::from(*byte) / 255.0 - normalization.mean[at % 3]) / normalization.std[at % 3]
         };
         let pixels: Vec<f32> = bytes.iter().enumerate().map(normalised).collect();
         let picture = picture(&pixels, shape, &normalization).unwrap();
-        assert_eq!(picture.shape, ImageShape { height: 2, width: 4, channels: 3 });
+        assert_eq!(
+            picture.shape,
+            ImageShape {
+                height: 2,
+                width: 4,
+                channels: 3
+            }
+        );
         let read = image::load_from_memory(&picture.png).unwrap().into_rgb8();
         assert_eq!(read.dimensions(), (4, 2));
         assert_eq!(read.as_raw()[..18], bytes);
@@ -79,8 +107,15 @@ mod tests {
 
     #[test]
     fn there_is_no_picture_of_nothing_or_of_other_channels() {
-        let shape = |channels| ImageShape { height: 1, width: 1, channels };
-        assert_eq!(picture(&[0.0; 4], shape(4), &Normalization::uniform(4)), None);
+        let shape = |channels| ImageShape {
+            height: 1,
+            width: 1,
+            channels,
+        };
+        assert_eq!(
+            picture(&[0.0; 4], shape(4), &Normalization::uniform(4)),
+            None
+        );
         assert_eq!(picture(&[], shape(1), &Normalization::uniform(1)), None);
     }
 }

@@ -29,17 +29,35 @@ impl RandAugment {
     ///
     /// # Differs from PyTorch
     /// The distribution is timm's, but that images are flipped after it, not before; the random stream is our own.
-    pub(crate) fn draw(self, seed: u64, epoch: u64, index: usize, mean: &[f32]) -> [Operation; NUM_DRAWS] {
+    pub(crate) fn draw(
+        self,
+        seed: u64,
+        epoch: u64,
+        index: usize,
+        mean: &[f32],
+    ) -> [Operation; NUM_DRAWS] {
         let mut stream = Stream::new(seed, epoch, index as u64, Purpose::RandAugment);
-        let mut channels = mean.iter().map(|mean| (mean * 255.0).round_ties_even() as u8).cycle();
+        let mut channels = mean
+            .iter()
+            .map(|mean| (mean * 255.0).round_ties_even() as u8)
+            .cycle();
         let fill = std::array::from_fn(|_| channels.next().unwrap_or_default());
         std::array::from_fn(|_| {
             let (kind, is_made) = (stream.below(NUM_KINDS), stream.coin());
             let deviation: f64 = StandardNormal.sample(&mut stream);
-            let magnitude = (self.magnitude + STANDARD_DEVIATION * deviation).clamp(0.0, MAX_MAGNITUDE);
+            let magnitude =
+                (self.magnitude + STANDARD_DEVIATION * deviation).clamp(0.0, MAX_MAGNITUDE);
             let (is_negative, is_cubic) = (stream.coin(), stream.coin());
-            let reading = if is_cubic { Reading::Bicubic(fill) } else { Reading::Bilinear(fill) };
-            if is_made { of(kind, magnitude, is_negative, reading) } else { Operation::Identity }
+            let reading = if is_cubic {
+                Reading::Bicubic(fill)
+            } else {
+                Reading::Bilinear(fill)
+            };
+            if is_made {
+                of(kind, magnitude, is_negative, reading)
+            } else {
+                Operation::Identity
+            }
         })
     }
 }
@@ -47,7 +65,13 @@ impl RandAugment {
 /// The operation of this number; some have two directions.
 fn of(kind: usize, magnitude: f64, is_negative: bool, reading: Reading) -> Operation {
     let up_to = |largest: f64| magnitude / MAX_MAGNITUDE * largest;
-    let signed = |largest| if is_negative { -up_to(largest) } else { up_to(largest) };
+    let signed = |largest| {
+        if is_negative {
+            -up_to(largest)
+        } else {
+            up_to(largest)
+        }
+    };
     let factor = || (1.0 + signed(0.9)).max(0.1) as f32;
     match kind {
         0 => Operation::AutoContrast,
@@ -98,30 +122,46 @@ mod tests {
     #[test]
     fn half_of_the_operations_are_made_and_all_depend_on_seed_epoch_and_index() {
         let draws = |seed, epoch| {
-            (0..15_000).flat_map(move |index| RandAugment { magnitude: 6.0 }.draw(seed, epoch, index, &[0.5]))
+            (0..15_000).flat_map(move |index| {
+                RandAugment { magnitude: 6.0 }.draw(seed, epoch, index, &[0.5])
+            })
         };
-        let made = draws(1, 1).filter(|operation| *operation != Operation::Identity).count();
+        let made = draws(1, 1)
+            .filter(|operation| *operation != Operation::Identity)
+            .count();
         // Five standard deviations of a binomial with n = 30,000 and p = 1/2 are 433.
         assert!(made.abs_diff(15_000) < 433, "{made}");
-        let inverted = draws(1, 1).filter(|operation| *operation == Operation::Invert).count();
+        let inverted = draws(1, 1)
+            .filter(|operation| *operation == Operation::Invert)
+            .count();
         // Five of n = 30,000 and p = 1/30 are 156.
         assert!(inverted.abs_diff(1000) < 156, "{inverted}");
-        assert!(draws(1, 1).eq(draws(1, 1)) && !draws(1, 1).eq(draws(2, 1)) && !draws(1, 1).eq(draws(1, 2)));
+        assert!(
+            draws(1, 1).eq(draws(1, 1))
+                && !draws(1, 1).eq(draws(2, 1))
+                && !draws(1, 1).eq(draws(1, 2))
+        );
     }
 
     #[test]
     fn magnitudes_lie_around_their_mean_and_within_bounds() {
         let bits = |magnitude: f64| {
-            let draws = (0..30_000).flat_map(move |index| RandAugment { magnitude }.draw(5, 0, index, &[]));
+            let draws =
+                (0..30_000).flat_map(move |index| RandAugment { magnitude }.draw(5, 0, index, &[]));
             draws.filter_map(|operation| match operation {
                 Operation::SolarizeAdd(added) => Some(f64::from(added) / 11.0),
                 _ => None,
             })
         };
-        let (count, sum) = bits(6.0).fold((0.0, 0.0), |(count, sum), magnitude| (count + 1.0, sum + magnitude));
+        let (count, sum) = bits(6.0).fold((0.0, 0.0), |(count, sum), magnitude| {
+            (count + 1.0, sum + magnitude)
+        });
         // Values are rounded down by half a step of 1/11 on average.
         let (mean, deviation) = (sum / count, 0.5 / f64::sqrt(count));
         assert!((mean + 0.5 / 11.0 - 6.0).abs() < 5.0 * deviation, "{mean}");
-        assert!(bits(10.0).all(|magnitude| magnitude <= 10.0) && bits(0.0).all(|magnitude| magnitude >= 0.0));
+        assert!(
+            bits(10.0).all(|magnitude| magnitude <= 10.0)
+                && bits(0.0).all(|magnitude| magnitude >= 0.0)
+        );
     }
 }

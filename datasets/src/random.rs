@@ -34,7 +34,10 @@ pub(crate) struct Stream(ChaCha8Rng);
 impl Stream {
     pub(crate) fn new(seed: u64, scope: u64, index: u64, purpose: Purpose) -> Self {
         let mut key = [0; 32];
-        for (bytes, word) in key.chunks_exact_mut(8).zip([seed, scope, index, purpose as u64]) {
+        for (bytes, word) in key
+            .chunks_exact_mut(8)
+            .zip([seed, scope, index, purpose as u64])
+        {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
         Self(ChaCha8Rng::from_seed(key))
@@ -122,12 +125,17 @@ mod tests {
             counts[stream.below(7)] += 1;
         }
         // Five standard deviations of a binomial with n = 70,000 and p = 1/7 are 463.
-        assert!(counts.iter().all(|&count| count.abs_diff(10_000) < 463), "{counts:?}");
+        assert!(
+            counts.iter().all(|&count| count.abs_diff(10_000) < 463),
+            "{counts:?}"
+        );
     }
 
     #[test]
     fn each_word_of_the_key_changes_the_stream() {
-        let draw = |seed, scope, index, purpose| Stream::new(seed, scope, index, purpose).below(usize::MAX);
+        let draw = |seed, scope, index, purpose| {
+            Stream::new(seed, scope, index, purpose).below(usize::MAX)
+        };
         let first = draw(0, 0, 0, Purpose::Shape);
         assert_eq!(first, draw(0, 0, 0, Purpose::Shape));
         assert_ne!(first, draw(1, 0, 0, Purpose::Shape));

@@ -48,11 +48,19 @@ impl View {
             let (start, seen) = middle(len, resized, wanted);
             let margin = (f64::from(len) / f64::from(resized)).max(1.0) + 2.0;
             let first = (start - margin).max(0.0) as u32;
-            (first, ((start + seen + margin).ceil() as u32).min(len) - first)
+            (
+                first,
+                ((start + seen + margin).ceil() as u32).min(len) - first,
+            )
         };
         let (left, across) = along(width, resized[0], columns);
         let (top, down) = along(height, resized[1], lines);
-        CropBox { left, top, width: across, height: down }
+        CropBox {
+            left,
+            top,
+            width: across,
+            height: down,
+        }
     }
 
     /// Writes what is seen of an image.
@@ -74,13 +82,23 @@ impl View {
             let rgb: Vec<u8> = of_channel.flat_map(|value| [*value; 3]).collect();
             self.apply_to_rgb(&rgb, size, [width as u32, height as u32], &mut resized);
             let values = output.iter_mut().skip(channel).step_by(channels);
-            values.zip(resized.chunks_exact(3)).for_each(|(value, rgb)| *value = rgb[0]);
+            values
+                .zip(resized.chunks_exact(3))
+                .for_each(|(value, rgb)| *value = rgb[0]);
         }
     }
 
-    fn apply_to_rgb(self, image: &[u8], [width, height]: [u32; 2], [columns, lines]: [u32; 2], output: &mut [u8]) {
-        let source = TypedImageRef::<U8x3>::from_buffer(width, height, image).expect("an image of its size");
-        let mut target = TypedImage::<U8x3>::from_buffer(columns, lines, output).expect("a sample of its shape");
+    fn apply_to_rgb(
+        self,
+        image: &[u8],
+        [width, height]: [u32; 2],
+        [columns, lines]: [u32; 2],
+        output: &mut [u8],
+    ) {
+        let source =
+            TypedImageRef::<U8x3>::from_buffer(width, height, image).expect("an image of its size");
+        let mut target =
+            TypedImage::<U8x3>::from_buffer(columns, lines, output).expect("a sample of its shape");
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
         let (part, options) = match self {
             Self::Crop(part) => (part, options),
@@ -89,13 +107,28 @@ impl View {
                 let [wide, high] = resized_size([width, height], shorter_side);
                 let (left, across) = middle(width, wide, columns);
                 let (top, down) = middle(height, high, lines);
-                (CropBox { left: 0, top: 0, width, height }, options.crop(left, top, across, down))
+                (
+                    CropBox {
+                        left: 0,
+                        top: 0,
+                        width,
+                        height,
+                    },
+                    options.crop(left, top, across, down),
+                )
             }
         };
-        let CropBox { left, top, width, height } = part;
+        let CropBox {
+            left,
+            top,
+            width,
+            height,
+        } = part;
         // One type of source, since each is compiled for every instruction set.
-        let part = TypedCroppedImage::new(source, left, top, width, height).expect("a crop inside the image");
-        let resized = RESIZER.with_borrow_mut(|resizer| resizer.resize_typed(&part, &mut target, &options));
+        let part = TypedCroppedImage::new(source, left, top, width, height)
+            .expect("a crop inside the image");
+        let resized =
+            RESIZER.with_borrow_mut(|resizer| resizer.resize_typed(&part, &mut target, &options));
         resized.expect("a part inside the crop");
     }
 }
@@ -109,7 +142,11 @@ thread_local! {
 fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
     let (short, long) = (u64::from(width.min(height)), u64::from(width.max(height)));
     let longer_side = (u64::from(shorter_side) * long / short) as u32;
-    if width <= height { [shorter_side, longer_side] } else { [longer_side, shorter_side] }
+    if width <= height {
+        [shorter_side, longer_side]
+    } else {
+        [longer_side, shorter_side]
+    }
 }
 
 /// Start and length, in pixels of a side of `len`, of the middle `wanted` pixels of that side resized to `resized`.
@@ -119,7 +156,10 @@ fn middle(len: u32, resized: u32, wanted: u32) -> (f64, f64) {
     let first = (f64::from(resized - wanted) / 2.0).round_ties_even();
     let scale = f64::from(len) / f64::from(resized);
     let start = first * scale;
-    (start, (f64::from(wanted) * scale).min(f64::from(len) - start))
+    (
+        start,
+        (f64::from(wanted) * scale).min(f64::from(len) - start),
+    )
 }
 
 #[cfg(test)]
@@ -150,14 +190,18 @@ mod tests {
         for len in 1..400 {
             for resized in [224, 225, 256, 300, 401] {
                 let (start, columns) = middle(len, resized, 224);
-                assert!(start >= 0.0 && start + columns <= f64::from(len), "{len} {resized}");
+                assert!(
+                    start >= 0.0 && start + columns <= f64::from(len),
+                    "{len} {resized}"
+                );
             }
         }
     }
 
     /// The image of `make.py`, beside the file.
     fn drawn(width: u32, height: u32) -> Vec<u8> {
-        let pixel = |y: u32, x: u32, channel: u32| ((x * 7 + y * 13 + channel * 50) ^ (x * y / 3)) as u8;
+        let pixel =
+            |y: u32, x: u32, channel: u32| ((x * 7 + y * 13 + channel * 50) ^ (x * y / 3)) as u8;
         let row = |y| (0..width).flat_map(move |x| (0..3).map(move |channel| pixel(y, x, channel)));
         (0..height).flat_map(row).collect()
     }
@@ -167,17 +211,36 @@ mod tests {
         let cases = include_bytes!("../tests/images/resize/resized.bin");
         let (mut num_cases, mut rest) = (0, &cases[..]);
         while let Some((numbers, behind)) = rest.split_first_chunk::<16>() {
-            let [width, height, left, top, w, h, size, _] =
-                std::array::from_fn(|at| u32::from(u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]])));
+            let [width, height, left, top, w, h, size, _] = std::array::from_fn(|at| {
+                u32::from(u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]))
+            });
             let (expected, behind) = behind.split_at((size * size * 3) as usize);
             let view = match w {
                 0 => View::Middle { shorter_side: h },
-                _ => View::Crop(CropBox { left, top, width: w, height: h }),
+                _ => View::Crop(CropBox {
+                    left,
+                    top,
+                    width: w,
+                    height: h,
+                }),
             };
             let mut got = vec![0; expected.len()];
-            view.apply(&drawn(width, height), [width, height], [size as usize, size as usize, 3], &mut got);
-            let difference = got.iter().zip(expected).map(|(got, expected)| got.abs_diff(*expected)).max().unwrap();
-            assert!(difference <= 1, "{width} x {height}, {view:?}: off by {difference}");
+            view.apply(
+                &drawn(width, height),
+                [width, height],
+                [size as usize, size as usize, 3],
+                &mut got,
+            );
+            let difference = got
+                .iter()
+                .zip(expected)
+                .map(|(got, expected)| got.abs_diff(*expected))
+                .max()
+                .unwrap();
+            assert!(
+                difference <= 1,
+                "{width} x {height}, {view:?}: off by {difference}"
+            );
             (num_cases, rest) = (num_cases + 1, behind);
         }
         assert_eq!((num_cases, rest.len()), (19, 0));
@@ -188,10 +251,13 @@ mod tests {
         for case in 0..120 {
             let [width, height] = [1 + case * 37 % 211, 1 + case * 53 % 173];
             let size = 1 + case * 7 % 40;
-            let view = View::Middle { shorter_side: size + case * 11 % 50 };
+            let view = View::Middle {
+                shorter_side: size + case * 11 % 50,
+            };
             let part = view.reads([width, height], [size, size]);
             let is_read = |x: u32, y: u32| {
-                (part.left..part.left + part.width).contains(&x) && (part.top..part.top + part.height).contains(&y)
+                (part.left..part.left + part.width).contains(&x)
+                    && (part.top..part.top + part.height).contains(&y)
             };
             let resized = |outside: u8| {
                 let mut image = drawn(width, height);
@@ -201,24 +267,45 @@ mod tests {
                     }
                 }
                 let mut output = vec![0; (3 * size * size) as usize];
-                view.apply(&image, [width, height], [size as usize, size as usize, 3], &mut output);
+                view.apply(
+                    &image,
+                    [width, height],
+                    [size as usize, size as usize, 3],
+                    &mut output,
+                );
                 output
             };
-            assert!(resized(0) == resized(255), "{width} x {height}, {view:?}, {size}");
+            assert!(
+                resized(0) == resized(255),
+                "{width} x {height}, {view:?}, {size}"
+            );
         }
     }
 
     #[test]
     fn each_channel_is_resized_alone() {
         let rgb = drawn(31, 22);
-        let view = View::Crop(CropBox { left: 2, top: 1, width: 25, height: 20 });
+        let view = View::Crop(CropBox {
+            left: 2,
+            top: 1,
+            width: 25,
+            height: 20,
+        });
         let mut expected = vec![0; 9 * 8 * 3];
         view.apply(&rgb, [31, 22], [9, 8, 3], &mut expected);
         for channels in [1, 2] {
-            let first: Vec<u8> = rgb.chunks(3).flat_map(|pixel| &pixel[..channels]).copied().collect();
+            let first: Vec<u8> = rgb
+                .chunks(3)
+                .flat_map(|pixel| &pixel[..channels])
+                .copied()
+                .collect();
             let mut got = vec![0; 9 * 8 * channels];
             view.apply(&first, [31, 22], [9, 8, channels], &mut got);
-            let expected: Vec<u8> = expected.chunks(3).flat_map(|pixel| &pixel[..channels]).copied().collect();
+            let expected: Vec<u8> = expected
+                .chunks(3)
+                .flat_map(|pixel| &pixel[..channels])
+                .copied()
+                .collect();
             assert_eq!(got, expected, "{channels}");
         }
     }

@@ -44,31 +44,49 @@ impl ResizedCrop {
         };
         let top = stream.below((height - h) as usize + 1) as u32;
         let left = stream.below((width - w) as usize + 1) as u32;
-        CropBox { left, top, width: w, height: h }
+        CropBox {
+            left,
+            top,
+            width: w,
+            height: h,
+        }
     }
 }
 
 /// The largest middle part of an allowed aspect ratio.
 fn middle(width: u32, height: u32) -> CropBox {
     let ratio = f64::from(width) / f64::from(height);
-    let times = |side: u32, factor: f64| ((f64::from(side) * factor).round_ties_even() as u32).max(1);
+    let times =
+        |side: u32, factor: f64| ((f64::from(side) * factor).round_ties_even() as u32).max(1);
     let (w, h) = match ratio {
         ratio if ratio < RATIOS.0 => (width, times(width, 1.0 / RATIOS.0).min(height)),
         ratio if ratio > RATIOS.1 => (times(height, RATIOS.1).min(width), height),
         _ => (width, height),
     };
-    CropBox { left: (width - w) / 2, top: (height - h) / 2, width: w, height: h }
+    CropBox {
+        left: (width - w) / 2,
+        top: (height - h) / 2,
+        width: w,
+        height: h,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const IMAGENET: ResizedCrop = ResizedCrop { min_scale: 0.08, max_scale: 1.0 };
+    const IMAGENET: ResizedCrop = ResizedCrop {
+        min_scale: 0.08,
+        max_scale: 1.0,
+    };
 
     #[test]
     fn the_draw_is_a_pure_function_of_seed_epoch_and_index() {
-        let all = |seed, epoch| (0..64).map(|index| IMAGENET.draw(seed, epoch, index, [500, 375])).collect::<Vec<_>>();
+        let all = |seed, epoch| {
+            (0..64)
+                .map(|index| IMAGENET.draw(seed, epoch, index, [500, 375]))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(all(1, 2), all(1, 2));
         assert_ne!(all(1, 2), all(1, 3));
         assert_ne!(all(1, 2), all(2, 2));
@@ -76,9 +94,19 @@ mod tests {
 
     #[test]
     fn areas_and_ratios_are_spread_as_torchvision_spreads_them() {
-        let boxes: Vec<CropBox> = (0..20_000).map(|index| IMAGENET.draw(0, 0, index, [500, 500])).collect();
-        let mean = |value: &dyn Fn(&CropBox) -> f64| boxes.iter().map(value).sum::<f64>() / boxes.len() as f64;
-        for CropBox { left, top, width, height } in &boxes {
+        let boxes: Vec<CropBox> = (0..20_000)
+            .map(|index| IMAGENET.draw(0, 0, index, [500, 500]))
+            .collect();
+        let mean = |value: &dyn Fn(&CropBox) -> f64| {
+            boxes.iter().map(value).sum::<f64>() / boxes.len() as f64
+        };
+        for CropBox {
+            left,
+            top,
+            width,
+            height,
+        } in &boxes
+        {
             assert!(left + width <= 500 && top + height <= 500);
             let ratio = f64::from(*width) / f64::from(*height);
             assert!((0.74..=1.35).contains(&ratio), "{ratio}");
@@ -92,22 +120,62 @@ mod tests {
 
     #[test]
     fn an_image_that_no_draw_fits_gives_its_middle() {
-        let all = ResizedCrop { min_scale: 1.0, max_scale: 1.0 };
+        let all = ResizedCrop {
+            min_scale: 1.0,
+            max_scale: 1.0,
+        };
         // 3/4 and 4/3 of the shorter side; a share of 1 never fits these.
         for ([width, height], expected) in [
-            ([100, 1000], CropBox { left: 0, top: 433, width: 100, height: 133 }),
-            ([1000, 100], CropBox { left: 433, top: 0, width: 133, height: 100 }),
-            ([1, 9], CropBox { left: 0, top: 4, width: 1, height: 1 }),
+            (
+                [100, 1000],
+                CropBox {
+                    left: 0,
+                    top: 433,
+                    width: 100,
+                    height: 133,
+                },
+            ),
+            (
+                [1000, 100],
+                CropBox {
+                    left: 433,
+                    top: 0,
+                    width: 133,
+                    height: 100,
+                },
+            ),
+            (
+                [1, 9],
+                CropBox {
+                    left: 0,
+                    top: 4,
+                    width: 1,
+                    height: 1,
+                },
+            ),
         ] {
             assert_eq!(all.draw(0, 0, 7, [width, height]), expected);
         }
-        assert_eq!(middle(120, 100), CropBox { left: 0, top: 0, width: 120, height: 100 });
+        assert_eq!(
+            middle(120, 100),
+            CropBox {
+                left: 0,
+                top: 0,
+                width: 120,
+                height: 100
+            }
+        );
     }
 
     #[test]
     fn the_smallest_images_have_a_part() {
         for index in 0..1000 {
-            let CropBox { left, top, width, height } = IMAGENET.draw(3, 1, index, [1, 1]);
+            let CropBox {
+                left,
+                top,
+                width,
+                height,
+            } = IMAGENET.draw(3, 1, index, [1, 1]);
             assert_eq!((left, top, width, height), (0, 0, 1, 1));
         }
     }

@@ -80,8 +80,15 @@ impl ShardPlan {
     /// If there are no samples or no shards, `shard_index` is out of range, the global batch is empty or not a multiple of
     /// `num_shards`, or `drop_last` would leave no step.
     pub fn new(config: ShardConfig) -> Result<Self, DatasetError> {
-        let ShardConfig { num_samples, global_batch_size, num_shards, shard_index, .. } = config;
-        let refuse = |field, expected: String, got: usize| Err(DatasetError::config(field, expected, got));
+        let ShardConfig {
+            num_samples,
+            global_batch_size,
+            num_shards,
+            shard_index,
+            ..
+        } = config;
+        let refuse =
+            |field, expected: String, got: usize| Err(DatasetError::config(field, expected, got));
         if num_samples == 0 {
             return refuse("num_samples", "at least 1".into(), 0);
         }
@@ -89,10 +96,17 @@ impl ShardPlan {
             return refuse("num_shards", "at least 1".into(), 0);
         }
         if shard_index >= num_shards {
-            return refuse("shard_index", format!("below num_shards {num_shards}"), shard_index);
+            return refuse(
+                "shard_index",
+                format!("below num_shards {num_shards}"),
+                shard_index,
+            );
         }
         if !(1..=num_shards - shard_index).contains(&config.num_own_shards) {
-            let expected = format!("1 to {} from shard {shard_index} of {num_shards}", num_shards - shard_index);
+            let expected = format!(
+                "1 to {} from shard {shard_index} of {num_shards}",
+                num_shards - shard_index
+            );
             return refuse("num_own_shards", expected, config.num_own_shards);
         }
         if global_batch_size == 0 || global_batch_size % num_shards != 0 {
@@ -100,12 +114,13 @@ impl ShardPlan {
             return refuse("global_batch_size", expected, global_batch_size);
         }
         if config.drop_last && num_samples < global_batch_size {
-            let expected = format!("at most num_samples {num_samples} when drop_last drops the partial batch");
+            let expected =
+                format!("at most num_samples {num_samples} when drop_last drops the partial batch");
             return refuse("global_batch_size", expected, global_batch_size);
         }
-        let order = config
-            .shuffle
-            .then(|| Stream::new(config.seed, config.epoch, 0, Purpose::Permutation).permutation(num_samples));
+        let order = config.shuffle.then(|| {
+            Stream::new(config.seed, config.epoch, 0, Purpose::Permutation).permutation(num_samples)
+        });
         Ok(Self { config, order })
     }
 
@@ -120,12 +135,23 @@ impl ShardPlan {
     /// If `config` is for another number of samples than `dataset` has.
     pub fn balanced(config: ShardConfig, dataset: &dyn ImageDataset) -> Result<Self, DatasetError> {
         let num_samples = dataset.len();
-        assert_eq!(config.num_samples, num_samples, "num_samples of plan and data set");
-        let plan = Self::new(ShardConfig { shuffle: false, ..config })?;
+        assert_eq!(
+            config.num_samples, num_samples,
+            "num_samples of plan and data set"
+        );
+        let plan = Self::new(ShardConfig {
+            shuffle: false,
+            ..config
+        })?;
         let mut members = vec![Vec::new(); dataset.class_names().len()];
         (0..num_samples).for_each(|index| members[dataset.label(index)].push(index));
         members.retain(|members| !members.is_empty());
-        let mut stream = Stream::new(plan.config.seed, plan.config.epoch, 0, Purpose::BalancedOrder);
+        let mut stream = Stream::new(
+            plan.config.seed,
+            plan.config.epoch,
+            0,
+            Purpose::BalancedOrder,
+        );
         let mut num_drawn = vec![0; num_samples];
         let mut draw = || {
             let class = &members[stream.below(members.len())];
@@ -134,7 +160,13 @@ impl ShardPlan {
             index + (num_drawn[index] - 1) * num_samples
         };
         let order = (0..num_samples).map(|_| draw()).collect();
-        Ok(Self { config: ShardConfig { shuffle: true, ..plan.config }, order: Some(order) })
+        Ok(Self {
+            config: ShardConfig {
+                shuffle: true,
+                ..plan.config
+            },
+            order: Some(order),
+        })
     }
 
     /// What the plan was made from.
@@ -147,7 +179,9 @@ impl ShardPlan {
         if self.config.drop_last {
             self.config.num_samples / self.config.global_batch_size
         } else {
-            self.config.num_samples.div_ceil(self.config.global_batch_size)
+            self.config
+                .num_samples
+                .div_ceil(self.config.global_batch_size)
         }
     }
 
@@ -173,8 +207,15 @@ impl ShardPlan {
         let global_num_samples = positions.len();
         let own = (positions.start + shard_index..positions.end).step_by(self.config.num_shards);
         let draws: Vec<usize> = own.map(|position| self.draw(position)).collect();
-        let indices = draws.iter().map(|draw| draw % self.config.num_samples).collect();
-        StepShard { global_num_samples, indices, draws }
+        let indices = draws
+            .iter()
+            .map(|draw| draw % self.config.num_samples)
+            .collect();
+        StepShard {
+            global_num_samples,
+            indices,
+            draws,
+        }
     }
 
     /// The samples of a step over all shards, in the order of the epoch.
@@ -182,7 +223,8 @@ impl ShardPlan {
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
     pub fn global_batch(&self, step_in_epoch: usize) -> impl Iterator<Item = usize> {
-        self.positions(step_in_epoch).map(|position| self.draw(position) % self.config.num_samples)
+        self.positions(step_in_epoch)
+            .map(|position| self.draw(position) % self.config.num_samples)
     }
 
     fn positions(&self, step_in_epoch: usize) -> Range<usize> {
@@ -196,7 +238,9 @@ impl ShardPlan {
     }
 
     fn draw(&self, position: usize) -> usize {
-        self.order.as_ref().map_or(position, |order| order[position])
+        self.order
+            .as_ref()
+            .map_or(position, |order| order[position])
     }
 
     /// The largest number of samples that any shard has in a step, by which all shards count their micro-batches.

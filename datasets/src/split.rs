@@ -53,7 +53,12 @@ impl Split {
     /// The split that has this name, in any case.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|split| split.names().iter().any(|known| known.eq_ignore_ascii_case(name)))
+        Self::ALL.into_iter().find(|split| {
+            split
+                .names()
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(name))
+        })
     }
 }
 
@@ -66,29 +71,45 @@ impl fmt::Display for Split {
 /// The names to look for: `name` itself, then the other names of the split that it names, if any.
 fn wanted(name: &str) -> Vec<String> {
     let others = Split::of_name(name).map_or(&[][..], Split::names);
-    let others = others.iter().filter(|other| **other != name).map(|other| (*other).to_owned());
+    let others = others
+        .iter()
+        .filter(|other| **other != name)
+        .map(|other| (*other).to_owned());
     std::iter::once(name.to_owned()).chain(others).collect()
 }
 
 /// The folder of the split `name` in `dir`, if there is one, and a note on others of the same split.
-pub(crate) fn folder(dir: &Path, name: &str) -> Result<Option<(PathBuf, Option<String>)>, DatasetError> {
+pub(crate) fn folder(
+    dir: &Path,
+    name: &str,
+) -> Result<Option<(PathBuf, Option<String>)>, DatasetError> {
     let names = folder_names(dir)?;
     let mut found: Vec<&String> = names.iter().filter(|found| *found == name).collect();
     // The very name goes first, then others in another case or form.
     for wanted in wanted(name) {
-        let is_new = |other: &&String| other.eq_ignore_ascii_case(&wanted) && !found.contains(other);
+        let is_new =
+            |other: &&String| other.eq_ignore_ascii_case(&wanted) && !found.contains(other);
         found.extend(names.iter().filter(is_new).collect::<Vec<_>>());
     }
-    let Some((used, others)) = found.split_first() else { return Ok(None) };
+    let Some((used, others)) = found.split_first() else {
+        return Ok(None);
+    };
     let unused = || format!("{used} is used, {} is not", list(others.iter()));
     Ok(Some((dir.join(used), (!others.is_empty()).then(unused))))
 }
 
 /// Notes on entries of `dir` that have the name of a split and are no folders, such as links to a disk that is not mounted.
 pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
-    let names = Split::ALL.into_iter().flat_map(|split| split.names()).map(|name| (name, dir.join(name)));
+    let names = Split::ALL
+        .into_iter()
+        .flat_map(|split| split.names())
+        .map(|name| (name, dir.join(name)));
     let others = names.filter(|(_, path)| path.symlink_metadata().is_ok() && !path.is_dir());
-    others.map(|(name, _)| format!("{name} is not read: it is no folder, or a link to one that is missing")).collect()
+    others
+        .map(|(name, _)| {
+            format!("{name} is not read: it is no folder, or a link to one that is missing")
+        })
+        .collect()
 }
 
 /// The names of the folders in `dir`, sorted; hidden ones and those that are not UTF-8 are left out.
@@ -96,7 +117,11 @@ pub(crate) fn folder_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
         let entry = entry.map_err(DatasetError::io("read", dir))?;
-        let name = entry.file_name().into_string().ok().filter(|name| !name.starts_with('.'));
+        let name = entry
+            .file_name()
+            .into_string()
+            .ok()
+            .filter(|name| !name.starts_with('.'));
         names.extend(name.filter(|_| entry.path().is_dir()));
     }
     names.sort();
@@ -130,7 +155,12 @@ pub(crate) struct FoundFiles {
 impl SplitFiles {
     /// Lists the files that end with `ending` in `dir`; where there are none, those in its folders, and so on.
     pub(crate) fn list(dir: &Path, ending: &'static str) -> Result<Self, DatasetError> {
-        let mut files = Self { dir: dir.to_path_buf(), names: Vec::new(), others: Vec::new(), ending };
+        let mut files = Self {
+            dir: dir.to_path_buf(),
+            names: Vec::new(),
+            others: Vec::new(),
+            ending,
+        };
         let mut folders = vec![String::new()];
         for _ in 0..=MAX_DEPTH {
             let mut below = Vec::new();
@@ -151,13 +181,20 @@ impl SplitFiles {
         let path = self.dir.join(folder);
         for entry in fs::read_dir(&path).map_err(DatasetError::io("read", &path))? {
             let entry = entry.map_err(DatasetError::io("read", &path))?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
             if name.starts_with('.') {
                 continue;
             }
-            let relative = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
-            let is_folder =
-                entry.file_type().is_ok_and(|kind| kind.is_dir() || (kind.is_symlink() && entry.path().is_dir()));
+            let relative = if folder.is_empty() {
+                name.clone()
+            } else {
+                format!("{folder}/{name}")
+            };
+            let is_folder = entry
+                .file_type()
+                .is_ok_and(|kind| kind.is_dir() || (kind.is_symlink() && entry.path().is_dir()));
             if is_folder {
                 below.push(relative);
             } else if name.ends_with(self.ending) {
@@ -177,18 +214,31 @@ impl SplitFiles {
         let wanted = wanted(name);
         let mut by_name: BTreeMap<usize, BTreeMap<String, Vec<String>>> = BTreeMap::new();
         for file in &self.names {
-            let Some((split, group)) = split_of(file, name) else { continue };
-            let Some(rank) = wanted.iter().position(|wanted| *wanted == split) else { continue };
-            by_name.entry(rank).or_default().entry(group).or_default().push(file.clone());
+            let Some((split, group)) = split_of(file, name) else {
+                continue;
+            };
+            let Some(rank) = wanted.iter().position(|wanted| *wanted == split) else {
+                continue;
+            };
+            by_name
+                .entry(rank)
+                .or_default()
+                .entry(group)
+                .or_default()
+                .push(file.clone());
         }
-        let Some((rank, mut groups)) = by_name.pop_first() else { return Ok(None) };
+        let Some((rank, mut groups)) = by_name.pop_first() else {
+            return Ok(None);
+        };
         let split = &wanted[rank];
         // Files that begin with the split's name are the data set's own.
         let own = match groups.len() {
             1 => groups.pop_first().map(|(_, own)| own),
             _ => groups.remove(""),
         };
-        let unused = groups.into_values().chain(by_name.into_values().flat_map(BTreeMap::into_values));
+        let unused = groups
+            .into_values()
+            .chain(by_name.into_values().flat_map(BTreeMap::into_values));
         let unused: Vec<String> = unused.flatten().collect();
         let Some(names) = own else {
             return Err(DatasetError::SeveralSets {
@@ -199,9 +249,17 @@ impl SplitFiles {
         };
         let mut notes = Vec::new();
         if !unused.is_empty() {
-            notes.push(format!("{} is used, other files of the split are not: {}", names[0], list(unused.iter())));
+            notes.push(format!(
+                "{} is used, other files of the split are not: {}",
+                names[0],
+                list(unused.iter())
+            ));
         }
-        let others: Vec<&String> = self.others.iter().filter(|other| is_of(other, name, &wanted)).collect();
+        let others: Vec<&String> = self
+            .others
+            .iter()
+            .filter(|other| is_of(other, name, &wanted))
+            .collect();
         if !others.is_empty() {
             notes.push(format!(
                 "{} files are ignored: {COMPRESSED}, unpack them: {}",
@@ -209,7 +267,11 @@ impl SplitFiles {
                 list(others.iter())
             ));
         }
-        Ok(Some(FoundFiles { split: split.clone(), names, notes }))
+        Ok(Some(FoundFiles {
+            split: split.clone(),
+            names,
+            notes,
+        }))
     }
 
     /// Notes on files of no split, and on a split all of whose files are compressed.
@@ -218,12 +280,23 @@ impl SplitFiles {
         for split in Split::ALL {
             let (name, names) = (split.names()[0], wanted(split.names()[0]));
             let is_there = self.names.iter().any(|file| is_of(file, name, &names));
-            let others: Vec<&String> = self.others.iter().filter(|other| is_of(other, name, &names)).collect();
+            let others: Vec<&String> = self
+                .others
+                .iter()
+                .filter(|other| is_of(other, name, &names))
+                .collect();
             if !is_there && !others.is_empty() {
-                notes.push(format!("the split {name} is not read: {COMPRESSED}, unpack them: {}", list(others.iter())));
+                notes.push(format!(
+                    "the split {name} is not read: {COMPRESSED}, unpack them: {}",
+                    list(others.iter())
+                ));
             }
         }
-        let of_none: Vec<&String> = self.names.iter().filter(|file| split_of(file, "").is_none()).collect();
+        let of_none: Vec<&String> = self
+            .names
+            .iter()
+            .filter(|file| split_of(file, "").is_none())
+            .collect();
         if !of_none.is_empty() {
             let names = Split::ALL.map(|split| split.names()[0]).join(", ");
             notes.push(format!(
@@ -238,12 +311,22 @@ impl SplitFiles {
     /// The error that the files of the split `name` are not there, and what is.
     pub(crate) fn missing(&self, name: &str, remedy: &'static str) -> DatasetError {
         let wanted = wanted(name);
-        let compressed: Vec<&String> = self.others.iter().filter(|other| is_of(other, name, &wanted)).collect();
+        let compressed: Vec<&String> = self
+            .others
+            .iter()
+            .filter(|other| is_of(other, name, &wanted))
+            .collect();
         let found = match (&compressed[..], &self.names[..]) {
             ([_, ..], _) => {
-                format!("files that are compressed, unpack them (gunzip, zstd -d, xz -d): {}", list(compressed.iter()))
+                format!(
+                    "files that are compressed, unpack them (gunzip, zstd -d, xz -d): {}",
+                    list(compressed.iter())
+                )
             }
-            (_, []) => format!("no *{} in this folder or up to {MAX_DEPTH} below it", self.ending),
+            (_, []) => format!(
+                "no *{} in this folder or up to {MAX_DEPTH} below it",
+                self.ending
+            ),
             (_, names) => format!("others: {}", list(names.iter())),
         };
         DatasetError::Missing {
@@ -276,9 +359,18 @@ pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
     let first = known().filter_map(|known| Some((word(file, known)?, known)));
     let first = first.min_by_key(|(place, known)| (*place, usize::MAX - known.len()));
     if let Some((place, known)) = first {
-        let before =
-            if folders.is_empty() { file[..place].to_owned() } else { format!("{folders}/{}", &file[..place]) };
-        return Some((known.to_owned(), before.chars().filter(|letter| !letter.is_ascii_digit()).collect()));
+        let before = if folders.is_empty() {
+            file[..place].to_owned()
+        } else {
+            format!("{folders}/{}", &file[..place])
+        };
+        return Some((
+            known.to_owned(),
+            before
+                .chars()
+                .filter(|letter| !letter.is_ascii_digit())
+                .collect(),
+        ));
     }
     let parts: Vec<&str> = folders.split('/').collect();
     (0..parts.len()).rev().find_map(|depth| {
@@ -293,7 +385,8 @@ fn word(text: &str, word: &str) -> Option<usize> {
     let is_letter = |letter: Option<char>| letter.is_some_and(char::is_alphabetic);
     let mut places = text.match_indices(&word).map(|(place, _)| place);
     places.find(|&place| {
-        !is_letter(text[..place].chars().next_back()) && !is_letter(text[place + word.len()..].chars().next())
+        !is_letter(text[..place].chars().next_back())
+            && !is_letter(text[place + word.len()..].chars().next())
     })
 }
 
@@ -325,9 +418,16 @@ mod tests {
     #[test]
     fn files_are_of_the_split_that_their_name_says_else_their_folder() {
         for (names, expected) in [
-            (["train-0.tar", "val-0.tar", "test-0.tar"], ["train: train-0.tar", "val: val-0.tar", "test: test-0.tar"]),
             (
-                ["imagenet1k-train-0000.tar", "imagenet1k-train-0001.tar", "imagenet1k-validation-00.tar"],
+                ["train-0.tar", "val-0.tar", "test-0.tar"],
+                ["train: train-0.tar", "val: val-0.tar", "test: test-0.tar"],
+            ),
+            (
+                [
+                    "imagenet1k-train-0000.tar",
+                    "imagenet1k-train-0001.tar",
+                    "imagenet1k-validation-00.tar",
+                ],
                 [
                     "train: imagenet1k-train-0000.tar imagenet1k-train-0001.tar",
                     "validation: imagenet1k-validation-00.tar",
@@ -335,8 +435,16 @@ mod tests {
                 ],
             ),
             (
-                ["default/train/0.tar", "default/train/1.tar", "default/validation/0.tar"],
-                ["train: default/train/0.tar default/train/1.tar", "validation: default/validation/0.tar", ""],
+                [
+                    "default/train/0.tar",
+                    "default/train/1.tar",
+                    "default/validation/0.tar",
+                ],
+                [
+                    "train: default/train/0.tar default/train/1.tar",
+                    "validation: default/validation/0.tar",
+                    "",
+                ],
             ),
             (
                 ["data/train-0.tar", "data/valid-0.tar", "notes/readme.txt"],
@@ -344,15 +452,31 @@ mod tests {
             ),
             (
                 ["train2017.tar", "val2017_1.tar", "TEST.tar"],
-                ["train: train2017.tar", "val: val2017_1.tar", "test: TEST.tar"],
+                [
+                    "train: train2017.tar",
+                    "val: val2017_1.tar",
+                    "test: TEST.tar",
+                ],
             ),
             (
-                ["part-0-of-2-train.tar", "part-1-of-2-train.tar", "retest-val-0.tar"],
-                ["train: part-0-of-2-train.tar part-1-of-2-train.tar", "val: retest-val-0.tar", ""],
+                [
+                    "part-0-of-2-train.tar",
+                    "part-1-of-2-train.tar",
+                    "retest-val-0.tar",
+                ],
+                [
+                    "train: part-0-of-2-train.tar part-1-of-2-train.tar",
+                    "val: retest-val-0.tar",
+                    "",
+                ],
             ),
         ] {
             let (found, notes) = found(&names);
-            assert_eq!((found, notes), (expected.map(str::to_owned).to_vec(), vec![]), "{names:?}");
+            assert_eq!(
+                (found, notes),
+                (expected.map(str::to_owned).to_vec(), vec![]),
+                "{names:?}"
+            );
         }
     }
 
@@ -375,20 +499,37 @@ mod tests {
             );
         }
         let several = &found(&["a/train-0.tar", "b/train-0.tar"]).0[0];
-        assert!(several.contains("several data sets") && several.contains("a/train-0.tar; b/train-0.tar"), "{several}");
+        assert!(
+            several.contains("several data sets")
+                && several.contains("a/train-0.tar; b/train-0.tar"),
+            "{several}"
+        );
     }
 
     #[test]
     fn a_split_by_any_name_opens_by_that_name_first() {
         let root = tempfile::tempdir().unwrap();
-        for name in ["val-0.tar", "validation-0.tar", "test-v2-0.tar", "test-0.tar"] {
+        for name in [
+            "val-0.tar",
+            "validation-0.tar",
+            "test-v2-0.tar",
+            "test-0.tar",
+        ] {
             fs::write(root.path().join(name), "").unwrap();
         }
         let files = SplitFiles::list(root.path(), ".tar").unwrap();
         for name in ["val", "validation", "test-v2"] {
-            assert_eq!(files.of(name).unwrap().unwrap().names, [format!("{name}-0.tar")]);
+            assert_eq!(
+                files.of(name).unwrap().unwrap().names,
+                [format!("{name}-0.tar")]
+            );
         }
         assert_eq!(files.of("valid").unwrap().unwrap().names, ["val-0.tar"]);
-        assert!(files.missing("train", "give it").to_string().contains("got others: test-0.tar; "));
+        assert!(
+            files
+                .missing("train", "give it")
+                .to_string()
+                .contains("got others: test-0.tar; ")
+        );
     }
 }

@@ -31,14 +31,26 @@ pub struct SyntheticConfig {
 /// If a count or a side of the image is 0, there are more than 65,536 classes, or the system does not grant the memory.
 pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.shape.num_values() == 0 {
-        return Err(DatasetError::config("synthetic image shape", "no side of 0", config.shape));
+        return Err(DatasetError::config(
+            "synthetic image shape",
+            "no side of 0",
+            config.shape,
+        ));
     }
     if config.num_classes == 0 || config.num_classes > 1 << 16 {
-        return Err(DatasetError::config("num_classes", "1 to 65536", config.num_classes));
+        return Err(DatasetError::config(
+            "num_classes",
+            "1 to 65536",
+            config.num_classes,
+        ));
     }
     let train = make_split(config, "train", 0, config.num_train)?;
     let test = make_split(config, "test", 1, config.num_test)?;
-    Ok(DatasetSplits::of_two(train, test, Normalization::uniform(config.shape.channels)))
+    Ok(DatasetSplits::of_two(
+        train,
+        test,
+        Normalization::uniform(config.shape.channels),
+    ))
 }
 
 fn make_split(
@@ -48,7 +60,11 @@ fn make_split(
     num_samples: usize,
 ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     if num_samples == 0 {
-        return Err(DatasetError::config("synthetic num_samples", "at least 1", 0));
+        return Err(DatasetError::config(
+            "synthetic num_samples",
+            "at least 1",
+            0,
+        ));
     }
     let mut labels = Stream::new(config.seed, split_index, 0, Purpose::Synthetic);
     let mut pixels = black_images("synthetic num_samples", num_samples, config.shape)?;
@@ -61,8 +77,12 @@ fn make_split(
         name: format!("synthetic {split}"),
         shape: config.shape,
         pixels,
-        labels: (0..num_samples).map(|_| labels.below(config.num_classes) as u16).collect(),
-        class_names: (0..config.num_classes).map(|class| format!("class {class}")).collect(),
+        labels: (0..num_samples)
+            .map(|_| labels.below(config.num_classes) as u16)
+            .collect(),
+        class_names: (0..config.num_classes)
+            .map(|class| format!("class {class}"))
+            .collect(),
         notes: vec!["pixels and labels are random: for measurements, not for learning".into()],
         checksum: Default::default(),
     }))
@@ -74,7 +94,11 @@ mod tests {
 
     fn config() -> SyntheticConfig {
         SyntheticConfig {
-            shape: ImageShape { height: 5, width: 7, channels: 2 },
+            shape: ImageShape {
+                height: 5,
+                width: 7,
+                channels: 2,
+            },
             num_classes: 3,
             num_train: 300,
             num_test: 20,
@@ -85,7 +109,10 @@ mod tests {
     #[test]
     fn splits_have_the_shape_and_classes_asked_for() {
         let splits = open(&config()).unwrap();
-        assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (300, 20));
+        assert_eq!(
+            (splits.train.len(), splits.evaluated().unwrap().len()),
+            (300, 20)
+        );
         assert_eq!(splits.train.image_shape(), config().shape);
         assert_eq!(splits.train.class_names().len(), 3);
         assert_eq!(splits.normalization.mean.len(), 2);
@@ -101,7 +128,10 @@ mod tests {
     fn the_same_seed_gives_the_same_data() {
         let checksum = |seed| {
             let splits = open(&SyntheticConfig { seed, ..config() }).unwrap();
-            (splits.train.checksum(), splits.evaluated().unwrap().checksum())
+            (
+                splits.train.checksum(),
+                splits.evaluated().unwrap().checksum(),
+            )
         };
         assert_eq!(checksum(1), checksum(1));
         assert_ne!(checksum(1), checksum(2));
@@ -110,16 +140,28 @@ mod tests {
 
     #[test]
     fn nothing_to_make_is_refused() {
-        let without_test = SyntheticConfig { num_test: 0, ..config() };
+        let without_test = SyntheticConfig {
+            num_test: 0,
+            ..config()
+        };
         assert!(open(&without_test).is_err());
-        let without_classes = SyntheticConfig { num_classes: 0, ..config() };
+        let without_classes = SyntheticConfig {
+            num_classes: 0,
+            ..config()
+        };
         assert!(open(&without_classes).is_err());
     }
 
     #[test]
     fn more_images_than_memory_holds_are_refused() {
         for num_train in [usize::MAX, usize::MAX / 70, isize::MAX as usize / 70] {
-            let error = open(&SyntheticConfig { num_train, ..config() }).err().unwrap().to_string();
+            let error = open(&SyntheticConfig {
+                num_train,
+                ..config()
+            })
+            .err()
+            .unwrap()
+            .to_string();
             assert!(error.contains("fit into memory"), "{error}");
         }
     }

@@ -20,7 +20,11 @@ pub fn num_refused() -> u64 {
 ///
 /// # Errors
 /// `input`, if the operating system refuses the thread.
-pub fn start<I, T>(name: &str, input: I, work: impl FnOnce(I) -> T + Send + 'static) -> Result<JoinHandle<T>, I>
+pub fn start<I, T>(
+    name: &str,
+    input: I,
+    work: impl FnOnce(I) -> T + Send + 'static,
+) -> Result<JoinHandle<T>, I>
 where
     I: Send + 'static,
     T: Send + 'static,
@@ -48,7 +52,11 @@ fn builder() -> Builder {
 #[cfg(test)]
 fn builder() -> Builder {
     // No thread has such a stack.
-    if REFUSES.get() { Builder::new().stack_size(1 << 60) } else { Builder::new() }
+    if REFUSES.get() {
+        Builder::new().stack_size(1 << 60)
+    } else {
+        Builder::new()
+    }
 }
 
 #[cfg(test)]
@@ -76,7 +84,8 @@ pub(crate) fn in_parts<P: Send, R: Send>(
     };
     let mut done = thread::scope(|scope| {
         // A helper that the operating system refuses leaves its parts to the others.
-        let helpers = (0..num_helpers).map_while(|_| Builder::new().spawn_scoped(scope, work_off).ok());
+        let helpers =
+            (0..num_helpers).map_while(|_| Builder::new().spawn_scoped(scope, work_off).ok());
         let helpers: Vec<_> = helpers.collect();
         let mut done = work_off();
         for helper in helpers {
@@ -99,7 +108,10 @@ mod tests {
         assert_eq!(start("test", 7, |input| input + 1).map(|_| ()), Err(7));
         REFUSES.set(false);
         assert!(num_refused() > before);
-        assert_eq!(start("test", 7, |input| input + 1).unwrap().join().unwrap(), 8);
+        assert_eq!(
+            start("test", 7, |input| input + 1).unwrap().join().unwrap(),
+            8
+        );
     }
 
     #[test]

@@ -20,7 +20,13 @@ pub(crate) fn draw(seed: u64, epoch: u64, index: usize) -> Operation {
 /// The operation of this number, at one of the strengths; some have two directions.
 fn of(kind: usize, bin: usize, is_negative: bool) -> Operation {
     let up_to = |largest: f64| largest * bin as f64 / (NUM_BINS - 1) as f64;
-    let signed = |largest| if is_negative { -up_to(largest) } else { up_to(largest) };
+    let signed = |largest| {
+        if is_negative {
+            -up_to(largest)
+        } else {
+            up_to(largest)
+        }
+    };
     let factor = || (1.0 + signed(0.99)) as f32;
     match kind {
         0 => Operation::Identity,
@@ -67,8 +73,18 @@ mod tests {
 
     #[test]
     fn an_image_of_one_value_or_one_pixel_is_no_hindrance() {
-        for shape in [ImageShape { height: 1, width: 1, channels: 1 }, ImageShape { height: 2, width: 7, channels: 4 }]
-        {
+        for shape in [
+            ImageShape {
+                height: 1,
+                width: 1,
+                channels: 1,
+            },
+            ImageShape {
+                height: 2,
+                width: 7,
+                channels: 4,
+            },
+        ] {
             for (kind, bin) in (0..14).flat_map(|kind| (0..NUM_BINS).map(move |bin| (kind, bin))) {
                 of(kind, bin, false).apply(&mut vec![9; shape.num_values()], shape);
             }
@@ -78,9 +94,15 @@ mod tests {
     #[test]
     fn every_operation_is_drawn_about_equally_often_and_depends_on_seed_epoch_and_index() {
         let draws = |seed, epoch| (0..14_000).map(move |index| draw(seed, epoch, index));
-        let count = draws(1, 1).filter(|operation| matches!(operation, Operation::Equalize)).count();
+        let count = draws(1, 1)
+            .filter(|operation| matches!(operation, Operation::Equalize))
+            .count();
         // Five standard deviations of a binomial with n = 14,000 and p = 1/14 are 152.
         assert!(count.abs_diff(1000) < 152, "{count}");
-        assert!(draws(1, 1).eq(draws(1, 1)) && !draws(1, 1).eq(draws(2, 1)) && !draws(1, 1).eq(draws(1, 2)));
+        assert!(
+            draws(1, 1).eq(draws(1, 1))
+                && !draws(1, 1).eq(draws(2, 1))
+                && !draws(1, 1).eq(draws(1, 2))
+        );
     }
 }

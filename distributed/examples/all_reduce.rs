@@ -19,22 +19,54 @@ fn main() -> ExitCode {
 }
 
 fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
-    let rounds = std::env::args().nth(1).map_or(Ok(30), |rounds| rounds.parse())?;
+    let rounds = std::env::args()
+        .nth(1)
+        .map_or(Ok(30), |rounds| rounds.parse())?;
     let patient = world.duplicate()?;
     patient.set_wait_policy(WaitPolicy::Sleep);
     let mut candidates = [
-        ("MPI_Allreduce", AllReducer::new(ReductionKind::Library, Arc::clone(world))?),
-        ("MPI_Iallreduce", AllReducer::new(ReductionKind::Library, world.duplicate()?)?),
-        ("ring", AllReducer::new(ReductionKind::Ring, world.duplicate()?)?),
-        ("halving-doubling", AllReducer::new(ReductionKind::HalvingDoubling, world.duplicate()?)?),
-        ("hierarchical", AllReducer::new(ReductionKind::Hierarchical, world.duplicate()?)?),
-        ("exact", AllReducer::new(ReductionKind::Exact, world.duplicate()?)?),
-        ("Iallreduce asleep", AllReducer::new(ReductionKind::Library, Arc::clone(&patient))?),
-        ("hierarchical asleep", AllReducer::new(ReductionKind::Hierarchical, patient)?),
+        (
+            "MPI_Allreduce",
+            AllReducer::new(ReductionKind::Library, Arc::clone(world))?,
+        ),
+        (
+            "MPI_Iallreduce",
+            AllReducer::new(ReductionKind::Library, world.duplicate()?)?,
+        ),
+        (
+            "ring",
+            AllReducer::new(ReductionKind::Ring, world.duplicate()?)?,
+        ),
+        (
+            "halving-doubling",
+            AllReducer::new(ReductionKind::HalvingDoubling, world.duplicate()?)?,
+        ),
+        (
+            "hierarchical",
+            AllReducer::new(ReductionKind::Hierarchical, world.duplicate()?)?,
+        ),
+        (
+            "exact",
+            AllReducer::new(ReductionKind::Exact, world.duplicate()?)?,
+        ),
+        (
+            "Iallreduce asleep",
+            AllReducer::new(ReductionKind::Library, Arc::clone(&patient))?,
+        ),
+        (
+            "hierarchical asleep",
+            AllReducer::new(ReductionKind::Hierarchical, patient)?,
+        ),
     ];
     if world.rank() == 0 {
-        println!("{} ranks, {rounds} rounds, µs: median (minimum)", world.world_size());
-        let names: Vec<String> = candidates.iter().map(|(name, _)| format!("{name:>20}")).collect();
+        println!(
+            "{} ranks, {rounds} rounds, µs: median (minimum)",
+            world.world_size()
+        );
+        let names: Vec<String> = candidates
+            .iter()
+            .map(|(name, _)| format!("{name:>20}"))
+            .collect();
         println!("{:>9} {}", "bytes", names.join(" "));
     }
     for bytes in SIZES {
@@ -59,7 +91,10 @@ fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
                 .iter_mut()
                 .map(|times| {
                     times.sort_by(f64::total_cmp);
-                    format!("{:>20}", format!("{:.0} ({:.0})", times[times.len() / 2], times[0]))
+                    format!(
+                        "{:>20}",
+                        format!("{:.0} ({:.0})", times[times.len() / 2], times[0])
+                    )
                 })
                 .collect();
             println!("{bytes:>9} {}", cells.join(" "));

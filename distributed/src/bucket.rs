@@ -56,13 +56,21 @@ impl BucketPlan {
             };
             let elements_end = entries[end - 1].range().end;
             let mut start = end - 1;
-            while start > 0 && (elements_end - entries[start - 1].offset) * size_of::<f32>() <= cap_bytes {
+            while start > 0
+                && (elements_end - entries[start - 1].offset) * size_of::<f32>() <= cap_bytes
+            {
                 start -= 1;
             }
-            buckets.push(Bucket { elements: entries[start].offset..elements_end, parameters: start..end });
+            buckets.push(Bucket {
+                elements: entries[start].offset..elements_end,
+                parameters: start..end,
+            });
             end = start;
         }
-        Self { buckets, layout_hash: layout.hash() }
+        Self {
+            buckets,
+            layout_hash: layout.hash(),
+        }
     }
 
     /// The buckets, in the order of their reduction.

@@ -134,7 +134,13 @@ pub trait Communicator: Send + Sync + Debug {
     ///
     /// # Errors
     /// As for [`send`](Communicator::send) and [`receive`](Communicator::receive).
-    fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError>;
+    fn exchange(
+        &self,
+        to: usize,
+        outgoing: &[u8],
+        from: usize,
+        incoming: &mut [u8],
+    ) -> Result<(), CollectiveError>;
 
     /// Waits for the next message with this tag, from whichever rank; that rank and its bytes.
     ///
@@ -202,7 +208,11 @@ pub trait Communicator: Send + Sync + Debug {
     ///
     /// # Collective
     /// Must be called by all ranks, with the same number of bytes.
-    fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
+    fn node_memory(
+        &self,
+        members: &[usize],
+        bytes: usize,
+    ) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
         let _ = (members, bytes);
         Ok(None)
     }
@@ -244,7 +254,11 @@ pub trait NodeMemory: Send + Debug {
     ///
     /// # Collective
     /// Must be called by all ranks of the node, with equal lengths.
-    fn sum_f32(&mut self, values: &mut [f32], between: Option<Between<'_, f32>>) -> Result<(), CollectiveError>;
+    fn sum_f32(
+        &mut self,
+        values: &mut [f32],
+        between: Option<Between<'_, f32>>,
+    ) -> Result<(), CollectiveError>;
 
     /// [`sum_f32`](NodeMemory::sum_f32) of integers, modulo 2^64.
     ///
@@ -253,19 +267,34 @@ pub trait NodeMemory: Send + Debug {
     ///
     /// # Collective
     /// Must be called by all ranks of the node, with equal lengths.
-    fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError>;
+    fn sum_u64(
+        &mut self,
+        values: &mut [u64],
+        between: Option<Between<'_, u64>>,
+    ) -> Result<(), CollectiveError>;
 }
 
 /// Refuses a peer that is no rank or this rank itself, for implementors of [`Communicator`]; `call` names the method.
 ///
 /// # Errors
 /// [`CollectiveError::NoSuchPeer`].
-pub fn expect_peer(topology: &Topology, call: &'static str, peer: usize) -> Result<(), CollectiveError> {
-    let Topology { rank, world_size, .. } = *topology;
+pub fn expect_peer(
+    topology: &Topology,
+    call: &'static str,
+    peer: usize,
+) -> Result<(), CollectiveError> {
+    let Topology {
+        rank, world_size, ..
+    } = *topology;
     if peer < world_size && peer != rank {
         return Ok(());
     }
-    Err(CollectiveError::NoSuchPeer { call, peer, rank, world_size })
+    Err(CollectiveError::NoSuchPeer {
+        call,
+        peer,
+        rank,
+        world_size,
+    })
 }
 
 /// Checks that `value` is the same text on all ranks; `what` names it.
@@ -284,6 +313,11 @@ pub(crate) fn expect_equal(
     let text = |rank: usize| String::from_utf8_lossy(&values[rank]).into_owned();
     match values.iter().position(|value| *value != values[ROOT]) {
         None => Ok(()),
-        Some(rank) => Err(CollectiveError::PlanMismatch { what, rank, expected: text(ROOT), got: text(rank) }),
+        Some(rank) => Err(CollectiveError::PlanMismatch {
+            what,
+            rank,
+            expected: text(ROOT),
+            got: text(rank),
+        }),
     }
 }

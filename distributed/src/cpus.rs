@@ -35,26 +35,45 @@ impl CpuLimits {
     pub fn of_this_process() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let status = text("/proc/self/status");
-        let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
-        let mut allowed = online(&numbers(mask), &numbers(&text("/sys/devices/system/cpu/online")));
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+            .unwrap_or_default();
+        let mut allowed = online(
+            &numbers(mask),
+            &numbers(&text("/sys/devices/system/cpu/online")),
+        );
         if allowed.is_empty() {
             allowed = (0..std::thread::available_parallelism().map_or(1, NonZero::get)).collect();
         }
-        Self { allowed, quotas: quotas(Path::new(CGROUPS), &text("/proc/self/cgroup")) }
+        Self {
+            allowed,
+            quotas: quotas(Path::new(CGROUPS), &text("/proc/self/cgroup")),
+        }
     }
 
     /// Number of CPUs that each of `count` ranks with these limits may use, at least 1.
     pub(crate) fn divided(&self, count: usize) -> usize {
         let of_quota = |quota: &CpuQuota| (quota.cpus / count as f64) as usize;
-        self.quotas.iter().map(of_quota).fold(self.allowed.len() / count, usize::min).max(1)
+        self.quotas
+            .iter()
+            .map(of_quota)
+            .fold(self.allowed.len() / count, usize::min)
+            .max(1)
     }
 
     /// Writes the limits as text that [`parse`](Self::parse) reads.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn to_text(&self) -> String {
         let allowed: Vec<String> = self.allowed.iter().map(usize::to_string).collect();
-        let quotas = self.quotas.iter().map(|quota| format!("{} {}", quota.cpus, quota.group));
-        std::iter::once(allowed.join(",")).chain(quotas).collect::<Vec<_>>().join("\n")
+        let quotas = self
+            .quotas
+            .iter()
+            .map(|quota| format!("{} {}", quota.cpus, quota.group));
+        std::iter::once(allowed.join(","))
+            .chain(quotas)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[cfg(any(feature = "mpi", test))]
@@ -63,9 +82,15 @@ impl CpuLimits {
         let allowed = numbers(lines.next().unwrap_or_default());
         let quota = |line: &str| {
             let (cpus, group) = line.split_once(' ')?;
-            Some(CpuQuota { group: group.to_owned(), cpus: cpus.parse().ok()? })
+            Some(CpuQuota {
+                group: group.to_owned(),
+                cpus: cpus.parse().ok()?,
+            })
         };
-        Self { allowed, quotas: lines.filter_map(quota).collect() }
+        Self {
+            allowed,
+            quotas: lines.filter_map(quota).collect(),
+        }
     }
 }
 
@@ -78,7 +103,10 @@ fn online(mask: &BTreeSet<usize>, online: &BTreeSet<usize>) -> BTreeSet<usize> {
 /// The numbers in a list as Linux writes it, such as `0-3,8`.
 fn numbers(list: &str) -> BTreeSet<usize> {
     let range = |part: &str| {
-        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        let (first, last) = part
+            .trim()
+            .split_once('-')
+            .unwrap_or((part.trim(), part.trim()));
         Some(first.parse().ok()?..=last.parse().ok()?)
     };
     list.split(',').filter_map(range).flatten().collect()
@@ -92,14 +120,20 @@ pub fn control_groups(root: &Path, groups: &str, controller: &str) -> Vec<PathBu
     let mut directories = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else {
+            continue;
+        };
         let top = match controllers {
             "" => root.to_owned(),
             _ if controllers.split(',').any(|name| name == controller) => root.join(controller),
             _ => continue,
         };
         let own = top.join(group.trim_start_matches('/'));
-        directories.extend(own.ancestors().take_while(|directory| directory.starts_with(&top)).map(Path::to_owned));
+        directories.extend(
+            own.ancestors()
+                .take_while(|directory| directory.starts_with(&top))
+                .map(Path::to_owned),
+        );
     }
     directories
 }
@@ -113,13 +147,22 @@ fn quotas(root: &Path, groups: &str) -> Vec<CpuQuota> {
                 let (quota, period) = line.trim().split_once(' ')?;
                 (number(quota)?, number(period)?)
             }
-            None => (number(&text("cpu.cfs_quota_us")?)?, number(&text("cpu.cfs_period_us")?)?),
+            None => (
+                number(&text("cpu.cfs_quota_us")?)?,
+                number(&text("cpu.cfs_period_us")?)?,
+            ),
         };
         // Version 1 writes -1 where there is no limit, version 2 `max`.
         let is_limit = quota > 0.0 && period > 0.0;
-        is_limit.then(|| CpuQuota { group: directory.display().to_string(), cpus: quota / period })
+        is_limit.then(|| CpuQuota {
+            group: directory.display().to_string(),
+            cpus: quota / period,
+        })
     };
-    control_groups(root, groups, "cpu").into_iter().filter_map(quota).collect()
+    control_groups(root, groups, "cpu")
+        .into_iter()
+        .filter_map(quota)
+        .collect()
 }
 
 /// Number of CPUs that rank `own` of a node may use without taking those of the node's other ranks, at least 1.
@@ -133,19 +176,32 @@ pub(crate) fn share(own: usize, node: &[CpuLimits]) -> usize {
     let mut union = node[own].allowed.clone();
     let mut members = 1;
     loop {
-        let meeting: Vec<&CpuLimits> = node.iter().filter(|limits| !limits.allowed.is_disjoint(&union)).collect();
+        let meeting: Vec<&CpuLimits> = node
+            .iter()
+            .filter(|limits| !limits.allowed.is_disjoint(&union))
+            .collect();
         if meeting.len() <= members {
             break;
         }
         members = meeting.len();
-        union = meeting.iter().flat_map(|limits| &limits.allowed).copied().collect();
+        union = meeting
+            .iter()
+            .flat_map(|limits| &limits.allowed)
+            .copied()
+            .collect();
     }
     let of_masks = node[own].allowed.len().min(union.len() / members);
     let of_quota = |quota: &CpuQuota| {
-        let shares = |limits: &&CpuLimits| limits.quotas.iter().any(|other| other.group == quota.group);
+        let shares =
+            |limits: &&CpuLimits| limits.quotas.iter().any(|other| other.group == quota.group);
         (quota.cpus / node.iter().filter(shares).count() as f64) as usize
     };
-    node[own].quotas.iter().map(of_quota).fold(of_masks, usize::min).max(1)
+    node[own]
+        .quotas
+        .iter()
+        .map(of_quota)
+        .fold(of_masks, usize::min)
+        .max(1)
 }
 
 #[cfg(test)]
@@ -153,8 +209,14 @@ mod tests {
     use super::*;
 
     fn limits(mask: &str, quotas: &[(&str, f64)]) -> CpuLimits {
-        let quota = |&(group, cpus): &(&str, f64)| CpuQuota { group: group.to_owned(), cpus };
-        CpuLimits { allowed: numbers(mask), quotas: quotas.iter().map(quota).collect() }
+        let quota = |&(group, cpus): &(&str, f64)| CpuQuota {
+            group: group.to_owned(),
+            cpus,
+        };
+        CpuLimits {
+            allowed: numbers(mask),
+            quotas: quotas.iter().map(quota).collect(),
+        }
     }
 
     fn shares(masks: &[&str]) -> Vec<usize> {
@@ -182,11 +244,16 @@ mod tests {
     fn ranks_divide_a_quota_with_those_of_the_same_group_only() {
         let of = |quotas: &[&[(&str, f64)]]| {
             let node: Vec<CpuLimits> = quotas.iter().map(|quotas| limits("0-63", quotas)).collect();
-            (0..node.len()).map(|own| share(own, &node)).collect::<Vec<_>>()
+            (0..node.len())
+                .map(|own| share(own, &node))
+                .collect::<Vec<_>>()
         };
         assert_eq!(of(&[&[("/", 4.0)], &[("/", 4.0)]]), [2, 2]);
         assert_eq!(of(&[&[("/a", 4.0)], &[("/b", 3.5)], &[]]), [4, 3, 21]);
-        assert_eq!(of(&[&[("/job/a", 8.0), ("/job", 6.0)], &[("/job", 6.0)]]), [3, 3]);
+        assert_eq!(
+            of(&[&[("/job/a", 8.0), ("/job", 6.0)], &[("/job", 6.0)]]),
+            [3, 3]
+        );
         assert_eq!(of(&[&[("/", 0.5)]]), [1]);
         assert_eq!(of(&[&[("/", 100.0)]]), [64]);
         for (count, expected) in [(1, 6), (4, 1), (8, 1)] {
@@ -203,8 +270,16 @@ mod tests {
             fs::write(directory.join(name), text).unwrap();
         };
         let found = |groups: &str| -> Vec<(String, f64)> {
-            let name = |group: &str| group.strip_prefix(root.path().to_str().unwrap()).unwrap().to_owned();
-            quotas(root.path(), groups).iter().map(|quota| (name(&quota.group), quota.cpus)).collect()
+            let name = |group: &str| {
+                group
+                    .strip_prefix(root.path().to_str().unwrap())
+                    .unwrap()
+                    .to_owned()
+            };
+            quotas(root.path(), groups)
+                .iter()
+                .map(|quota| (name(&quota.group), quota.cpus))
+                .collect()
         };
         write("job/step", "cpu.max", "max 100000\n");
         write("job", "cpu.max", "250000 100000\n");
@@ -214,7 +289,10 @@ mod tests {
             write(directory, "cpu.cfs_period_us", "20000\n");
         }
         assert_eq!(found("0::/job/step\n"), [("/job".to_owned(), 2.5)]);
-        assert_eq!(found("4:cpu,cpuacct:/docker/7\n3:cpuset:/job\n"), [("/cpu/docker".to_owned(), 3.0)]);
+        assert_eq!(
+            found("4:cpu,cpuacct:/docker/7\n3:cpuset:/job\n"),
+            [("/cpu/docker".to_owned(), 3.0)]
+        );
         // A container: its own group is the root, by whatever name the host knows the group.
         write("", "cpu.max", "400000 100000\n");
         assert_eq!(found("0::/kubepods/pod7/4f\n"), [(String::new(), 4.0)]);
@@ -227,6 +305,9 @@ mod tests {
         assert_eq!(online(&numbers("0-127"), &numbers("0-3")), numbers("0-3"));
         assert_eq!(online(&numbers("4-5"), &numbers("0-1")), numbers("4-5"));
         let own = CpuLimits::of_this_process();
-        assert!(!own.allowed.is_empty() && CpuLimits::parse(&own.to_text()) == own, "{own:?}");
+        assert!(
+            !own.allowed.is_empty() && CpuLimits::parse(&own.to_text()) == own,
+            "{own:?}"
+        );
     }
 }

@@ -8,7 +8,10 @@ use thiserror::Error;
 /// A collective, or an agreement built on one, failed.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum CollectiveError {
     /// Ranks brought buffers of different lengths to one collective, or a message has another length than its receiver expects.
     #[error("{collective}: expected {expected} {}, got {got} (rank {rank})", unit(.collective))]
@@ -25,19 +28,38 @@ pub enum CollectiveError {
     #[error(
         "{call}: expected a rank below the world size {world_size} and not {rank} itself, got {peer} (rank {rank})"
     )]
-    NoSuchPeer { call: &'static str, peer: usize, rank: usize, world_size: usize },
+    NoSuchPeer {
+        call: &'static str,
+        peer: usize,
+        rank: usize,
+        world_size: usize,
+    },
     /// Ranks were in different collectives at once.
     #[error("rank {rank} called {got} while rank {ROOT} called {expected}; every rank must make the same collectives in the same order", ROOT = crate::ROOT)]
-    OperationMismatch { rank: usize, expected: String, got: String },
+    OperationMismatch {
+        rank: usize,
+        expected: String,
+        got: String,
+    },
     /// The root of a collective is no rank of this world.
     #[error("{collective}: expected a root below the world size {world_size}, got {root}")]
-    NoSuchRoot { collective: &'static str, root: usize, world_size: usize },
+    NoSuchRoot {
+        collective: &'static str,
+        root: usize,
+        world_size: usize,
+    },
     /// A rank ended the job, panicked, or left while others waited for it.
     #[error("job aborted by rank {rank}: {reason}")]
     Aborted { rank: usize, reason: String },
     /// Ranks are at different points of the run, or planned differently.
     #[error("step {step}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}", ROOT = crate::ROOT)]
-    RanksDiverged { step: u64, rank: usize, what: &'static str, expected: String, got: String },
+    RanksDiverged {
+        step: u64,
+        rank: usize,
+        what: &'static str,
+        expected: String,
+        got: String,
+    },
     /// A loss or gradient is NaN or infinite.
     #[error("step {step}: non-finite loss or gradient on {}; {} there {value}; lower the learning rate, or check the data", list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
@@ -57,7 +79,12 @@ pub enum CollectiveError {
     Thread { text: String },
     /// Ranks built different modules or buckets.
     #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
-    PlanMismatch { what: &'static str, rank: usize, expected: String, got: String },
+    PlanMismatch {
+        what: &'static str,
+        rank: usize,
+        expected: String,
+        got: String,
+    },
     /// Two modules share a parameter.
     #[error(
         "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each a parameter of its own"
@@ -102,7 +129,10 @@ pub enum CollectiveError {
     #[error(
         "environment variable {variable}: expected a number, got \"{value}\"; if no launcher set it: unset {variable}"
     )]
-    LauncherVariable { variable: &'static str, value: String },
+    LauncherVariable {
+        variable: &'static str,
+        value: String,
+    },
     /// MPI and the launcher give this process different places.
     #[error("{launcher}: expected {what} {expected}, got {got} on node {node}; {remedy}")]
     PlaceMismatch {
@@ -114,10 +144,14 @@ pub enum CollectiveError {
         remedy: &'static str,
     },
     /// MPI can be initialized once in a process.
-    #[error("MPI was initialized before in this process; keep one communicator until the end of main")]
+    #[error(
+        "MPI was initialized before in this process; keep one communicator until the end of main"
+    )]
     MpiInitializedBefore,
     /// MPI gave a thread level under which a second thread may not call it.
-    #[error("MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support")]
+    #[error(
+        "MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support"
+    )]
     ThreadLevel { expected: &'static str, got: String },
     /// A watchdog needs a thread of its own on a duplicate, which the communicator does not allow.
     #[error(
@@ -136,7 +170,12 @@ pub enum CollectiveError {
     WatchdogThread { rank: usize, text: String },
     /// An MPI call returned an error code.
     #[error("{call} failed on rank {rank}: {text} (code {code})")]
-    Mpi { call: &'static str, rank: usize, code: i32, text: String },
+    Mpi {
+        call: &'static str,
+        rank: usize,
+        code: i32,
+        text: String,
+    },
     /// Gradients cannot go through NCCL here; found before any rank entered it.
     #[error("NCCL cannot be used on {}: {problem}; {remedy}, or leave out --reduction nccl: gradients are then staged through host memory", list(.ranks))]
     NcclUnavailable {
@@ -166,13 +205,20 @@ fn unit(collective: &str) -> String {
 
 /// What was not finite.
 fn found(parameter: Option<&str>) -> String {
-    parameter.map_or_else(|| "loss".to_owned(), |name| format!("largest gradient, in {name},"))
+    parameter.map_or_else(
+        || "loss".to_owned(),
+        |name| format!("largest gradient, in {name},"),
+    )
 }
 
 /// The variables to unset for a world of one process.
 fn of_one_process(variable: &str) -> &str {
     // Without the step's variable the allocation's would count.
-    if variable == "SLURM_STEP_NUM_TASKS" { "SLURM_STEP_NUM_TASKS SLURM_NTASKS" } else { variable }
+    if variable == "SLURM_STEP_NUM_TASKS" {
+        "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
+    } else {
+        variable
+    }
 }
 
 /// `rank 2` or `ranks 1, 3`.
@@ -199,9 +245,25 @@ mod tests {
             "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient, in conv1.weight, there NaN; \
              lower the learning rate, or check the data"
         );
-        let error = CollectiveError::LengthMismatch { collective: "barrier", rank: 2, expected: 4, got: 5 };
-        assert_eq!(error.to_string(), "barrier: expected 4 elements as on rank 0, got 5 (rank 2)");
-        let error = CollectiveError::LengthMismatch { collective: "receive", rank: 2, expected: 4, got: 5 };
-        assert_eq!(error.to_string(), "receive: expected 4 bytes in the message, got 5 (rank 2)");
+        let error = CollectiveError::LengthMismatch {
+            collective: "barrier",
+            rank: 2,
+            expected: 4,
+            got: 5,
+        };
+        assert_eq!(
+            error.to_string(),
+            "barrier: expected 4 elements as on rank 0, got 5 (rank 2)"
+        );
+        let error = CollectiveError::LengthMismatch {
+            collective: "receive",
+            rank: 2,
+            expected: 4,
+            got: 5,
+        };
+        assert_eq!(
+            error.to_string(),
+            "receive: expected 4 bytes in the message, got 5 (rank 2)"
+        );
     }
 }

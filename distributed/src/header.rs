@@ -29,7 +29,10 @@ impl StepHeader {
     /// The header as bytes, little endian.
     pub fn to_bytes(&self) -> [u8; Self::NUM_BYTES] {
         let mut bytes = [0; Self::NUM_BYTES];
-        for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples].into_iter().enumerate() {
+        for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples]
+            .into_iter()
+            .enumerate()
+        {
             bytes[slot * 8..][..8].copy_from_slice(&number.to_le_bytes());
         }
         bytes[32] = self.stop.into();
@@ -39,7 +42,8 @@ impl StepHeader {
 
     /// The header in `bytes`.
     pub fn from_bytes(bytes: &[u8; Self::NUM_BYTES]) -> Self {
-        let number = |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
+        let number =
+            |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
         Self {
             epoch: number(0),
             step: number(1),
@@ -68,7 +72,10 @@ pub struct GlobalStepStatus {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<GlobalStepStatus, CollectiveError> {
+pub fn agree(
+    communicator: &dyn Communicator,
+    header: &StepHeader,
+) -> Result<GlobalStepStatus, CollectiveError> {
     global_status(&parsed(&communicator.all_gather(&header.to_bytes())?)?)
 }
 
@@ -77,12 +84,15 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
         let bytes: &[u8; StepHeader::NUM_BYTES] =
-            bytes.as_slice().try_into().map_err(|_| CollectiveError::LengthMismatch {
-                collective: "step header",
-                rank,
-                expected: StepHeader::NUM_BYTES,
-                got: bytes.len(),
-            })?;
+            bytes
+                .as_slice()
+                .try_into()
+                .map_err(|_| CollectiveError::LengthMismatch {
+                    collective: "step header",
+                    rank,
+                    expected: StepHeader::NUM_BYTES,
+                    got: bytes.len(),
+                })?;
         headers.push(StepHeader::from_bytes(bytes));
     }
     let root = headers[ROOT];
@@ -96,7 +106,13 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
         for (what, expected, got) in pairs {
             if expected != got {
                 let (expected, got) = (expected.to_string(), got.to_string());
-                return Err(CollectiveError::RanksDiverged { step, rank, what, expected, got });
+                return Err(CollectiveError::RanksDiverged {
+                    step,
+                    rank,
+                    what,
+                    expected,
+                    got,
+                });
             }
         }
     }
@@ -105,10 +121,17 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
 
 /// The same status wherever it is drawn from the same headers.
 pub(crate) fn global_status(headers: &[StepHeader]) -> Result<GlobalStepStatus, CollectiveError> {
-    let ranks: Vec<usize> = (0..headers.len()).filter(|&rank| !headers[rank].finite).collect();
+    let ranks: Vec<usize> = (0..headers.len())
+        .filter(|&rank| !headers[rank].finite)
+        .collect();
     if !ranks.is_empty() {
         let step = headers[ROOT].step;
-        return Err(CollectiveError::NonFinite { step, ranks, parameter: None, value: f32::NAN });
+        return Err(CollectiveError::NonFinite {
+            step,
+            ranks,
+            parameter: None,
+            value: f32::NAN,
+        });
     }
     Ok(GlobalStepStatus {
         stop: wants_stop(headers),
@@ -146,10 +169,15 @@ pub(crate) fn diagnose(
         .iter()
         .map(|bytes| {
             let word = |start: usize| std::array::from_fn(|index| bytes[start + index]);
-            Largest { parameter: u32::from_le_bytes(word(0)), value: f32::from_le_bytes(word(4)) }
+            Largest {
+                parameter: u32::from_le_bytes(word(0)),
+                value: f32::from_le_bytes(word(4)),
+            }
         })
         .collect();
-    let mut ranks: Vec<usize> = (0..all.len()).filter(|&rank| !all[rank].value.is_finite()).collect();
+    let mut ranks: Vec<usize> = (0..all.len())
+        .filter(|&rank| !all[rank].value.is_finite())
+        .collect();
     if ranks.is_empty() {
         // Finite parts that overflowed in the sum.
         ranks = (0..all.len()).collect();
@@ -157,27 +185,53 @@ pub(crate) fn diagnose(
     let Largest { parameter, value } = all[ranks[0]];
     let entry = layout.entries().get(parameter as usize);
     let name = entry.map_or("no parameter", |entry| entry.path.as_str());
-    Ok(CollectiveError::NonFinite { step, ranks, parameter: Some(name.to_owned()), value })
+    Ok(CollectiveError::NonFinite {
+        step,
+        ranks,
+        parameter: Some(name.to_owned()),
+        value,
+    })
 }
 
 /// Whose gradient is not finite on a rank that has all of them, flat as `layout` says.
 ///
 /// # Panics
 /// When `gradients` has another length than the layout.
-pub fn locate_non_finite(step: u64, rank: usize, gradients: &[f32], layout: &ParameterLayout) -> CollectiveError {
-    assert_eq!(gradients.len(), layout.num_elements(), "gradients and layout differ in length");
-    let of_entries = layout.entries().iter().map(|entry| (largest_magnitude_bits(&gradients[entry.range()]), entry));
+pub fn locate_non_finite(
+    step: u64,
+    rank: usize,
+    gradients: &[f32],
+    layout: &ParameterLayout,
+) -> CollectiveError {
+    assert_eq!(
+        gradients.len(),
+        layout.num_elements(),
+        "gradients and layout differ in length"
+    );
+    let of_entries = layout
+        .entries()
+        .iter()
+        .map(|entry| (largest_magnitude_bits(&gradients[entry.range()]), entry));
     let largest = of_entries.max_by_key(|(bits, _)| *bits);
     let (parameter, value) = match largest {
         Some((bits, entry)) => (entry.path.clone(), f32::from_bits(bits)),
         None => ("no parameter".to_owned(), 0.0),
     };
-    CollectiveError::NonFinite { step, ranks: vec![rank], parameter: Some(parameter), value }
+    CollectiveError::NonFinite {
+        step,
+        ranks: vec![rank],
+        parameter: Some(parameter),
+        value,
+    }
 }
 
 /// The bits of the largest magnitude. Without the sign bit, those of floats are ordered like their magnitudes, NaN above infinity.
 pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
-    values.iter().map(|value| value.to_bits() & (u32::MAX >> 1)).max().unwrap_or(0)
+    values
+        .iter()
+        .map(|value| value.to_bits() & (u32::MAX >> 1))
+        .max()
+        .unwrap_or(0)
 }
 
 /// Whether none is NaN or infinite; looks at all of them, which is faster than to end at the first.
@@ -205,51 +259,101 @@ mod tests {
     }
 
     fn header() -> StepHeader {
-        StepHeader { epoch: 2, step: 40, plan_hash: u64::MAX - 1, stop: false, num_samples: 16, finite: true }
+        StepHeader {
+            epoch: 2,
+            step: 40,
+            plan_hash: u64::MAX - 1,
+            stop: false,
+            num_samples: 16,
+            finite: true,
+        }
     }
 
     /// The agreement on three ranks where rank 1 has `other`.
     fn agree_with(other: StepHeader) -> Vec<Result<GlobalStepStatus, CollectiveError>> {
         run_ranks(3, |communicator| {
-            let mine = if communicator.rank() == 1 { other } else { header() };
+            let mine = if communicator.rank() == 1 {
+                other
+            } else {
+                header()
+            };
             agree(&communicator, &mine)
         })
     }
 
     #[test]
     fn a_header_survives_its_bytes() {
-        let header = StepHeader { stop: true, finite: false, ..header() };
+        let header = StepHeader {
+            stop: true,
+            finite: false,
+            ..header()
+        };
         assert_eq!(StepHeader::from_bytes(&header.to_bytes()), header);
     }
 
     #[test]
     fn samples_are_summed_and_one_rank_stops_all() {
-        for agreed in agree_with(StepHeader { stop: true, num_samples: 3, ..header() }) {
-            assert_eq!(agreed, Ok(GlobalStepStatus { stop: true, num_samples: 35 }));
+        for agreed in agree_with(StepHeader {
+            stop: true,
+            num_samples: 3,
+            ..header()
+        }) {
+            assert_eq!(
+                agreed,
+                Ok(GlobalStepStatus {
+                    stop: true,
+                    num_samples: 35
+                })
+            );
         }
-        assert!(agree_with(header()).iter().all(|agreed| !agreed.as_ref().unwrap().stop));
+        assert!(
+            agree_with(header())
+                .iter()
+                .all(|agreed| !agreed.as_ref().unwrap().stop)
+        );
     }
 
     #[test]
     fn a_rank_at_another_point_is_named_alike_on_all_ranks() {
         let cases = [
-            (StepHeader { epoch: 3, ..header() }, "epoch is 3 on rank 1, expected 2 as on rank 0"),
-            (StepHeader { step: 41, ..header() }, "step is 41 on rank 1, expected 40 as on rank 0"),
             (
-                StepHeader { plan_hash: 5, ..header() },
+                StepHeader {
+                    epoch: 3,
+                    ..header()
+                },
+                "epoch is 3 on rank 1, expected 2 as on rank 0",
+            ),
+            (
+                StepHeader {
+                    step: 41,
+                    ..header()
+                },
+                "step is 41 on rank 1, expected 40 as on rank 0",
+            ),
+            (
+                StepHeader {
+                    plan_hash: 5,
+                    ..header()
+                },
                 "bucket plan hash is 5 on rank 1, expected 18446744073709551614 as on rank 0",
             ),
         ];
         for (other, expected) in cases {
             for agreed in agree_with(other) {
-                assert_eq!(agreed.unwrap_err().to_string(), format!("step 40: ranks diverged: {expected}"));
+                assert_eq!(
+                    agreed.unwrap_err().to_string(),
+                    format!("step 40: ranks diverged: {expected}")
+                );
             }
         }
     }
 
     #[test]
     fn a_non_finite_loss_stops_all_ranks_naming_step_and_rank() {
-        for agreed in agree_with(StepHeader { finite: false, ..header() }) {
+        for agreed in agree_with(StepHeader {
+            finite: false,
+            ..header()
+        }) {
             assert_eq!(
                 agreed.unwrap_err().to_string(),
                 "step 40: non-finite loss or gradient on rank 1; loss there NaN; lower the learning rate, or check the data"
@@ -259,13 +363,33 @@ mod tests {
 
     #[test]
     fn the_ranks_with_non_finite_gradients_are_named_or_all_where_only_their_sum_overflowed() {
-        let layout = ParameterLayout::from_shapes([("fc.weight".to_owned(), vec![2]), ("fc.bias".to_owned(), vec![3])]);
-        for (value, expected) in
-            [(f32::INFINITY, "on rank 1; largest gradient, in fc.bias, there inf"), (3e38, "on ranks 0, 1")]
-        {
+        let layout = ParameterLayout::from_shapes([
+            ("fc.weight".to_owned(), vec![2]),
+            ("fc.bias".to_owned(), vec![3]),
+        ]);
+        for (value, expected) in [
+            (
+                f32::INFINITY,
+                "on rank 1; largest gradient, in fc.bias, there inf",
+            ),
+            (3e38, "on ranks 0, 1"),
+        ] {
             let errors = run_ranks(2, |communicator| {
-                let own = if communicator.rank() == 1 { value } else { 3e38 };
-                diagnose(&communicator, 7, Largest { parameter: 1, value: own }, &layout).unwrap()
+                let own = if communicator.rank() == 1 {
+                    value
+                } else {
+                    3e38
+                };
+                diagnose(
+                    &communicator,
+                    7,
+                    Largest {
+                        parameter: 1,
+                        value: own,
+                    },
+                    &layout,
+                )
+                .unwrap()
             });
             assert_eq!(errors[0], errors[1]);
             assert!(errors[0].to_string().contains(expected), "{}", errors[0]);

@@ -94,7 +94,12 @@ fn fail<E: Display>(
     let joined = communicator.filter(|communicator| communicator.world_size() > 1);
     let rank = joined.map(Communicator::rank);
     // Also a process that did not find the others: its failure may end the job before what root says of the same has come through.
-    let launched_as = || Launcher::detect_from_environment().ok().flatten().and_then(|launcher| launcher.rank);
+    let launched_as = || {
+        Launcher::detect_from_environment()
+            .ok()
+            .flatten()
+            .and_then(|launcher| launcher.rank)
+    };
     if rank.or_else(launched_as).is_some_and(|rank| rank != ROOT) {
         std::thread::sleep(ROOT_SPEAKS_FIRST);
     }
@@ -138,6 +143,10 @@ pub fn mpi_library() -> String {
 /// When the communicator and the launcher do not agree on the number of ranks or on this one's place.
 pub fn check_world(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
     let launcher = Launcher::detect_from_environment()?;
-    check_world_size(launcher.as_ref(), communicator.world_size(), cfg!(feature = "mpi"))?;
+    check_world_size(
+        launcher.as_ref(),
+        communicator.world_size(),
+        cfg!(feature = "mpi"),
+    )?;
     check_place(launcher.as_ref(), communicator.topology())
 }

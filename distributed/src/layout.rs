@@ -85,11 +85,15 @@ impl ParameterLayout {
     /// [`CollectiveError::SharedParameter`] with the first two.
     pub fn expect_unshared(&self) -> Result<(), CollectiveError> {
         let mut paths = HashMap::new();
-        let shared = self.entries.iter().find_map(|entry| Some((paths.insert(entry.id, &entry.path)?, &entry.path)));
+        let shared = self
+            .entries
+            .iter()
+            .find_map(|entry| Some((paths.insert(entry.id, &entry.path)?, &entry.path)));
         match shared {
-            Some((first, second)) => {
-                Err(CollectiveError::SharedParameter { first: first.clone(), second: second.clone() })
-            }
+            Some((first, second)) => Err(CollectiveError::SharedParameter {
+                first: first.clone(),
+                second: second.clone(),
+            }),
             None => Ok(()),
         }
     }
@@ -110,14 +114,24 @@ impl ParameterLayout {
 
     fn of<M: Module>(module: &M, trainable: bool) -> Self {
         // `train` brings back the gradient requirement that `valid` puts away, and makes tensors of running states without one.
-        let mut lister = Lister { path: Path::default(), trainable, layout: Self::default() };
+        let mut lister = Lister {
+            path: Path::default(),
+            trainable,
+            layout: Self::default(),
+        };
         module.clone().train().visit(&mut lister);
         lister.layout
     }
 
     fn push(&mut self, path: String, id: ParamId, shape: Vec<usize>) {
         let len = shape.iter().product();
-        self.entries.push(ParameterEntry { path, id, shape, offset: self.num_elements, len });
+        self.entries.push(ParameterEntry {
+            path,
+            id,
+            shape,
+            offset: self.num_elements,
+            len,
+        });
         self.num_elements += len;
     }
 }
@@ -130,7 +144,12 @@ impl ParameterLayout {
 /// When `layout` is not of this module.
 pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     let mut values = vec![0.0; layout.num_elements()];
-    for (entry, tensor) in layout.entries().iter().zip(tensors(module, layout, ElementOrder::Module)) {
+    for (entry, tensor) in
+        layout
+            .entries()
+            .iter()
+            .zip(tensors(module, layout, ElementOrder::Module))
+    {
         with_values(tensor, |own| values[entry.range()].copy_from_slice(own));
     }
     values
@@ -144,9 +163,16 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
 /// # Panics
 /// When `layout` is not of this module, or `values` has another length than the layout.
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
-    assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
+    assert_eq!(
+        values.len(),
+        layout.num_elements(),
+        "values and layout differ in length"
+    );
     place(module, layout, ElementOrder::Module, |entry, device| {
-        Tensor::from_data(TensorData::new(values[entry.range()].to_vec(), [entry.len]), device)
+        Tensor::from_data(
+            TensorData::new(values[entry.range()].to_vec(), [entry.len]),
+            device,
+        )
     })
 }
 
@@ -156,11 +182,18 @@ pub(crate) struct Path(Vec<String>);
 
 impl Path {
     pub(crate) fn enter(&mut self, name: &str, container_type: &str) {
-        self.0.push(if container_type.starts_with("Enum:") { String::new() } else { name.to_owned() });
+        self.0.push(if container_type.starts_with("Enum:") {
+            String::new()
+        } else {
+            name.to_owned()
+        });
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str).filter(|name| !name.is_empty())
+        self.0
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !name.is_empty())
     }
 
     pub(crate) fn exit(&mut self) {
@@ -176,7 +209,9 @@ impl Path {
         if self.names().next().is_none() {
             return dotted.is_empty();
         }
-        dotted.split('.').eq(self.names().flat_map(|name| name.split('.')))
+        dotted
+            .split('.')
+            .eq(self.names().flat_map(|name| name.split('.')))
     }
 }
 
@@ -189,7 +224,11 @@ pub(crate) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(layout: &'a ParameterLayout) -> Self {
-        Self { path: Path::default(), layout, next: 0 }
+        Self {
+            path: Path::default(),
+            layout,
+            next: 0,
+        }
     }
 
     pub(crate) fn enter(&mut self, name: &str, container_type: &str) {
@@ -207,7 +246,11 @@ impl<'a> Cursor<'a> {
 
     /// The entry of the tensor visited now, when the layout has it.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
-        let entry = self.layout.entries.get(self.next).filter(|entry| self.path.is(&entry.path))?;
+        let entry = self
+            .layout
+            .entries
+            .get(self.next)
+            .filter(|entry| self.path.is(&entry.path))?;
         self.next += 1;
         Some(entry)
     }
@@ -216,7 +259,10 @@ impl<'a> Cursor<'a> {
     /// When the module had not all tensors of the layout.
     pub(crate) fn finish(&self) {
         if let Some(entry) = self.layout.entries.get(self.next) {
-            panic!("the module has no tensor {} at its place, expected the module the layout was made of", entry.path);
+            panic!(
+                "the module has no tensor {} at its place, expected the module the layout was made of",
+                entry.path
+            );
         }
     }
 }
@@ -257,7 +303,11 @@ impl ModuleVisitor for Lister {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.is_require_grad() == self.trainable {
-            self.layout.push(self.path.dotted(), param.id, param.shape().as_slice().to_vec());
+            self.layout.push(
+                self.path.dotted(),
+                param.id,
+                param.shape().as_slice().to_vec(),
+            );
         }
     }
 }

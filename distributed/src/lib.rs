@@ -60,7 +60,8 @@ pub use bucket::{Bucket, BucketPlan};
 pub use bytes::{bytes_to_floats, floats_to_bytes};
 pub use communicator::{Between, Communicator, NodeMemory, ROOT, WaitPolicy, expect_peer};
 pub use compress::{
-    BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
+    BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits,
+    TensorSpan,
 };
 pub use cpus::{CpuLimits, CpuQuota, control_groups};
 pub use error::CollectiveError;
@@ -68,18 +69,24 @@ pub use header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
 pub use launch::{check_world, join, launch, launch_with, mpi_library};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{ElementOrder, replace, take_gradients, tensors};
-pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets};
+pub use parameter_server::{
+    Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets,
+};
 pub use pause::pause_after;
 pub use reducer::{
-    BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
-    SyncedBucket, SyncedGradients,
+    BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig,
+    StepReport, SyncedBucket, SyncedGradients,
 };
 pub use reduction::{
-    BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, Traffic, tensor_spans,
+    BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, Traffic,
+    tensor_spans,
 };
 pub use seed::draw_seed;
 pub use single::SingleCommunicator;
-pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes};
+pub use sync::{
+    Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint,
+    tensor_hashes,
+};
 pub use threads::{ThreadCommunicator, run_ranks};
 pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
 pub use watchdog::{Alarm, Phase, RankStatus, Watchdog, WatchedCommunicator, WatchedReduction};

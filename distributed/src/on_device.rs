@@ -26,8 +26,17 @@ impl ElementOrder {
     /// # Panics
     /// When the tensor has not the entry's shape.
     fn flat<const D: usize>(self, tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
-        assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
-        let ordered = if self.moves(D) { tensor.permute(array::from_fn(|axis| [0, 2, 3, 1][axis])) } else { tensor };
+        assert_eq!(
+            tensor.shape().as_slice(),
+            entry.shape,
+            "{}: tensor and layout differ in shape",
+            entry.path
+        );
+        let ordered = if self.moves(D) {
+            tensor.permute(array::from_fn(|axis| [0, 2, 3, 1][axis]))
+        } else {
+            tensor
+        };
         ordered.reshape([entry.len]).cast(FloatDType::F32)
     }
 
@@ -38,7 +47,8 @@ impl ElementOrder {
             return flat.reshape(shape);
         }
         let ordered: [usize; D] = array::from_fn(|axis| shape[[0, 2, 3, 1][axis]]);
-        flat.reshape(ordered).permute(array::from_fn(|axis| [0, 3, 1, 2][axis]))
+        flat.reshape(ordered)
+            .permute(array::from_fn(|axis| [0, 3, 1, 2][axis]))
     }
 
     fn moves(self, num_dimensions: usize) -> bool {
@@ -52,9 +62,21 @@ impl ElementOrder {
 ///
 /// # Panics
 /// When `layout` is not of this module.
-pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout, order: ElementOrder) -> Vec<Tensor<1>> {
+pub fn tensors<M: Module>(
+    module: &M,
+    layout: &ParameterLayout,
+    order: ElementOrder,
+) -> Vec<Tensor<1>> {
     // `valid` takes pending updates of running states in.
-    walk(&module.valid(), layout, Values { order, tensors: Vec::with_capacity(layout.entries().len()) }).tensors
+    walk(
+        &module.valid(),
+        layout,
+        Values {
+            order,
+            tensors: Vec::with_capacity(layout.entries().len()),
+        },
+    )
+    .tensors
 }
 
 /// `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes, gradient requirements and types stay. As
@@ -62,10 +84,23 @@ pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout, order: ElementOr
 ///
 /// # Panics
 /// When `layout` is not of this module, or a tensor has another number of elements than its entry.
-pub fn replace<M: Module>(module: M, layout: &ParameterLayout, order: ElementOrder, tensors: Vec<Tensor<1>>) -> M {
-    assert_eq!(tensors.len(), layout.entries().len(), "tensors and layout differ in number");
+pub fn replace<M: Module>(
+    module: M,
+    layout: &ParameterLayout,
+    order: ElementOrder,
+    tensors: Vec<Tensor<1>>,
+) -> M {
+    assert_eq!(
+        tensors.len(),
+        layout.entries().len(),
+        "tensors and layout differ in number"
+    );
     let mut tensors = tensors.into_iter();
-    place(module, layout, order, |_, _| tensors.next().expect("there are as many tensors as entries"))
+    place(module, layout, order, |_, _| {
+        tensors
+            .next()
+            .expect("there are as many tensors as entries")
+    })
 }
 
 /// `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain device, flat in this order.
@@ -77,7 +112,11 @@ pub(crate) fn place<M: Module>(
 ) -> M {
     // A pending update would overwrite what is placed here at the next forward pass; `valid` takes it in first.
     drop(module.valid());
-    let mut placer = Placer { cursor: Cursor::new(layout), order, make };
+    let mut placer = Placer {
+        cursor: Cursor::new(layout),
+        order,
+        make,
+    };
     let module = module.map(&mut placer);
     placer.cursor.finish();
     module
@@ -94,7 +133,16 @@ pub fn take_gradients<M: Module>(
     gradients: Gradients,
 ) -> Vec<Option<Tensor<1>>> {
     let tensors = Vec::with_capacity(layout.entries().len());
-    walk(module, layout, Taken { gradients, order, tensors }).tensors
+    walk(
+        module,
+        layout,
+        Taken {
+            gradients,
+            order,
+            tensors,
+        },
+    )
+    .tensors
 }
 
 /// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
@@ -114,8 +162,20 @@ pub(crate) fn take_params<M: Module>(
 ///
 /// # Panics
 /// When `layout` is not of this module.
-pub(crate) fn to_params<M: Module>(module: &M, layout: &ParameterLayout, gradients: &[f32]) -> GradientsParams {
-    walk(module, layout, Registered { gradients, params: GradientsParams::new() }).params
+pub(crate) fn to_params<M: Module>(
+    module: &M,
+    layout: &ParameterLayout,
+    gradients: &[f32],
+) -> GradientsParams {
+    walk(
+        module,
+        layout,
+        Registered {
+            gradients,
+            params: GradientsParams::new(),
+        },
+    )
+    .params
 }
 
 /// Whose the tensors of a layout are in a module.
@@ -130,7 +190,13 @@ pub(crate) struct Identities {
 /// When `layout` is not of this module.
 pub(crate) fn identities<M: Module>(module: &M, layout: &ParameterLayout) -> Identities {
     let ids = Vec::with_capacity(layout.entries().len());
-    let mut walk = Identify { cursor: Cursor::new(layout), found: Identities { ids, unlisted: None } };
+    let mut walk = Identify {
+        cursor: Cursor::new(layout),
+        found: Identities {
+            ids,
+            unlisted: None,
+        },
+    };
     module.visit(&mut walk);
     walk.cursor.finish();
     walk.found
@@ -169,7 +235,10 @@ trait EachTensor {
 /// # Panics
 /// When `layout` is not of this module.
 fn walk<M: Module, V: EachTensor>(module: &M, layout: &ParameterLayout, each: V) -> V {
-    let mut walk = Walk { cursor: Cursor::new(layout), each };
+    let mut walk = Walk {
+        cursor: Cursor::new(layout),
+        each,
+    };
     module.visit(&mut walk);
     walk.cursor.finish();
     walk.each
@@ -203,7 +272,8 @@ struct Values {
 
 impl EachTensor for Values {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        self.tensors.push(self.order.flat(param.val().inner(), entry));
+        self.tensors
+            .push(self.order.flat(param.val().inner(), entry));
     }
 }
 
@@ -216,7 +286,8 @@ struct Taken {
 impl EachTensor for Taken {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let gradient = param.val().grad_remove(&mut self.gradients);
-        self.tensors.push(gradient.map(|gradient| self.order.flat(gradient, entry)));
+        self.tensors
+            .push(gradient.map(|gradient| self.order.flat(gradient, entry)));
     }
 }
 
@@ -228,7 +299,8 @@ struct TakenParams {
 impl EachTensor for TakenParams {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let gradient = self.params.remove::<D>(param.id);
-        self.tensors.push(gradient.map(|gradient| ElementOrder::Module.flat(gradient, entry)));
+        self.tensors
+            .push(gradient.map(|gradient| ElementOrder::Module.flat(gradient, entry)));
     }
 }
 
@@ -246,7 +318,8 @@ impl EachTensor for Registered<'_> {
         }
         let data = TensorData::new(self.gradients[entry.range()].to_vec(), tensor.shape());
         let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
-        self.params.register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));
+        self.params
+            .register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));
     }
 }
 
@@ -270,10 +343,22 @@ impl<F: FnMut(&ParameterEntry, &Device) -> Tensor<1>> ModuleMapper for Placer<'_
             return param;
         };
         param.map(|tensor| {
-            assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+            assert_eq!(
+                tensor.shape().as_slice(),
+                entry.shape,
+                "{}: tensor and layout differ in shape",
+                entry.path
+            );
             let own = (self.make)(entry, &tensor.device().inner());
-            let placed = self.order.shaped::<D>(own, tensor.shape()).cast(FloatDType::from(tensor.dtype()));
-            let placed = if tensor.is_autodiff() { placed.autodiff() } else { placed };
+            let placed = self
+                .order
+                .shaped::<D>(own, tensor.shape())
+                .cast(FloatDType::from(tensor.dtype()));
+            let placed = if tensor.is_autodiff() {
+                placed.autodiff()
+            } else {
+                placed
+            };
             placed.set_require_grad(tensor.is_require_grad())
         })
     }

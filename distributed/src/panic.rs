@@ -37,7 +37,9 @@ pub(crate) fn end_process_on_panic() {
 
 /// Prints the panic in one piece, so that lines of several ranks do not mix.
 fn report(rank: usize, panic: &PanicHookInfo<'_>) {
-    let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
+    let place = panic
+        .location()
+        .map_or_else(String::new, |location| format!(" at {location}"));
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("unnamed");
     let message = panic.payload_as_str().unwrap_or("no message");

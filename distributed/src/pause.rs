@@ -34,9 +34,15 @@ mod tests {
 
     #[test]
     fn a_pause_is_a_quarter_of_the_interval_or_an_eighth_of_the_wait_within_bounds() {
-        for (pause, share) in [(pause_between as fn(Duration) -> Duration, 4), (pause_after, 8)] {
+        for (pause, share) in [
+            (pause_between as fn(Duration) -> Duration, 4),
+            (pause_after, 8),
+        ] {
             assert_eq!(pause(Duration::ZERO), SHORTEST);
-            assert_eq!(pause(Duration::from_millis(2)), Duration::from_millis(2) / share);
+            assert_eq!(
+                pause(Duration::from_millis(2)),
+                Duration::from_millis(2) / share
+            );
             assert_eq!(pause(Duration::from_secs(1)), LONGEST);
         }
     }

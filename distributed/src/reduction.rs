@@ -7,8 +7,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::{
-    AllReducer, BucketCompressor, BucketPlan, CollectiveError, Communicator, CompressionKind, CompressionReport,
-    ExactReducer, ParameterEntry, ParameterLayout, TensorSpan,
+    AllReducer, BucketCompressor, BucketPlan, CollectiveError, Communicator, CompressionKind,
+    CompressionReport, ExactReducer, ParameterEntry, ParameterLayout, TensorSpan,
 };
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
@@ -73,7 +73,10 @@ pub struct BucketContext {
 impl Default for BucketContext {
     /// That of a sum, which asks for nothing.
     fn default() -> Self {
-        Self { learning_rate: 0.0, has_samples: true }
+        Self {
+            learning_rate: 0.0,
+            has_samples: true,
+        }
     }
 }
 
@@ -107,9 +110,18 @@ impl Traffic {
 
 /// The plain sum.
 impl BucketReduction for AllReducer {
-    fn reduce(&mut self, _: BucketContext, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        _bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         self.sum(values)?;
-        Ok(Traffic::of_sum(values.len(), size_of::<f32>(), self.communicator.world_size()))
+        Ok(Traffic::of_sum(
+            values.len(),
+            size_of::<f32>(),
+            self.communicator.world_size(),
+        ))
     }
 }
 
@@ -130,14 +142,27 @@ impl ExactReduction {
     ///
     /// # Collective
     /// Must be called by all ranks; each may bring another number.
-    pub fn new(communicator: Arc<dyn Communicator>, num_shards: usize) -> Result<Self, CollectiveError> {
+    pub fn new(
+        communicator: Arc<dyn Communicator>,
+        num_shards: usize,
+    ) -> Result<Self, CollectiveError> {
         let world_size = communicator.world_size();
-        Ok(Self { reducer: ExactReducer::new(communicator)?, world_size, num_shards, sums: Vec::new() })
+        Ok(Self {
+            reducer: ExactReducer::new(communicator)?,
+            world_size,
+            num_shards,
+            sums: Vec::new(),
+        })
     }
 }
 
 impl BucketReduction for ExactReduction {
-    fn reduce(&mut self, _: BucketContext, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        _bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         let len = values.len() / self.num_shards;
         self.sums.resize(len, 0.0);
         let shards: Vec<&[f32]> = values.chunks_exact(len.max(1)).collect();
@@ -181,11 +206,16 @@ impl CompressedReduction {
         let mut compressors = Vec::new();
         for (index, bucket) in plan.buckets().iter().enumerate() {
             let spans = tensor_spans(&layout.entries()[bucket.parameters.clone()]);
-            let compressor = BucketCompressor::new(kind, spans, index as u64).with_warmup_steps(warmup_steps);
+            let compressor =
+                BucketCompressor::new(kind, spans, index as u64).with_warmup_steps(warmup_steps);
             compressor.expect_equal_plans(&*communicator)?;
             compressors.push(compressor);
         }
-        Ok(Self { communicator, plan: plan.clone(), compressors })
+        Ok(Self {
+            communicator,
+            plan: plan.clone(),
+            compressors,
+        })
     }
 }
 
@@ -195,18 +225,29 @@ pub fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
     let span = |entry: &ParameterEntry| {
         let rows = entry.shape.first().copied().unwrap_or(1);
         let start = entry.offset - begin;
-        TensorSpan { range: start..start + entry.len, rows, columns: entry.len / rows.max(1) }
+        TensorSpan {
+            range: start..start + entry.len,
+            rows,
+            columns: entry.len / rows.max(1),
+        }
     };
     entries.iter().map(span).collect()
 }
 
 impl BucketReduction for CompressedReduction {
-    fn reduce(&mut self, _: BucketContext, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         self.compressors[bucket].sum(values, &*self.communicator)
     }
 
     fn take_back(&mut self) {
-        self.compressors.iter_mut().for_each(BucketCompressor::take_back);
+        self.compressors
+            .iter_mut()
+            .for_each(BucketCompressor::take_back);
     }
 
     fn carried(&self) -> Option<Carried> {
@@ -227,10 +268,25 @@ impl BucketReduction for CompressedReduction {
         let largest = carried.num_drawn.iter().copied().max().unwrap_or(0);
         let is_same_plan = carried.num_drawn.len() == self.compressors.len();
         let mut factors = carried.factors.as_slice();
-        for (index, (compressor, bucket)) in self.compressors.iter_mut().zip(self.plan.buckets()).rev().enumerate() {
-            let num_drawn = if is_same_plan { carried.num_drawn[index] } else { largest };
-            let own = factors.split_off(..compressor.factors().0.len()).unwrap_or_default();
-            let residual = carried.residual.get(bucket.elements.clone()).unwrap_or_default();
+        for (index, (compressor, bucket)) in self
+            .compressors
+            .iter_mut()
+            .zip(self.plan.buckets())
+            .rev()
+            .enumerate()
+        {
+            let num_drawn = if is_same_plan {
+                carried.num_drawn[index]
+            } else {
+                largest
+            };
+            let own = factors
+                .split_off(..compressor.factors().0.len())
+                .unwrap_or_default();
+            let residual = carried
+                .residual
+                .get(bucket.elements.clone())
+                .unwrap_or_default();
             compressor.go_on(num_steps, residual, (own, num_drawn));
         }
     }

@@ -21,8 +21,9 @@ mod tests {
 
     #[test]
     fn ranks_and_steps_have_seeds_that_differ() {
-        let seeds: HashSet<u64> =
-            (0..16).flat_map(|rank| (0..1000).map(move |step| draw_seed(7, rank, step))).collect();
+        let seeds: HashSet<u64> = (0..16)
+            .flat_map(|rank| (0..1000).map(move |step| draw_seed(7, rank, step)))
+            .collect();
         assert_eq!(seeds.len(), 16_000);
     }
 }

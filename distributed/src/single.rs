@@ -16,7 +16,9 @@ pub struct SingleCommunicator {
 impl SingleCommunicator {
     /// A world of this process alone.
     pub fn new() -> Self {
-        Self { topology: Topology::on_one_node(0, 1) }
+        Self {
+            topology: Topology::on_one_node(0, 1),
+        }
     }
 }
 
@@ -55,7 +57,11 @@ impl Communicator for SingleCommunicator {
         if root == 0 {
             return Ok(());
         }
-        Err(CollectiveError::NoSuchRoot { collective: "broadcast", root, world_size: 1 })
+        Err(CollectiveError::NoSuchRoot {
+            collective: "broadcast",
+            root,
+            world_size: 1,
+        })
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
@@ -74,12 +80,24 @@ impl Communicator for SingleCommunicator {
         expect_peer(&self.topology, "receive", from)
     }
 
-    fn exchange(&self, to: usize, _outgoing: &[u8], from: usize, _incoming: &mut [u8]) -> Result<(), CollectiveError> {
-        expect_peer(&self.topology, "exchange", to).and_then(|()| expect_peer(&self.topology, "exchange", from))
+    fn exchange(
+        &self,
+        to: usize,
+        _outgoing: &[u8],
+        from: usize,
+        _incoming: &mut [u8],
+    ) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "exchange", to)
+            .and_then(|()| expect_peer(&self.topology, "exchange", from))
     }
 
     fn receive_any(&self, _tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
-        Err(CollectiveError::NoSuchPeer { call: "receive_any", peer: 0, rank: 0, world_size: 1 })
+        Err(CollectiveError::NoSuchPeer {
+            call: "receive_any",
+            peer: 0,
+            rank: 0,
+            world_size: 1,
+        })
     }
 
     fn try_receive_any(&self, _tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {

@@ -10,7 +10,10 @@ use sha2::{Digest, Sha256};
 
 use crate::communicator::expect_equal;
 use crate::layout::first_u64;
-use crate::{CollectiveError, Communicator, ParameterLayout, ROOT, bytes_to_floats, floats_to_bytes, read, write};
+use crate::{
+    CollectiveError, Communicator, ParameterLayout, ROOT, bytes_to_floats, floats_to_bytes, read,
+    write,
+};
 
 /// `module` with the parameters and norm statistics of rank `root`.
 ///
@@ -30,9 +33,18 @@ pub fn broadcast_module<M: Module>(
     let parameters = ParameterLayout::new(&module);
     let state = ParameterLayout::state(&module);
     let describe = |layout: &ParameterLayout| {
-        format!("{} with {} elements (hash {:016x})", layout.entries().len(), layout.num_elements(), layout.hash())
+        format!(
+            "{} with {} elements (hash {:016x})",
+            layout.entries().len(),
+            layout.num_elements(),
+            layout.hash()
+        )
     };
-    let description = format!("{} parameters, {} statistics", describe(&parameters), describe(&state));
+    let description = format!(
+        "{} parameters, {} statistics",
+        describe(&parameters),
+        describe(&state)
+    );
     expect_equal(communicator, "module", &description)?;
     let mut module = module;
     for layout in [parameters, state] {
@@ -57,7 +69,10 @@ pub fn broadcast_module<M: Module>(
 ///
 /// # Differs from PyTorch
 /// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here each rank keeps its own until asked.
-pub fn average_norm_statistics<M: Module>(module: M, communicator: &dyn Communicator) -> Result<M, CollectiveError> {
+pub fn average_norm_statistics<M: Module>(
+    module: M,
+    communicator: &dyn Communicator,
+) -> Result<M, CollectiveError> {
     if communicator.world_size() == 1 {
         return Ok(module);
     }
@@ -65,7 +80,10 @@ pub fn average_norm_statistics<M: Module>(module: M, communicator: &dyn Communic
     let mut sums: Vec<f64> = read(&module, &layout).into_iter().map(f64::from).collect();
     communicator.all_reduce_sum_f64(&mut sums)?;
     let num_ranks = communicator.world_size() as f64;
-    let means: Vec<f32> = sums.into_iter().map(|sum| (sum / num_ranks) as f32).collect();
+    let means: Vec<f32> = sums
+        .into_iter()
+        .map(|sum| (sum / num_ranks) as f32)
+        .collect();
     Ok(write(module, &layout, &means))
 }
 
@@ -89,7 +107,13 @@ impl fmt::Display for Fingerprint {
 /// SHA-256 over the bits of all trainable parameters in module order, as little-endian `f32`; norm statistics do not count.
 pub fn fingerprint<M: Module>(module: &M) -> Fingerprint {
     let digest = digest_of(&read(module, &ParameterLayout::new(module)));
-    Fingerprint(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Fingerprint(
+        digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect(),
+    )
 }
 
 /// The first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values` lie flat as `layout` says.
@@ -97,14 +121,24 @@ pub fn fingerprint<M: Module>(module: &M) -> Fingerprint {
 /// # Panics
 /// When `values` has another length than the layout.
 pub fn tensor_hashes(layout: &ParameterLayout, values: &[f32]) -> Vec<u64> {
-    assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
-    layout.entries().iter().map(|entry| first_u64(digest_of(&values[entry.range()]))).collect()
+    assert_eq!(
+        values.len(),
+        layout.num_elements(),
+        "values and layout differ in length"
+    );
+    layout
+        .entries()
+        .iter()
+        .map(|entry| first_u64(digest_of(&values[entry.range()])))
+        .collect()
 }
 
 fn digest_of(values: &[f32]) -> Sha256 {
     let mut digest = Sha256::new();
     // A value at a time takes several times as long.
-    values.chunks(1 << 12).for_each(|values| digest.update(floats_to_bytes(values)));
+    values
+        .chunks(1 << 12)
+        .for_each(|values| digest.update(floats_to_bytes(values)));
     digest
 }
 
@@ -122,12 +156,17 @@ pub fn check_fingerprint<M: Module>(
 ) -> Result<Fingerprint, CollectiveError> {
     let mine = fingerprint(module);
     let fingerprints = communicator.all_gather(mine.as_str().as_bytes())?;
-    let ranks: Vec<usize> = (0..fingerprints.len()).filter(|&rank| fingerprints[rank] != fingerprints[ROOT]).collect();
+    let ranks: Vec<usize> = (0..fingerprints.len())
+        .filter(|&rank| fingerprints[rank] != fingerprints[ROOT])
+        .collect();
     let text = |rank: usize| String::from_utf8_lossy(&fingerprints[rank]).into_owned();
     match ranks.first() {
         None => Ok(mine),
-        Some(&first) => {
-            Err(CollectiveError::FingerprintMismatch { epoch, expected: text(ROOT), got: text(first), ranks })
-        }
+        Some(&first) => Err(CollectiveError::FingerprintMismatch {
+            epoch,
+            expected: text(ROOT),
+            got: text(first),
+            ranks,
+        }),
     }
 }

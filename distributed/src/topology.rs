@@ -63,9 +63,15 @@ impl Topology {
     pub(crate) fn from_ranks(rank: usize, ranks: &[(String, CpuLimits)]) -> Self {
         let nodes: Vec<String> = ranks.iter().map(|(node, _)| node.clone()).collect();
         let topology = Self::from_nodes(rank, &nodes);
-        let of_node = ranks.iter().filter(|(node, _)| *node == topology.node).map(|(_, limits)| limits.clone());
+        let of_node = ranks
+            .iter()
+            .filter(|(node, _)| *node == topology.node)
+            .map(|(_, limits)| limits.clone());
         let num_cpus = share(topology.local_rank, &of_node.collect::<Vec<_>>());
-        Self { num_cpus, ..topology }
+        Self {
+            num_cpus,
+            ..topology
+        }
     }
 
     /// The topology of `rank` when all ranks run in this process or on this machine.
@@ -103,7 +109,13 @@ pub struct Launcher {
 }
 
 /// The variables of one launcher: name, number of tasks, rank, local rank, processors of a task.
-type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, Option<&'static str>);
+type Variables = (
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    Option<&'static str>,
+    Option<&'static str>,
+);
 
 /// Innermost launcher first.
 ///
@@ -117,10 +129,34 @@ type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'sta
 /// `srun` tells a task's processors only where a number was asked for; mpirun's ranks may have Slurm's variable too, but it is
 /// mpirun that placed them.
 const LAUNCHERS: [Variables; 5] = [
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_RANK"), Some("OMPI_COMM_WORLD_LOCAL_RANK"), None),
-    ("mpiexec", "PMI_SIZE", Some("PMI_RANK"), Some("MPI_LOCALRANKID"), None),
-    ("mpirun_rsh", "MV2_COMM_WORLD_SIZE", Some("MV2_COMM_WORLD_RANK"), Some("MV2_COMM_WORLD_LOCAL_RANK"), None),
-    ("srun", "SLURM_STEP_NUM_TASKS", Some("SLURM_PROCID"), Some("SLURM_LOCALID"), Some("SLURM_CPUS_PER_TASK")),
+    (
+        "mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        Some("OMPI_COMM_WORLD_RANK"),
+        Some("OMPI_COMM_WORLD_LOCAL_RANK"),
+        None,
+    ),
+    (
+        "mpiexec",
+        "PMI_SIZE",
+        Some("PMI_RANK"),
+        Some("MPI_LOCALRANKID"),
+        None,
+    ),
+    (
+        "mpirun_rsh",
+        "MV2_COMM_WORLD_SIZE",
+        Some("MV2_COMM_WORLD_RANK"),
+        Some("MV2_COMM_WORLD_LOCAL_RANK"),
+        None,
+    ),
+    (
+        "srun",
+        "SLURM_STEP_NUM_TASKS",
+        Some("SLURM_PROCID"),
+        Some("SLURM_LOCALID"),
+        Some("SLURM_CPUS_PER_TASK"),
+    ),
     ("sbatch", "SLURM_NTASKS", None, None, None),
 ];
 
@@ -129,8 +165,12 @@ impl Launcher {
     ///
     /// # Errors
     /// When a variable that is used holds no number.
-    pub fn detect(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CollectiveError> {
-        let number = |variable: &'static str| match lookup(variable).filter(|value| !value.trim().is_empty()) {
+    pub fn detect(
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, CollectiveError> {
+        let number = |variable: &'static str| match lookup(variable)
+            .filter(|value| !value.trim().is_empty())
+        {
             None => Ok(None),
             Some(value) => match value.trim().parse() {
                 Ok(number) => Ok(Some(number)),
@@ -147,7 +187,9 @@ impl Launcher {
                 if is_sruns {
                     continue;
                 }
-                let further = |variable: Option<&'static str>| Ok(variable.map(number).transpose()?.flatten());
+                let further = |variable: Option<&'static str>| {
+                    Ok(variable.map(number).transpose()?.flatten())
+                };
                 return Ok(Some(Self {
                     name,
                     num_tasks,
@@ -173,7 +215,11 @@ impl Launcher {
 /// Whether the launcher started this process as one of several nodes' tasks, as far as it tells.
 #[cfg(feature = "mpi")]
 pub(crate) fn spans_nodes() -> bool {
-    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.trim().parse::<usize>().ok());
+    let number = |variable: &str| {
+        std::env::var(variable)
+            .ok()
+            .and_then(|value| value.trim().parse::<usize>().ok())
+    };
     let world = number("OMPI_COMM_WORLD_SIZE");
     let local = number("OMPI_COMM_WORLD_LOCAL_SIZE");
     match (world, local) {
@@ -184,13 +230,18 @@ pub(crate) fn spans_nodes() -> bool {
 
 /// The scheduler's name for the job that this process belongs to, if there is one.
 pub fn scheduler_job() -> Option<String> {
-    std::env::var("SLURM_JOB_ID").ok().map(|id| format!("Slurm job {id}"))
+    std::env::var("SLURM_JOB_ID")
+        .ok()
+        .map(|id| format!("Slurm job {id}"))
 }
 
 /// Returns whether this process must initialise MPI to find the other ranks of its job.
 #[cfg(feature = "mpi")]
 pub(crate) fn needs_mpi(library: &str) -> bool {
-    has_address(|variable| std::env::var(variable).ok(), library.starts_with("Open MPI"))
+    has_address(
+        |variable| std::env::var(variable).ok(),
+        library.starts_with("Open MPI"),
+    )
 }
 
 /// Returns whether a launcher left the address of other ranks, in a way that the MPI library may understand.
@@ -221,8 +272,11 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
     let sizes: Vec<usize> = SIZES.into_iter().filter_map(number).collect();
     let addresses: Vec<&&str> = ADDRESSES.iter().filter(is_set).collect();
     let step = number("SLURM_STEP_NUM_TASKS");
-    let is_sruns = lookup("PMIX_NAMESPACE").is_some_and(|namespace| namespace.starts_with("slurm."))
-        && addresses.iter().all(|variable| variable.starts_with("PMIX_"));
+    let is_sruns = lookup("PMIX_NAMESPACE")
+        .is_some_and(|namespace| namespace.starts_with("slurm."))
+        && addresses
+            .iter()
+            .all(|variable| variable.starts_with("PMIX_"));
     let is_one = match sizes.as_slice() {
         // `srun --pty bash` leaves an address that one process can use once.
         [] => step == Some(1) && is_sruns,
@@ -230,7 +284,8 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
         sizes => sizes.iter().all(|&size| size == 1) && step.is_none_or(|tasks| tasks == 1),
     };
     // Some libraries find the tasks of `srun` by Slurm's own variables.
-    let other_libraries = || OTHERS.iter().any(|variable| is_set(&variable)) || step.is_some_and(|tasks| tasks > 1);
+    let other_libraries =
+        || OTHERS.iter().any(|variable| is_set(&variable)) || step.is_some_and(|tasks| tasks > 1);
     !is_one && (!addresses.is_empty() || !is_open_mpi && other_libraries())
 }
 
@@ -270,10 +325,20 @@ pub fn check_world_size(
 ///
 /// # Errors
 /// When the launcher tells another rank, or another index on the node.
-pub fn check_place(launcher: Option<&Launcher>, topology: &Topology) -> Result<(), CollectiveError> {
-    let Some(launcher) = launcher else { return Ok(()) };
+pub fn check_place(
+    launcher: Option<&Launcher>,
+    topology: &Topology,
+) -> Result<(), CollectiveError> {
+    let Some(launcher) = launcher else {
+        return Ok(());
+    };
     let pairs = [
-        ("rank", launcher.rank, topology.rank, "start all ranks by one launcher"),
+        (
+            "rank",
+            launcher.rank,
+            topology.rank,
+            "start all ranks by one launcher",
+        ),
         (
             "local rank",
             launcher.local_rank,
@@ -284,7 +349,14 @@ pub fn check_place(launcher: Option<&Launcher>, topology: &Topology) -> Result<(
     for (what, expected, got, remedy) in pairs {
         if let Some(expected) = expected.filter(|&expected| expected != got) {
             let (launcher, node) = (launcher.name, topology.node.clone());
-            return Err(CollectiveError::PlaceMismatch { launcher, what, expected, got, node, remedy });
+            return Err(CollectiveError::PlaceMismatch {
+                launcher,
+                what,
+                expected,
+                got,
+                node,
+                remedy,
+            });
         }
     }
     Ok(())

@@ -5,7 +5,11 @@
 //! one line `error (rank R): …`. So it must, with exit code 1, with `fault return`, where its work in `launch` returns an error, and
 //! with `fault leave`, where it drops its communicator.
 #![allow(clippy::unwrap_used, reason = "test code")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program of its own, without the test harness"
+)]
 
 mod conformance;
 
@@ -14,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distributed::{
-    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, RankStatus, Watchdog,
-    WatchedCommunicator, check_world_size, launch,
+    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator,
+    RankStatus, Watchdog, WatchedCommunicator, check_world_size, launch,
 };
 
 fn main() -> ExitCode {
@@ -24,7 +28,8 @@ fn main() -> ExitCode {
         return launch(|communicator| give_up(&**communicator));
     }
     let communicator = MpiCommunicator::init().expect("MPI starts");
-    let launcher = Launcher::detect_from_environment().expect("the launcher's variables are numbers");
+    let launcher =
+        Launcher::detect_from_environment().expect("the launcher's variables are numbers");
     if let Err(error) = check_world_size(launcher.as_ref(), communicator.world_size(), true) {
         eprintln!("error (rank {}): {error}", communicator.rank());
         return ExitCode::FAILURE;
@@ -46,7 +51,10 @@ fn main() -> ExitCode {
     ranks_of_one_node_share_memory(&communicator);
     if communicator.rank() == 0 {
         let (world_size, level) = (communicator.world_size(), communicator.thread_level());
-        println!("mpi conformance: ok, {world_size} ranks, {}, threads {level}", communicator.library());
+        println!(
+            "mpi conformance: ok, {world_size} ranks, {}, threads {level}",
+            communicator.library()
+        );
     }
     communicator.finish().expect("all ranks are there");
     ExitCode::SUCCESS
@@ -65,7 +73,8 @@ fn give_up(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
 /// Lets the last rank fail and the others wait for it.
 fn fail(communicator: &MpiCommunicator, fault: &str) {
     let mut reducer =
-        HierarchicalReducer::new(communicator.duplicate().expect("all ranks are there")).expect("all ranks are there");
+        HierarchicalReducer::new(communicator.duplicate().expect("all ranks are there"))
+            .expect("all ranks are there");
     communicator.barrier().expect("all ranks are there");
     if communicator.rank() + 1 == communicator.world_size() {
         match fault {
@@ -79,16 +88,25 @@ fn fail(communicator: &MpiCommunicator, fault: &str) {
                 std::thread::sleep(Duration::from_secs(60));
             }
             _ => {
-                eprintln!("error (rank {}): the last rank gives up on purpose", communicator.rank());
+                eprintln!(
+                    "error (rank {}): the last rank gives up on purpose",
+                    communicator.rank()
+                );
                 communicator.abort("the last rank gives up on purpose", 3);
             }
         }
     }
     if fault == "panic-memory" {
-        reducer.sum(&mut [1.0; 1000]).expect("the job ends before this returns an error");
+        reducer
+            .sum(&mut [1.0; 1000])
+            .expect("the job ends before this returns an error");
     }
-    communicator.barrier().expect("the job ends before this returns an error");
-    communicator.barrier().expect("the job ends before this returns an error");
+    communicator
+        .barrier()
+        .expect("the job ends before this returns an error");
+    communicator
+        .barrier()
+        .expect("the job ends before this returns an error");
 }
 
 fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
@@ -96,14 +114,18 @@ fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
         assert_eq!(communicator.world_size(), 1);
         return;
     };
-    assert!(launcher.rank.is_none_or(|rank| rank == communicator.rank()), "{launcher:?}");
+    assert!(
+        launcher.rank.is_none_or(|rank| rank == communicator.rank()),
+        "{launcher:?}"
+    );
 }
 
 fn a_watched_communicator_conforms(communicator: &MpiCommunicator) {
     let rank_status = Arc::new(RankStatus::new());
     let (watched, timeout) = (communicator.duplicate().unwrap(), Duration::from_secs(60));
     let on_alarm = Box::new(|alarm: &Alarm| eprintln!("{alarm}"));
-    let watchdog = Watchdog::start(communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+    let watchdog =
+        Watchdog::start(communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
     conformance::check(&WatchedCommunicator::new(watched, Arc::clone(&rank_status)));
     communicator.barrier().unwrap();
     drop(watchdog);
@@ -116,7 +138,11 @@ fn a_reduction_longer_than_one_mpi_call_is_whole(communicator: &MpiCommunicator)
     values[length - 1] = 2.0;
     communicator.all_reduce_sum(&mut values).unwrap();
     let world_size = communicator.world_size() as f32;
-    assert!(values[..length - 1].iter().all(|&value| value == world_size));
+    assert!(
+        values[..length - 1]
+            .iter()
+            .all(|&value| value == world_size)
+    );
     assert_eq!(values[length - 1], 2.0 * world_size);
 }
 

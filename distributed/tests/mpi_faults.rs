@@ -3,7 +3,11 @@
 //! Without arguments it starts the jobs, `mpirun -n 3 mpi_faults fault KIND`, one after the other, and checks how they end; with names
 //! of kinds, those alone. In each, rank 2 is at fault while the others wait for it.
 #![allow(clippy::unwrap_used, reason = "test code")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program of its own, without the test harness"
+)]
 
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
@@ -12,7 +16,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distributed::{
-    Communicator, HierarchicalReducer, MpiCommunicator, Phase, RankStatus, WaitPolicy, Watchdog, WatchedCommunicator,
+    Communicator, HierarchicalReducer, MpiCommunicator, Phase, RankStatus, WaitPolicy, Watchdog,
+    WatchedCommunicator,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -32,21 +37,42 @@ struct Fault {
 
 /// One that root tells, or a rank for it.
 const fn fault(kind: &'static str, texts: &'static [&'static str]) -> Fault {
-    Fault { kind, options: &[], texts, messages: 1 }
+    Fault {
+        kind,
+        options: &[],
+        texts,
+        messages: 1,
+    }
 }
 
 const FAULTS: [Fault; 10] = [
     fault(
         "stop",
-        &["error (rank 0): no progress for ", ": rank 2 does not answer", "\n  rank 2: no answer within 3.0 s\n"],
+        &[
+            "error (rank 0): no progress for ",
+            ": rank 2 does not answer",
+            "\n  rank 2: no answer within 3.0 s\n",
+        ],
     ),
-    Fault { messages: 0, ..fault("kill", &["rank 2 with PID ", "signal 9 (Killed)"]) },
+    Fault {
+        messages: 0,
+        ..fault("kill", &["rank 2 with PID ", "signal 9 (Killed)"])
+    },
     Fault {
         // As under launchers that do not end a job when one of its processes dies.
         options: &["--enable-recovery"],
-        ..fault("kill-unnoticed", &["error (rank 0): no progress for ", ": rank 2 does not answer"])
+        ..fault(
+            "kill-unnoticed",
+            &[
+                "error (rank 0): no progress for ",
+                ": rank 2 does not answer",
+            ],
+        )
     },
-    fault("panic", &["error (rank 2): panicked at ", "fails on purpose"]),
+    fault(
+        "panic",
+        &["error (rank 2): panicked at ", "fails on purpose"],
+    ),
     fault(
         "loop",
         &[
@@ -56,18 +82,35 @@ const FAULTS: [Fault; 10] = [
             "; waits in all_reduce_sum for ",
         ],
     ),
-    fault("loop-memory", &[": rank 2 waits for nobody, busy in backward of ", "; waits in node_memory.sum_f32 for "]),
+    fault(
+        "loop-memory",
+        &[
+            ": rank 2 waits for nobody, busy in backward of ",
+            "; waits in node_memory.sum_f32 for ",
+        ],
+    ),
     fault(
         "loop-root",
-        &["error (rank 1): no progress for ", ": rank 0 waits for nobody, busy in checkpoint of epoch 1, step 7 for "],
+        &[
+            "error (rank 1): no progress for ",
+            ": rank 0 waits for nobody, busy in checkpoint of epoch 1, step 7 for ",
+        ],
     ),
     fault(
         "other-collective",
-        &[": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7;"],
+        &[
+            ": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7;",
+        ],
     ),
-    fault("no-start", &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"]),
+    fault(
+        "no-start",
+        &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"],
+    ),
     // Suspended for longer than the timeout as a whole, and then let go on: nobody is at fault.
-    Fault { messages: 0, ..fault("suspend", &[]) },
+    Fault {
+        messages: 0,
+        ..fault("suspend", &[])
+    },
 ];
 
 fn main() -> ExitCode {
@@ -82,28 +125,62 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
-    if !["Open MPI", "OpenRTE"].iter().any(|name| version.contains(name)) {
+    if !["Open MPI", "OpenRTE"]
+        .iter()
+        .any(|name| version.contains(name))
+    {
         println!(
             "mpi faults: skipped, they need the options of Open MPI's mpirun; `cargo xtask test --only mpi` has some for all"
         );
         return ExitCode::SUCCESS;
     }
-    let wanted = |fault: &&Fault| arguments.is_empty() || arguments.iter().any(|kind| kind == fault.kind);
-    let failed: Vec<String> = FAULTS.iter().filter(wanted).filter_map(|fault| check(fault).err()).collect();
+    let wanted =
+        |fault: &&Fault| arguments.is_empty() || arguments.iter().any(|kind| kind == fault.kind);
+    let failed: Vec<String> = FAULTS
+        .iter()
+        .filter(wanted)
+        .filter_map(|fault| check(fault).err())
+        .collect();
     failed.iter().for_each(|text| eprintln!("{text}"));
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Runs a job and checks its end.
 fn check(fault: &Fault) -> Result<(), String> {
     let mut mpirun = Command::new("mpirun");
-    mpirun.args(["-n", "3", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
-    mpirun.args(fault.options).arg(std::env::current_exe().unwrap()).args(["fault", fault.kind]);
-    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("RUST_BACKTRACE", "0")]);
-    mpirun.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    mpirun.args([
+        "-n",
+        "3",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "--mca",
+        "mpi_yield_when_idle",
+        "1",
+    ]);
+    mpirun
+        .args(fault.options)
+        .arg(std::env::current_exe().unwrap())
+        .args(["fault", fault.kind]);
+    mpirun.envs([
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("RUST_BACKTRACE", "0"),
+    ]);
+    mpirun
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let start = Instant::now();
     let mut job = mpirun.spawn().unwrap();
-    let (stdout, stderr) = (read(job.stdout.take().unwrap()), read(job.stderr.take().unwrap()));
+    let (stdout, stderr) = (
+        read(job.stdout.take().unwrap()),
+        read(job.stderr.take().unwrap()),
+    );
     let status = loop {
         match job.try_wait().unwrap() {
             Some(status) => break Some(status),
@@ -117,10 +194,17 @@ fn check(fault: &Fault) -> Result<(), String> {
         signal("TERM", &[job.id()]);
         std::thread::sleep(Duration::from_secs(5));
         job.kill().unwrap();
-        return Err(format!("{}: the job goes on after {taken:.1} s", fault.kind));
+        return Err(format!(
+            "{}: the job goes on after {taken:.1} s",
+            fault.kind
+        ));
     };
     let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
-    println!("mpi faults: {}: {status} after {taken:.1} s; standard error:\n{}", fault.kind, stderr.trim_end());
+    println!(
+        "mpi faults: {}: {status} after {taken:.1} s; standard error:\n{}",
+        fault.kind,
+        stderr.trim_end()
+    );
     let mut wrong: Vec<String> = Vec::new();
     // With `--enable-recovery` Open MPI's `mpirun` succeeds whatever the processes do.
     if status.success() != matches!(fault.kind, "suspend" | "kill-unnoticed") {
@@ -128,10 +212,22 @@ fn check(fault: &Fault) -> Result<(), String> {
     }
     let messages = stderr.matches("error (rank ").count();
     if messages != fault.messages {
-        wrong.push(format!("expected {} messages, got {messages}", fault.messages));
+        wrong.push(format!(
+            "expected {} messages, got {messages}",
+            fault.messages
+        ));
     }
-    wrong.extend(fault.texts.iter().filter(|&&text| !stderr.contains(text)).map(|text| format!("no \"{text}\"")));
-    let processes: Vec<&str> = stdout.lines().filter_map(|line| line.strip_prefix("process ")).collect();
+    wrong.extend(
+        fault
+            .texts
+            .iter()
+            .filter(|&&text| !stderr.contains(text))
+            .map(|text| format!("no \"{text}\"")),
+    );
+    let processes: Vec<&str> = stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("process "))
+        .collect();
     if processes.len() != 3 {
         wrong.push(format!("expected 3 processes, got {processes:?}"));
     }
@@ -140,8 +236,17 @@ fn check(fault: &Fault) -> Result<(), String> {
     while processes.iter().any(|process| runs(process)) && end.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(20));
     }
-    wrong.extend(processes.iter().filter(|process| runs(process)).map(|process| format!("process {process} is left")));
-    if wrong.is_empty() { Ok(()) } else { Err(format!("{}: {}", fault.kind, wrong.join("; "))) }
+    wrong.extend(
+        processes
+            .iter()
+            .filter(|process| runs(process))
+            .map(|process| format!("process {process} is left")),
+    );
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{}: {}", fault.kind, wrong.join("; ")))
+    }
 }
 
 fn read(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
@@ -155,7 +260,9 @@ fn read(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
 /// Whether a process is there, and no zombie.
 fn runs(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+    status
+        .lines()
+        .any(|line| line.starts_with("State:") && !line.contains('Z'))
 }
 
 /// Makes steps, and a fault in step 7 of epoch 1.
@@ -170,7 +277,8 @@ fn be_a_rank(kind: &str) -> ExitCode {
     let rank_status = Arc::new(RankStatus::new());
     let on_alarm = Box::new(|alarm: &distributed::Alarm| eprintln!("{alarm}"));
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
-    let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm).expect("all ranks start");
+    let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm)
+        .expect("all ranks start");
     let gradients = watched.duplicate().unwrap();
     gradients.set_wait_policy(WaitPolicy::Sleep);
     let mut reducer = HierarchicalReducer::new(gradients).unwrap();
@@ -217,17 +325,33 @@ fn spin() -> ! {
 fn signal(name: &str, processes: &[u32]) {
     let processes: Vec<String> = processes.iter().map(u32::to_string).collect();
     let command = format!("kill -{name} {}", processes.join(" "));
-    assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
+    assert!(
+        Command::new("sh")
+            .args(["-c", &command])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// Stops all ranks for longer than the timeout while rank 2 computes.
 fn suspend(communicator: &dyn Communicator) {
-    let processes = communicator.all_gather(std::process::id().to_string().as_bytes()).unwrap();
-    let processes: Vec<String> = processes.into_iter().map(|process| String::from_utf8(process).unwrap()).collect();
+    let processes = communicator
+        .all_gather(std::process::id().to_string().as_bytes())
+        .unwrap();
+    let processes: Vec<String> = processes
+        .into_iter()
+        .map(|process| String::from_utf8(process).unwrap())
+        .collect();
     let processes = processes.join(" ");
     if communicator.rank() == 0 {
         let command = format!("sleep 0.3; kill -STOP {processes}; sleep 5; kill -CONT {processes}");
-        std::thread::spawn(move || Command::new("setsid").args(["sh", "-c", &command]).status().unwrap());
+        std::thread::spawn(move || {
+            Command::new("setsid")
+                .args(["sh", "-c", &command])
+                .status()
+                .unwrap()
+        });
     }
     if communicator.rank() == 2 {
         (0..20).for_each(|_| std::thread::sleep(Duration::from_millis(100)));

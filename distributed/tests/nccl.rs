@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use distributed::nccl::{Readiness, library_version, verdict};
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, RankStatus, SingleCommunicator,
-    run_ranks,
+    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, RankStatus,
+    SingleCommunicator, run_ranks,
 };
 
 fn ready(version: &str, gpu: &str) -> Readiness {
-    Readiness::Ready { version: version.to_owned(), gpu: gpu.to_owned() }
+    Readiness::Ready {
+        version: version.to_owned(),
+        gpu: gpu.to_owned(),
+    }
 }
 
 fn text(all: &[Readiness]) -> String {
@@ -37,7 +40,11 @@ fn two_ranks_sum_or_both_get_the_same_error() {
         Ok(values) => assert!(values.iter().all(|&value| value == 3.0)),
         Err(error) => {
             let text = error.to_string();
-            assert!(text.starts_with("NCCL cannot be used on rank") && text.contains("staged through host"), "{text}");
+            assert!(
+                text.starts_with("NCCL cannot be used on rank")
+                    && text.contains("staged through host"),
+                "{text}"
+            );
         }
     }
 }
@@ -46,26 +53,41 @@ fn two_ranks_sum_or_both_get_the_same_error() {
 fn two_ranks_on_one_gpu_are_refused_before_nccl_is_entered() {
     let results = run_ranks(2, |communicator| sum(&communicator, 0));
     assert_eq!(results[0], results[1]);
-    assert!(matches!(results[0], Err(CollectiveError::NcclUnavailable { .. })), "{:?}", results[0]);
+    assert!(
+        matches!(results[0], Err(CollectiveError::NcclUnavailable { .. })),
+        "{:?}",
+        results[0]
+    );
 }
 
 #[test]
 fn one_rank_gets_its_own_values_or_a_clear_error() {
     match sum(&SingleCommunicator::new(), 0) {
-        Ok(values) => assert!(library_version().is_some() && values.iter().all(|&value| value == 1.0)),
-        Err(error) => assert!(matches!(error, CollectiveError::NcclUnavailable { .. }), "{error}"),
+        Ok(values) => {
+            assert!(library_version().is_some() && values.iter().all(|&value| value == 1.0))
+        }
+        Err(error) => assert!(
+            matches!(error, CollectiveError::NcclUnavailable { .. }),
+            "{error}"
+        ),
     }
 }
 
 #[test]
 fn ranks_with_gpus_of_their_own_and_one_version_may_begin() {
-    assert_eq!(verdict(&[ready("2.21.5", "GPU-a"), ready("2.21.5", "GPU-b")]), Ok(()));
+    assert_eq!(
+        verdict(&[ready("2.21.5", "GPU-a"), ready("2.21.5", "GPU-b")]),
+        Ok(())
+    );
     assert_eq!(verdict(&[ready("2.21.5", "GPU-a")]), Ok(()));
 }
 
 #[test]
 fn what_one_rank_lacks_is_told_to_all_with_a_remedy() {
-    let lacking = Readiness::Lacking { problem: "expected a, got b".to_owned(), remedy: "do c".to_owned() };
+    let lacking = Readiness::Lacking {
+        problem: "expected a, got b".to_owned(),
+        remedy: "do c".to_owned(),
+    };
     let error = text(&[ready("2.21.5", "GPU-a"), lacking, ready("2.21.5", "GPU-a")]);
     assert_eq!(
         error,
@@ -76,12 +98,22 @@ fn what_one_rank_lacks_is_told_to_all_with_a_remedy() {
 
 #[test]
 fn ranks_that_share_a_gpu_are_named() {
-    let error = text(&[ready("2.21.5", "GPU-a"), ready("2.21.5", "GPU-b"), ready("2.21.5", "GPU-a")]);
-    assert!(error.contains("on ranks 0, 2: expected a GPU for every rank, got GPU-a for 2 of them"), "{error}");
+    let error = text(&[
+        ready("2.21.5", "GPU-a"),
+        ready("2.21.5", "GPU-b"),
+        ready("2.21.5", "GPU-a"),
+    ]);
+    assert!(
+        error.contains("on ranks 0, 2: expected a GPU for every rank, got GPU-a for 2 of them"),
+        "{error}"
+    );
 }
 
 #[test]
 fn another_version_on_a_rank_is_refused() {
     let error = text(&[ready("2.21.5", "GPU-a"), ready("2.18.1", "GPU-b")]);
-    assert!(error.contains("on rank 1: expected NCCL 2.21.5 as on rank 0, got 2.18.1"), "{error}");
+    assert!(
+        error.contains("on rank 1: expected NCCL 2.21.5 as on rank 0, got 2.18.1"),
+        "{error}"
+    );
 }

@@ -14,18 +14,28 @@ use crate::probe;
 pub fn available() -> usize {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let cores = one_of_each().len();
-    if cores == 0 { threads } else { threads.min(cores) }
+    if cores == 0 {
+        threads
+    } else {
+        threads.min(cores)
+    }
 }
 
 /// A hardware thread of each core open to this process.
 fn one_of_each() -> Vec<usize> {
-    by_core().iter().filter_map(|cpus| cpus.first().copied()).collect()
+    by_core()
+        .iter()
+        .filter_map(|cpus| cpus.first().copied())
+        .collect()
 }
 
 /// The hardware threads of each core that are open to this process, in the kernel's numbers; empty where Linux does not tell.
 fn by_core() -> Vec<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let allowed = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .unwrap_or_default();
     let mut cores: Vec<((String, String), Vec<usize>)> = Vec::new();
     for cpu in expanded(allowed) {
         let Some(core) = core_of(cpu) else { continue };
@@ -53,20 +63,36 @@ pub(crate) fn pinned(program: &Path, place: usize, threads: usize) -> Command {
 /// The list for `taskset -c` of a place of so many cores, if there are so many.
 fn cpus_of(cores: &[Vec<usize>], place: usize, threads: usize) -> Option<String> {
     let own = cores.get(place * threads..(place + 1) * threads)?;
-    Some(own.iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(","))
+    Some(
+        own.iter()
+            .flatten()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(","),
+    )
 }
 
 /// The cores in as many equal parts, as lists for `taskset -c`; none where there are fewer cores than parts.
 pub(crate) fn per_part(num_parts: usize) -> Vec<String> {
     let cpus = one_of_each();
     let size = cpus.len() / num_parts.max(1);
-    let list = |part: &[usize]| part.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-    if size == 0 { Vec::new() } else { cpus.chunks(size).take(num_parts).map(list).collect() }
+    let list = |part: &[usize]| {
+        part.iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(",")
+    };
+    if size == 0 {
+        Vec::new()
+    } else {
+        cpus.chunks(size).take(num_parts).map(list).collect()
+    }
 }
 
 /// The socket and the core that a hardware thread belongs to.
 fn core_of(cpu: usize) -> Option<(String, String)> {
-    let read = |name| fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}")).ok();
+    let read =
+        |name| fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}")).ok();
     Some((read("physical_package_id")?, read("core_id")?))
 }
 

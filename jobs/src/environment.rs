@@ -37,13 +37,23 @@ mod tests {
 
     #[test]
     fn a_variable_that_changes_what_is_measured_is_refused_by_name() {
-        let refuse = |names: &[&str]| refuse_switches(names.iter().map(|name| (name.into(), "portable".into())));
+        let refuse = |names: &[&str]| {
+            refuse_switches(names.iter().map(|name| (name.into(), "portable".into())))
+        };
         refuse(&["PATH", "LOCKSTEP_NO_INSTALL", "LOCKSTEP_WATCH"]).unwrap();
-        for name in ["LOCKSTEP_CPU", "LOCKSTEP_NORM", "LOCKSTEP_PEER_RANK", "LOCKSTEP_NEW"] {
+        for name in [
+            "LOCKSTEP_CPU",
+            "LOCKSTEP_NORM",
+            "LOCKSTEP_PEER_RANK",
+            "LOCKSTEP_NEW",
+        ] {
             let failure = refuse(&["PATH", name]).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
             let told = failure.to_string();
-            assert!(told.starts_with(name) && told.contains("got `portable`: unset"), "{told}");
+            assert!(
+                told.starts_with(name) && told.contains("got `portable`: unset"),
+                "{told}"
+            );
         }
     }
 }

@@ -63,7 +63,9 @@ impl Guarded {
     /// A file that cannot be made, a system without bash.
     pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
         let output = create(log)?;
-        let errors = output.try_clone().map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+        let errors = output
+            .try_clone()
+            .map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
         Self::start_into(command, output, errors)
     }
 
@@ -75,7 +77,10 @@ impl Guarded {
 
     fn start_into(command: &Command, output: File, errors: File) -> Outcome<Self> {
         let mut shell = Command::new("bash");
-        shell.args(["-c", SCRIPT, "guard"]).arg(command.get_program()).args(command.get_args());
+        shell
+            .args(["-c", SCRIPT, "guard"])
+            .arg(command.get_program())
+            .args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => shell.env(name, value),
@@ -86,8 +91,13 @@ impl Guarded {
             shell.current_dir(folder);
         }
         shell.stdin(Stdio::piped()).stdout(output).stderr(errors);
-        let child = shell.spawn().map_err(|error| process::cannot_start(&shell, &error))?;
-        Ok(Guarded { shell: child, started: Instant::now() })
+        let child = shell
+            .spawn()
+            .map_err(|error| process::cannot_start(&shell, &error))?;
+        Ok(Guarded {
+            shell: child,
+            started: Instant::now(),
+        })
     }
 
     /// Whether the program is no longer there.
@@ -102,10 +112,9 @@ impl Guarded {
     pub fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
         let mut was_asked = false;
         loop {
-            let status: Option<ExitStatus> = self
-                .shell
-                .try_wait()
-                .map_err(|error| Failure::Failed(format!("a program's end cannot be waited for: {error}")))?;
+            let status: Option<ExitStatus> = self.shell.try_wait().map_err(|error| {
+                Failure::Failed(format!("a program's end cannot be waited for: {error}"))
+            })?;
             match status {
                 Some(_) if was_asked => return Ok(None),
                 // The shell tells a signal as 128 and more.
@@ -138,7 +147,8 @@ fn errors_beside(log: &Path) -> PathBuf {
 
 /// All that a program has said: standard output, then standard error.
 pub(crate) fn said(log: &Path) -> String {
-    let read = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    let read =
+        |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
     format!("{}\n{}", read(log), read(&errors_beside(log)))
 }
 
@@ -151,9 +161,15 @@ impl Afterwards {
     /// Prepares the command; its words must outlive us, as a path does.
     pub(crate) fn run(program: &Path, arguments: &[&str]) -> Outcome<Self> {
         let mut shell = Command::new("bash");
-        shell.args(["-c", "trap '' INT HUP TERM; read -r _; exec \"$@\" </dev/null >/dev/null", "afterwards"]);
+        shell.args([
+            "-c",
+            "trap '' INT HUP TERM; read -r _; exec \"$@\" </dev/null >/dev/null",
+            "afterwards",
+        ]);
         shell.arg(program).args(arguments).stdin(Stdio::piped());
-        let shell = shell.spawn().map_err(|error| process::cannot_start(&shell, &error))?;
+        let shell = shell
+            .spawn()
+            .map_err(|error| process::cannot_start(&shell, &error))?;
         Ok(Afterwards { shell })
     }
 }
@@ -184,8 +200,14 @@ mod tests {
         let log = file("code");
         let mut command = shell("echo $WORD; echo err >&2; exit 3");
         command.env("WORD", "a b");
-        let code = Guarded::start(&command, &log).unwrap().finish(Duration::from_secs(20)).unwrap();
-        assert_eq!((code, fs::read_to_string(&log).unwrap().as_str()), (Some(3), "a b\nerr\n"));
+        let code = Guarded::start(&command, &log)
+            .unwrap()
+            .finish(Duration::from_secs(20))
+            .unwrap();
+        assert_eq!(
+            (code, fs::read_to_string(&log).unwrap().as_str()),
+            (Some(3), "a b\nerr\n")
+        );
         fs::remove_file(log).unwrap();
     }
 
@@ -193,8 +215,14 @@ mod tests {
     fn a_warning_in_the_middle_of_a_result_is_apart_from_it_and_both_are_said() {
         let log = file("apart.log");
         let command = shell("printf '{\"a\": '; echo 'warning: slow' >&2; echo '1}'");
-        let code = Guarded::start_apart(&command, &log).unwrap().finish(Duration::from_secs(20)).unwrap();
-        assert_eq!((code, fs::read_to_string(&log).unwrap().as_str()), (Some(0), "{\"a\": 1}\n"));
+        let code = Guarded::start_apart(&command, &log)
+            .unwrap()
+            .finish(Duration::from_secs(20))
+            .unwrap();
+        assert_eq!(
+            (code, fs::read_to_string(&log).unwrap().as_str()),
+            (Some(0), "{\"a\": 1}\n")
+        );
         assert_eq!(said(&log), "{\"a\": 1}\n\nwarning: slow\n");
         for path in [&log, &errors_beside(&log)] {
             fs::remove_file(path).unwrap();
@@ -205,7 +233,10 @@ mod tests {
     fn a_program_past_its_limit_has_no_code_and_a_dropped_one_is_ended() {
         let log = file("limit");
         let start = Instant::now();
-        let code = Guarded::start(&shell("exec sleep 30"), &log).unwrap().finish(Duration::from_millis(50)).unwrap();
+        let code = Guarded::start(&shell("exec sleep 30"), &log)
+            .unwrap()
+            .finish(Duration::from_millis(50))
+            .unwrap();
         assert_eq!(code, None);
         drop(Guarded::start(&shell("exec sleep 30"), &log).unwrap());
         assert!(start.elapsed() < Duration::from_secs(20));

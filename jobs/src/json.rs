@@ -21,7 +21,9 @@ pub fn write(path: &Path, record: &impl Serialize) -> Outcome {
 /// The value that a text begins with. A launcher may put what a program says on its other stream before the end of a line.
 pub fn first(text: &str) -> Result<Value, String> {
     let value = serde_json::Deserializer::from_str(text).into_iter().next();
-    value.unwrap_or_else(|| serde_json::from_str("")).map_err(|error| error.to_string())
+    value
+        .unwrap_or_else(|| serde_json::from_str(""))
+        .map_err(|error| error.to_string())
 }
 
 /// The first string under this key.
@@ -36,7 +38,10 @@ pub fn number(document: &str, key: &str) -> Option<f64> {
 
 /// Whether a value under this key is `true`.
 pub fn is_true(document: &str, key: &str) -> bool {
-    find(document, key, |value| value.as_bool().filter(|is_true| *is_true)).is_some()
+    find(document, key, |value| {
+        value.as_bool().filter(|is_true| *is_true)
+    })
+    .is_some()
 }
 
 fn find<T>(document: &str, key: &str, read: impl Fn(&Value) -> Option<T> + Copy) -> Option<T> {
@@ -58,10 +63,14 @@ mod tests {
 
     #[test]
     fn a_value_is_found_at_any_depth_and_unescaped() {
-        let line = r#"{"reason":"executable","built":[{"executable":"/a \"b\"\\c\u0041","fresh":true}]}"#;
+        let line =
+            r#"{"reason":"executable","built":[{"executable":"/a \"b\"\\c\u0041","fresh":true}]}"#;
         assert_eq!(text(line, "executable").as_deref(), Some(r#"/a "b"\cA"#));
         assert!(is_true(line, "fresh"));
-        assert_eq!(number(r#"{ "end": {"loss" : -1.5e-3}, "n": 7}"#, "loss"), Some(-1.5e-3));
+        assert_eq!(
+            number(r#"{ "end": {"loss" : -1.5e-3}, "n": 7}"#, "loss"),
+            Some(-1.5e-3)
+        );
     }
 
     #[test]

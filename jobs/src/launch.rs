@@ -83,10 +83,17 @@ impl LaunchArgs {
         let hosts = hosts(self.hosts.as_deref())?;
         if hosts.len() > self.ranks {
             let (hosts, ranks) = (hosts.len(), self.ranks);
-            return Err(Failure::Usage(format!("{hosts} hosts for {ranks} ranks: name at most as many as ranks")));
+            return Err(Failure::Usage(format!(
+                "{hosts} hosts for {ranks} ranks: name at most as many as ranks"
+            )));
         }
         let again = again(self.restarts, self.name.as_deref(), &self.words)?;
-        let launch = Launch { ranks: self.ranks, hosts, words: &self.words, again };
+        let launch = Launch {
+            ranks: self.ranks,
+            hosts,
+            words: &self.words,
+            again,
+        };
         let command = launch.command(Mpirun::find().as_ref(), &options::trainer(None)?)?;
         if self.dry_run {
             return output::result(&launch.script(&command)?);
@@ -96,12 +103,17 @@ impl LaunchArgs {
 }
 
 /// What a run that is started again needs to know.
-fn again(restarts: Option<usize>, name: Option<&str>, words: &[String]) -> Outcome<Option<(usize, Job)>> {
+fn again(
+    restarts: Option<usize>,
+    name: Option<&str>,
+    words: &[String],
+) -> Outcome<Option<(usize, Job)>> {
     let Some(restarts) = restarts else {
         return match name {
             None => Ok(None),
             Some(_) => Err(Failure::Usage(
-                "--name has no effect without --restarts: the trainer names its own runs".to_owned(),
+                "--name has no effect without --restarts: the trainer names its own runs"
+                    .to_owned(),
             )),
         };
     };
@@ -133,7 +145,11 @@ impl Launch<'_> {
     }
 
     fn launcher(&self) -> Launcher {
-        if self.ranks > 1 || !self.hosts.is_empty() { Launcher::Mpirun } else { Launcher::None }
+        if self.ranks > 1 || !self.hosts.is_empty() {
+            Launcher::Mpirun
+        } else {
+            Launcher::None
+        }
     }
 
     /// The trainer, or the mpirun that starts it.
@@ -143,7 +159,11 @@ impl Launch<'_> {
             Some((_, job)) => {
                 let directory = job.directory.to_string_lossy().into_owned();
                 let own = ["--output-dir".to_owned(), directory, "--resume".to_owned()];
-                std::iter::once(&job.command).chain(&job.words).chain(&own).cloned().collect()
+                std::iter::once(&job.command)
+                    .chain(&job.words)
+                    .chain(&own)
+                    .cloned()
+                    .collect()
             }
         };
         if self.launcher() != Launcher::Mpirun {
@@ -172,12 +192,17 @@ impl Launch<'_> {
     fn script(&self, command: &Process) -> Outcome<String> {
         let line = process::shown(command);
         let restarts = self.again.as_ref().map_or(0, |(restarts, _)| *restarts);
-        let start = Start { command: &line, restarts, launcher: self.launcher() };
+        let start = Start {
+            command: &line,
+            restarts,
+            launcher: self.launcher(),
+        };
         let head = match &self.again {
             None => String::new(),
             Some(_) => {
-                let folder = env::current_dir()
-                    .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?;
+                let folder = env::current_dir().map_err(|error| {
+                    Failure::Failed(format!("the working directory cannot be read: {error}"))
+                })?;
                 format!(
                     "#!/bin/bash\n\
                      # Written by `trainer launch`. To go on with the same run later, give this file to bash again.\n\
@@ -188,10 +213,15 @@ impl Launch<'_> {
         };
         let signals = self.launcher().signals();
         let head = match self.launcher() {
-            Launcher::None => format!("{head}unset {ALLOCATION}  # one rank, whatever the allocation around it has\n"),
+            Launcher::None => format!(
+                "{head}unset {ALLOCATION}  # one rank, whatever the allocation around it has\n"
+            ),
             Launcher::Mpirun | Launcher::Srun => head,
         };
-        Ok(format!("{head}say() {{ echo \"launch: $*\" >&2; }}\n{signals}{}\nexit \"$code\"\n", start.text()))
+        Ok(format!(
+            "{head}say() {{ echo \"launch: $*\" >&2; }}\n{signals}{}\nexit \"$code\"\n",
+            start.text()
+        ))
     }
 }
 
@@ -202,9 +232,14 @@ fn replace_this_process(mut command: Process) -> Outcome {
 
 fn hosts(list: Option<&str>) -> Outcome<Vec<String>> {
     let words = list.into_iter().flat_map(|list| list.split(','));
-    let hosts: Vec<String> = words.filter(|host| !host.is_empty()).map(str::to_owned).collect();
+    let hosts: Vec<String> = words
+        .filter(|host| !host.is_empty())
+        .map(str::to_owned)
+        .collect();
     if list.is_some() && hosts.is_empty() {
-        return Err(Failure::Usage("--hosts names no host: write --hosts A,B or leave it out".to_owned()));
+        return Err(Failure::Usage(
+            "--hosts names no host: write --hosts A,B or leave it out".to_owned(),
+        ));
     }
     Ok(hosts)
 }
@@ -239,35 +274,73 @@ mod tests {
 
     fn script_of(line: &str, restarts: Option<usize>) -> String {
         let words = words(line);
-        let launch =
-            Launch { ranks: 1, hosts: Vec::new(), words: &words, again: again(restarts, None, &words).unwrap() };
-        launch.script(&launch.command(None, Path::new("/opt/trainer")).unwrap()).unwrap()
+        let launch = Launch {
+            ranks: 1,
+            hosts: Vec::new(),
+            words: &words,
+            again: again(restarts, None, &words).unwrap(),
+        };
+        launch
+            .script(&launch.command(None, Path::new("/opt/trainer")).unwrap())
+            .unwrap()
     }
 
     #[test]
     fn a_run_that_is_started_again_has_its_directory_and_resumes() {
         let text = script_of("train --epochs 3 --output-dir /d/x", Some(2));
-        assert!(text.starts_with("#!/bin/bash\n# Written by `trainer launch`"), "{text}");
-        assert!(text.contains("    /opt/trainer train --epochs 3 --output-dir /d/x --resume </dev/null &\n"), "{text}");
-        assert!(text.contains("restarts_left=2\n") && text.ends_with("exit \"$code\"\n"), "{text}");
+        assert!(
+            text.starts_with("#!/bin/bash\n# Written by `trainer launch`"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "    /opt/trainer train --epochs 3 --output-dir /d/x --resume </dev/null &\n"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("restarts_left=2\n") && text.ends_with("exit \"$code\"\n"),
+            "{text}"
+        );
     }
 
     #[test]
     fn no_part_of_a_directorys_name_is_a_line_of_the_script() {
         let words = ["train", "--output-dir", "/d/a\ntouch b #"].map(str::to_owned);
         let again = again(Some(1), None, &words).unwrap();
-        let launch = Launch { ranks: 1, hosts: Vec::new(), words: &words, again };
-        let text = launch.script(&launch.command(None, Path::new("/opt/trainer")).unwrap()).unwrap();
-        assert!(text.lines().nth(2).is_some_and(|line| line.starts_with("cd ")), "{text}");
+        let launch = Launch {
+            ranks: 1,
+            hosts: Vec::new(),
+            words: &words,
+            again,
+        };
+        let text = launch
+            .script(&launch.command(None, Path::new("/opt/trainer")).unwrap())
+            .unwrap();
+        assert!(
+            text.lines()
+                .nth(2)
+                .is_some_and(|line| line.starts_with("cd ")),
+            "{text}"
+        );
         assert_eq!(text.matches("touch").count(), 1, "{text}");
-        assert!(text.contains("--output-dir '/d/a\ntouch b #' --resume </dev/null &"), "{text}");
+        assert!(
+            text.contains("--output-dir '/d/a\ntouch b #' --resume </dev/null &"),
+            "{text}"
+        );
     }
 
     #[test]
     fn without_restarts_the_trainers_words_are_passed_on_as_they_are() {
         let text = script_of("eval --json", None);
-        assert!(text.contains("    /opt/trainer eval --json </dev/null &\n"), "{text}");
-        assert!(!text.contains("restarts_left") && !text.contains("cd "), "{text}");
+        assert!(
+            text.contains("    /opt/trainer eval --json </dev/null &\n"),
+            "{text}"
+        );
+        assert!(
+            !text.contains("restarts_left") && !text.contains("cd "),
+            "{text}"
+        );
         assert!(text.starts_with("unset SLURM_NTASKS "), "{text}");
     }
 
@@ -275,7 +348,12 @@ mod tests {
     fn restarts_and_names_are_refused_where_they_have_no_effect() {
         for (line, restarts, name, expected) in [
             ("eval", Some(1), None, "`eval` has none"),
-            ("train", None, Some("x"), "--name has no effect without --restarts"),
+            (
+                "train",
+                None,
+                Some("x"),
+                "--name has no effect without --restarts",
+            ),
             ("--epochs 3", Some(1), None, "comes first"),
         ] {
             let failure = again(restarts, name, &words(line)).unwrap_err();
@@ -286,9 +364,19 @@ mod tests {
 
     #[test]
     fn several_ranks_without_mpirun_are_refused_before_anything_is_started() {
-        let launch = Launch { ranks: 2, hosts: Vec::new(), words: &words("train"), again: None };
+        let launch = Launch {
+            ranks: 2,
+            hosts: Vec::new(),
+            words: &words("train"),
+            again: None,
+        };
         let failure = launch.command(None, Path::new("/opt/trainer")).unwrap_err();
-        assert!(failure.to_string().contains("2 ranks need mpirun, not found in PATH"), "{failure}");
+        assert!(
+            failure
+                .to_string()
+                .contains("2 ranks need mpirun, not found in PATH"),
+            "{failure}"
+        );
     }
 
     #[test]
@@ -301,13 +389,26 @@ mod tests {
         }
         let read = |line: &str| {
             let words = std::iter::once("launch").chain(line.split(' '));
-            Program::try_parse_from(words).map(|program| program.launch).map_err(|error| error.to_string())
+            Program::try_parse_from(words)
+                .map(|program| program.launch)
+                .map_err(|error| error.to_string())
         };
-        for line in ["-n 3 -- train --ranks 5 -- --help", "-n 3 train --ranks 5 -- --help"] {
+        for line in [
+            "-n 3 -- train --ranks 5 -- --help",
+            "-n 3 train --ranks 5 -- --help",
+        ] {
             let launch = read(line).unwrap();
-            assert_eq!((launch.ranks, launch.words.join(" ")), (3, "train --ranks 5 -- --help".to_owned()), "{line}");
+            assert_eq!(
+                (launch.ranks, launch.words.join(" ")),
+                (3, "train --ranks 5 -- --help".to_owned()),
+                "{line}"
+            );
         }
-        assert!(read("-n 3 --epochs 5 -- train").unwrap_err().contains("--epochs"));
+        assert!(
+            read("-n 3 --epochs 5 -- train")
+                .unwrap_err()
+                .contains("--epochs")
+        );
         assert!(read("-- train").unwrap_err().contains("-n"));
         assert!(read("-n 2").unwrap_err().contains("<COMMAND>"));
     }

@@ -3,7 +3,11 @@
 //! In: command lines; each command is a struct of flags with `run`. Out: programs that run, files, what a user reads.
 //! Invariant: knows neither tensors nor MPI: a rank is a program, known by its path, its exit code and the files that it writes.
 #![allow(clippy::print_stderr, reason = "the commands talk to who typed them")]
-#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "comments of flags are texts of --help")]
+#![allow(
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    reason = "comments of flags are texts of --help"
+)]
 
 mod compare;
 pub mod cores;

@@ -14,32 +14,40 @@ use crate::mpirun::Mpirun;
 use crate::process;
 
 /// What studies and comparisons call images/s.
-pub(crate) const IMAGES_PER_SECOND_MEANS: &str =
-    "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
+pub(crate) const IMAGES_PER_SECOND_MEANS: &str = "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
 /// Processor, memory, system and MPI.
 pub(crate) fn machine() -> Machine {
     let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);
-    let memory = of("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    let memory = of("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
     Machine {
         cpu_model: of("/proc/cpuinfo", "model name"),
         cpu_count: thread::available_parallelism().map_or(1, NonZero::get) as u64,
         memory_bytes: memory.map(|kib| kib * 1024),
         platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
+            .ok()
+            .map(|text| text.trim().to_owned()),
         mpi: Mpirun::find().map(|mpirun| mpi_name(mpirun.version())),
     }
 }
 
 /// `Open MPI 4.1.4` of `mpirun (Open MPI) 4.1.4`; other makes name themselves otherwise.
 fn mpi_name(line: &str) -> String {
-    line.replace("mpirun ", "").replace(['(', ')'], "").trim().to_owned()
+    line.replace("mpirun ", "")
+        .replace(['(', ')'], "")
+        .trim()
+        .to_owned()
 }
 
 /// The value of a line `key: value`.
 fn value_of(text: &str, key: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
-    lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned()).next()
+    lines
+        .filter(|(name, _)| name.trim() == key)
+        .map(|(_, value)| value.trim().to_owned())
+        .next()
 }
 
 /// A trainer that measures; a commit alone does not tell what was changed and not committed.
@@ -53,13 +61,21 @@ pub(crate) struct Program {
 
 /// This trainer.
 pub(crate) fn program(trainer: &Path) -> Program {
-    Program { commit: commit(trainer), sha256: sha256(trainer) }
+    Program {
+        commit: commit(trainer),
+        sha256: sha256(trainer),
+    }
 }
 
 /// By the system's own program.
 fn sha256(path: &Path) -> Option<String> {
-    let output = Command::new("sha256sum").stdin(File::open(path).ok()?).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    let output = Command::new("sha256sum")
+        .stdin(File::open(path).ok()?)
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout)
+        .ok()
+        .filter(|_| output.status.success())?;
     text.split_whitespace().next().map(str::to_owned)
 }
 
@@ -99,7 +115,10 @@ mod tests {
     #[test]
     fn a_trainer_tells_its_commit_if_it_knows() {
         let version = |commit: &str| format!("trainer 0.1.0 (commit {commit})\n");
-        assert_eq!(commit_in(&version("36ff61616e0c1c149afb")).as_deref(), Some("36ff61616"));
+        assert_eq!(
+            commit_in(&version("36ff61616e0c1c149afb")).as_deref(),
+            Some("36ff61616")
+        );
         assert_eq!(commit_in(&version("unknown")), None);
         assert_eq!(commit_in("another program"), None);
     }
@@ -118,12 +137,18 @@ mod tests {
     #[test]
     fn the_machine_has_processors_and_a_name() {
         let machine = machine();
-        assert!(machine.cpu_count > 0 && machine.platform.contains('-'), "{machine:?}");
+        assert!(
+            machine.cpu_count > 0 && machine.platform.contains('-'),
+            "{machine:?}"
+        );
     }
 
     #[test]
     fn a_time_has_date_and_zone() {
         let now = now().unwrap();
-        assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");
+        assert!(
+            now.len() == 20 && now.ends_with('Z') && now.contains('T'),
+            "{now}"
+        );
     }
 }

@@ -60,13 +60,21 @@ impl Mpirun {
     /// One of this make, for tests.
     #[cfg(test)]
     pub(crate) fn of(make: Make) -> Self {
-        Mpirun { program: "mpirun".into(), make, version: "X".to_owned() }
+        Mpirun {
+            program: "mpirun".into(),
+            make,
+            version: "X".to_owned(),
+        }
     }
 
     /// Asks the program whose it is.
     pub fn at(program: PathBuf) -> Option<Self> {
         let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
-        Some(Mpirun { program, make, version })
+        Some(Mpirun {
+            program,
+            make,
+            version,
+        })
     }
 
     /// Who made it.
@@ -101,7 +109,12 @@ impl Mpirun {
     }
 
     /// The command that starts this program on every rank.
-    pub fn command(&self, placement: &Placement, program: &Path, arguments: &[String]) -> Outcome<Command> {
+    pub fn command(
+        &self,
+        placement: &Placement,
+        program: &Path,
+        arguments: &[String],
+    ) -> Outcome<Command> {
         self.command_for(placement, program, arguments, &Surroundings::found())
     }
 
@@ -117,7 +130,10 @@ impl Mpirun {
         match self.make {
             Make::OpenMpi => {
                 let (options, variables) = surroundings.for_open_mpi(!placement.hosts.is_empty());
-                command.args(options).envs(variables).args(placement.open_mpi_options()?);
+                command
+                    .args(options)
+                    .envs(variables)
+                    .args(placement.open_mpi_options()?);
             }
             Make::Mpich | Make::Other => {
                 if !placement.hosts.is_empty() {
@@ -151,7 +167,9 @@ impl Mpirun {
         if self.starts_on_emulated_hosts() {
             return Ok(());
         }
-        Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {self}: install Open MPI")))
+        Err(Failure::Failed(format!(
+            "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
+        )))
     }
 
     /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
@@ -170,13 +188,30 @@ impl Mpirun {
         let slots = ranks.div_ceil(hosts.len().max(1));
         let list: Vec<String> = hosts.iter().map(|host| format!("{host}:{slots}")).collect();
         let mut command = Command::new(agent);
-        command.args([first, "--exec"]).arg(&self.program).args(["-n", &ranks.to_string(), "--host", &list.join(",")]);
+        command.args([first, "--exec"]).arg(&self.program).args([
+            "-n",
+            &ranks.to_string(),
+            "--host",
+            &list.join(","),
+        ]);
         // Every daemon believes that it has the whole machine; the agent has bound it to its part.
         command.args(["--map-by", "node", "--bind-to", "none"]);
-        command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"]).arg(agent).args(["--mca", "ras", "^slurm"]);
+        command
+            .args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"])
+            .arg(agent)
+            .args(["--mca", "ras", "^slurm"]);
         command.args(["--mca", "btl", "tcp,self,vader"]);
-        command.args(["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]);
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.args([
+            "--mca",
+            "btl_tcp_if_include",
+            network,
+            "--mca",
+            "oob_tcp_if_include",
+            network,
+        ]);
+        command
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.arg(program).args(arguments);
         forget_surrounding_job(&mut command);
         Ok(command)
@@ -227,7 +262,10 @@ impl Placement {
     fn cores_of_a_rank(&self) -> Option<usize> {
         let ranks_per_machine = self.ranks.div_ceil(self.hosts.len().max(1));
         // Unsaid, a rank takes its share of the cores that it is not kept from; binding it to a part would halve that again.
-        let threads = self.threads.unwrap_or(self.cores / ranks_per_machine).max(1);
+        let threads = self
+            .threads
+            .unwrap_or(self.cores / ranks_per_machine)
+            .max(1);
         let fits = !self.is_polite && ranks_per_machine * threads <= self.cores;
         (fits && (threads == 1 || self.threads.is_some())).then_some(threads)
     }
@@ -257,7 +295,11 @@ impl Placement {
             )));
         }
         let slots = self.ranks / self.hosts.len();
-        Ok(self.hosts.iter().map(|host| format!("{host}:{slots}")).collect())
+        Ok(self
+            .hosts
+            .iter()
+            .map(|host| format!("{host}:{slots}"))
+            .collect())
     }
 }
 
@@ -269,7 +311,9 @@ fn made_by(answer: &str) -> Option<(Make, String)> {
     }
     // MPICH's launcher tells how it was built; Intel's has the same origin and names itself otherwise.
     if first.starts_with("HYDRA") {
-        let version = answer.lines().find_map(|line| line.trim().strip_prefix("Version:"))?;
+        let version = answer
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Version:"))?;
         return Some((Make::Mpich, format!("MPICH {}", version.trim())));
     }
     Some((Make::Other, first))
@@ -279,9 +323,16 @@ fn made_by(answer: &str) -> Option<(Make, String)> {
 pub fn forget_surrounding_job(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
-        if ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "HYDI_", "SLURM_"]
-            .iter()
-            .any(|start| text.starts_with(start))
+        if [
+            "OMPI_COMM_WORLD_",
+            "PMIX_",
+            "PMI_",
+            "MPI_LOCAL",
+            "HYDI_",
+            "SLURM_",
+        ]
+        .iter()
+        .any(|start| text.starts_with(start))
         {
             command.env_remove(&name);
         }
@@ -293,25 +344,43 @@ mod tests {
     use super::*;
 
     fn line_of(make: Make, placement: &Placement, is_root: bool) -> String {
-        let surroundings = Surroundings { is_root, has_remote_shell: true, has_home: true, temporary: None };
+        let surroundings = Surroundings {
+            is_root,
+            has_remote_shell: true,
+            has_home: true,
+            temporary: None,
+        };
         let words = ["train".to_owned()];
-        let command = Mpirun::of(make).command_for(placement, Path::new("trainer"), &words, &surroundings);
+        let command =
+            Mpirun::of(make).command_for(placement, Path::new("trainer"), &words, &surroundings);
         process::shown(&command.unwrap())
     }
 
     fn placement(ranks: usize, cores: usize) -> Placement {
-        Placement { ranks, hosts: Vec::new(), cores, threads: None, is_polite: false }
+        Placement {
+            ranks,
+            hosts: Vec::new(),
+            cores,
+            threads: None,
+            is_polite: false,
+        }
     }
 
     #[test]
     fn ranks_that_fit_are_bound_to_cores() {
-        assert_eq!(line_of(Make::OpenMpi, &placement(2, 2), false), "mpirun -n 2 --bind-to core trainer train");
+        assert_eq!(
+            line_of(Make::OpenMpi, &placement(2, 2), false),
+            "mpirun -n 2 --bind-to core trainer train"
+        );
     }
 
     #[test]
     fn only_more_ranks_than_cores_are_oversubscribed() {
         let line = line_of(Make::OpenMpi, &placement(3, 2), false);
-        assert_eq!(line, "mpirun -n 3 --oversubscribe --bind-to none trainer train");
+        assert_eq!(
+            line,
+            "mpirun -n 3 --oversubscribe --bind-to none trainer train"
+        );
     }
 
     #[test]
@@ -322,31 +391,52 @@ mod tests {
 
     #[test]
     fn a_rank_with_threads_gets_a_core_for_each() {
-        let roomy = Placement { threads: Some(2), ..placement(2, 8) };
-        assert!(line_of(Make::OpenMpi, &roomy, false).contains("--map-by slot:PE=2 --bind-to core"));
-        let tight = Placement { threads: Some(2), ..placement(2, 3) };
+        let roomy = Placement {
+            threads: Some(2),
+            ..placement(2, 8)
+        };
+        assert!(
+            line_of(Make::OpenMpi, &roomy, false).contains("--map-by slot:PE=2 --bind-to core")
+        );
+        let tight = Placement {
+            threads: Some(2),
+            ..placement(2, 3)
+        };
         assert!(line_of(Make::OpenMpi, &tight, false).contains("-n 2 --bind-to none"));
     }
 
     #[test]
     fn tests_share_busy_cores() {
-        let polite = Placement { is_polite: true, ..placement(1, 8) };
-        let expected = "mpirun -n 1 --oversubscribe --mca mpi_yield_when_idle 1 --bind-to none trainer train";
+        let polite = Placement {
+            is_polite: true,
+            ..placement(1, 8)
+        };
+        let expected =
+            "mpirun -n 1 --oversubscribe --mca mpi_yield_when_idle 1 --bind-to none trainer train";
         assert_eq!(line_of(Make::OpenMpi, &polite, false), expected);
     }
 
     #[test]
     fn root_is_allowed_by_both_variables_and_nobody_else_sets_them() {
         let line = line_of(Make::OpenMpi, &placement(1, 1), true);
-        assert!(line.starts_with("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun"), "{line}");
+        assert!(
+            line.starts_with("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun"),
+            "{line}"
+        );
         assert!(!line_of(Make::OpenMpi, &placement(1, 1), false).contains("ROOT"));
     }
 
     #[test]
     fn ranks_spread_evenly_over_hosts_or_as_told() {
-        let even = Placement { hosts: vec!["a".into(), "b".into()], ..placement(4, 2) };
+        let even = Placement {
+            hosts: vec!["a".into(), "b".into()],
+            ..placement(4, 2)
+        };
         assert!(line_of(Make::OpenMpi, &even, false).contains("--host a:2,b:2 --bind-to core"));
-        let told = Placement { hosts: vec!["a:1".into(), "b:2".into()], ..placement(3, 2) };
+        let told = Placement {
+            hosts: vec!["a:1".into(), "b:2".into()],
+            ..placement(3, 2)
+        };
         assert!(line_of(Make::OpenMpi, &told, false).contains("--host a:1,b:2"));
         let uneven = Placement { ranks: 3, ..even };
         assert_eq!(uneven.open_mpi_options().unwrap_err().exit_code(), 2);
@@ -356,37 +446,76 @@ mod tests {
     fn emulated_hosts_are_reached_by_their_agent_and_only_by_open_mpi() {
         let of = |make| {
             let hosts = ["h1".to_owned(), "h2".to_owned()];
-            Mpirun::of(make).over_emulated_hosts(&hosts, 3, Path::new("/agent"), "10.0.0.0/24", Path::new("t"), &[])
+            Mpirun::of(make).over_emulated_hosts(
+                &hosts,
+                3,
+                Path::new("/agent"),
+                "10.0.0.0/24",
+                Path::new("t"),
+                &[],
+            )
         };
         let line = process::shown(&of(Make::OpenMpi).unwrap());
-        assert!(line.contains("/agent h1 --exec mpirun -n 3 --host h1:2,h2:2 --map-by node"), "{line}");
-        assert!(line.contains("plm_rsh_agent /agent") && line.ends_with(" t"), "{line}");
-        assert!(of(Make::Other).unwrap_err().to_string().contains("need Open MPI"));
+        assert!(
+            line.contains("/agent h1 --exec mpirun -n 3 --host h1:2,h2:2 --map-by node"),
+            "{line}"
+        );
+        assert!(
+            line.contains("plm_rsh_agent /agent") && line.ends_with(" t"),
+            "{line}"
+        );
+        assert!(
+            of(Make::Other)
+                .unwrap_err()
+                .to_string()
+                .contains("need Open MPI")
+        );
     }
 
     #[test]
     fn mpich_is_bound_by_its_own_options() {
-        assert_eq!(line_of(Make::Mpich, &placement(2, 2), true), "mpirun -n 2 -bind-to core trainer train");
-        let roomy = Placement { threads: Some(2), ..placement(2, 8) };
+        assert_eq!(
+            line_of(Make::Mpich, &placement(2, 2), true),
+            "mpirun -n 2 -bind-to core trainer train"
+        );
+        let roomy = Placement {
+            threads: Some(2),
+            ..placement(2, 8)
+        };
         assert!(line_of(Make::Mpich, &roomy, false).contains("-n 2 -bind-to core:2 "));
-        let polite = Placement { is_polite: true, ..placement(3, 2) };
+        let polite = Placement {
+            is_polite: true,
+            ..placement(3, 2)
+        };
         assert!(line_of(Make::Mpich, &polite, false).contains("-n 3 -bind-to none "));
     }
 
     #[test]
     fn whose_a_launcher_is_stands_in_its_answer() {
         let of = |answer: &str| made_by(answer).unwrap();
-        assert_eq!(of("mpirun (Open MPI) 4.1.4\n\nReport bugs to").0, Make::OpenMpi);
+        assert_eq!(
+            of("mpirun (Open MPI) 4.1.4\n\nReport bugs to").0,
+            Make::OpenMpi
+        );
         assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n").0, Make::OpenMpi);
         let hydra = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n";
         assert_eq!(of(hydra), (Make::Mpich, "MPICH 4.0.2".to_owned()));
-        assert_eq!(of("Intel(R) MPI Library for Linux* OS, Version 2021.8\n").0, Make::Other);
+        assert_eq!(
+            of("Intel(R) MPI Library for Linux* OS, Version 2021.8\n").0,
+            Make::Other
+        );
         assert_eq!(made_by(""), None);
     }
 
     #[test]
     fn another_make_gets_no_option_of_open_mpi() {
-        let hosts = Placement { hosts: vec!["a".into(), "b".into()], ..placement(4, 1) };
-        assert_eq!(line_of(Make::Other, &hosts, true), "mpirun -n 4 -hosts a,b trainer train");
+        let hosts = Placement {
+            hosts: vec!["a".into(), "b".into()],
+            ..placement(4, 1)
+        };
+        assert_eq!(
+            line_of(Make::Other, &hosts, true),
+            "mpirun -n 4 -hosts a,b trainer train"
+        );
     }
 }

@@ -16,7 +16,9 @@ pub(crate) use say;
 
 /// As [`say`].
 pub(crate) fn line(text: Arguments<'_>) {
-    let _ = io::stdout().lock().write_all(format!("{text}\n").as_bytes());
+    let _ = io::stdout()
+        .lock()
+        .write_all(format!("{text}\n").as_bytes());
 }
 
 /// Prints what the command was asked for.
@@ -25,8 +27,11 @@ pub(crate) fn line(text: Arguments<'_>) {
 /// When it cannot be written.
 pub(crate) fn result(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    unless_reader_left(written).map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    unless_reader_left(written)
+        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
 }
 
 /// A reader who has left has what he wanted.
@@ -34,5 +39,11 @@ pub(crate) fn result(text: &str) -> Outcome {
 /// # Errors
 /// All others.
 pub fn unless_reader_left(written: io::Result<()>) -> io::Result<()> {
-    written.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    written.or_else(|error| {
+        if error.kind() == ErrorKind::BrokenPipe {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }

@@ -16,7 +16,9 @@ fn program_in(path: &OsStr, name: &OsStr) -> Option<PathBuf> {
     if Path::new(name).components().count() > 1 {
         return is_program(Path::new(name)).then(|| PathBuf::from(name));
     }
-    env::split_paths(path).map(|folder| folder.join(name)).find(|file| is_program(file))
+    env::split_paths(path)
+        .map(|folder| folder.join(name))
+        .find(|file| is_program(file))
 }
 
 fn is_program(file: &Path) -> bool {
@@ -30,13 +32,19 @@ mod tests {
 
     #[test]
     fn a_program_is_found_in_the_first_folder_that_has_it() {
-        assert_eq!(program_in("/nowhere:/bin:/usr/bin".as_ref(), "sh".as_ref()), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(
+            program_in("/nowhere:/bin:/usr/bin".as_ref(), "sh".as_ref()),
+            Some(PathBuf::from("/bin/sh"))
+        );
         assert_eq!(program_in("/nowhere".as_ref(), "sh".as_ref()), None);
     }
 
     #[test]
     fn a_path_is_taken_as_it_stands() {
-        assert_eq!(program_in("".as_ref(), "/bin/sh".as_ref()), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(
+            program_in("".as_ref(), "/bin/sh".as_ref()),
+            Some(PathBuf::from("/bin/sh"))
+        );
         assert_eq!(program_in("/bin".as_ref(), "/nowhere/sh".as_ref()), None);
     }
 

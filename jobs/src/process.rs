@@ -18,32 +18,51 @@ use crate::output::say;
 
 /// The command as a line that can be pasted into a shell, with the variables that were set for it.
 pub fn shown(command: &Command) -> String {
-    let variables =
-        command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", name.display(), quoted(value?))));
-    let words = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted);
+    let variables = command
+        .get_envs()
+        .filter_map(|(name, value)| Some(format!("{}={}", name.display(), quoted(value?))));
+    let words = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(quoted);
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// Prints the command, runs it and passes its output through.
 pub fn run(mut command: Command) -> Outcome {
     say!("$ {}", shown(&command));
-    let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(&command, &error))?;
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|error| cannot_start(&command, &error))?;
     if status.success() {
         Ok(())
     } else {
-        Err(Failure::Failed(format!("`{}` failed: {status}", command.get_program().display())))
+        Err(Failure::Failed(format!(
+            "`{}` failed: {status}",
+            command.get_program().display()
+        )))
     }
 }
 
 /// The standard output of a command that is asked silently, if it can be started and succeeds.
 pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// What to say of a program that is not there or may not be run.
 pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("`{}` cannot be started: {error}", command.get_program().display()))
+    Failure::Failed(format!(
+        "`{}` cannot be started: {error}",
+        command.get_program().display()
+    ))
 }
 
 /// Whether this process runs as root.
@@ -76,10 +95,18 @@ impl<'a> Running<'a> {
     /// A file that cannot be made, a program that cannot be started.
     pub fn start(mut command: Command, log: &'a Path) -> Result<Self, String> {
         let file = File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
-        let copy = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
+        let copy = file
+            .try_clone()
+            .map_err(|error| format!("{}: {error}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(copy);
-        let child = command.spawn().map_err(|error| cannot_start(&command, &error).to_string())?;
-        Ok(Running { child, log, started: Instant::now() })
+        let child = command
+            .spawn()
+            .map_err(|error| cannot_start(&command, &error).to_string())?;
+        Ok(Running {
+            child,
+            log,
+            started: Instant::now(),
+        })
     }
 
     /// Its process.
@@ -110,9 +137,14 @@ impl<'a> Running<'a> {
             sleep(Duration::from_millis(10));
         };
         let elapsed = self.started.elapsed();
-        let bytes = fs::read(self.log).map_err(|error| format!("{}: {error}", self.log.display()))?;
+        let bytes =
+            fs::read(self.log).map_err(|error| format!("{}: {error}", self.log.display()))?;
         let code = if was_asked { None } else { status.code() };
-        Ok(Finished { code, text: String::from_utf8_lossy(&bytes).into_owned(), elapsed })
+        Ok(Finished {
+            code,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            elapsed,
+        })
     }
 }
 
@@ -135,8 +167,15 @@ impl Drop for Running<'_> {
 /// Sends a signal by the shell's own `kill`: the standard library has none, and the program is not everywhere.
 pub fn send_signal(process: u32, signal: &str) -> Result<(), String> {
     let line = format!("kill -{signal} {process}");
-    let status = Command::new("sh").args(["-c", &line]).status().map_err(|error| format!("sh: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("`{line}` failed")) }
+    let status = Command::new("sh")
+        .args(["-c", &line])
+        .status()
+        .map_err(|error| format!("sh: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("`{line}` failed"))
+    }
 }
 
 /// A signal whose shell is started beforehand: it is sent within moments that are shorter than the start of a process.
@@ -150,13 +189,24 @@ impl ReadySignal {
     pub fn new(process: u32, signal: &str) -> Result<Self, String> {
         let line = format!("read -r go && kill -{signal} {process}");
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.spawn().map(ReadySignal).map_err(|error| cannot_start(&command, &error).to_string())
+        command
+            .args(["-c", &line])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+            .spawn()
+            .map(ReadySignal)
+            .map_err(|error| cannot_start(&command, &error).to_string())
     }
 
     /// Sends it; false if the process is gone.
     pub fn send(mut self) -> bool {
-        let asked = self.0.stdin.take().is_some_and(|mut input| input.write_all(b"go\n").is_ok());
+        let asked = self
+            .0
+            .stdin
+            .take()
+            .is_some_and(|mut input| input.write_all(b"go\n").is_ok());
         asked && self.0.wait().is_ok_and(|status| status.success())
     }
 }
@@ -196,7 +246,10 @@ mod tests {
         let running = Running::start(shell("echo out; echo err >&2; exit 3"), &log).unwrap();
         let finished = running.finish(Duration::from_secs(20)).unwrap();
         fs::remove_file(log).unwrap();
-        assert_eq!((finished.code, finished.text.as_str()), (Some(3), "out\nerr\n"));
+        assert_eq!(
+            (finished.code, finished.text.as_str()),
+            (Some(3), "out\nerr\n")
+        );
     }
 
     #[test]

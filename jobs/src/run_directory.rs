@@ -32,13 +32,20 @@ pub(crate) struct Job {
 impl Job {
     /// Reads the trainer's words; without a name the job is called by its command and the time.
     pub(crate) fn read(words: &[String], name: Option<&str>) -> Outcome<Self> {
-        let Some((command, rest)) = words.split_first().filter(|(command, _)| !command.starts_with('-')) else {
+        let Some((command, rest)) = words
+            .split_first()
+            .filter(|(command, _)| !command.starts_with('-'))
+        else {
             return Err(Failure::Usage(
                 "nothing to start: the trainer's command comes first after `--`, as in `-- train --epochs 10`"
                     .to_owned(),
             ));
         };
-        let (chosen, words) = if command == "train" { without_directory(rest)? } else { (None, rest.to_owned()) };
+        let (chosen, words) = if command == "train" {
+            without_directory(rest)?
+        } else {
+            (None, rest.to_owned())
+        };
         let name = match name {
             Some(name) => checked_name(name)?.to_owned(),
             None => format!("{command}-{}", now()?),
@@ -50,7 +57,12 @@ impl Job {
         let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
-        Ok(Job { command: command.clone(), words, name, directory })
+        Ok(Job {
+            command: command.clone(),
+            words,
+            name,
+            directory,
+        })
     }
 
     pub(crate) fn trains(&self) -> bool {
@@ -76,12 +88,15 @@ pub(crate) fn write(file: &Path, text: &str) -> Outcome {
     unfinished.push(".unfinished");
     fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
     let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file));
-    written.inspect_err(|_| drop(fs::remove_file(&unfinished))).map_err(failed)
+    written
+        .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+        .map_err(failed)
 }
 
 /// Makes a directory anew, without what lay there.
 pub(crate) fn fresh(directory: &Path) -> Outcome {
-    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+    let failed =
+        |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
     if directory.exists() {
         fs::remove_dir_all(directory).map_err(failed)?;
     }
@@ -101,7 +116,16 @@ pub(crate) const STUDY: Owner = Owner {
     command: "trainer study",
     document: "study.json",
     schema: STUDY_SCHEMA,
-    names: &["lock", "records.jsonl", "runs", "profiles", "predictions", "comparisons", "slurm-jobs.jsonl", "report"],
+    names: &[
+        "lock",
+        "records.jsonl",
+        "runs",
+        "profiles",
+        "predictions",
+        "comparisons",
+        "slurm-jobs.jsonl",
+        "report",
+    ],
 };
 
 pub(crate) const COMPARISON: Owner = Owner {
@@ -118,7 +142,9 @@ const OF_RUNS_AND_IMAGES: [&str; 4] = ["run.toml", "train", "test", "val"];
 fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
     let name = entry.file_name();
     ["lock", "records.jsonl"].iter().any(|own| name == *own)
-        && entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)
+        && entry
+            .metadata()
+            .is_ok_and(|of| of.is_file() && of.len() == 0)
 }
 
 impl Owner {
@@ -127,12 +153,22 @@ impl Owner {
         self.lock_by(directory, File::try_lock)
     }
 
-    fn lock_by(&self, directory: &Path, try_lock: fn(&File) -> Result<(), TryLockError>) -> Outcome<File> {
+    fn lock_by(
+        &self,
+        directory: &Path,
+        try_lock: fn(&File) -> Result<(), TryLockError>,
+    ) -> Outcome<File> {
         self.check(directory)?;
         let path = directory.join("lock");
-        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+        let failed =
+            |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
         fs::create_dir_all(directory).map_err(failed)?;
-        let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
         match try_lock(&file) {
             Ok(()) => Ok(file),
             Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
@@ -154,14 +190,21 @@ impl Owner {
 
     /// Refuses a directory that has what this command would write over, or a run or images, and is not of an earlier start of it.
     pub(crate) fn check(&self, directory: &Path) -> Outcome {
-        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+        let failed =
+            |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            entries => entries.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?,
+            entries => entries
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                .map_err(failed)?,
         };
         let is_in_the_way = |entry: &&fs::DirEntry| {
             let name = entry.file_name();
-            let own = self.names.iter().chain(&OF_RUNS_AND_IMAGES).chain([&self.document]);
+            let own = self
+                .names
+                .iter()
+                .chain(&OF_RUNS_AND_IMAGES)
+                .chain([&self.document]);
             own.into_iter().any(|own| name == **own) && !is_left_before_the_document(entry)
         };
         let foreign = entries.iter().filter(is_in_the_way);
@@ -181,7 +224,8 @@ impl Owner {
     /// Of any version: whether it can be gone on with is for its reader to say.
     fn has_document(&self, directory: &Path) -> bool {
         let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
-        let text = records::file::read_to_string(&directory.join(self.document)).unwrap_or_default();
+        let text =
+            records::file::read_to_string(&directory.join(self.document)).unwrap_or_default();
         let document: Value = serde_json::from_str(&text).unwrap_or_default();
         document["schema"].as_str().and_then(kind) == kind(self.schema)
     }
@@ -199,10 +243,16 @@ fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)>
         };
         match value {
             Some(value) if value.is_empty() => {
-                return Err(Failure::Usage("--output-dir names no directory: write --output-dir DIR".to_owned()));
+                return Err(Failure::Usage(
+                    "--output-dir names no directory: write --output-dir DIR".to_owned(),
+                ));
             }
             Some(value) if chosen.is_none() => chosen = Some(value),
-            Some(_) => return Err(Failure::Usage("--output-dir is given twice: keep one".to_owned())),
+            Some(_) => {
+                return Err(Failure::Usage(
+                    "--output-dir is given twice: keep one".to_owned(),
+                ));
+            }
             None if word == "--resume" => {}
             None => others.push(word.clone()),
         }
@@ -213,21 +263,35 @@ fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)>
 /// The directory that the file of `--config` names, if it does.
 fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
     // Of an array's task: it has a directory of its own.
-    let Some(file) = options::value_of(words, "--config").filter(|file| !file.contains(TASK)) else { return Ok(None) };
+    let Some(file) = options::value_of(words, "--config").filter(|file| !file.contains(TASK))
+    else {
+        return Ok(None);
+    };
     let failed = |error: String| {
         Failure::Usage(format!(
             "--config {file}: expected a run's options, which may name its directory: {error}; correct it, or name the directory by --output-dir"
         ))
     };
     // A pipe can be read once, by the trainer.
-    if fs::metadata(file).map_err(|error| failed(error.to_string()))?.file_type().is_fifo() {
+    if fs::metadata(file)
+        .map_err(|error| failed(error.to_string()))?
+        .file_type()
+        .is_fifo()
+    {
         return Ok(None);
     }
     let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| failed(error.message().to_owned()))?;
-    let named = table.get("run").and_then(|run| run.get("output-dir")).and_then(|named| named.as_str());
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| failed(error.message().to_owned()))?;
+    let named = table
+        .get("run")
+        .and_then(|run| run.get("output-dir"))
+        .and_then(|named| named.as_str());
     if named == Some("") {
-        return Err(failed("output-dir: expected a path, got an empty one".to_owned()));
+        return Err(failed(
+            "output-dir: expected a path, got an empty one".to_owned(),
+        ));
     }
     Ok(named.map(str::to_owned))
 }
@@ -246,9 +310,11 @@ fn checked_name(name: &str) -> Outcome<&str> {
 /// The time as part of a name.
 fn now() -> Outcome<String> {
     let answer = process::answer("date", &["+%Y%m%d-%H%M%S"]).map(|text| text.trim().to_owned());
-    answer
-        .filter(|time| !time.is_empty())
-        .ok_or_else(|| Failure::Failed("the program `date` does not tell the time: name the run by --name".to_owned()))
+    answer.filter(|time| !time.is_empty()).ok_or_else(|| {
+        Failure::Failed(
+            "the program `date` does not tell the time: name the run by --name".to_owned(),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -265,20 +331,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("study");
         let first = STUDY.lock(&directory).unwrap();
-        assert!(STUDY.lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
+        assert!(
+            STUDY
+                .lock(&directory)
+                .unwrap_err()
+                .to_string()
+                .contains("another `trainer study`")
+        );
         drop(first);
         drop(STUDY.lock(&directory).unwrap());
-        let without_locks = |_: &File| Err(TryLockError::Error(std::io::Error::from_raw_os_error(524)));
+        let without_locks =
+            |_: &File| Err(TryLockError::Error(std::io::Error::from_raw_os_error(524)));
         drop(STUDY.lock_by(&directory, without_locks).unwrap());
     }
 
     /// Locks a folder of these files, with their text; what was said, and whether they are as they were.
     fn locked(owner: &Owner, files: &[(&str, &str)]) -> (Outcome, bool) {
         let directory = tempfile::tempdir().unwrap();
-        files.iter().for_each(|(file, text)| write(&directory.path().join(file), text).unwrap());
+        files
+            .iter()
+            .for_each(|(file, text)| write(&directory.path().join(file), text).unwrap());
         let outcome = owner.lock(directory.path()).map(drop);
-        let is_kept =
-            files.iter().all(|(file, text)| fs::read_to_string(directory.path().join(file)).unwrap() == *text);
+        let is_kept = files
+            .iter()
+            .all(|(file, text)| fs::read_to_string(directory.path().join(file)).unwrap() == *text);
         let num_files = fs::read_dir(directory.path()).unwrap().count();
         (outcome, is_kept && num_files == files.len())
     }
@@ -287,31 +363,67 @@ mod tests {
     fn a_folder_of_something_else_is_refused_and_stays_as_it_is() {
         let study = r#"{"schema":"lockstep.study/1"}"#;
         for (owner, files) in [
-            (&STUDY, &[("lock", "mine"), ("records.jsonl", "mine"), ("study.json", "{}")][..]),
+            (
+                &STUDY,
+                &[
+                    ("lock", "mine"),
+                    ("records.jsonl", "mine"),
+                    ("study.json", "{}"),
+                ][..],
+            ),
             (&STUDY, &[("lock", ""), ("records.jsonl", "mine")]),
             (&STUDY, &[("train/a.png", "mine")]),
             (&STUDY, &[("run.toml", "")]),
             (&COMPARISON, &[("lock", ""), ("peers/run.py", "mine")]),
             (&COMPARISON, &[("jobs/mine.txt", "mine")]),
-            (&COMPARISON, &[("comparison.json", study), ("study.json", study)]),
+            (
+                &COMPARISON,
+                &[("comparison.json", study), ("study.json", study)],
+            ),
         ] {
             let (outcome, is_kept) = locked(owner, files);
             let failure = outcome.unwrap_err();
             assert!(failure.exit_code() == 2 && is_kept, "{files:?}: {failure}");
-            assert!(failure.to_string().contains("choose another --output"), "{failure}");
+            assert!(
+                failure.to_string().contains("choose another --output"),
+                "{failure}"
+            );
         }
     }
 
     #[test]
     fn a_folder_of_an_earlier_start_is_gone_on_with_however_early_that_was_killed() {
-        let (study, comparison) = (r#"{"schema":"lockstep.study/1"}"#, r#"{"schema":"lockstep.comparison/1"}"#);
+        let (study, comparison) = (
+            r#"{"schema":"lockstep.study/1"}"#,
+            r#"{"schema":"lockstep.comparison/1"}"#,
+        );
         for (owner, files) in [
-            (&STUDY, &[("lock", ""), ("records.jsonl", "{"), ("study.json", study)][..]),
-            (&STUDY, &[("lock", ""), ("records.jsonl", ""), ("study.json.unfinished", "{")]),
+            (
+                &STUDY,
+                &[("lock", ""), ("records.jsonl", "{"), ("study.json", study)][..],
+            ),
+            (
+                &STUDY,
+                &[
+                    ("lock", ""),
+                    ("records.jsonl", ""),
+                    ("study.json.unfinished", "{"),
+                ],
+            ),
             (&STUDY, &[("lock", "")]),
             (&STUDY, &[("lock", ""), ("log.txt", "mine")]),
-            (&COMPARISON, &[("lock", ""), ("comparison.json.unfinished", "{")]),
-            (&COMPARISON, &[("lock", "kept"), ("run.py", "1"), ("comparison.json", comparison)]),
+            (
+                &COMPARISON,
+                &[("lock", ""), ("comparison.json.unfinished", "{")],
+            ),
+            (
+                &COMPARISON,
+                &[
+                    ("lock", "kept"),
+                    ("run.py", "1"),
+                    ("comparison.json", comparison),
+                ],
+            ),
         ] {
             let (outcome, is_kept) = locked(owner, files);
             assert!(outcome.is_ok() && is_kept, "{files:?}: {outcome:?}");
@@ -320,9 +432,15 @@ mod tests {
 
     #[test]
     fn the_trainers_own_directory_wins_in_both_notations() {
-        for line in ["train --output-dir /d/x --epochs 3", "train --epochs 3 --output-dir=/d/x --resume"] {
+        for line in [
+            "train --output-dir /d/x --epochs 3",
+            "train --epochs 3 --output-dir=/d/x --resume",
+        ] {
             let job = read(line, Some("night")).unwrap();
-            assert_eq!((job.directory.as_path(), job.name.as_str()), (Path::new("/d/x"), "night"));
+            assert_eq!(
+                (job.directory.as_path(), job.name.as_str()),
+                (Path::new("/d/x"), "night")
+            );
             assert_eq!(job.words, ["--epochs", "3"]);
         }
     }
@@ -330,33 +448,65 @@ mod tests {
     #[test]
     fn the_directory_of_the_configuration_counts_where_the_command_line_names_none() {
         let folder = tempfile::tempdir().unwrap();
-        let [named, plain, broken, nameless, pipe] =
-            ["named.toml", "plain.toml", "broken.toml", "nameless.toml", "pipe"].map(|name| folder.path().join(name));
+        let [named, plain, broken, nameless, pipe] = [
+            "named.toml",
+            "plain.toml",
+            "broken.toml",
+            "nameless.toml",
+            "pipe",
+        ]
+        .map(|name| folder.path().join(name));
         write(&named, "[run]\nseed = 1\noutput-dir = \"d/x\"\n").unwrap();
         write(&plain, "[run]\nseed = 1\n").unwrap();
         write(&broken, "[run\n").unwrap();
         let of = |words: &str| read(words, Some("night")).map(|job| job.directory);
         let here = std::env::current_dir().unwrap();
-        for line in
-            [format!("train --config {}", named.display()), format!("train --config={} --epochs 3", named.display())]
-        {
+        for line in [
+            format!("train --config {}", named.display()),
+            format!("train --config={} --epochs 3", named.display()),
+        ] {
             assert_eq!(of(&line).unwrap(), here.join("d/x"), "{line}");
-            assert_eq!(of(&format!("{line} --output-dir /d/y")).unwrap(), Path::new("/d/y"), "a flag wins");
+            assert_eq!(
+                of(&format!("{line} --output-dir /d/y")).unwrap(),
+                Path::new("/d/y"),
+                "a flag wins"
+            );
         }
-        assert_eq!(of(&format!("train --config {}", plain.display())).unwrap(), here.join("runs/night"));
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert_eq!(
+            of(&format!("train --config {}", plain.display())).unwrap(),
+            here.join("runs/night")
+        );
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
         let piped = of(&format!("train --config {}", pipe.display())).unwrap();
-        assert_eq!(piped, here.join("runs/night"), "a pipe is for the trainer to read");
-        assert_eq!(of("train --config c{task}.toml").unwrap(), here.join("runs/night"), "each task has its own");
+        assert_eq!(
+            piped,
+            here.join("runs/night"),
+            "a pipe is for the trainer to read"
+        );
+        assert_eq!(
+            of("train --config c{task}.toml").unwrap(),
+            here.join("runs/night"),
+            "each task has its own"
+        );
         write(&nameless, "[run]\noutput-dir = \"\"\n").unwrap();
         for file in [broken, nameless, folder.path().join("none.toml")] {
             let failure = of(&format!("train --config {}", file.display())).unwrap_err();
-            assert!(failure.exit_code() == 2 && failure.to_string().contains("or name the directory"), "{failure}");
+            assert!(
+                failure.exit_code() == 2 && failure.to_string().contains("or name the directory"),
+                "{failure}"
+            );
         }
     }
 
     #[test]
-    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew_and_a_failure_leaves_none() {
+    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew_and_a_failure_leaves_none()
+     {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("launch.sh");
         write(&file, "old").unwrap();
@@ -364,23 +514,36 @@ mod tests {
         write(&file, "new one").unwrap();
         let mut text = String::new();
         std::io::Read::read_to_string(&mut reading, &mut text).unwrap();
-        assert_eq!((text.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new one"));
+        assert_eq!(
+            (text.as_str(), fs::read_to_string(&file).unwrap().as_str()),
+            ("old", "new one")
+        );
         fs::create_dir(folder.path().join("folder")).unwrap();
         assert!(write(&folder.path().join("folder"), "new").is_err());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "an unfinished file was left");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "an unfinished file was left"
+        );
     }
 
     #[test]
     fn a_run_without_a_directory_is_placed_by_its_name() {
         let job = read("train", Some("night")).unwrap();
-        assert_eq!(job.directory, std::env::current_dir().unwrap().join("runs/night"));
+        assert_eq!(
+            job.directory,
+            std::env::current_dir().unwrap().join("runs/night")
+        );
     }
 
     #[test]
     fn a_run_without_a_name_is_called_by_its_command_and_the_time() {
         let job = read("bench --steps 3", None).unwrap();
         let time = job.name.strip_prefix("bench-").unwrap();
-        assert!(time.len() == 15 && time.chars().all(|c| c.is_ascii_digit() || c == '-'), "{time}");
+        assert!(
+            time.len() == 15 && time.chars().all(|c| c.is_ascii_digit() || c == '-'),
+            "{time}"
+        );
         assert!(job.directory.ends_with(Path::new("runs").join(&job.name)));
     }
 
@@ -388,7 +551,12 @@ mod tests {
     fn words_of_other_commands_are_left_alone() {
         let job = read("eval --resume --output-dir x", Some("e")).unwrap();
         assert_eq!(job.words, ["--resume", "--output-dir", "x"]);
-        assert!(job.check_only_for_training("--restarts", true).unwrap_err().to_string().contains("`eval` has none"));
+        assert!(
+            job.check_only_for_training("--restarts", true)
+                .unwrap_err()
+                .to_string()
+                .contains("`eval` has none")
+        );
         job.check_only_for_training("--restarts", false).unwrap();
     }
 

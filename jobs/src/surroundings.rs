@@ -32,29 +32,49 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     pub(crate) fn found() -> Self {
-        let usual = ["TMPDIR", "TEMP", "TMP"].into_iter().find_map(env::var_os).map_or("/tmp".into(), PathBuf::from);
+        let usual = ["TMPDIR", "TEMP", "TMP"]
+            .into_iter()
+            .find_map(env::var_os)
+            .map_or("/tmp".into(), PathBuf::from);
         Self {
             is_root: process::is_root(),
-            has_remote_shell: ["ssh", "rsh"].iter().any(|name| probe::program(name).is_some())
-                || CHOICES_OF_A_SHELL.iter().any(|name| env::var_os(name).is_some()),
+            has_remote_shell: ["ssh", "rsh"]
+                .iter()
+                .any(|name| probe::program(name).is_some())
+                || CHOICES_OF_A_SHELL
+                    .iter()
+                    .any(|name| env::var_os(name).is_some()),
             has_home: env::home_dir().is_some(),
             temporary: fallback(&usual, &FALLBACK_FOLDERS.map(Path::new)),
         }
     }
 
     /// Options and variables that Open MPI needs here to start ranks; those of other hosts are started by a remote shell.
-    pub(crate) fn for_open_mpi(&self, has_hosts: bool) -> (Vec<&'static str>, Vec<(&'static str, PathBuf)>) {
+    pub(crate) fn for_open_mpi(
+        &self,
+        has_hosts: bool,
+    ) -> (Vec<&'static str>, Vec<(&'static str, PathBuf)>) {
         let mut variables = Vec::new();
         if self.is_root {
             // Open MPI refuses root unless both say that it is meant; in containers root is the only user.
-            variables
-                .extend(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1".into())));
+            variables.extend(
+                ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
+                    .map(|name| (name, "1".into())),
+            );
         }
         if !self.has_home {
             variables.push(("HOME", "/".into()));
         }
-        variables.extend(self.temporary.iter().map(|folder| ("TMPDIR", folder.clone())));
-        let options = if has_hosts || self.has_remote_shell { Vec::new() } else { vec!["--mca", "plm", "^rsh"] };
+        variables.extend(
+            self.temporary
+                .iter()
+                .map(|folder| ("TMPDIR", folder.clone())),
+        );
+        let options = if has_hosts || self.has_remote_shell {
+            Vec::new()
+        } else {
+            vec!["--mca", "plm", "^rsh"]
+        };
         (options, variables)
     }
 }
@@ -64,7 +84,10 @@ fn fallback(usual: &Path, folders: &[&Path]) -> Option<PathBuf> {
     if can_be_written(usual) {
         return None;
     }
-    folders.iter().find(|folder| can_be_written(folder)).map(|folder| folder.to_path_buf())
+    folders
+        .iter()
+        .find(|folder| can_be_written(folder))
+        .map(|folder| folder.to_path_buf())
 }
 
 fn can_be_written(folder: &Path) -> bool {
@@ -79,7 +102,12 @@ mod tests {
 
     #[test]
     fn only_what_is_denied_is_worked_around_and_hosts_need_a_remote_shell() {
-        let usual = Surroundings { is_root: false, has_remote_shell: true, has_home: true, temporary: None };
+        let usual = Surroundings {
+            is_root: false,
+            has_remote_shell: true,
+            has_home: true,
+            temporary: None,
+        };
         assert_eq!(usual.for_open_mpi(false), (Vec::new(), Vec::new()));
         let bare = Surroundings {
             is_root: false,
@@ -88,7 +116,10 @@ mod tests {
             temporary: Some("/dev/shm".into()),
         };
         let variables = vec![("HOME", "/".into()), ("TMPDIR", "/dev/shm".into())];
-        assert_eq!(bare.for_open_mpi(false), (vec!["--mca", "plm", "^rsh"], variables.clone()));
+        assert_eq!(
+            bare.for_open_mpi(false),
+            (vec!["--mca", "plm", "^rsh"], variables.clone())
+        );
         assert_eq!(bare.for_open_mpi(true), (Vec::new(), variables));
     }
 
@@ -97,7 +128,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (denied, also_denied) = (Path::new("/proc"), Path::new("/no/such"));
         assert_eq!(fallback(folder.path(), &[denied]), None);
-        assert_eq!(fallback(denied, &[also_denied, folder.path()]), Some(folder.path().to_owned()));
+        assert_eq!(
+            fallback(denied, &[also_denied, folder.path()]),
+            Some(folder.path().to_owned())
+        );
         assert_eq!(fallback(denied, &[also_denied]), None);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -41,24 +41,82 @@ pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx:
 }
 
 pub(crate) fn forward_of<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
-    assert!(x.len() == y.len(), "activation: {} values of x but {} of y", x.len(), y.len());
-    y.par_chunks_mut(PIECE_VALUES).zip(x.par_chunks(PIECE_VALUES)).for_each(|(y, x)| match function {
-        Function::Relu => vectorized(isa, Each { x, y, of: relu }),
-        Function::Relu6 => vectorized(isa, Each { x, y, of: relu6 }),
-        Function::Gelu => vectorized(isa, Each { x, y, of: gelu }),
-        Function::Silu => vectorized(isa, Each { x, y, of: silu }),
-    });
+    assert!(
+        x.len() == y.len(),
+        "activation: {} values of x but {} of y",
+        x.len(),
+        y.len()
+    );
+    y.par_chunks_mut(PIECE_VALUES)
+        .zip(x.par_chunks(PIECE_VALUES))
+        .for_each(|(y, x)| match function {
+            Function::Relu => vectorized(isa, Each { x, y, of: relu }),
+            Function::Relu6 => vectorized(isa, Each { x, y, of: relu6 }),
+            Function::Gelu => vectorized(isa, Each { x, y, of: gelu }),
+            Function::Silu => vectorized(isa, Each { x, y, of: silu }),
+        });
 }
 
-pub(crate) fn backward_of<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx: &mut [E]) {
-    assert!(x.len() == dy.len(), "activation: {} values of x but {} of dy", x.len(), dy.len());
-    assert!(x.len() == dx.len(), "activation: {} values of x but {} of dx", x.len(), dx.len());
-    let pieces = dx.par_chunks_mut(PIECE_VALUES).zip(x.par_chunks(PIECE_VALUES)).zip(dy.par_chunks(PIECE_VALUES));
+pub(crate) fn backward_of<E: Element>(
+    isa: Isa,
+    function: Function,
+    x: &[E],
+    dy: &[E],
+    dx: &mut [E],
+) {
+    assert!(
+        x.len() == dy.len(),
+        "activation: {} values of x but {} of dy",
+        x.len(),
+        dy.len()
+    );
+    assert!(
+        x.len() == dx.len(),
+        "activation: {} values of x but {} of dx",
+        x.len(),
+        dx.len()
+    );
+    let pieces = dx
+        .par_chunks_mut(PIECE_VALUES)
+        .zip(x.par_chunks(PIECE_VALUES))
+        .zip(dy.par_chunks(PIECE_VALUES));
     pieces.for_each(|((dx, x), dy)| match function {
-        Function::Relu => vectorized(isa, EachGradient { x, dy, dx, of: relu_slope }),
-        Function::Relu6 => vectorized(isa, EachGradient { x, dy, dx, of: relu6_slope }),
-        Function::Gelu => vectorized(isa, EachGradient { x, dy, dx, of: gelu_slope }),
-        Function::Silu => vectorized(isa, EachGradient { x, dy, dx, of: silu_slope }),
+        Function::Relu => vectorized(
+            isa,
+            EachGradient {
+                x,
+                dy,
+                dx,
+                of: relu_slope,
+            },
+        ),
+        Function::Relu6 => vectorized(
+            isa,
+            EachGradient {
+                x,
+                dy,
+                dx,
+                of: relu6_slope,
+            },
+        ),
+        Function::Gelu => vectorized(
+            isa,
+            EachGradient {
+                x,
+                dy,
+                dx,
+                of: gelu_slope,
+            },
+        ),
+        Function::Silu => vectorized(
+            isa,
+            EachGradient {
+                x,
+                dy,
+                dx,
+                of: silu_slope,
+            },
+        ),
     });
 }
 
@@ -167,7 +225,12 @@ mod tests {
     use crate::testing::{same_everywhere, values};
     use half::bf16;
 
-    const ALL: [Function; 4] = [Function::Relu, Function::Relu6, Function::Gelu, Function::Silu];
+    const ALL: [Function; 4] = [
+        Function::Relu,
+        Function::Relu6,
+        Function::Gelu,
+        Function::Silu,
+    ];
 
     /// The function and its derivative; the error function by its series and continued fraction.
     fn exact(function: Function, x: f64) -> [f64; 2] {
@@ -179,8 +242,12 @@ mod tests {
                 // Simpson's rule from 0.
                 let steps = 2000;
                 let width = x / f64::from(steps);
-                let density = |k: i32| (-(f64::from(k) * width).powi(2) / 2.0).exp() / std::f64::consts::TAU.sqrt();
-                let inner: f64 = (1..steps).map(|k| density(k) * if k % 2 == 1 { 4.0 } else { 2.0 }).sum();
+                let density = |k: i32| {
+                    (-(f64::from(k) * width).powi(2) / 2.0).exp() / std::f64::consts::TAU.sqrt()
+                };
+                let inner: f64 = (1..steps)
+                    .map(|k| density(k) * if k % 2 == 1 { 4.0 } else { 2.0 })
+                    .sum();
                 0.5 + width / 3.0 * (density(0) + inner + density(steps))
             }
         };
@@ -193,7 +260,9 @@ mod tests {
 
     #[test]
     fn functions_and_gradients_are_exact_to_3e_7_and_the_same_everywhere() {
-        let x: Vec<f32> = (-1200..=1200).map(|step| step as f32 / 100.0 + 0.001).collect();
+        let x: Vec<f32> = (-1200..=1200)
+            .map(|step| step as f32 / 100.0 + 0.001)
+            .collect();
         let dy = values(x.len(), 3);
         for function in ALL {
             let [y, dx] = same_everywhere(|isa| {
@@ -205,9 +274,16 @@ mod tests {
             for (index, &x) in x.iter().enumerate() {
                 let [value, slope] = exact(function, f64::from(x));
                 let tolerance = 3e-7 * f64::from(x.abs().max(1.0));
-                assert!((f64::from(y[index]) - value).abs() <= tolerance, "{function:?}({x}): {} {value}", y[index]);
+                assert!(
+                    (f64::from(y[index]) - value).abs() <= tolerance,
+                    "{function:?}({x}): {} {value}",
+                    y[index]
+                );
                 let expected = slope * f64::from(dy[index]);
-                assert!((f64::from(dx[index]) - expected).abs() <= 2.0 * tolerance, "{function:?}'({x})");
+                assert!(
+                    (f64::from(dx[index]) - expected).abs() <= 2.0 * tolerance,
+                    "{function:?}'({x})"
+                );
             }
         }
     }
@@ -219,22 +295,41 @@ mod tests {
             let (mut y, mut dx) = ([0.0; 5], [0.0; 5]);
             forward(Isa::detect(), function, &x, &mut y);
             backward(Isa::detect(), function, &x, &[1.0; 5], &mut dx);
-            let top = if function == Function::Relu6 { [6.0, 6.0] } else { [f32::INFINITY, 200.0] };
-            assert_eq!([y[0], y[3], y[1], y[4]], [0.0, 0.0, top[0], top[1]], "{function:?}");
+            let top = if function == Function::Relu6 {
+                [6.0, 6.0]
+            } else {
+                [f32::INFINITY, 200.0]
+            };
+            assert_eq!(
+                [y[0], y[3], y[1], y[4]],
+                [0.0, 0.0, top[0], top[1]],
+                "{function:?}"
+            );
             assert!(y[2].is_nan());
-            assert!(dx[0].abs() < 1e-37 && dx[1] == dx[4], "{function:?}: {dx:?}");
+            assert!(
+                dx[0].abs() < 1e-37 && dx[1] == dx[4],
+                "{function:?}: {dx:?}"
+            );
         }
     }
 
     #[test]
     fn bf16_is_the_rounded_function_of_the_widened_value() {
-        let x: Vec<bf16> = values(1000, 5).into_iter().map(|x| bf16::from_f32(4.0 * x)).collect();
+        let x: Vec<bf16> = values(1000, 5)
+            .into_iter()
+            .map(|x| bf16::from_f32(4.0 * x))
+            .collect();
         let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
         for function in ALL {
             let (mut y, mut expected) = (vec![bf16::ZERO; x.len()], vec![0.0; x.len()]);
             forward(Isa::detect(), function, &x, &mut y);
             forward(Isa::detect(), function, &wide, &mut expected);
-            assert!(y.iter().zip(&expected).all(|(y, expected)| *y == bf16::from_f32(*expected)), "{function:?}");
+            assert!(
+                y.iter()
+                    .zip(&expected)
+                    .all(|(y, expected)| *y == bf16::from_f32(*expected)),
+                "{function:?}"
+            );
         }
     }
 }

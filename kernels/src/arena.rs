@@ -80,7 +80,8 @@ impl Arena {
     pub fn take<E: Element>(&self, len: usize) -> Block<E> {
         let num_lines = elements("arena", &[len, size_of::<E>()]).div_ceil(LINE);
         let mut regions = self.lock();
-        let taken = (0..regions.len()).find_map(|index| Some((index, regions[index].take(num_lines)?)));
+        let taken =
+            (0..regions.len()).find_map(|index| Some((index, regions[index].take(num_lines)?)));
         let (region, first) = taken.unwrap_or_else(|| {
             let all = regions.iter().map(|region| region.memory.num_lines).sum();
             regions.push(Region::new(num_lines.max(REGION_LINES).max(all)));
@@ -89,13 +90,23 @@ impl Arena {
         });
         let values = regions[region].memory.line(first).cast();
         drop(regions);
-        Block { values, len, region, lines: first..first + num_lines, arena: self.clone() }
+        Block {
+            values,
+            len,
+            region,
+            lines: first..first + num_lines,
+            arena: self.clone(),
+        }
     }
 
     /// Bytes that are in no block.
     #[cfg(test)]
     fn free_bytes(&self) -> usize {
-        self.lock().iter().flat_map(|region| &region.free).map(|lines| lines.len() * LINE).sum()
+        self.lock()
+            .iter()
+            .flat_map(|region| &region.free)
+            .map(|lines| lines.len() * LINE)
+            .sum()
     }
 
     /// Regions are whole after any panic: nothing panics between their changes.
@@ -114,7 +125,10 @@ struct Region {
 
 impl Region {
     fn new(num_lines: usize) -> Self {
-        let mut region = Self { memory: Memory::new(num_lines), free: Vec::new() };
+        let mut region = Self {
+            memory: Memory::new(num_lines),
+            free: Vec::new(),
+        };
         region.give_back(0..num_lines);
         region
     }
@@ -135,7 +149,10 @@ impl Region {
             return;
         }
         let index = self.free.partition_point(|free| free.start < lines.start);
-        let touches_next = self.free.get(index).is_some_and(|next| next.start == lines.end);
+        let touches_next = self
+            .free
+            .get(index)
+            .is_some_and(|next| next.start == lines.end);
         let touches_last = index > 0 && self.free[index - 1].end == lines.start;
         match (touches_last, touches_next) {
             (true, true) => self.free[index - 1].end = self.free.remove(index).end,
@@ -161,13 +178,17 @@ impl Memory {
         let layout = Self::layout(num_lines);
         // SAFETY: a region is not empty.
         let start = unsafe { alloc_zeroed(layout) };
-        Self { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), num_lines }
+        Self {
+            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
+            num_lines,
+        }
     }
 
     /// One line more than asked for, to start on a line: for an alignment beyond its own, the standard library clears the memory itself,
     /// and so touches every page.
     fn layout(num_lines: usize) -> Layout {
-        Layout::array::<[u8; LINE]>(num_lines + 1).unwrap_or_else(|_| panic!("arena: {num_lines} lines of memory"))
+        Layout::array::<[u8; LINE]>(num_lines + 1)
+            .unwrap_or_else(|_| panic!("arena: {num_lines} lines of memory"))
     }
 
     fn line(&self, index: usize) -> NonNull<u8> {
@@ -205,7 +226,9 @@ impl<E: Element> Block<E> {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the block's lines hold `len` values, all initialised, and any byte is a u8.
-        unsafe { core::slice::from_raw_parts(self.values.as_ptr().cast(), self.len * size_of::<E>()) }
+        unsafe {
+            core::slice::from_raw_parts(self.values.as_ptr().cast(), self.len * size_of::<E>())
+        }
     }
 }
 
@@ -282,7 +305,10 @@ mod tests {
         let (mut one, mut other) = (arena.take::<f32>(len), arena.take::<f32>(len));
         assert_eq!(arena.lock().len(), 2);
         (one[0], one[len - 1], other[0], other[len - 1]) = (1.0, 2.0, 3.0, 4.0);
-        assert_eq!([one[0], one[len - 1], other[0], other[len - 1]], [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(
+            [one[0], one[len - 1], other[0], other[len - 1]],
+            [1.0, 2.0, 3.0, 4.0]
+        );
         drop(one);
         let again = arena.take::<f32>(len);
         assert_eq!((arena.lock().len(), again[0]), (2, 1.0));
@@ -318,7 +344,11 @@ mod tests {
                 });
             }
         });
-        assert_eq!(arena.free_bytes(), REGION_LINES * LINE, "all came back, and became one");
+        assert_eq!(
+            arena.free_bytes(),
+            REGION_LINES * LINE,
+            "all came back, and became one"
+        );
         assert_eq!(arena.lock()[0].free.len(), 1);
     }
 }

@@ -3,13 +3,18 @@
 //! In and out: as the generic functions of the modules say, of which each calls one method and does nothing else.
 //! Invariant: nothing below these methods is generic over what a caller chooses, so a calling crate compiles calls only.
 
-#![allow(private_interfaces, reason = "`Entries` can only be named inside the crate")]
+#![allow(
+    private_interfaces,
+    reason = "`Entries` can only be named inside the crate"
+)]
 
 use half::bf16;
 
 use crate::activation::{self, Function};
 use crate::attention::Attention;
-use crate::batch_norm::{Affine, Rectifier, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums};
+use crate::batch_norm::{
+    Affine, Rectifier, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums,
+};
 use crate::conv2d::{Addend, Conv2d, Epilogue, bias};
 use crate::layer::{Backward, Gradients, Input, Layer};
 use crate::layer_norm;

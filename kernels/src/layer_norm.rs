@@ -22,7 +22,14 @@ const LANES: usize = 16;
 ///
 /// # Panics
 /// If a length differs, C is 0, or the processor lacks `isa`.
-pub fn forward<E: Element>(isa: Isa, epsilon: f32, x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E]) {
+pub fn forward<E: Element>(
+    isa: Isa,
+    epsilon: f32,
+    x: &[E],
+    gamma: &[f32],
+    beta: &[f32],
+    y: &mut [E],
+) {
     E::layer_norm_forward(isa, epsilon, x, gamma, beta, y);
 }
 
@@ -61,15 +68,33 @@ pub fn backward<E: Element>(
     E::layer_norm_backward(isa, epsilon, x, gamma, dy, wanted, workspace);
 }
 
-pub(crate) fn forward_of<E: Element>(isa: Isa, epsilon: f32, x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E]) {
+pub(crate) fn forward_of<E: Element>(
+    isa: Isa,
+    epsilon: f32,
+    x: &[E],
+    gamma: &[f32],
+    beta: &[f32],
+    y: &mut [E],
+) {
     let channels = gamma.len();
     check("x", x.len(), x.len(), channels);
     check("y", y.len(), x.len(), channels);
     check("beta", beta.len(), channels, channels);
     let piece = PIECE_ROWS * channels;
-    y.par_chunks_mut(piece).zip(x.par_chunks(piece)).for_each(|(y, x)| {
-        vectorized(isa, Normalised { epsilon, x, gamma, beta, y });
-    });
+    y.par_chunks_mut(piece)
+        .zip(x.par_chunks(piece))
+        .for_each(|(y, x)| {
+            vectorized(
+                isa,
+                Normalised {
+                    epsilon,
+                    x,
+                    gamma,
+                    beta,
+                    y,
+                },
+            );
+        });
 }
 
 pub(crate) fn backward_of<E: Element>(
@@ -78,7 +103,11 @@ pub(crate) fn backward_of<E: Element>(
     x: &[E],
     gamma: &[f32],
     dy: &[E],
-    Gradients { dx, d_gamma, d_beta }: Gradients<'_, E>,
+    Gradients {
+        dx,
+        d_gamma,
+        d_beta,
+    }: Gradients<'_, E>,
     workspace: &mut [f32],
 ) {
     let channels = gamma.len();
@@ -87,16 +116,39 @@ pub(crate) fn backward_of<E: Element>(
     check("dx", dx.len(), x.len(), channels);
     check("the gradient of gamma", d_gamma.len(), channels, channels);
     check("the gradient of beta", d_beta.len(), channels, channels);
-    check("workspace", workspace.len(), backward_workspace_len(x.len() / channels, channels), channels);
+    check(
+        "workspace",
+        workspace.len(),
+        backward_workspace_len(x.len() / channels, channels),
+        channels,
+    );
     let piece = PIECE_ROWS * channels;
-    let pieces = dx.par_chunks_mut(piece).zip(x.par_chunks(piece)).zip(dy.par_chunks(piece));
-    pieces.zip(workspace.par_chunks_mut(2 * channels)).for_each(|(((dx, x), dy), sums)| {
-        let (d_gamma, d_beta) = sums.split_at_mut(channels);
-        vectorized(isa, RowGradients { epsilon, x, gamma, dy, dx, d_gamma, d_beta });
-    });
+    let pieces = dx
+        .par_chunks_mut(piece)
+        .zip(x.par_chunks(piece))
+        .zip(dy.par_chunks(piece));
+    pieces
+        .zip(workspace.par_chunks_mut(2 * channels))
+        .for_each(|(((dx, x), dy), sums)| {
+            let (d_gamma, d_beta) = sums.split_at_mut(channels);
+            vectorized(
+                isa,
+                RowGradients {
+                    epsilon,
+                    x,
+                    gamma,
+                    dy,
+                    dx,
+                    d_gamma,
+                    d_beta,
+                },
+            );
+        });
     for (channel, (d_gamma, d_beta)) in d_gamma.iter_mut().zip(d_beta).enumerate() {
         let of_pieces = |first: usize| {
-            let sums = workspace.chunks_exact(2 * channels).map(|sums| f64::from(sums[first + channel]));
+            let sums = workspace
+                .chunks_exact(2 * channels)
+                .map(|sums| f64::from(sums[first + channel]));
             sums.sum::<f64>() as f32
         };
         (*d_gamma, *d_beta) = (of_pieces(0), of_pieces(channels));
@@ -104,8 +156,14 @@ pub(crate) fn backward_of<E: Element>(
 }
 
 fn check(what: &str, got: usize, expected: usize, channels: usize) {
-    assert!(channels > 0 && got.is_multiple_of(channels), "layer_norm: {what}: {got} values are no rows of {channels}");
-    assert!(got == expected, "layer_norm: {what}: expected {expected} values, got {got}");
+    assert!(
+        channels > 0 && got.is_multiple_of(channels),
+        "layer_norm: {what}: {got} values are no rows of {channels}"
+    );
+    assert!(
+        got == expected,
+        "layer_norm: {what}: expected {expected} values, got {got}"
+    );
 }
 
 struct Normalised<'a, E> {
@@ -122,7 +180,11 @@ impl<E: Element> Task for Normalised<'_, E> {
     #[inline(always)]
     fn run(self) {
         let channels = self.gamma.len();
-        for (x, y) in self.x.chunks_exact(channels).zip(self.y.chunks_exact_mut(channels)) {
+        for (x, y) in self
+            .x
+            .chunks_exact(channels)
+            .zip(self.y.chunks_exact_mut(channels))
+        {
             let (mean, invstd) = statistics(x, self.epsilon);
             for (((x, y), gamma), beta) in x.iter().zip(y).zip(self.gamma).zip(self.beta) {
                 *y = E::from_f32((x.to_f32() - mean) * invstd * gamma + beta);
@@ -149,15 +211,28 @@ impl<E: Element> Task for RowGradients<'_, E> {
         let channels = self.gamma.len();
         self.d_gamma.fill(0.0);
         self.d_beta.fill(0.0);
-        let rows = self.x.chunks_exact(channels).zip(self.dy.chunks_exact(channels));
+        let rows = self
+            .x
+            .chunks_exact(channels)
+            .zip(self.dy.chunks_exact(channels));
         for ((x, dy), dx) in rows.zip(self.dx.chunks_exact_mut(channels)) {
             let (mean, invstd) = statistics(x, self.epsilon);
             let gradient = |index: usize| dy[index].to_f32() * self.gamma[index];
-            let [plain, with_x] =
-                sums(channels, |index| [gradient(index), gradient(index) * ((x[index].to_f32() - mean) * invstd)]);
+            let [plain, with_x] = sums(channels, |index| {
+                [
+                    gradient(index),
+                    gradient(index) * ((x[index].to_f32() - mean) * invstd),
+                ]
+            });
             let (plain, with_x) = (plain / channels as f32, with_x / channels as f32);
-            let parameters = self.gamma.iter().zip(self.d_gamma.iter_mut()).zip(self.d_beta.iter_mut());
-            for (((x, dy), dx), ((gamma, d_gamma), d_beta)) in x.iter().zip(dy).zip(dx).zip(parameters) {
+            let parameters = self
+                .gamma
+                .iter()
+                .zip(self.d_gamma.iter_mut())
+                .zip(self.d_beta.iter_mut());
+            for (((x, dy), dx), ((gamma, d_gamma), d_beta)) in
+                x.iter().zip(dy).zip(dx).zip(parameters)
+            {
                 let (normalised, dy) = ((x.to_f32() - mean) * invstd, dy.to_f32());
                 *d_gamma += dy * normalised;
                 *d_beta += dy;
@@ -227,7 +302,11 @@ mod tests {
             let mean = row.iter().sum::<f64>() / row.len() as f64;
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
             let invstd = 1.0 / (variance + EPSILON).sqrt();
-            let of = row.iter().zip(gamma).zip(beta).map(move |((x, gamma), beta)| (x - mean) * invstd * gamma + beta);
+            let of = row
+                .iter()
+                .zip(gamma)
+                .zip(beta)
+                .map(move |((x, gamma), beta)| (x - mean) * invstd * gamma + beta);
             of.collect::<Vec<_>>()
         });
         rows.collect()
@@ -245,16 +324,34 @@ mod tests {
             // A mean that careless formulas would lose digits by.
             let x = values(rows * channels, 1).iter().map(|x| x + 3.0).collect();
             let (gamma, beta) = (values(channels, 2), values(channels, 3));
-            Self { x, gamma, beta, dy: values(rows * channels, 4) }
+            Self {
+                x,
+                gamma,
+                beta,
+                dy: values(rows * channels, 4),
+            }
         }
 
         fn gradients(&self, isa: Isa) -> [Vec<f32>; 3] {
             let channels = self.gamma.len();
             let mut dx = vec![f32::NAN; self.x.len()];
             let (mut d_gamma, mut d_beta) = (vec![f32::NAN; channels], vec![f32::NAN; channels]);
-            let mut workspace = vec![f32::NAN; backward_workspace_len(self.x.len() / channels, channels)];
-            let wanted = Gradients { dx: &mut dx, d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-            backward(isa, EPSILON as f32, &self.x, &self.gamma, &self.dy, wanted, &mut workspace);
+            let mut workspace =
+                vec![f32::NAN; backward_workspace_len(self.x.len() / channels, channels)];
+            let wanted = Gradients {
+                dx: &mut dx,
+                d_gamma: &mut d_gamma,
+                d_beta: &mut d_beta,
+            };
+            backward(
+                isa,
+                EPSILON as f32,
+                &self.x,
+                &self.gamma,
+                &self.dy,
+                wanted,
+                &mut workspace,
+            );
             [dx, d_gamma, d_beta]
         }
     }
@@ -265,10 +362,21 @@ mod tests {
             let case = Case::new(rows, channels);
             let y = same_everywhere(|isa| {
                 let mut y = vec![f32::NAN; case.x.len()];
-                forward(isa, EPSILON as f32, &case.x, &case.gamma, &case.beta, &mut y);
+                forward(
+                    isa,
+                    EPSILON as f32,
+                    &case.x,
+                    &case.gamma,
+                    &case.beta,
+                    &mut y,
+                );
                 y
             });
-            let expected = reference(&doubles(&case.x), &doubles(&case.gamma), &doubles(&case.beta));
+            let expected = reference(
+                &doubles(&case.x),
+                &doubles(&case.gamma),
+                &doubles(&case.beta),
+            );
             assert_close(&format!("{rows} x {channels}"), &y, &expected, 1e-5);
         }
     }
@@ -279,11 +387,31 @@ mod tests {
             let case = Case::new(rows, channels);
             let [dx, d_gamma, d_beta] = same_everywhere(|isa| case.gradients(isa));
             let (x, gamma, beta) = (doubles(&case.x), doubles(&case.gamma), doubles(&case.beta));
-            let loss = |y: Vec<f64>| y.iter().zip(&case.dy).map(|(y, dy)| y * f64::from(*dy)).sum::<f64>();
+            let loss = |y: Vec<f64>| {
+                y.iter()
+                    .zip(&case.dy)
+                    .map(|(y, dy)| y * f64::from(*dy))
+                    .sum::<f64>()
+            };
             let what = format!("{rows} x {channels}");
-            assert_close(&what, &dx, &finite_differences(&x, |x| loss(reference(x, &gamma, &beta))), 1e-4);
-            assert_close(&what, &d_gamma, &finite_differences(&gamma, |gamma| loss(reference(&x, gamma, &beta))), 1e-4);
-            assert_close(&what, &d_beta, &finite_differences(&beta, |beta| loss(reference(&x, &gamma, beta))), 1e-4);
+            assert_close(
+                &what,
+                &dx,
+                &finite_differences(&x, |x| loss(reference(x, &gamma, &beta))),
+                1e-4,
+            );
+            assert_close(
+                &what,
+                &d_gamma,
+                &finite_differences(&gamma, |gamma| loss(reference(&x, gamma, &beta))),
+                1e-4,
+            );
+            assert_close(
+                &what,
+                &d_beta,
+                &finite_differences(&beta, |beta| loss(reference(&x, &gamma, beta))),
+                1e-4,
+            );
         }
     }
 
@@ -296,7 +424,18 @@ mod tests {
         let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
         let (mut y, mut expected) = (vec![bf16::ZERO; x.len()], vec![0.0; x.len()]);
         forward(Isa::detect(), 1e-5, &x, &case.gamma, &case.beta, &mut y);
-        forward(Isa::detect(), 1e-5, &wide, &case.gamma, &case.beta, &mut expected);
-        assert!(y.iter().zip(&expected).all(|(y, expected)| *y == bf16::from_f32(*expected)));
+        forward(
+            Isa::detect(),
+            1e-5,
+            &wide,
+            &case.gamma,
+            &case.beta,
+            &mut expected,
+        );
+        assert!(
+            y.iter()
+                .zip(&expected)
+                .all(|(y, expected)| *y == bf16::from_f32(*expected))
+        );
     }
 }

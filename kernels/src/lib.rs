@@ -12,7 +12,10 @@
 //!
 //! Beside `distributed/src/mpi.rs` the only code that opens `unsafe`: vector instructions and unchecked addresses. Lengths are
 //! checked once at each public entry.
-#![allow(unsafe_code, reason = "vector instructions; each block says why it is sound")]
+#![allow(
+    unsafe_code,
+    reason = "vector instructions; each block says why it is sound"
+)]
 
 pub mod activation;
 pub mod arena;

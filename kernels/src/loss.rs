@@ -19,19 +19,36 @@ impl Loss {
     /// Unless there are as many targets as logits, in whole rows.
     #[must_use]
     pub fn sum(self, logits: &[f32], targets: &[f32], num_classes: usize) -> f32 {
-        rows(logits, targets, num_classes).map(|(z, t)| self.of_row(z, t)).sum::<f64>() as f32
+        rows(logits, targets, num_classes)
+            .map(|(z, t)| self.of_row(z, t))
+            .sum::<f64>() as f32
     }
 
     /// The gradient of `scale` times [`Loss::sum`] by the logits.
     ///
     /// # Panics
     /// Unless there are as many targets and gradients as logits, in whole rows.
-    pub fn gradient(self, scale: f32, logits: &[f32], targets: &[f32], num_classes: usize, gradient: &mut [f32]) {
-        assert_eq!(gradient.len(), logits.len(), "loss: expected a gradient for each logit");
+    pub fn gradient(
+        self,
+        scale: f32,
+        logits: &[f32],
+        targets: &[f32],
+        num_classes: usize,
+        gradient: &mut [f32],
+    ) {
+        assert_eq!(
+            gradient.len(),
+            logits.len(),
+            "loss: expected a gradient for each logit"
+        );
         let scale = f64::from(scale);
-        for ((z, t), gradient) in rows(logits, targets, num_classes).zip(gradient.chunks_exact_mut(num_classes)) {
+        for ((z, t), gradient) in
+            rows(logits, targets, num_classes).zip(gradient.chunks_exact_mut(num_classes))
+        {
             let (log_total, weight) = match self {
-                Self::SoftmaxCrossEntropy => (log_sum_exp(z), t.iter().copied().map(f64::from).sum()),
+                Self::SoftmaxCrossEntropy => {
+                    (log_sum_exp(z), t.iter().copied().map(f64::from).sum())
+                }
                 Self::SigmoidCrossEntropy => (0.0, 1.0),
             };
             for ((z, t), gradient) in z.iter().zip(t).zip(gradient) {
@@ -52,20 +69,26 @@ impl Loss {
                 let log_total = log_sum_exp(z);
                 terms.map(|(z, t)| t * (log_total - z)).sum()
             }
-            Self::SigmoidCrossEntropy => {
-                terms.map(|(z, t)| z.max(0.0) + libm::log1p(libm::exp(-z.abs())) - t * z).sum()
-            }
+            Self::SigmoidCrossEntropy => terms
+                .map(|(z, t)| z.max(0.0) + libm::log1p(libm::exp(-z.abs())) - t * z)
+                .sum(),
         }
     }
 }
 
-fn rows<'a>(logits: &'a [f32], targets: &'a [f32], num_classes: usize) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
+fn rows<'a>(
+    logits: &'a [f32],
+    targets: &'a [f32],
+    num_classes: usize,
+) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
     let (num_logits, num_targets) = (logits.len(), targets.len());
     assert!(
         num_logits == num_targets && num_logits.is_multiple_of(num_classes),
         "loss: expected as many targets as logits in rows of {num_classes}, got {num_targets} and {num_logits}"
     );
-    logits.chunks_exact(num_classes).zip(targets.chunks_exact(num_classes))
+    logits
+        .chunks_exact(num_classes)
+        .zip(targets.chunks_exact(num_classes))
 }
 
 fn log_sum_exp(row: &[f32]) -> f64 {
@@ -87,7 +110,10 @@ mod tests {
         let expected = [41.741_31, 43.607_414];
         for (loss, expected) in LOSSES.into_iter().zip(expected) {
             let got = loss.sum(&LOGITS, &TARGETS, 3);
-            assert!((got - expected).abs() < 1e-5, "{loss:?}: {got} against {expected}");
+            assert!(
+                (got - expected).abs() < 1e-5,
+                "{loss:?}: {got} against {expected}"
+            );
         }
     }
 
@@ -104,7 +130,10 @@ mod tests {
                     rows(&logits, &TARGETS, 3).map(of_row).sum::<f64>()
                 };
                 let expected = 0.5 * (beside(0.0625) - beside(-0.0625)) / 0.125;
-                assert!((f64::from(got) - expected).abs() < 1e-3, "{loss:?}, {index}: {got} against {expected}");
+                assert!(
+                    (f64::from(got) - expected).abs() < 1e-3,
+                    "{loss:?}, {index}: {got} against {expected}"
+                );
             }
         }
     }
@@ -113,7 +142,10 @@ mod tests {
     fn a_logit_that_is_not_finite_gives_a_sum_that_is_not() {
         for loss in LOSSES {
             for logit in [f32::NAN, f32::INFINITY] {
-                assert!(!loss.sum(&[1.0, logit], &[0.5, 0.5], 2).is_finite(), "{loss:?}, {logit}");
+                assert!(
+                    !loss.sum(&[1.0, logit], &[0.5, 0.5], 2).is_finite(),
+                    "{loss:?}, {logit}"
+                );
             }
         }
     }

@@ -16,7 +16,9 @@ const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 /// # Panics
 /// If so many fit no slice.
 pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
-    let product = extents.iter().try_fold(1, |product: usize, extent| product.checked_mul(*extent));
+    let product = extents
+        .iter()
+        .try_fold(1, |product: usize, extent| product.checked_mul(*extent));
     let Some(product) = product.filter(|product| *product <= MAX_ELEMENTS) else {
         panic!("{what}: expected at most {MAX_ELEMENTS} elements, got the extents {extents:?}");
     };
@@ -44,8 +46,15 @@ pub(crate) fn for_each_piece(
     slot_len: usize,
     work: &(dyn Fn(usize, &mut [f32]) + Sync),
 ) {
-    assert!(workspace.len() >= slot_len, "workspace: expected at least {slot_len} elements, got {}", workspace.len());
-    let num_slots = workspace.len().checked_div(whole_lines(slot_len)).unwrap_or(usize::MAX);
+    assert!(
+        workspace.len() >= slot_len,
+        "workspace: expected at least {slot_len} elements, got {}",
+        workspace.len()
+    );
+    let num_slots = workspace
+        .len()
+        .checked_div(whole_lines(slot_len))
+        .unwrap_or(usize::MAX);
     let num_workers = num_slots.min(rayon::current_num_threads()).min(num_pieces);
     if num_workers <= 1 {
         let slot = &mut workspace[..slot_len];
@@ -87,7 +96,10 @@ unsafe impl<T: Send> Sync for SharedMut<T> {}
 
 impl<T> SharedMut<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
-        Self { start: slice.as_mut_ptr(), len: slice.len() }
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+        }
     }
 
     /// The address of the elements from `offset` on, of which `len` must exist.
@@ -95,7 +107,11 @@ impl<T> SharedMut<T> {
     /// # Safety
     /// No other piece touches what is accessed through it, and the slice outlives the access.
     pub(crate) unsafe fn at(self, offset: usize, len: usize) -> *mut T {
-        assert!(offset <= self.len && len <= self.len - offset, "range {offset}+{len} of {}", self.len);
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "range {offset}+{len} of {}",
+            self.len
+        );
         // SAFETY: inside the slice, as just asserted.
         unsafe { self.start.add(offset) }
     }
@@ -116,16 +132,24 @@ mod tests {
 
     #[test]
     fn every_worker_s_slot_starts_on_a_cache_line_whatever_its_length() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("threads can be started");
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(3)
+            .build()
+            .expect("threads can be started");
         let mut scratch = Scratch::new();
         for slot_len in [1, 15, 16, 17, 1003] {
             pool.install(|| {
                 // Each worker waits in its slot for the others, so that all slots are seen.
                 let barrier = std::sync::Barrier::new(3);
-                for_each_piece(3, scratch.floats(slots_len(3, slot_len)), slot_len, &|_, slot| {
-                    barrier.wait();
-                    assert_eq!((slot.len(), slot.as_ptr().addr() % 64), (slot_len, 0));
-                });
+                for_each_piece(
+                    3,
+                    scratch.floats(slots_len(3, slot_len)),
+                    slot_len,
+                    &|_, slot| {
+                        barrier.wait();
+                        assert_eq!((slot.len(), slot.as_ptr().addr() % 64), (slot_len, 0));
+                    },
+                );
             });
         }
     }

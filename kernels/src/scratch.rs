@@ -88,6 +88,12 @@ mod tests {
     fn a_shorter_request_keeps_the_memory_of_a_longer_one() {
         let mut scratch = Scratch::new();
         let address = scratch.floats(1000).as_ptr().addr();
-        assert_eq!([scratch.floats(17).as_ptr().addr(), scratch.doubles(500).as_ptr().addr()], [address; 2]);
+        assert_eq!(
+            [
+                scratch.floats(17).as_ptr().addr(),
+                scratch.doubles(500).as_ptr().addr()
+            ],
+            [address; 2]
+        );
     }
 }

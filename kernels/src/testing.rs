@@ -15,7 +15,10 @@ pub(crate) struct Dirty {
 
 /// So many floats that are not numbers.
 pub(crate) fn dirty(len: usize) -> Dirty {
-    let mut dirty = Dirty { lines: vec![Line::ZEROS; len.div_ceil(LINE_FLOATS)], len };
+    let mut dirty = Dirty {
+        lines: vec![Line::ZEROS; len.div_ceil(LINE_FLOATS)],
+        len,
+    };
     dirty.fill(f32::NAN);
     dirty
 }
@@ -49,15 +52,23 @@ pub(crate) fn values(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// The result of `run` on every instruction set of this machine and 1..=3 threads, asserted to be the same bits.
-pub(crate) fn same_everywhere<T: PartialEq + std::fmt::Debug + Send>(run: impl Fn(Isa) -> T + Sync) -> T {
+pub(crate) fn same_everywhere<T: PartialEq + std::fmt::Debug + Send>(
+    run: impl Fn(Isa) -> T + Sync,
+) -> T {
     let mut first = None;
     for isa in Isa::available() {
         for threads in 1..=3 {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .expect("threads can be started");
             let result = pool.install(|| run(isa));
             match &first {
                 None => first = Some(result),
-                Some(first) => assert!(*first == result, "{isa:?} with {threads} threads gives other bits"),
+                Some(first) => assert!(
+                    *first == result,
+                    "{isa:?} with {threads} threads gives other bits"
+                ),
             }
         }
     }
@@ -76,7 +87,10 @@ pub(crate) fn assert_close<A: Copy + Into<f64>, B: Copy + Into<f64>>(
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         let (got, expected): (f64, f64) = ((*got).into(), (*expected).into());
         let error = (got - expected).abs() / expected.abs().max(1.0);
-        assert!(error <= tolerance, "{what}: value {index}: {got} against {expected}");
+        assert!(
+            error <= tolerance,
+            "{what}: value {index}: {got} against {expected}"
+        );
     }
 }
 

@@ -88,17 +88,28 @@ fn tile_rows(channels: usize) -> usize {
 pub(crate) fn walk<K: PerChannel>(kernel: &mut K, rows: usize, channels: usize) {
     if channels < 128 {
         let tile_rows = tile_rows(channels);
-        let columns = Columns { first: 0, period: channels, width: tile_rows * channels };
+        let columns = Columns {
+            first: 0,
+            period: channels,
+            width: tile_rows * channels,
+        };
         kernel.enter(columns);
         walk_tiles(kernel, columns, columns.width, rows / tile_rows);
-        let rest = Columns { width: rows % tile_rows * channels, ..columns };
+        let rest = Columns {
+            width: rows % tile_rows * channels,
+            ..columns
+        };
         kernel.tile(rows / tile_rows * columns.width, rest.width);
         kernel.flush(rest);
     } else {
         let mut first = 0;
         while first < channels {
             let width = COLUMNS_MAX.min(channels - first);
-            let columns = Columns { first, period: width, width };
+            let columns = Columns {
+                first,
+                period: width,
+                width,
+            };
             kernel.enter(columns);
             walk_tiles(kernel, columns, channels, rows);
             first += width;
@@ -125,13 +136,21 @@ fn walk_tiles<K: PerChannel>(kernel: &mut K, columns: Columns, stride: usize, co
 
 /// Rows in a piece of an operation without sums.
 pub(crate) fn piece_rows(channels: usize) -> usize {
-    let tile_rows = if channels < 128 { tile_rows(channels) } else { 1 };
+    let tile_rows = if channels < 128 {
+        tile_rows(channels)
+    } else {
+        1
+    };
     (PIECE_VALUES / (tile_rows * channels)).max(1) * tile_rows
 }
 
 /// Rows in a piece of an operation with sums.
 pub(crate) fn summed_piece_rows(rows: usize, channels: usize) -> usize {
-    let tile_rows = if channels < 128 { tile_rows(channels) } else { 1 };
+    let tile_rows = if channels < 128 {
+        tile_rows(channels)
+    } else {
+        1
+    };
     let block = tile_rows * TILES_PER_FLUSH;
     let pieces = (MAX_PIECE_SUMS / channels).clamp(16, MAX_SUMMED_PIECES);
     rows.div_ceil(pieces).max(4 * block).next_multiple_of(block)
@@ -152,23 +171,47 @@ pub(crate) struct Write<'a, E> {
 
 impl<'a, E: Copy> Read<'a, E> {
     /// A stream that is not there.
-    pub(crate) const ABSENT: Self = Self { values: &[], stride: 0 };
+    pub(crate) const ABSENT: Self = Self {
+        values: &[],
+        stride: 0,
+    };
 
     fn split(self, units: usize) -> (Self, Self) {
         let (left, right) = self.values.split_at(units * self.stride);
-        (Self { values: left, ..self }, Self { values: right, ..self })
+        (
+            Self {
+                values: left,
+                ..self
+            },
+            Self {
+                values: right,
+                ..self
+            },
+        )
     }
 }
 
 impl<'a, E> Write<'a, E> {
     /// A stream that is not there.
     pub(crate) fn absent() -> Self {
-        Self { values: &mut [], stride: 0 }
+        Self {
+            values: &mut [],
+            stride: 0,
+        }
     }
 
     fn split(self, units: usize) -> (Self, Self) {
         let (left, right) = self.values.split_at_mut(units * self.stride);
-        (Self { values: left, stride: self.stride }, Self { values: right, stride: self.stride })
+        (
+            Self {
+                values: left,
+                stride: self.stride,
+            },
+            Self {
+                values: right,
+                stride: self.stride,
+            },
+        )
     }
 }
 
@@ -189,9 +232,20 @@ impl<E: Copy + Send + Sync> Streams<'_, E> {
         let middle = self.units.div_ceil(piece_units) / 2 * piece_units;
         let [a, b, c] = self.reads.map(|read| read.split(middle));
         let [d, e] = self.writes.map(|write| write.split(middle));
-        let left = Self { units: middle, reads: [a.0, b.0, c.0], writes: [d.0, e.0] };
-        let right = Self { units: self.units - middle, reads: [a.1, b.1, c.1], writes: [d.1, e.1] };
-        rayon::join(|| left.for_each_piece(piece_units, work), || right.for_each_piece(piece_units, work));
+        let left = Self {
+            units: middle,
+            reads: [a.0, b.0, c.0],
+            writes: [d.0, e.0],
+        };
+        let right = Self {
+            units: self.units - middle,
+            reads: [a.1, b.1, c.1],
+            writes: [d.1, e.1],
+        };
+        rayon::join(
+            || left.for_each_piece(piece_units, work),
+            || right.for_each_piece(piece_units, work),
+        );
     }
 }
 
@@ -203,7 +257,10 @@ mod tests {
     fn a_tile_is_a_multiple_of_16_values_and_fits() {
         for channels in 1..128 {
             let width = tile_rows(channels) * channels;
-            assert!(width.is_multiple_of(WIDE) && (TILE_MIN..=TILE_MAX).contains(&width), "{channels}: {width}");
+            assert!(
+                width.is_multiple_of(WIDE) && (TILE_MIN..=TILE_MAX).contains(&width),
+                "{channels}: {width}"
+            );
         }
     }
 
@@ -220,7 +277,10 @@ mod tests {
         fn tile(&mut self, at: usize, width: usize) {
             for i in 0..width {
                 self.visits[at + i] += 1;
-                assert_eq!((at + i) % self.channels, self.columns.first + i % self.columns.period);
+                assert_eq!(
+                    (at + i) % self.channels,
+                    self.columns.first + i % self.columns.period
+                );
             }
         }
     }
@@ -229,10 +289,21 @@ mod tests {
     fn every_value_is_visited_once_with_its_channel() {
         for channels in [1, 2, 3, 5, 7, 16, 17, 48, 63, 127, 128, 129, 512, 513, 1100] {
             for rows in [0, 1, 2, 31, 257] {
-                let columns = Columns { first: 0, period: 1, width: 0 };
-                let mut count = Count { visits: vec![0; rows * channels], channels, columns };
+                let columns = Columns {
+                    first: 0,
+                    period: 1,
+                    width: 0,
+                };
+                let mut count = Count {
+                    visits: vec![0; rows * channels],
+                    channels,
+                    columns,
+                };
                 walk(&mut count, rows, channels);
-                assert!(count.visits.iter().all(|visits| *visits == 1), "{rows} x {channels}");
+                assert!(
+                    count.visits.iter().all(|visits| *visits == 1),
+                    "{rows} x {channels}"
+                );
             }
         }
     }

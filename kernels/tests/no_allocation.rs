@@ -8,7 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 use kernels::activation::{self, Function};
 use kernels::attention::Attention;
-use kernels::batch_norm::{self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{
+    self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA,
+};
 use kernels::conv2d::{Algorithm, Conv2dShape};
 use kernels::layer::{Backward, Gradients, Input, Layer};
 use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
@@ -45,7 +47,13 @@ static ALLOCATOR: Counting = Counting;
 fn norm_and_update_allocate_nothing() {
     let (images, side, channels) = (16, 16, 32);
     let rows = images * side * side;
-    let shape = ShortcutA { num_images: images, height: 32, width: 32, channels_in: 16, channels };
+    let shape = ShortcutA {
+        num_images: images,
+        height: 32,
+        width: 32,
+        channels_in: 16,
+        channels,
+    };
     let x: Vec<f32> = (0..rows * channels).map(|i| (i % 13) as f32).collect();
     let [mut y, mut dx, mut second, mut scratch] = std::array::from_fn(|_| vec![0.0; x.len()]);
     let mut input = vec![0.5; images * shape.image_in()];
@@ -55,20 +63,57 @@ fn norm_and_update_allocate_nothing() {
     let mut workspace = vec![0.0; batch_norm::workspace_len(rows, channels)];
     let isa = Isa::detect();
     let run = || {
-        let affine = Affine { mean: &mean, invstd: &invstd, gamma: &gamma, beta: &beta };
-        batch_norm::normalize(isa, &affine, &x, Residual::OptionA(shape, &input), Rectifier::Relu, &mut y);
-        let saved = Saved { affine, x: &x, gate: Gate::Output(&y) };
+        let affine = Affine {
+            mean: &mean,
+            invstd: &invstd,
+            gamma: &gamma,
+            beta: &beta,
+        };
+        batch_norm::normalize(
+            isa,
+            &affine,
+            &x,
+            Residual::OptionA(shape, &input),
+            Rectifier::Relu,
+            &mut y,
+        );
+        let saved = Saved {
+            affine,
+            x: &x,
+            gate: Gate::Output(&y),
+        };
         batch_norm::backward_sums(isa, &saved, &x, &mut sums, &mut workspace);
         let residual = ResidualGradient::WriteOptionA(shape, &mut input);
         batch_norm::backward(isa, &saved, &sums, rows as f64, &x, &mut dx, residual);
-        let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0, nesterov: true };
+        let update = SgdUpdate {
+            learning_rate: 0.1,
+            momentum: 0.9,
+            weight_decay: 0.0,
+            nesterov: true,
+        };
         sgd::step(isa, &update, &mut y, &mut dx, &x);
         lars::step(isa, &update, 1e-3, &mut y, &mut dx, &x);
         let direction = AdamDirection::new([0.9, 0.999], 1e-8, 1);
-        let update = AdamWUpdate { learning_rate: 0.1, kept: 1.0, direction };
+        let update = AdamWUpdate {
+            learning_rate: 0.1,
+            kept: 1.0,
+            direction,
+        };
         adam::step(isa, &update, &mut y, [&mut dx, &mut second], &x);
-        let update = LambUpdate { learning_rate: 0.1, weight_decay: 0.0, direction, adapts: true };
-        lamb::step(isa, &update, &mut y, &mut scratch, [&mut dx, &mut second], &x);
+        let update = LambUpdate {
+            learning_rate: 0.1,
+            weight_decay: 0.0,
+            direction,
+            adapts: true,
+        };
+        lamb::step(
+            isa,
+            &update,
+            &mut y,
+            &mut scratch,
+            [&mut dx, &mut second],
+            &x,
+        );
     };
     assert_eq!(least_allocations(2, run), 0);
 }
@@ -78,7 +123,10 @@ fn least_allocations(threads: usize, mut run: impl FnMut() + Send) -> usize {
     // One test at a time, since all allocations of the process are counted.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .expect("threads can be started");
     pool.install(|| {
         let rounds = (0..10).map(|_| {
             let before = NUM_ALLOCATIONS.load(Ordering::Relaxed);
@@ -91,9 +139,12 @@ fn least_allocations(threads: usize, mut run: impl FnMut() + Send) -> usize {
 
 #[test]
 fn layers_depthwise_ones_too_allocate_nothing() {
-    for (in_channels, out_channels, kernel, groups) in
-        [(16, 32, 3, 1), (32, 48, 1, 1), (32, 32, 3, 32), (32, 32, 7, 32)]
-    {
+    for (in_channels, out_channels, kernel, groups) in [
+        (16, 32, 3, 1),
+        (32, 48, 1, 1),
+        (32, 32, 3, 32),
+        (32, 32, 7, 32),
+    ] {
         let padding = kernel / 2;
         let shape = Conv2dShape {
             batch: 4,
@@ -118,23 +169,58 @@ fn layers_depthwise_ones_too_allocate_nothing() {
             gamma: &ones[..channels],
             beta: &zeros[..channels],
         };
-        let (mut moments, mut input_sums) = (vec![0.0; 2 * out_channels], vec![0.0; 2 * in_channels]);
+        let (mut moments, mut input_sums) =
+            (vec![0.0; 2 * out_channels], vec![0.0; 2 * in_channels]);
         let mut scratch = [(); 3].map(|()| Scratch::new());
         let run = || {
             let [packed, packed_back, workspace] = &mut scratch;
             let gate = Gate::Recomputed;
-            let input = Input { stored: None, norm: Some(Saved { affine: affine(in_channels), x: &x[..], gate }) };
+            let input = Input {
+                stored: None,
+                norm: Some(Saved {
+                    affine: affine(in_channels),
+                    x: &x[..],
+                    gate,
+                }),
+            };
             let packed = packed.floats(layer.conv().packed_forward_len());
             layer.conv().pack_forward(&weights, packed);
-            layer.forward(input, packed, &mut z, workspace.floats(layer.forward_workspace_len()), &mut moments);
+            layer.forward(
+                input,
+                packed,
+                &mut z,
+                workspace.floats(layer.forward_workspace_len()),
+                &mut moments,
+            );
             let packed = packed_back.floats(layer.conv().packed_data_gradient_len());
             layer.conv().pack_data_gradient(&weights, packed);
-            let norm = Saved { affine: affine(out_channels), x: &z[..], gate };
+            let norm = Saved {
+                affine: affine(out_channels),
+                x: &z[..],
+                gate,
+            };
             let (sums, count) = (&moments[..], 1024.0);
-            let given = Backward { input, norm, sums, count, dy: &dy, packed, addend: None };
+            let given = Backward {
+                input,
+                norm,
+                sums,
+                count,
+                dy: &dy,
+                packed,
+                addend: None,
+            };
             let residual = ResidualGradient::None;
-            let wanted = Gradients { dx: Some(&mut dx), dw: &mut dw, residual, input_sums: &mut input_sums };
-            layer.backward(&given, wanted, workspace.floats(layer.backward_workspace_len()));
+            let wanted = Gradients {
+                dx: Some(&mut dx),
+                dw: &mut dw,
+                residual,
+                input_sums: &mut input_sums,
+            };
+            layer.backward(
+                &given,
+                wanted,
+                workspace.floats(layer.backward_workspace_len()),
+            );
         };
         // On one thread: a scope of several is a list of rayon's.
         assert_eq!(least_allocations(1, run), 0, "{shape:?}");
@@ -144,8 +230,18 @@ fn layers_depthwise_ones_too_allocate_nothing() {
 #[test]
 fn layer_norm_activations_attention_and_pools_allocate_nothing() {
     let isa = Isa::detect();
-    let attention = Attention { images: 2, tokens: 17, heads: 2, width: 16 };
-    let pool = MaxPoolShape { num_images: 2, height: 8, width: 8, channels: 16 };
+    let attention = Attention {
+        images: 2,
+        tokens: 17,
+        heads: 2,
+        width: 16,
+    };
+    let pool = MaxPoolShape {
+        num_images: 2,
+        height: 8,
+        width: 8,
+        channels: 16,
+    };
     let x = vec![0.25; 2 * 17 * 3 * 32];
     let [mut y, mut dx] = [(); 2].map(|()| vec![0.0; x.len()]);
     let [mut d_gamma, mut d_beta, gamma] = [(); 3].map(|()| vec![0.5; 32]);
@@ -154,9 +250,18 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
     let run = || {
         layer_norm::forward(isa, 1e-5, &x, &gamma, &gamma, &mut y);
         let workspace = scratch.floats(layer_norm::backward_workspace_len(x.len() / 32, 32));
-        let wanted = layer_norm::Gradients { dx: &mut dx, d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+        let wanted = layer_norm::Gradients {
+            dx: &mut dx,
+            d_gamma: &mut d_gamma,
+            d_beta: &mut d_beta,
+        };
         layer_norm::backward(isa, 1e-5, &x, &gamma, &y, wanted, workspace);
-        for function in [Function::Gelu, Function::Silu, Function::Relu, Function::Relu6] {
+        for function in [
+            Function::Gelu,
+            Function::Silu,
+            Function::Relu,
+            Function::Relu6,
+        ] {
             activation::forward(isa, function, &x, &mut y);
             activation::backward(isa, function, &x, &y, &mut dx);
         }

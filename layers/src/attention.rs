@@ -21,15 +21,35 @@ use crate::ops::single::{Operation, computes, single};
 pub fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
     let [images, tokens, channels] = qkv.dims();
     let fits = heads > 0 && channels > 0 && channels.is_multiple_of(3 * heads);
-    assert!(fits, "attention: expected a multiple of 3 x {heads} heads as the last axis, got {channels}");
+    assert!(
+        fits,
+        "attention: expected a multiple of 3 x {heads} heads as the last axis, got {channels}"
+    );
     let computation = PassContext::current().computation;
     if computes(&qkv, &computation) {
-        return single(qkv, [None, None], Operation::Attention { heads }, computation.isa);
+        return single(
+            qkv,
+            [None, None],
+            Operation::Attention { heads },
+            computation.isa,
+        );
     }
     let width = channels / (3 * heads);
-    let parts = qkv.reshape([images, tokens, 3, heads, width]).permute([2, 0, 3, 1, 4]);
-    let part = |index| parts.clone().narrow(0, index, 1).reshape([images, heads, tokens, width]);
+    let parts = qkv
+        .reshape([images, tokens, 3, heads, width])
+        .permute([2, 0, 3, 1, 4]);
+    let part = |index| {
+        parts
+            .clone()
+            .narrow(0, index, 1)
+            .reshape([images, heads, tokens, width])
+    };
     let [q, k, v] = [0, 1, 2].map(part);
-    let scores = q.mul_scalar((width as f64).powf(-0.5)).matmul(k.swap_dims(2, 3));
-    softmax(scores, 3).matmul(v).swap_dims(1, 2).reshape([images, tokens, heads * width])
+    let scores = q
+        .mul_scalar((width as f64).powf(-0.5))
+        .matmul(k.swap_dims(2, 3));
+    softmax(scores, 3)
+        .matmul(v)
+        .swap_dims(1, 2)
+        .reshape([images, tokens, heads * width])
 }

@@ -56,12 +56,16 @@ mod tests {
     #[test]
     fn a_context_holds_for_its_pass_even_one_that_panics_and_then_the_outer_one_again() {
         let has_reducer = || PassContext::current().reducer.is_some();
-        let with_reducer = || PassContext { reducer: Some(Arc::new(Nobody)), ..PassContext::default() };
+        let with_reducer = || PassContext {
+            reducer: Some(Arc::new(Nobody)),
+            ..PassContext::default()
+        };
         with_reducer().during(|| {
             assert!(has_reducer());
             PassContext::default().during(|| assert!(!has_reducer()));
             assert!(has_reducer());
-            std::panic::catch_unwind(|| PassContext::default().during(|| panic!("on purpose"))).unwrap_err();
+            std::panic::catch_unwind(|| PassContext::default().during(|| panic!("on purpose")))
+                .unwrap_err();
             assert!(has_reducer());
         });
         assert!(!has_reducer());

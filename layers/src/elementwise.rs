@@ -22,13 +22,21 @@ impl<const D: usize> Elementwise for Tensor<D> {
     fn apply(self, function: Function) -> Self {
         let computation = PassContext::current().computation;
         if computes(&self, &computation) {
-            return single(self, [None, None], Operation::Activation(function), computation.isa);
+            return single(
+                self,
+                [None, None],
+                Operation::Activation(function),
+                computation.isa,
+            );
         }
         match function {
             Function::Relu => activation::relu(self),
             // The derivative is 0 at both corners, as PyTorch's, and what lies between them keeps its digits.
             Function::Relu6 => {
-                let (low, high) = (self.clone().lower_equal_elem(0.0), self.clone().greater_equal_elem(6.0));
+                let (low, high) = (
+                    self.clone().lower_equal_elem(0.0),
+                    self.clone().greater_equal_elem(6.0),
+                );
                 self.mask_fill(low, 0.0).mask_fill(high, 6.0)
             }
             Function::Gelu => activation::gelu(self),

@@ -69,7 +69,11 @@ impl Values {
             (Activations::Bf16, _) => FloatDType::BF16,
             (Activations::F16, _) => FloatDType::F16,
         };
-        if wanted == dtype { self } else { self.tensor.cast(wanted).into() }
+        if wanted == dtype {
+            self
+        } else {
+            self.tensor.cast(wanted).into()
+        }
     }
 }
 
@@ -116,10 +120,15 @@ impl From<State> for Features {
 /// Computes what waits to move the statistics of `norm`, which is used once more: they move in the order of the program, not of the readers.
 fn compute_waiting(norm: &BatchNorm) {
     let of_norm = |(scale, features): &(ParamId, Weak<RefCell<State>>)| {
-        features.upgrade().filter(|features| *scale == norm.gamma.id && features.borrow().moves().is_some())
+        features
+            .upgrade()
+            .filter(|features| *scale == norm.gamma.id && features.borrow().moves().is_some())
     };
-    let waiting: Vec<_> = WAITING.with_borrow(|waiting| waiting.iter().filter_map(of_norm).collect());
-    waiting.into_iter().for_each(|features| drop(Features(features).values()));
+    let waiting: Vec<_> =
+        WAITING.with_borrow(|waiting| waiting.iter().filter_map(of_norm).collect());
+    waiting
+        .into_iter()
+        .for_each(|features| drop(Features(features).values()));
 }
 
 impl From<Tensor<4>> for Features {
@@ -161,7 +170,10 @@ impl Features {
         let values = self.into_values();
         let [.., channels_in] = values.tensor.dims();
         let fits = channels >= channels_in && (channels - channels_in).is_multiple_of(2);
-        assert!(fits, "shortcut A: expected {channels_in} channels and an even number more, got {channels}");
+        assert!(
+            fits,
+            "shortcut A: expected {channels_in} channels and an even number more, got {channels}"
+        );
         State::Shortcut(values, channels).into()
     }
 
@@ -181,7 +193,13 @@ impl Features {
                 expect_values(norm, &input);
                 if takes_batch_statistics(norm, &input) && computes(&input, &context.computation) {
                     let (norm, rectifier) = (norm.clone(), Rectifier::None);
-                    return State::Alone(Box::new(Alone { context, norm, input, rectifier })).into();
+                    return State::Alone(Box::new(Alone {
+                        context,
+                        norm,
+                        input,
+                        rectifier,
+                    }))
+                    .into();
                 }
                 in_f32(input, |tensor| batch_norm(norm, tensor, &context)).into()
             }
@@ -193,14 +211,17 @@ impl Features {
     pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
             State::Normalised(layer) if matches!(layer.skip, Skip::None) => {
-                let may_be_raw =
-                    layer.computation() == computation && takes_batch_statistics(next, &layer.input.tensor);
+                let may_be_raw = layer.computation() == computation
+                    && takes_batch_statistics(next, &layer.input.tensor);
                 layer.evaluate(NormLink::new(may_be_raw))
             }
             State::Alone(norm) => {
                 let is_alike = norm.context.computation == *computation
                     && norm.input.dtype()
-                        == Values::from(norm.input.clone()).in_format(computation.activations).tensor.dtype();
+                        == Values::from(norm.input.clone())
+                            .in_format(computation.activations)
+                            .tensor
+                            .dtype();
                 let may_be_raw = is_alike && takes_batch_statistics(next, &norm.input);
                 norm.evaluate(NormLink::new(may_be_raw))
             }
@@ -211,7 +232,9 @@ impl Features {
     /// Behind this rectifier, in the operation that makes them; itself if that has none to give.
     pub(crate) fn rectified(self, rectifier: Rectifier) -> Result<Self, Self> {
         match self.into_state() {
-            State::Normalised(mut layer) if layer.rectifier == Rectifier::None && layer.takes(rectifier) => {
+            State::Normalised(mut layer)
+                if layer.rectifier == Rectifier::None && layer.takes(rectifier) =>
+            {
                 layer.rectifier = rectifier;
                 Ok(State::Normalised(layer).into())
             }
@@ -248,9 +271,15 @@ impl Add for Features {
     /// The sum; where one side ends in a normalisation, it and the ReLU that may follow are one operation with that layer.
     fn add(self, other: Self) -> Self {
         match (self.into_state(), other.into_state()) {
-            (State::Normalised(layer), other) if layer.can_take_residual() => with_residual(layer, other),
-            (other, State::Normalised(layer)) if layer.can_take_residual() => with_residual(layer, other),
-            (left, right) => binary(left.evaluate().tensor, right.evaluate().tensor, Add::add).into(),
+            (State::Normalised(layer), other) if layer.can_take_residual() => {
+                with_residual(layer, other)
+            }
+            (other, State::Normalised(layer)) if layer.can_take_residual() => {
+                with_residual(layer, other)
+            }
+            (left, right) => {
+                binary(left.evaluate().tensor, right.evaluate().tensor, Add::add).into()
+            }
         }
     }
 }
@@ -293,7 +322,12 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
         other => {
             let values = other.evaluate();
             if values.tensor.dims() != [n, height, width, channels] {
-                return binary(layer.evaluate(NormLink::new(false)).tensor, values.tensor, Add::add).into();
+                return binary(
+                    layer.evaluate(NormLink::new(false)).tensor,
+                    values.tensor,
+                    Add::add,
+                )
+                .into();
             }
             Skip::Identity(values)
         }
@@ -302,13 +336,30 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
 }
 
 /// In the memory order of those who made them; of two number formats in f32, and then in that of the pass.
-fn binary(left: Tensor<4>, right: Tensor<4>, operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>) -> Tensor<4> {
+fn binary(
+    left: Tensor<4>,
+    right: Tensor<4>,
+    operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> Tensor<4> {
     let computation = PassContext::current().computation;
     let is_alike = left.dtype() == right.dtype();
-    let [left, right] = if is_alike { [left, right] } else { [left, right].map(widened) };
-    let result =
-        if computes(&left, &computation) { operation(left, right) } else { stock::binary(left, right, operation) };
-    if is_alike { result } else { Values::from(result).in_format(computation.activations).tensor }
+    let [left, right] = if is_alike {
+        [left, right]
+    } else {
+        [left, right].map(widened)
+    };
+    let result = if computes(&left, &computation) {
+        operation(left, right)
+    } else {
+        stock::binary(left, right, operation)
+    };
+    if is_alike {
+        result
+    } else {
+        Values::from(result)
+            .in_format(computation.activations)
+            .tensor
+    }
 }
 
 /// Images, rows and columns of shortcut A.
@@ -330,7 +381,10 @@ pub fn relu(features: impl Into<Features>) -> Features {
 /// # let (x, scale) = (Tensor::<4>::ones([2, 3, 3, 5], &Device::flex()), Tensor::<4>::ones([1, 1, 1, 5], &Device::flex()));
 /// let y = layers::in_f32(x.cast(FloatDType::BF16), |x| x * scale);
 /// ```
-pub fn in_f32<const D: usize>(tensor: Tensor<D>, operation: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
+pub fn in_f32<const D: usize>(
+    tensor: Tensor<D>,
+    operation: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
     let dtype = FloatDType::from(tensor.dtype());
     operation(widened(tensor)).cast(dtype)
 }

@@ -14,7 +14,9 @@ use crate::choices::{Computation, Kernels};
 use crate::context::PassContext;
 use crate::features::{Features, Values, in_f32};
 use crate::ops::single::{Operation, computes, single};
-use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock};
+use crate::ops::{
+    FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock,
+};
 use crate::{norm, stand_in};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
@@ -47,7 +49,11 @@ pub(crate) struct Convolved {
 impl Convolved {
     /// By the context of the pass under way.
     pub(crate) fn new(conv: &Conv2d, input: Features) -> Self {
-        Self { context: PassContext::current(), conv: conv.clone(), input }
+        Self {
+            context: PassContext::current(),
+            conv: conv.clone(),
+            input,
+        }
     }
 
     /// Whether it and a normalisation are one operation.
@@ -61,28 +67,57 @@ impl Convolved {
     /// # Panics
     /// Unless both can be fused.
     pub(crate) fn normalised(self, norm: &BatchNorm) -> Normalised {
-        let Self { context, conv, input } = self;
-        let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
+        let Self {
+            context,
+            conv,
+            input,
+        } = self;
+        let input = input
+            .into_values_for(norm, &context.computation)
+            .in_format(context.computation.activations);
         let padding = kernels_padding(&conv).expect("a convolution that can be fused");
         expect_channels(&conv, &input.tensor);
         norm::expect_values(norm, &input.tensor);
         let (norm, [channels, ..]) = (norm.clone(), conv.weight.dims());
-        let layer = Normalised { context, conv, padding, norm, input, skip: Skip::None, rectifier: Rectifier::None };
+        let layer = Normalised {
+            context,
+            conv,
+            padding,
+            norm,
+            input,
+            skip: Skip::None,
+            rectifier: Rectifier::None,
+        };
         norm::expect_channels(&layer.norm, channels, || layer.out_dims());
         layer
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
-        let Self { context, conv, input } = self;
-        let input = input.into_values().in_format(context.computation.activations).tensor;
+        let Self {
+            context,
+            conv,
+            input,
+        } = self;
+        let input = input
+            .into_values()
+            .in_format(context.computation.activations)
+            .tensor;
         expect_channels(&conv, &input);
         let hook = context.hook.as_ref();
         let is_ours = computes(&input, &context.computation);
         match operation(&conv, &context.computation).filter(|_| is_ours) {
             Some(operation) => {
                 let weight = gated(&conv.weight, &input, hook).into_dispatch();
-                let bias = conv.bias.as_ref().map(|bias| gated(bias, &input, hook).into_dispatch());
-                single(input, [Some(weight), bias], operation, context.computation.isa)
+                let bias = conv
+                    .bias
+                    .as_ref()
+                    .map(|bias| gated(bias, &input, hook).into_dispatch());
+                single(
+                    input,
+                    [Some(weight), bias],
+                    operation,
+                    context.computation.isa,
+                )
             }
             None => {
                 if is_ours {
@@ -132,13 +167,24 @@ impl Normalised {
 
     /// `output` leads to its readers.
     pub(crate) fn evaluate(self, output: NormLink) -> Values {
-        let Self { context, conv, padding, norm, input, skip, rectifier } = self;
+        let Self {
+            context,
+            conv,
+            padding,
+            norm,
+            input,
+            skip,
+            rectifier,
+        } = self;
         let norm_options = norm::options(&norm, &context);
-        let PassContext { computation, hook, .. } = context;
+        let PassContext {
+            computation, hook, ..
+        } = context;
         let is_trained = norm::takes_batch_statistics(&norm, &input.tensor);
         let (residual, skipped) = skip.into_parts();
         let skipped = skipped.map(|values| values.in_format(computation.activations));
-        let (skipped, residual_from) = skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
+        let (skipped, residual_from) =
+            skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
         let mut options = FusedOptions {
             stride: conv.stride[0],
             padding,
@@ -148,22 +194,39 @@ impl Normalised {
             isa: computation.isa,
             recompute: computation.recompute,
             norm: norm_options,
-            hooked: hook.clone().filter(|_| is_trained).map(|hook| HookedParameters {
-                hook,
-                weight: trained(&conv.weight),
-                gamma: trained(&norm.gamma),
-                beta: trained(&norm.beta),
-            }),
+            hooked: hook
+                .clone()
+                .filter(|_| is_trained)
+                .map(|hook| HookedParameters {
+                    hook,
+                    weight: trained(&conv.weight),
+                    gamma: trained(&norm.gamma),
+                    beta: trained(&norm.beta),
+                }),
             input: None,
             residual_from: None,
             output: None,
         };
-        let Values { tensor: input, link } = input;
+        let Values {
+            tensor: input,
+            link,
+        } = input;
         if is_trained {
             let output = Arc::new(output);
-            (options.input, options.residual_from, options.output) = (link, residual_from, Some(Arc::clone(&output)));
-            let batch = fused_train(input, conv.weight.val(), norm.gamma.val(), norm.beta.val(), skipped, options);
-            return Values { tensor: norm::update_running(&norm, batch), link: Some(output) };
+            (options.input, options.residual_from, options.output) =
+                (link, residual_from, Some(Arc::clone(&output)));
+            let batch = fused_train(
+                input,
+                conv.weight.val(),
+                norm.gamma.val(),
+                norm.beta.val(),
+                skipped,
+                options,
+            );
+            return Values {
+                tensor: norm::update_running(&norm, batch),
+                link: Some(output),
+            };
         }
         let (scale, shift) = norm::folded(&norm, &input, hook.as_ref());
         let weight = gated(&conv.weight, &input, hook.as_ref());
@@ -176,7 +239,10 @@ impl Normalised {
 fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
     let ([_, of_group, ..], dims) = (conv.weight.dims(), input.dims());
     let channels = of_group * conv.groups;
-    assert!(dims[3] == channels, "convolution: expected [N, H, W, {channels}], got {dims:?}");
+    assert!(
+        dims[3] == channels,
+        "convolution: expected [N, H, W, {channels}], got {dims:?}"
+    );
 }
 
 fn note_stand_in(conv: &Conv2d) {
@@ -197,7 +263,11 @@ fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
 /// The operation of our kernels that the convolution is, if they have it.
 fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
     let (padding, stride) = (kernels_padding(conv)?, conv.stride[0]);
-    Some(Operation::Convolution { stride, padding, algorithm: computation.convolution })
+    Some(Operation::Convolution {
+        stride,
+        padding,
+        algorithm: computation.convolution,
+    })
 }
 
 /// The padding, the same on all sides, of a convolution that our kernels compute: square, stride 1 or 2, no dilation, in one group or
@@ -205,13 +275,18 @@ fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
 fn kernels_padding(conv: &Conv2d) -> Option<usize> {
     let [height, width] = conv.kernel_size;
     let padding = match conv.padding {
-        PaddingConfig2d::Explicit(top, left, bottom, right) if [left, bottom, right] == [top; 3] => Some(top),
+        PaddingConfig2d::Explicit(top, left, bottom, right)
+            if [left, bottom, right] == [top; 3] =>
+        {
+            Some(top)
+        }
         PaddingConfig2d::Same if conv.stride == [1, 1] && height % 2 == 1 => Some(height / 2),
         PaddingConfig2d::Valid => Some(0),
         _ => None,
     };
     let is_square = height == width && conv.stride[0] == conv.stride[1] && conv.dilation == [1, 1];
     let [out_channels, of_group, ..] = conv.weight.dims();
-    let has_groups = Conv2dShape::has_groups([of_group * conv.groups, out_channels], height, conv.groups);
+    let has_groups =
+        Conv2dShape::has_groups([of_group * conv.groups, out_channels], height, conv.groups);
     padding.filter(|&padding| is_square && has_groups && conv.stride[0] <= 2 && padding < height)
 }

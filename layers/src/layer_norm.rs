@@ -24,7 +24,11 @@ pub struct LayerNormConfig {
 impl LayerNormConfig {
     /// Of so many channels.
     pub fn new(d_model: usize) -> Self {
-        Self { d_model, epsilon: 1e-5, has_bias: true }
+        Self {
+            d_model,
+            epsilon: 1e-5,
+            has_bias: true,
+        }
     }
 
     /// Added to the variance before the square root; 1e-5 by default.
@@ -41,7 +45,9 @@ impl LayerNormConfig {
     pub fn init(&self, device: &Device) -> LayerNorm {
         LayerNorm {
             gamma: Initializer::Ones.init([self.d_model], device),
-            beta: self.has_bias.then(|| Initializer::Zeros.init([self.d_model], device)),
+            beta: self
+                .has_bias
+                .then(|| Initializer::Zeros.init([self.d_model], device)),
             epsilon: self.epsilon,
         }
     }
@@ -64,7 +70,11 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// With the parameters of burn's module, and the epsilon that it was made with.
     pub fn from_burn(stock: nn::LayerNorm, epsilon: f64) -> Self {
-        Self { gamma: stock.gamma, beta: stock.beta, epsilon }
+        Self {
+            gamma: stock.gamma,
+            beta: stock.beta,
+            epsilon,
+        }
     }
 
     /// Each row less its mean, divided by its standard deviation, times gamma, plus beta.
@@ -76,16 +86,35 @@ impl LayerNorm {
     /// When the last axis is another.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [channels] = self.gamma.dims();
-        assert_eq!(x.dims().last(), Some(&channels), "layer norm: expected [.., {channels}], got {:?}", x.dims());
-        let PassContext { computation, hook, .. } = PassContext::current();
+        assert_eq!(
+            x.dims().last(),
+            Some(&channels),
+            "layer norm: expected [.., {channels}], got {:?}",
+            x.dims()
+        );
+        let PassContext {
+            computation, hook, ..
+        } = PassContext::current();
         let gamma = gated(&self.gamma, &x, hook.as_ref());
-        let beta = self.beta.as_ref().map(|beta| gated(beta, &x, hook.as_ref()));
+        let beta = self
+            .beta
+            .as_ref()
+            .map(|beta| gated(beta, &x, hook.as_ref()));
         if computes(&x, &computation) {
             // The kernel always shifts; by zeros costs nothing.
             let beta = beta.unwrap_or_else(|| Tensor::zeros([channels], &gamma.device()));
             let parameters = [gamma, beta].map(|parameter| Some(parameter.into_dispatch()));
-            return single(x, parameters, Operation::LayerNorm { epsilon: self.epsilon as f32 }, computation.isa);
+            return single(
+                x,
+                parameters,
+                Operation::LayerNorm {
+                    epsilon: self.epsilon as f32,
+                },
+                computation.isa,
+            );
         }
-        in_f32(x, |x| layer_norm(x, widened(gamma), beta.map(widened), self.epsilon))
+        in_f32(x, |x| {
+            layer_norm(x, widened(gamma), beta.map(widened), self.epsilon)
+        })
     }
 }

@@ -35,13 +35,15 @@ pub use local_norms::locally_normalised;
 pub use loss::loss_sum;
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, Gate, GradientHook, HookedParameters, Joined, JoinedGradients, KernelAlone, KernelCalls, KernelTime,
-    LayerOps, NormEnd, NormLink, Residual, StatisticsReducer, batch_norm_train, convolve_by_burn, fused_inference,
-    fused_train, gated, global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients,
+    FusedOptions, FusedOutput, FusedSaved, Gate, GradientHook, HookedParameters, Joined,
+    JoinedGradients, KernelAlone, KernelCalls, KernelTime, LayerOps, NormEnd, NormLink, Residual,
+    StatisticsReducer, batch_norm_train, convolve_by_burn, fused_inference, fused_train, gated,
+    global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
 };
 pub use pooling::{
-    AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d, MaxPool2dConfig, global_avg_pool,
+    AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d,
+    MaxPool2dConfig, global_avg_pool,
 };
 pub use recorded::{Recorded, overwrite, record, records, undisturbed};
 pub use stand_in::stand_ins;

@@ -15,9 +15,15 @@ pub fn locally_normalised<M: Module>(module: &M) -> Vec<String> {
     // `valid` stores what is pending.
     drop(module.valid());
     let after = Buffers::of(module);
-    let changed = before.into_iter().zip(after).filter(|(before, after)| before.1 != after.1);
+    let changed = before
+        .into_iter()
+        .zip(after)
+        .filter(|(before, after)| before.1 != after.1);
     let mut paths: Vec<String> = changed
-        .map(|((path, _), _)| path.rsplit_once('.').map_or_else(String::new, |(module, _)| module.to_owned()))
+        .map(|((path, _), _)| {
+            path.rsplit_once('.')
+                .map_or_else(String::new, |(module, _)| module.to_owned())
+        })
         .collect();
     paths.dedup();
     paths
@@ -50,7 +56,8 @@ impl ModuleVisitor for Buffers {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // Running statistics are vectors; a frozen weight is not read.
         if D == 1 && !param.is_require_grad() {
-            self.found.push((self.path.join("."), param.val().into_data()));
+            self.found
+                .push((self.path.join("."), param.val().into_data()));
         }
     }
 }

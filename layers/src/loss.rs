@@ -17,6 +17,12 @@ pub fn loss_sum(loss: Loss, logits: Tensor<2>, targets: Tensor<2>) -> Option<Ten
     let (logits, computation) = (logits.cast(FloatDType::F32), Computation::default());
     computes(&logits, &computation).then(|| {
         let targets = Some(targets.detach().into_dispatch());
-        single(logits, [targets, None], Operation::Loss(loss), computation.isa).reshape([1])
+        single(
+            logits,
+            [targets, None],
+            Operation::Loss(loss),
+            computation.isa,
+        )
+        .reshape([1])
     })
 }

@@ -87,14 +87,20 @@ macro_rules! around {
                 burn::module::ModuleDisplay::custom_settings(&self.0)
             }
 
-            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+            fn custom_content(
+                &self,
+                content: burn::module::Content,
+            ) -> Option<burn::module::Content> {
                 burn::module::ModuleDisplay::custom_content(&self.0, content)
             }
         }
 
         impl std::fmt::Display for $name {
             fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str(&burn::module::ModuleDisplay::format(self, Default::default()))
+                formatter.write_str(&burn::module::ModuleDisplay::format(
+                    self,
+                    Default::default(),
+                ))
             }
         }
     };
@@ -102,8 +108,16 @@ macro_rules! around {
 
 pub(crate) use around;
 
-around!(Conv2d, StockConv2d, "A convolution of channels-last features.");
-around!(BatchNorm, nn::BatchNorm, "Batch normalisation of channels-last features.");
+around!(
+    Conv2d,
+    StockConv2d,
+    "A convolution of channels-last features."
+);
+around!(
+    BatchNorm,
+    nn::BatchNorm,
+    "Batch normalisation of channels-last features."
+);
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
@@ -158,11 +172,18 @@ impl Linear {
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
-    pub fn forward_scaled<const D: usize>(&self, x: Tensor<D>, scale: &Param<Tensor<1>>) -> Tensor<D> {
+    pub fn forward_scaled<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        scale: &Param<Tensor<1>>,
+    ) -> Tensor<D> {
         let gate = x.clone();
         self.forward_with(x, |(weight, bias)| {
             let scale = gated(scale, &gate, PassContext::current().hook.as_ref());
-            (weight * scale.clone().unsqueeze(), bias.map(|bias| bias * scale))
+            (
+                weight * scale.clone().unsqueeze(),
+                bias.map(|bias| bias * scale),
+            )
         })
     }
 
@@ -173,12 +194,25 @@ impl Linear {
         make: impl FnOnce((Tensor<2>, Option<Tensor<1>>)) -> (Tensor<2>, Option<Tensor<1>>),
     ) -> Tensor<D> {
         let [channels, _] = self.weight.dims();
-        assert_eq!(x.dims().last(), Some(&channels), "linear layer: expected [.., {channels}], got {:?}", x.dims());
-        let PassContext { computation, hook, .. } = PassContext::current();
-        let bias = self.bias.as_ref().map(|bias| gated(bias, &x, hook.as_ref()));
+        assert_eq!(
+            x.dims().last(),
+            Some(&channels),
+            "linear layer: expected [.., {channels}], got {:?}",
+            x.dims()
+        );
+        let PassContext {
+            computation, hook, ..
+        } = PassContext::current();
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| gated(bias, &x, hook.as_ref()));
         let (weight, bias) = make((gated(&self.weight, &x, hook.as_ref()), bias));
         if computes(&x, &computation) {
-            let parameters = [Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)];
+            let parameters = [
+                Some(weight.into_dispatch()),
+                bias.map(Tensor::into_dispatch),
+            ];
             return single(x, parameters, Operation::Linear, computation.isa);
         }
         stock::linear(x, weight, bias)

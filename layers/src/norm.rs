@@ -13,7 +13,9 @@ use burn::tensor::Tensor;
 
 use crate::context::PassContext;
 use crate::features::{Values, in_f32, widened};
-use crate::ops::{BatchNormOptions, BatchNormTrain, GradientHook, NormLink, batch_norm_train, gated, stock};
+use crate::ops::{
+    BatchNormOptions, BatchNormTrain, GradientHook, NormLink, batch_norm_train, gated, stock,
+};
 use kernels::batch_norm::Rectifier;
 
 /// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
@@ -27,8 +29,14 @@ pub(crate) fn batch_norm(norm: &BatchNorm, input: Tensor<4>, context: &PassConte
         let (scale, shift) = folded(norm, &input, hook);
         return stock::scale_shift(input, scale, shift);
     }
-    let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
-    update_running(norm, batch_norm_train(input, gamma, beta, options(norm, context)))
+    let (gamma, beta) = (
+        gated(&norm.gamma, &input, hook),
+        gated(&norm.beta, &input, hook),
+    );
+    update_running(
+        norm,
+        batch_norm_train(input, gamma, beta, options(norm, context)),
+    )
 }
 
 /// A normalisation in training by our kernels, whose reader is not known yet.
@@ -42,12 +50,27 @@ pub(crate) struct Alone {
 impl Alone {
     /// `output` leads to its readers.
     pub(crate) fn evaluate(self, output: NormLink) -> Values {
-        let Self { context, norm, input, rectifier } = self;
+        let Self {
+            context,
+            norm,
+            input,
+            rectifier,
+        } = self;
         let (output, hook) = (Arc::new(output), context.hook.as_ref());
-        let options = BatchNormOptions { rectifier, output: Some(Arc::clone(&output)), ..options(&norm, &context) };
-        let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
+        let options = BatchNormOptions {
+            rectifier,
+            output: Some(Arc::clone(&output)),
+            ..options(&norm, &context)
+        };
+        let (gamma, beta) = (
+            gated(&norm.gamma, &input, hook),
+            gated(&norm.beta, &input, hook),
+        );
         let batch = batch_norm_train(input, gamma, beta, options);
-        Values { tensor: update_running(&norm, batch), link: Some(output) }
+        Values {
+            tensor: update_running(&norm, batch),
+            link: Some(output),
+        }
     }
 }
 
@@ -60,7 +83,11 @@ pub(crate) fn takes_batch_statistics(norm: &BatchNorm, input: &Tensor<4>) -> boo
 /// Unless these are the norm's channels, those of features of the shape `got`.
 pub(crate) fn expect_channels(norm: &BatchNorm, channels: usize, got: impl FnOnce() -> [usize; 4]) {
     let [expected] = norm.gamma.dims();
-    assert!(channels == expected, "batch norm: expected [N, H, W, {expected}], got {:?}", got());
+    assert!(
+        channels == expected,
+        "batch norm: expected [N, H, W, {expected}], got {:?}",
+        got()
+    );
 }
 
 /// # Panics
@@ -79,16 +106,26 @@ pub(crate) fn folded(
     input: &Tensor<4>,
     hook: Option<&Arc<dyn GradientHook>>,
 ) -> (Tensor<1>, Tensor<1>) {
-    let [gamma, beta] = [&norm.gamma, &norm.beta].map(|parameter| widened(gated(parameter, input, hook)));
-    let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|running| widened(running.value_sync()));
+    let [gamma, beta] =
+        [&norm.gamma, &norm.beta].map(|parameter| widened(gated(parameter, input, hook)));
+    let [mean, variance] =
+        [&norm.running_mean, &norm.running_var].map(|running| widened(running.value_sync()));
     let scale = gamma / (variance + norm.epsilon).sqrt();
     let shift = beta - mean * scale.clone();
     (scale, shift)
 }
 
 pub(crate) fn options(norm: &BatchNorm, context: &PassContext) -> BatchNormOptions {
-    let PassContext { computation, reducer, .. } = context;
-    BatchNormOptions { reducer: reducer.clone(), isa: computation.isa, ..BatchNormOptions::new(norm.epsilon) }
+    let PassContext {
+        computation,
+        reducer,
+        ..
+    } = context;
+    BatchNormOptions {
+        reducer: reducer.clone(),
+        isa: computation.isa,
+        ..BatchNormOptions::new(norm.epsilon)
+    }
 }
 
 /// Takes the batch's statistics into the running ones and gives the output back.
@@ -102,7 +139,9 @@ pub(crate) fn update_running(norm: &BatchNorm, batch: BatchNormTrain) -> Tensor<
 /// `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone leaves
 /// the value pending until the next forward pass, where readers and `map` would miss it.
 fn update(running: &RunningState<Tensor<1>>, momentum: f64, batch: Tensor<1>) {
-    let updated = in_f32(running.value_sync(), |running| running * (1.0 - momentum) + batch * momentum);
+    let updated = in_f32(running.value_sync(), |running| {
+        running * (1.0 - momentum) + batch * momentum
+    });
     running.update(updated.detach());
     running.value_sync();
 }

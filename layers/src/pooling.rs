@@ -15,9 +15,21 @@ use crate::ops::single::{Operation, computes, single};
 use crate::ops::{global_average, stock};
 use crate::stand_in;
 
-around!(MaxPool2d, pool::MaxPool2d, "The largest value of windows of channels-last features.");
-around!(AvgPool2d, pool::AvgPool2d, "The mean of windows of channels-last features.");
-around!(AdaptiveAvgPool2d, pool::AdaptiveAvgPool2d, "The mean of as many windows as the output has pixels.");
+around!(
+    MaxPool2d,
+    pool::MaxPool2d,
+    "The largest value of windows of channels-last features."
+);
+around!(
+    AvgPool2d,
+    pool::AvgPool2d,
+    "The mean of windows of channels-last features."
+);
+around!(
+    AdaptiveAvgPool2d,
+    pool::AdaptiveAvgPool2d,
+    "The mean of as many windows as the output has pixels."
+);
 
 config_around!(MaxPool2dConfig, pool::MaxPool2dConfig, MaxPool2d, [
     with_strides: [usize; 2], with_padding: PaddingConfig2d, with_dilation: [usize; 2], with_ceil_mode: bool
@@ -25,7 +37,12 @@ config_around!(MaxPool2dConfig, pool::MaxPool2dConfig, MaxPool2d, [
 config_around!(AvgPool2dConfig, pool::AvgPool2dConfig, AvgPool2d, [
     with_strides: [usize; 2], with_padding: PaddingConfig2d, with_count_include_pad: bool, with_ceil_mode: bool
 ]);
-config_around!(AdaptiveAvgPool2dConfig, pool::AdaptiveAvgPool2dConfig, AdaptiveAvgPool2d, []);
+config_around!(
+    AdaptiveAvgPool2dConfig,
+    pool::AdaptiveAvgPool2dConfig,
+    AdaptiveAvgPool2d,
+    []
+);
 
 impl MaxPool2dConfig {
     /// Windows of these sides, which are the strides, too.
@@ -65,7 +82,11 @@ impl MaxPool2d {
             return single(tensor, [None, None], Operation::MaxPool, computation.isa).into();
         }
         let ([height, width], stride) = (self.kernel_size, self.stride);
-        by_burn(tensor, || format!("max pool {height}x{width}, stride {stride:?}"), |planes| self.0.forward(planes))
+        by_burn(
+            tensor,
+            || format!("max pool {height}x{width}, stride {stride:?}"),
+            |planes| self.0.forward(planes),
+        )
     }
 }
 
@@ -77,7 +98,9 @@ impl AvgPool2d {
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         let ([height, width], stride) = (self.kernel_size, self.stride);
         let name = || format!("average pool {height}x{width}, stride {stride:?}");
-        by_burn(features.into().into(), name, |planes| self.0.forward(planes))
+        by_burn(features.into().into(), name, |planes| {
+            self.0.forward(planes)
+        })
     }
 }
 
@@ -90,10 +113,17 @@ impl AdaptiveAvgPool2d {
         let tensor = Tensor::from(features.into());
         if self.output_size == [1, 1] {
             let ([n, .., channels], dtype) = (tensor.dims(), FloatDType::from(tensor.dtype()));
-            return global_avg_pool(tensor).reshape([n, 1, 1, channels]).cast(dtype).into();
+            return global_avg_pool(tensor)
+                .reshape([n, 1, 1, channels])
+                .cast(dtype)
+                .into();
         }
         let [height, width] = self.output_size;
-        by_burn(tensor, || format!("average pool to {height}x{width}"), |planes| self.0.forward(planes))
+        by_burn(
+            tensor,
+            || format!("average pool to {height}x{width}"),
+            |planes| self.0.forward(planes),
+        )
     }
 }
 

@@ -50,7 +50,10 @@ impl<T> Recorded<T> {
         }
         let _undisturbed = undisturbed();
         let graph = capture(device, Box::new(make) as Box<dyn FnMut() -> T + Send>);
-        graph.is_hardware().then_some(Self { graph, stream: StreamId::current() })
+        graph.is_hardware().then_some(Self {
+            graph,
+            stream: StreamId::current(),
+        })
     }
 
     /// Runs what was recorded, behind all that this thread has given to the device; its results, which the next replay overwrites. What the
@@ -59,7 +62,11 @@ impl<T> Recorded<T> {
     /// # Panics
     /// On another thread than that which recorded.
     pub fn replay(&mut self) -> &T {
-        assert_eq!(StreamId::current(), self.stream, "replay: expected the stream that recorded");
+        assert_eq!(
+            StreamId::current(),
+            self.stream,
+            "replay: expected the stream that recorded"
+        );
         // SAFETY: the backend keeps the memory that a recording touches for as long as it lives (cubecl 0.11.3, cubecl-server,
         // `command/capture.rs`, `Graph::_guards`), whoever drops its tensors. Refreshes by `overwrite` and reads on this thread are given to the
         // stream that recorded; a reader on another stream waits for what a replay writes, as for any launch.

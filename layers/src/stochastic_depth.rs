@@ -14,14 +14,21 @@ use burn::tensor::{Distribution, Tensor};
 /// # Panics
 /// When `probability` is not in `[0, 1)`.
 pub fn stochastic_depth<const D: usize>(branch: Tensor<D>, probability: f64) -> Tensor<D> {
-    assert!((0.0..1.0).contains(&probability), "probability: expected 0 up to but not 1, got {probability}");
+    assert!(
+        (0.0..1.0).contains(&probability),
+        "probability: expected 0 up to but not 1, got {probability}"
+    );
     let device = branch.device();
     if probability == 0.0 || !device.is_autodiff() {
         return branch;
     }
     let mut shape = [1; D];
     shape[0] = branch.dims()[0];
-    let stays = Tensor::<D>::random(shape, Distribution::Bernoulli(1.0 - probability), (&device, branch.dtype()));
+    let stays = Tensor::<D>::random(
+        shape,
+        Distribution::Bernoulli(1.0 - probability),
+        (&device, branch.dtype()),
+    );
     branch * stays.div_scalar(1.0 - probability)
 }
 
@@ -36,14 +43,31 @@ mod tests {
         let device = Device::flex().autodiff();
         let branch = Tensor::<3>::ones([4000, 3, 2], &device).require_grad();
         let output = stochastic_depth(branch.clone(), 0.2);
-        let values = output.clone().into_data().convert::<f32>().try_into_vec::<f32>().unwrap();
+        let values = output
+            .clone()
+            .into_data()
+            .convert::<f32>()
+            .try_into_vec::<f32>()
+            .unwrap();
         let samples: Vec<&[f32]> = values.chunks(6).collect();
-        assert!(samples.iter().all(|sample| *sample == [0.0; 6] || *sample == [1.25; 6]));
+        assert!(
+            samples
+                .iter()
+                .all(|sample| *sample == [0.0; 6] || *sample == [1.25; 6])
+        );
         let num_zero = samples.iter().filter(|sample| sample[0] == 0.0).count();
         // Five standard deviations of a binomial with n = 4,000 and p = 1/5 are 126.
         assert!(num_zero.abs_diff(800) < 126, "{num_zero}");
-        let gradient = branch.grad(&output.sum().backward()).unwrap().into_data().convert::<f32>();
-        assert_eq!(gradient.as_slice::<f32>().unwrap(), values, "a branch that is left out has no gradient");
+        let gradient = branch
+            .grad(&output.sum().backward())
+            .unwrap()
+            .into_data()
+            .convert::<f32>();
+        assert_eq!(
+            gradient.as_slice::<f32>().unwrap(),
+            values,
+            "a branch that is left out has no gradient"
+        );
         let still = stochastic_depth(branch.inner(), 0.2).into_data();
         assert_eq!(still.as_slice::<f32>().unwrap(), [1.0; 24_000]);
     }

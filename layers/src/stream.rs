@@ -29,7 +29,10 @@ use crate::ops::{GradientHook, gated};
 /// `input`: any; it only says when.
 pub fn stream<M: Module, const D: usize>(block: &M, input: &Tensor<D>) -> M {
     match PassContext::current().hook {
-        Some(hook) => block.clone().map(&mut Gates { input: input.clone(), hook }),
+        Some(hook) => block.clone().map(&mut Gates {
+            input: input.clone(),
+            hook,
+        }),
         None => block.clone(),
     }
 }

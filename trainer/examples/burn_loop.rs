@@ -21,7 +21,9 @@ use burn::optim::SgdConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_train::metric::{AccuracyMetric, LossMetric};
-use burn_train::{ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use burn_train::{
+    ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
+};
 use datasets::{ImageDataset, ShapesConfig, shapes};
 use distributed::{Communicator, ROOT, check_fingerprint, launch};
 use layers::stream;
@@ -54,13 +56,17 @@ impl Model {
         let x = self.activation.forward(self.conv1.forward(images));
         let x = stream(&self.conv2, &x).forward(x);
         let x = self.pool.forward(self.activation.forward(x)).flatten(1, 3);
-        let x = self.activation.forward(stream(&self.linear1, &x).forward(x));
+        let x = self
+            .activation
+            .forward(stream(&self.linear1, &x).forward(x));
         stream(&self.linear2, &x).forward(x)
     }
 
     fn classify(&self, batch: Batch) -> ClassificationOutput {
         let output = self.forward(batch.images);
-        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.targets.clone());
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), batch.targets.clone());
         ClassificationOutput::new(loss, output, batch.targets)
     }
 }
@@ -97,7 +103,10 @@ struct ShapesBatcher;
 
 impl Batcher<Sample, Batch> for ShapesBatcher {
     fn batch(&self, items: Vec<Sample>, device: &Device) -> Batch {
-        let pixels = items.iter().flat_map(|(pixels, _)| pixels).map(|&pixel| f32::from(pixel) / 63.75 - 2.0);
+        let pixels = items
+            .iter()
+            .flat_map(|(pixels, _)| pixels)
+            .map(|&pixel| f32::from(pixel) / 63.75 - 2.0);
         let images = TensorData::new(pixels.collect::<Vec<f32>>(), [items.len(), 32, 32, 3]);
         let targets: Vec<i64> = items.iter().map(|&(_, label)| label as i64).collect();
         Batch {
@@ -113,7 +122,9 @@ fn read(dataset: &dyn ImageDataset) -> Result<InMemDataset<Sample>> {
         dataset.read_image(index, &mut pixels)?;
         Ok((pixels, dataset.label(index)))
     };
-    Ok(InMemDataset::new((0..dataset.len()).map(sample).collect::<Result<_>>()?))
+    Ok(InMemDataset::new(
+        (0..dataset.len()).map(sample).collect::<Result<_>>()?,
+    ))
 }
 
 fn main() -> ExitCode {
@@ -122,25 +133,46 @@ fn main() -> ExitCode {
 
 fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let folder =
-        arguments.next().ok_or_else(|| anyhow!("usage: burn_loop FOLDER [SAMPLES [GLOBAL_BATCH [EPOCHS]]]"))?;
-    let mut number = |default| arguments.next().map_or(Ok(default), |text| text.parse::<usize>());
+    let folder = arguments
+        .next()
+        .ok_or_else(|| anyhow!("usage: burn_loop FOLDER [SAMPLES [GLOBAL_BATCH [EPOCHS]]]"))?;
+    let mut number = |default| {
+        arguments
+            .next()
+            .map_or(Ok(default), |text| text.parse::<usize>())
+    };
     let (num_train, global_batch, num_epochs) = (number(2400)?, number(48)?, number(3)?);
 
     let device = Device::flex();
-    let splits = shapes::open(&ShapesConfig { num_train, num_test: 200, seed: 0 })?;
+    let splits = shapes::open(&ShapesConfig {
+        num_train,
+        num_test: 200,
+        seed: 0,
+    })?;
     let batch_size = global_batch.div_ceil(communicator.world_size());
-    let loader = || DataLoaderBuilder::new(ShapesBatcher).batch_size(batch_size).num_workers(1);
-    let valid = loader().build(read(&**splits.test.as_ref().context("a split to test with")?)?);
-    let training = SupervisedTraining::new(&folder, loader().shuffle(42).build(read(&*splits.train)?), valid.clone())
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_default_checkpointers()
-        .num_epochs(num_epochs)
-        .summary();
+    let loader = || {
+        DataLoaderBuilder::new(ShapesBatcher)
+            .batch_size(batch_size)
+            .num_workers(1)
+    };
+    let valid = loader().build(read(
+        &**splits.test.as_ref().context("a split to test with")?,
+    )?);
+    let training = SupervisedTraining::new(
+        &folder,
+        loader().shuffle(42).build(read(&*splits.train)?),
+        valid.clone(),
+    )
+    .metrics((AccuracyMetric::new(), LossMetric::new()))
+    .with_default_checkpointers()
+    .num_epochs(num_epochs)
+    .summary();
     let training = data_parallel(training, communicator, &device); // the line
 
     device.seed(0);
-    let optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+    let optimizer = SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new()))
+        .init();
     let model = Model::new(splits.train.class_names().len(), &device.clone().autodiff());
     let result = training.launch(Learner::new(model, optimizer, 0.02));
     if let Some(error) = result.error {

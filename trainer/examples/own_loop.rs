@@ -14,7 +14,9 @@ use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use burn_resnet::ResNetConfig;
 use datasets::{Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::{Communicator, GradientReducer, ROOT, ReducerConfig, broadcast_module, check_fingerprint, launch};
+use distributed::{
+    Communicator, GradientReducer, ROOT, ReducerConfig, broadcast_module, check_fingerprint, launch,
+};
 use layers::{PassContext, gradient_hook};
 
 fn main() -> ExitCode {
@@ -23,15 +25,23 @@ fn main() -> ExitCode {
 
 fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let device = Device::flex().autodiff();
-    let splits = shapes::open(&ShapesConfig { num_train: 2400, num_test: 10, seed: 0 })?;
+    let splits = shapes::open(&ShapesConfig {
+        num_train: 2400,
+        num_test: 10,
+        seed: 0,
+    })?;
     let model = ResNetConfig::cifar(8)?.init(0, &device);
     let mut model = broadcast_module(model, &**communicator, ROOT)?; // 2
-    let mut reducer = GradientReducer::new(&model, Arc::clone(communicator), &ReducerConfig::default())?; // 3
+    let mut reducer =
+        GradientReducer::new(&model, Arc::clone(communicator), &ReducerConfig::default())?; // 3
     let collector = reducer.collector();
     let hook = gradient_hook(move |parameter, gradient| {
         collector.take(parameter, gradient.as_slice().expect("gradients are f32")); // 4: early, where layers hand them over
     });
-    let context = PassContext { hook: Some(hook), ..PassContext::default() };
+    let context = PassContext {
+        hook: Some(hook),
+        ..PassContext::default()
+    };
 
     let mut optimizer = AdamWConfig::new().init();
     for epoch in 0..3 {
@@ -43,7 +53,10 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
             drop_last: true,
             ..ShardConfig::new(splits.train.len(), 48)
         };
-        let loader = LoaderConfig { epoch, ..LoaderConfig::new(48, splits.normalization.clone()) };
+        let loader = LoaderConfig {
+            epoch,
+            ..LoaderConfig::new(48, splits.normalization.clone())
+        };
         let mut sum = 0.0;
         for step in Loader::start(Arc::clone(&splits.train), ShardPlan::new(shard)?, loader) {
             let step = step?;
@@ -52,7 +65,9 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
                 let batch = batch.upload(&device).into_images();
                 let loss = context.clone().during(|| {
                     let logits = model.forward(batch.images);
-                    CrossEntropyLossConfig::new().init(&device).forward(logits, batch.targets.labels)
+                    CrossEntropyLossConfig::new()
+                        .init(&device)
+                        .forward(logits, batch.targets.labels)
                 });
                 sum += share * loss.clone().into_scalar::<f32>() as f64;
                 let gradients = reducer.backward(&model, loss, share)?; // 5
@@ -63,7 +78,10 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
         communicator.all_reduce_sum_f64(&mut losses)?;
         let parameters = check_fingerprint(&model, &**communicator, epoch)?; // all ranks have the same bits
         if communicator.rank() == ROOT {
-            println!("epoch {epoch}: loss {:.4}, parameters {parameters}", losses[0]);
+            println!(
+                "epoch {epoch}: loss {:.4}, parameters {parameters}",
+                losses[0]
+            );
         }
     }
     Ok(())

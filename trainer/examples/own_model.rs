@@ -12,7 +12,10 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
 use clap::Args;
-use layers::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig, global_avg_pool, relu};
+use layers::{
+    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
+    global_avg_pool, relu,
+};
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
 use trainer::config::ConfigError;
@@ -20,9 +23,14 @@ use trainer::model::{ImageClassifier, family::ModelFamily, family::ModelRequest}
 
 type ConvNorm = (Conv2d, BatchNorm);
 fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> ConvNorm {
-    let conv = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_bias(false);
+    let conv = Conv2dConfig::new(channels, [kernel; 2])
+        .with_stride([stride; 2])
+        .with_bias(false);
     let conv = conv.with_padding(Explicit(kernel / 2, kernel / 2, kernel / 2, kernel / 2));
-    (conv.init(device), BatchNormConfig::new(channels[1]).init(device))
+    (
+        conv.init(device),
+        BatchNormConfig::new(channels[1]).init(device),
+    )
 }
 
 /// Two convolutions and a shortcut around them, a projection where the shape changes.
@@ -35,7 +43,9 @@ struct Block {
 impl Block {
     fn forward(&self, x: Features) -> Features {
         let [(conv1, norm1), (conv2, norm2)] = &self.layers;
-        let shortcut = self.projection.as_ref().map_or(x.clone(), |(conv, norm)| norm.forward(conv.forward(x.clone())));
+        let shortcut = self.projection.as_ref().map_or(x.clone(), |(conv, norm)| {
+            norm.forward(conv.forward(x.clone()))
+        });
         let x = relu(norm1.forward(conv1.forward(x)));
         relu(norm2.forward(conv2.forward(x)) + shortcut)
     }
@@ -51,7 +61,9 @@ struct SmallNet {
 impl ImageClassifier for SmallNet {
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let stem = relu(self.stem.1.forward(self.stem.0.forward(images)));
-        self.linear.forward(global_avg_pool(self.blocks.iter().fold(stem, |x, block| block.forward(x))))
+        self.linear.forward(global_avg_pool(
+            self.blocks.iter().fold(stem, |x, block| block.forward(x)),
+        ))
     }
 
     fn heeds_pass_context(&self) -> bool {
@@ -76,21 +88,40 @@ impl ModelFamily for SmallNetFamily {
 
     fn fill(args: &mut SmallNetArgs) -> Result<(), ConfigError> {
         let (got, expected) = (*args.blocks.get_or_insert(1), "1 to 200".to_owned());
-        let error = || ConfigError::Invalid { option: "--blocks", expected, got: got.to_string() };
+        let error = || ConfigError::Invalid {
+            option: "--blocks",
+            expected,
+            got: got.to_string(),
+        };
         (1..=200).contains(&got).then_some(()).ok_or_else(error)
     }
 
     fn build(args: &SmallNetArgs, request: &ModelRequest<'_>) -> Result<SmallNet> {
-        let conv_norm = |c_in, c_out, kernel, stride| conv_norm([c_in, c_out], kernel, stride, request.device);
+        let conv_norm =
+            |c_in, c_out, kernel, stride| conv_norm([c_in, c_out], kernel, stride, request.device);
         let blocks = [16, 32, 64].into_iter().flat_map(|width| {
             (0..args.blocks.unwrap_or(1)).map(move |block| {
-                let (c_in, stride) = if block == 0 && width > 16 { (width / 2, 2) } else { (width, 1) };
-                let layers = [conv_norm(c_in, width, 3, stride), conv_norm(width, width, 3, 1)];
-                Block { layers, projection: (stride == 2).then(|| conv_norm(c_in, width, 1, stride)) }
+                let (c_in, stride) = if block == 0 && width > 16 {
+                    (width / 2, 2)
+                } else {
+                    (width, 1)
+                };
+                let layers = [
+                    conv_norm(c_in, width, 3, stride),
+                    conv_norm(width, width, 3, 1),
+                ];
+                Block {
+                    layers,
+                    projection: (stride == 2).then(|| conv_norm(c_in, width, 1, stride)),
+                }
             })
         });
         let linear = LinearConfig::new(64, request.num_classes).init(request.device);
-        Ok(SmallNet { stem: conv_norm(request.in_channels, 16, 3, 1), blocks: blocks.collect(), linear })
+        Ok(SmallNet {
+            stem: conv_norm(request.in_channels, 16, 3, 1),
+            blocks: blocks.collect(),
+            linear,
+        })
     }
 }
 

@@ -32,8 +32,15 @@ struct Focal {
 impl Loss for Focal {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let log_probability = log_softmax(logits, 1).gather(1, targets.labels.unsqueeze_dim(1));
-        let doubt = log_probability.clone().exp().neg().add_scalar(1.0).clamp_min(0.0);
-        (doubt.powf_scalar(self.gamma) * log_probability).sum().neg()
+        let doubt = log_probability
+            .clone()
+            .exp()
+            .neg()
+            .add_scalar(1.0)
+            .clamp_min(0.0);
+        (doubt.powf_scalar(self.gamma) * log_probability)
+            .sum()
+            .neg()
     }
 
     fn is_recordable(&self) -> bool {
@@ -59,13 +66,19 @@ impl Metric for MeanClassAccuracy {
     fn add(&self, logits: &[f32], label: u32, sums: &mut [f64]) {
         let label = label as usize;
         sums[label] += 1.0;
-        let is_right = logits.iter().enumerate().all(|(class, logit)| class == label || *logit < logits[label]);
+        let is_right = logits
+            .iter()
+            .enumerate()
+            .all(|(class, logit)| class == label || *logit < logits[label]);
         sums[self.num_classes + label] += f64::from(is_right);
     }
 
     fn value(&self, sums: &[f64]) -> f64 {
         let (samples, right) = sums.split_at(self.num_classes);
-        let shares = samples.iter().zip(right).filter(|(samples, _)| **samples > 0.0);
+        let shares = samples
+            .iter()
+            .zip(right)
+            .filter(|(samples, _)| **samples > 0.0);
         let shares: Vec<f64> = shares.map(|(samples, right)| right / samples).collect();
         shares.iter().sum::<f64>() / shares.len() as f64
     }
@@ -90,7 +103,10 @@ impl Optimizer for Signum {
     ) -> (Tensor<D>, Option<LionState<D>>) {
         let last = state.map_or_else(|| gradient.zeros_like(), |state| state.momentum);
         let average = last * self.beta + gradient * (1.0 - self.beta);
-        (parameter - average.clone().sign() * learning_rate, Some(LionState::new(average)))
+        (
+            parameter - average.clone().sign() * learning_rate,
+            Some(LionState::new(average)),
+        )
     }
 
     fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
@@ -109,7 +125,11 @@ impl ImageDataset for Stripes {
         self.0
     }
     fn image_shape(&self) -> ImageShape {
-        ImageShape { height: 16, width: 16, channels: 3 }
+        ImageShape {
+            height: 16,
+            width: 16,
+            channels: 3,
+        }
     }
     fn class_names(&self) -> &[String] {
         &self.1
@@ -119,8 +139,16 @@ impl ImageDataset for Stripes {
     }
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
         for (place, value) in pixels.iter_mut().enumerate() {
-            let along = if self.label(index) == 0 { place / 48 } else { place / 3 % 16 };
-            *value = if (along + index / 2) % 4 < 2 { (index * 37 + place % 3 * 85) as u8 } else { 128 };
+            let along = if self.label(index) == 0 {
+                place / 48
+            } else {
+                place / 3 % 16
+            };
+            *value = if (along + index / 2) % 4 < 2 {
+                (index * 37 + place % 3 * 85) as u8
+            } else {
+                128
+            };
         }
         Ok(())
     }
@@ -149,7 +177,11 @@ impl ModelFamily for OwnParts {
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
         // The classifier by a rule of burn's.
         let classifier = ParamGroup::from_predicate("linear");
-        Some(ModuleOptimizer::from(Signum { beta: 0.9 }).with_group(classifier, LionConfig::new().build(), None))
+        Some(ModuleOptimizer::from(Signum { beta: 0.9 }).with_group(
+            classifier,
+            LionConfig::new().build(),
+            None,
+        ))
     }
 
     fn loss(_: &ModelArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
@@ -162,7 +194,11 @@ impl ModelFamily for OwnParts {
 
     fn dataset(_: &ModelArgs) -> Result<Option<DatasetSplits>> {
         let split = |len| Arc::new(Stripes(len, vec!["across".into(), "along".into()]));
-        Ok(Some(DatasetSplits::of_two(split(960), split(99), Normalization::uniform(3))))
+        Ok(Some(DatasetSplits::of_two(
+            split(960),
+            split(99),
+            Normalization::uniform(3),
+        )))
     }
 }
 

@@ -17,7 +17,8 @@ use datasets::cifar::{self, Cifar};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
-    CropBox, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, download, image_folder, load_image, tar_shards,
+    CropBox, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, download, image_folder,
+    load_image, tar_shards,
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -54,13 +55,23 @@ fn write(path: &Path, bytes: &[u8]) {
 }
 
 fn names(error: &str, path: &Path) {
-    assert!(error.contains(&path.display().to_string()), "the error does not name {}: {error}", path.display());
+    assert!(
+        error.contains(&path.display().to_string()),
+        "the error does not name {}: {error}",
+        path.display()
+    );
 }
 
 /// The reader of CIFAR's binary release. The first byte tells which one and whether there are class names: 64 bytes of them.
 pub fn cifar(bytes: &[u8]) {
-    let Some((flags, bytes)) = bytes.split_first() else { return };
-    let kind = if flags & 1 == 0 { Cifar::Ten } else { Cifar::Hundred };
+    let Some((flags, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let kind = if flags & 1 == 0 {
+        Cifar::Ten
+    } else {
+        Cifar::Hundred
+    };
     let folder = folder();
     let bytes = match bytes.split_at_checked(64) {
         Some((class_names, bytes)) if flags & 2 != 0 => {
@@ -78,7 +89,10 @@ pub fn cifar(bytes: &[u8]) {
             let mut pixels = vec![0; splits.train.image_shape().num_values()];
             for index in 0..splits.train.len() {
                 assert!(splits.train.label(index) < splits.train.class_names().len());
-                splits.train.read_image(index, &mut pixels).expect("a sample in memory");
+                splits
+                    .train
+                    .read_image(index, &mut pixels)
+                    .expect("a sample in memory");
             }
             let test = splits.test.expect("a split that this data set has");
             assert_eq!(splits.train.len(), test.len() * kind.train_files().len());
@@ -93,7 +107,14 @@ pub fn image(bytes: &[u8]) {
     write(&path, bytes);
     let channels = if bytes.len().is_multiple_of(2) { 3 } else { 1 };
     for shorter_side in [None, Some(9)] {
-        match load_image(&path, Sizing { size: 8, shorter_side }, channels) {
+        match load_image(
+            &path,
+            Sizing {
+                size: 8,
+                shorter_side,
+            },
+            channels,
+        ) {
             Err(error) => names(&error.to_string(), &path),
             Ok(pixels) => assert_eq!(pixels.len(), 64 * channels),
         }
@@ -109,9 +130,19 @@ fn crop(bytes: &[u8]) {
         fs::create_dir_all(&dir).expect("a folder in a folder of our own");
         write(&dir.join("image.jpg"), bytes);
     }
-    let config = ImageFolderConfig::new(Sizing { size: 8, shorter_side: Some(9) });
-    let train = image_folder::open(folder.path(), &config).expect("files that nobody has looked into").train;
-    let upper_half = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height: height.div_ceil(2) };
+    let config = ImageFolderConfig::new(Sizing {
+        size: 8,
+        shorter_side: Some(9),
+    });
+    let train = image_folder::open(folder.path(), &config)
+        .expect("files that nobody has looked into")
+        .train;
+    let upper_half = |[width, height]: [u32; 2]| CropBox {
+        left: 0,
+        top: 0,
+        width,
+        height: height.div_ceil(2),
+    };
     if let Err(error) = train.read_crop(0, &upper_half, train.image_shape(), &mut [0; 192]) {
         names(&error.to_string(), folder.path());
     }
@@ -123,9 +154,17 @@ pub fn shards(bytes: &[u8]) {
     for name in ["train-0.tar", "val-0.tar"] {
         write(&folder.path().join(name), bytes);
     }
-    let sizing = Sizing { size: 8, shorter_side: Some(9) };
+    let sizing = Sizing {
+        size: 8,
+        shorter_side: Some(9),
+    };
     for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip, OnBadImage::Fail] {
-        let config = TarShardsConfig { sizing, on_bad_image, num_threads: 1, cache_dir: None };
+        let config = TarShardsConfig {
+            sizing,
+            on_bad_image,
+            num_threads: 1,
+            cache_dir: None,
+        };
         match tar_shards::open(folder.path(), &config) {
             Err(error) => names(&error.to_string(), folder.path()),
             Ok(splits) => {
@@ -147,9 +186,19 @@ pub fn parquet(bytes: &[u8]) {
     for name in ["train-0.parquet", "val-0.parquet"] {
         write(&folder.path().join(name), bytes);
     }
-    let sizing = Sizing { size: 8, shorter_side: Some(9) };
+    let sizing = Sizing {
+        size: 8,
+        shorter_side: Some(9),
+    };
     for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
-        match parquet_files::open(folder.path(), &ParquetConfig { sizing, on_bad_image, num_threads: 1 }) {
+        match parquet_files::open(
+            folder.path(),
+            &ParquetConfig {
+                sizing,
+                on_bad_image,
+                num_threads: 1,
+            },
+        ) {
             Err(error) => names(&error.to_string(), folder.path()),
             Ok(splits) => {
                 for index in 0..splits.train.len() {
@@ -198,10 +247,19 @@ pub fn records(bytes: &[u8]) {
     while !rest.is_empty() {
         let (part, after) = split(rest);
         rest = after;
-        let end = part.iter().position(|byte| *byte == b'\n').unwrap_or(part.len());
-        let Some(name) = RECORDS.into_iter().find(|name| name.as_bytes() == &part[..end]) else { continue };
+        let end = part
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .unwrap_or(part.len());
+        let Some(name) = RECORDS
+            .into_iter()
+            .find(|name| name.as_bytes() == &part[..end])
+        else {
+            continue;
+        };
         let path = directory.join(name);
-        fs::create_dir_all(path.parent().unwrap_or(&directory)).expect("a folder in a folder of our own");
+        fs::create_dir_all(path.parent().unwrap_or(&directory))
+            .expect("a folder in a folder of our own");
         write(&path, part.get(end + 1..).unwrap_or_default());
         if name.ends_with(".json") && !inputs.contains(&path) {
             inputs.push(path);
@@ -211,8 +269,11 @@ pub fn records(bytes: &[u8]) {
         names(&format!("{error:#}"), folder.path());
     }
     for input in inputs {
-        let request =
-            report::Request { inputs: vec![input], output: folder.path().join("report"), ..Default::default() };
+        let request = report::Request {
+            inputs: vec![input],
+            output: folder.path().join("report"),
+            ..Default::default()
+        };
         if let Err(error) = report::write(&request) {
             names(&format!("{error:#}"), folder.path());
         }
@@ -220,10 +281,23 @@ pub fn records(bytes: &[u8]) {
     match step_hashes::read(&directory.join("hashes.jsonl")) {
         Err(error) => names(&format!("{error:#}"), folder.path()),
         Ok(hashes) => {
-            let run = Recording { hashes, ..Recording::default() };
-            let repetition = Recording { hashes: run.hashes.iter().rev().cloned().collect(), ..Recording::default() };
-            assert!(verify_run::compare(&run, &run, usize::MAX).difference.is_none());
-            verify_run::lines(&verify_run::compare(&run, &repetition, usize::MAX), run.hashes.len());
+            let run = Recording {
+                hashes,
+                ..Recording::default()
+            };
+            let repetition = Recording {
+                hashes: run.hashes.iter().rev().cloned().collect(),
+                ..Recording::default()
+            };
+            assert!(
+                verify_run::compare(&run, &run, usize::MAX)
+                    .difference
+                    .is_none()
+            );
+            verify_run::lines(
+                &verify_run::compare(&run, &repetition, usize::MAX),
+                run.hashes.len(),
+            );
         }
     }
 }
@@ -231,7 +305,10 @@ pub fn records(bytes: &[u8]) {
 /// The unpacking of a release's archive; bytes that are not compressed are compressed first, so that a fuzzer can change them.
 pub fn archive(bytes: &[u8]) {
     let folder = folder();
-    let (path, dir) = (folder.path().join("archive.tar.gz"), folder.path().join("data"));
+    let (path, dir) = (
+        folder.path().join("archive.tar.gz"),
+        folder.path().join("data"),
+    );
     fs::create_dir(&dir).expect("a folder in a folder of our own");
     if bytes.starts_with(&[0x1F, 0x8B]) {
         write(&path, bytes);
@@ -242,7 +319,11 @@ pub fn archive(bytes: &[u8]) {
     }
     let result = download::unpack(Cifar::Hundred, &path, &dir);
     let found = |dir: &Path| fs::read_dir(dir).expect("a folder of our own").count();
-    assert_eq!(found(folder.path()), 2, "something was written beside the folder");
+    assert_eq!(
+        found(folder.path()),
+        2,
+        "something was written beside the folder"
+    );
     match result {
         Err(error) => {
             names(&error.to_string(), folder.path());
@@ -278,20 +359,34 @@ pub fn checkpoint(bytes: &[u8]) {
 pub fn write_checkpoint(bytes: &[u8], folder: &Path) {
     let (state, rest) = split(bytes);
     let (model, training) = split(rest);
-    let sha256 = |bytes: &[u8]| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let sha256 = |bytes: &[u8]| -> String {
+        Sha256::digest(bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    };
     let state = match std::str::from_utf8(state) {
         Err(_) => state.to_vec(),
-        Ok(text) => text.replace("@MODEL@", &sha256(model)).replace("@TRAINING@", &sha256(training)).into_bytes(),
+        Ok(text) => text
+            .replace("@MODEL@", &sha256(model))
+            .replace("@TRAINING@", &sha256(training))
+            .into_bytes(),
     };
     write(&folder.join("state.json"), &state);
-    write(&folder.join("state.sha256"), format!("{}  state.json\n", sha256(&state)).as_bytes());
+    write(
+        &folder.join("state.sha256"),
+        format!("{}  state.json\n", sha256(&state)).as_bytes(),
+    );
     write(&folder.join("model.safetensors"), model);
     write(&folder.join("training.safetensors"), training);
 }
 
 /// The bytes before and after the first separator; all of them and none if there is none.
 fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
-    match bytes.windows(SEPARATOR.len()).position(|window| window == SEPARATOR) {
+    match bytes
+        .windows(SEPARATOR.len())
+        .position(|window| window == SEPARATOR)
+    {
         Some(at) => (&bytes[..at], &bytes[at + SEPARATOR.len()..]),
         None => (bytes, &[]),
     }
@@ -299,12 +394,17 @@ fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
 
 /// The configuration: what resolves is printed as what resolves to the same.
 pub fn config(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     for world_size in [1, 4] {
-        let Ok(config) = TrainConfig::from_toml(text, world_size) else { continue };
+        let Ok(config) = TrainConfig::from_toml(text, world_size) else {
+            continue;
+        };
         let printed = config.to_toml();
         let again = TrainConfig::from_toml(&printed, world_size);
-        let again = again.unwrap_or_else(|error| panic!("what was printed is refused: {error}\n{printed}"));
+        let again =
+            again.unwrap_or_else(|error| panic!("what was printed is refused: {error}\n{printed}"));
         assert_eq!(again, config, "{printed}");
         assert_eq!(again.hash(), config.hash());
     }

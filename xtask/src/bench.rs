@@ -59,10 +59,25 @@ impl BenchCommand {
 impl KernelsArgs {
     fn run(&self) -> Outcome {
         let (batch, threads) = (self.batch.to_string(), self.threads.to_string());
-        let shared =
-            ["--threads", &threads, "--dtype", &self.dtype, "--convolution", &self.convolution, "--cpu", &self.cpu];
+        let shared = [
+            "--threads",
+            &threads,
+            "--dtype",
+            &self.dtype,
+            "--convolution",
+            &self.convolution,
+            "--cpu",
+            &self.cpu,
+        ];
         let found = setup::run(self.installing)?;
-        let build = cargo::command(&["build", "--release", "-p", "lockstep-kernels", "--example", "kernels"]);
+        let build = cargo::command(&[
+            "build",
+            "--release",
+            "-p",
+            "lockstep-kernels",
+            "--example",
+            "kernels",
+        ]);
         let kernels = cargo::executable(build, "kernels", false)?;
         let trainer = cargo::trainer(Mpi::of(&found), "release")?;
 
@@ -70,7 +85,15 @@ impl KernelsArgs {
         command.args(["--batch", &batch]).args(shared);
         process::run(command)?;
         let mut command = std::process::Command::new(trainer);
-        command.args(["bench", "--device", "flex", "--steps", "12", "--model", &self.model]);
+        command.args([
+            "bench",
+            "--device",
+            "flex",
+            "--steps",
+            "12",
+            "--model",
+            &self.model,
+        ]);
         command.args(["--batch-size-per-rank", &batch]).args(shared);
         process::run(command)
     }

@@ -25,7 +25,11 @@ pub(crate) enum Mpi {
 
 impl Mpi {
     pub(crate) fn of(found: &Found) -> Self {
-        if found.can_build_mpi() { Mpi::With } else { Mpi::Without }
+        if found.can_build_mpi() {
+            Mpi::With
+        } else {
+            Mpi::Without
+        }
     }
 
     /// The features of everything that is built: the same for all, so that the tensor library is compiled once.
@@ -39,7 +43,9 @@ impl Mpi {
 
 /// The workspace's folder.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies inside the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the crate lies inside the workspace")
 }
 
 /// The folder that cargo builds into.
@@ -67,8 +73,17 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 
 /// Whether cargo sets the variable for a program that it runs, to tell about that program's package.
 fn describes_this_package(name: &str) -> bool {
-    ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix))
-        || ["CARGO", "CARGO_BIN_NAME", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&name)
+    ["CARGO_MANIFEST_", "CARGO_PKG_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+        || [
+            "CARGO",
+            "CARGO_BIN_NAME",
+            "CARGO_CRATE_NAME",
+            "CARGO_PRIMARY_PACKAGE",
+            "OUT_DIR",
+        ]
+        .contains(&name)
 }
 
 /// Builds the trainer in this profile. The dev profile's is nearly as fast, and the tests share what is compiled for it.
@@ -85,13 +100,20 @@ fn trainer_build(mpi: Mpi, profile: &str) -> Command {
 /// The trainer for other machines: its messages name no path of this one, and one that has them all the same is refused.
 pub(crate) fn trainer_without_paths(mpi: Mpi) -> Outcome<PathBuf> {
     let paths = [(home()?, "/cargo"), (root().to_owned(), "/lockstep")];
-    let remaps = paths.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
+    let remaps = paths
+        .iter()
+        .map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
     let mut build = trainer_build(mpi, "dist");
     // The variables would take the place of what configuration files say; this comes on top of it.
-    build.arg("--config").arg(format!("build.rustflags={:?}", remaps.collect::<Vec<_>>()));
+    build
+        .arg("--config")
+        .arg(format!("build.rustflags={:?}", remaps.collect::<Vec<_>>()));
     let program = executable(build, "trainer", false)?;
     let bytes = fs::read(&program).map_err(at(&program))?;
-    match paths.iter().find(|(path, _)| contains(&bytes, path.as_os_str().as_encoded_bytes())) {
+    match paths
+        .iter()
+        .find(|(path, _)| contains(&bytes, path.as_os_str().as_encoded_bytes()))
+    {
         None => Ok(program),
         Some((path, _)) => Err(Failure::Failed(format!(
             "{}: expected no path of this machine in it, got {}: unset RUSTFLAGS, or find by `strings` whose it is",
@@ -117,8 +139,9 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
     let built = trainer(mpi, "dev")?;
     let folder = target_folder().join("programs");
     let (kept, fresh) = (folder.join("trainer"), folder.join("trainer.new"));
-    let copied =
-        fs::create_dir_all(&folder).and_then(|()| fs::copy(&built, &fresh)).and_then(|_| fs::rename(&fresh, &kept));
+    let copied = fs::create_dir_all(&folder)
+        .and_then(|()| fs::copy(&built, &fresh))
+        .and_then(|_| fs::rename(&fresh, &kept));
     copied.map_err(at(&kept))?;
     Ok(kept)
 }
@@ -159,7 +182,10 @@ pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Out
         .output()
         .map_err(|error| process::cannot_start(&command, &error))?;
     if !output.status.success() {
-        return Err(Failure::Failed(format!("the build of `{name}` failed: {}", output.status)));
+        return Err(Failure::Failed(format!(
+            "the build of `{name}` failed: {}",
+            output.status
+        )));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     messages.lines().find_map(|line| executable_of(line, name, is_test)).ok_or_else(|| {
@@ -171,7 +197,10 @@ fn executable_of(message: &str, name: &str, is_test: bool) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).ok()?;
     // A target also says whether it may be tested; whether this one was built as a test stands in its profile.
     let is_meant = message["target"]["name"] == name && message["profile"]["test"] == is_test;
-    message["executable"].as_str().filter(|_| is_meant).map(PathBuf::from)
+    message["executable"]
+        .as_str()
+        .filter(|_| is_meant)
+        .map(PathBuf::from)
 }
 
 #[cfg(test)]
@@ -182,10 +211,18 @@ mod tests {
 
     #[test]
     fn the_program_is_told_from_its_test_harness() {
-        assert_eq!(executable_of(ARTIFACT, "trainer", false), Some(PathBuf::from("/w/target/debug/trainer")));
-        let harness =
-            ARTIFACT.replace("\"overflow_checks\":true,\"test\":false", "\"overflow_checks\":true,\"test\":true");
-        assert_eq!(executable_of(&harness, "trainer", true), Some(PathBuf::from("/w/target/debug/trainer")));
+        assert_eq!(
+            executable_of(ARTIFACT, "trainer", false),
+            Some(PathBuf::from("/w/target/debug/trainer"))
+        );
+        let harness = ARTIFACT.replace(
+            "\"overflow_checks\":true,\"test\":false",
+            "\"overflow_checks\":true,\"test\":true",
+        );
+        assert_eq!(
+            executable_of(&harness, "trainer", true),
+            Some(PathBuf::from("/w/target/debug/trainer"))
+        );
         assert_eq!(executable_of(ARTIFACT, "trainer", true), None);
         assert_eq!(executable_of(&harness, "trainer", false), None);
     }
@@ -193,23 +230,42 @@ mod tests {
     #[test]
     fn a_library_and_another_name_are_passed_over() {
         assert_eq!(executable_of(ARTIFACT, "xtask", false), None);
-        let library = ARTIFACT.replace("\"executable\":\"/w/target/debug/trainer\"", "\"executable\":null");
+        let library = ARTIFACT.replace(
+            "\"executable\":\"/w/target/debug/trainer\"",
+            "\"executable\":null",
+        );
         assert_eq!(executable_of(&library, "trainer", false), None);
-        assert_eq!(executable_of(r#"{"reason":"build-finished","success":true}"#, "trainer", false), None);
+        assert_eq!(
+            executable_of(
+                r#"{"reason":"build-finished","success":true}"#,
+                "trainer",
+                false
+            ),
+            None
+        );
     }
 
     #[test]
     fn cargo_is_started_without_what_it_told_about_this_package() {
-        assert!(env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo sets it for its tests, too");
+        assert!(
+            env::var_os("CARGO_MANIFEST_DIR").is_some(),
+            "cargo sets it for its tests, too"
+        );
         let command = command(&["build"]);
-        let removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
+        let removed = |name: &str| {
+            command
+                .get_envs()
+                .any(|(key, value)| key == name && value.is_none())
+        };
         assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME"));
         assert!(!removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL") && !removed("PATH"));
     }
 
     #[test]
     fn a_path_is_found_in_a_program() {
-        assert!(contains(b"\0/w/src/a.rs\0", b"/w/src") && !contains(b"/lockstep/src/a.rs", b"/w/src"));
+        assert!(
+            contains(b"\0/w/src/a.rs\0", b"/w/src") && !contains(b"/lockstep/src/a.rs", b"/w/src")
+        );
     }
 
     #[test]

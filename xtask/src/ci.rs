@@ -27,6 +27,10 @@ pub(crate) struct CiArgs {
 
 impl CiArgs {
     pub(crate) fn run(&self) -> Outcome {
-        if self.cuda { cuda::run(self.installing) } else { TestArgs::all(self.installing).run() }
+        if self.cuda {
+            cuda::run(self.installing)
+        } else {
+            TestArgs::all(self.installing).run()
+        }
     }
 }

@@ -28,8 +28,13 @@ fn packages(recipe: &str) -> Vec<Vec<&str>> {
             // The list goes on as long as a line ends with a backslash; what follows `&&` is another command.
             let mut packages = Vec::new();
             for line in install.lines() {
-                let (words, goes_on) = line.trim_end().strip_suffix('\\').map_or((line, false), |words| (words, true));
-                let (words, ends) = words.split_once("&&").map_or((words, false), |(words, _)| (words, true));
+                let (words, goes_on) = line
+                    .trim_end()
+                    .strip_suffix('\\')
+                    .map_or((line, false), |words| (words, true));
+                let (words, ends) = words
+                    .split_once("&&")
+                    .map_or((words, false), |(words, _)| (words, true));
                 packages.extend(words.split_whitespace());
                 if ends || !goes_on {
                     break;
@@ -42,8 +47,13 @@ fn packages(recipe: &str) -> Vec<Vec<&str>> {
 
 /// What stands between `before` and the next `after`.
 fn between<'a>(text: &'a str, before: &str, after: char) -> &'a str {
-    let rest = text.split_once(before).unwrap_or_else(|| panic!("expected `{before}`")).1;
-    rest.split_once(after).unwrap_or_else(|| panic!("expected `{after}` after `{before}`")).0
+    let rest = text
+        .split_once(before)
+        .unwrap_or_else(|| panic!("expected `{before}`"))
+        .1;
+    rest.split_once(after)
+        .unwrap_or_else(|| panic!("expected `{after}` after `{before}`"))
+        .0
 }
 
 #[test]
@@ -51,9 +61,16 @@ fn both_recipes_build_with_the_rust_of_the_manifest() {
     let manifest = text("Cargo.toml");
     let wanted = between(&manifest, "rust-version = \"", '"');
     let (docker, apptainer) = (dockerfile(), definition());
-    let versions = [between(&docker, "RUST_IMAGE=rust:", '-'), between(&apptainer, "From: rust:", '-')];
+    let versions = [
+        between(&docker, "RUST_IMAGE=rust:", '-'),
+        between(&apptainer, "From: rust:", '-'),
+    ];
     assert_eq!(versions[0], versions[1]);
-    assert!(versions[0].starts_with(&format!("{wanted}.")), "expected Rust {wanted}, got {}", versions[0]);
+    assert!(
+        versions[0].starts_with(&format!("{wanted}.")),
+        "expected Rust {wanted}, got {}",
+        versions[0]
+    );
 }
 
 #[test]
@@ -64,7 +81,10 @@ fn both_recipes_start_from_the_same_images() {
         .filter_map(|line| line.strip_prefix("ARG ")?.split_once("_IMAGE="))
         .map(|(_, image)| image)
         .collect();
-    let apptainer: Vec<&str> = apptainer.lines().filter_map(|line| line.strip_prefix("From: ")).collect();
+    let apptainer: Vec<&str> = apptainer
+        .lines()
+        .filter_map(|line| line.strip_prefix("From: "))
+        .collect();
     assert_eq!(docker.len(), 2);
     assert_eq!(docker, apptainer);
 }
@@ -75,7 +95,12 @@ fn both_recipes_install_the_same_packages() {
     let stages = packages(&docker);
     assert_eq!(stages, packages(&apptainer));
     assert_eq!(stages.len(), 2);
-    assert!(stages[1].iter().any(|package| package.starts_with("libpmix2=")), "{stages:?}");
+    assert!(
+        stages[1]
+            .iter()
+            .any(|package| package.starts_with("libpmix2=")),
+        "{stages:?}"
+    );
 }
 
 #[test]
@@ -86,13 +111,25 @@ fn both_recipes_copy_every_member_of_the_workspace() {
         .filter_map(|name| name.trim_matches('"').split('/').next())
         .collect();
     let ignored = text("xtask/containers/Dockerfile.dockerignore");
-    let kept: BTreeSet<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let kept: BTreeSet<&str> = ignored
+        .lines()
+        .filter_map(|line| line.strip_prefix('!'))
+        .collect();
     let apptainer = definition();
-    let copied: BTreeSet<&str> =
-        apptainer.lines().filter_map(|line| line.trim().split_once(" /build/")).map(|(name, _)| name).collect();
+    let copied: BTreeSet<&str> = apptainer
+        .lines()
+        .filter_map(|line| line.trim().split_once(" /build/"))
+        .map(|(name, _)| name)
+        .collect();
     // The scripts of `peers` travel inside the program.
-    for name in members.into_iter().chain(["peers", "Cargo.toml", "Cargo.lock"]) {
-        assert!(kept.contains(name), "Dockerfile.dockerignore leaves out {name}");
+    for name in members
+        .into_iter()
+        .chain(["peers", "Cargo.toml", "Cargo.lock"])
+    {
+        assert!(
+            kept.contains(name),
+            "Dockerfile.dockerignore leaves out {name}"
+        );
         assert!(copied.contains(name), "lockstep.def leaves out {name}");
     }
 }
@@ -101,13 +138,23 @@ fn both_recipes_copy_every_member_of_the_workspace() {
 fn both_images_carry_the_version_of_the_workspace() {
     let manifest = text("Cargo.toml");
     let version = between(&manifest, "\nversion = \"", '"');
-    assert!(dockerfile().contains(&format!("image.version=\"{version}\"")), "Dockerfile: expected {version}");
-    assert!(definition().contains(&format!("image.version {version}\n")), "lockstep.def: expected {version}");
+    assert!(
+        dockerfile().contains(&format!("image.version=\"{version}\"")),
+        "Dockerfile: expected {version}"
+    );
+    assert!(
+        definition().contains(&format!("image.version {version}\n")),
+        "lockstep.def: expected {version}"
+    );
 }
 
 #[test]
 fn a_list_ends_where_the_command_ends() {
-    let docker = "RUN apt-get install --no-install-recommends \\\n    a=1-* \\\n    b \\\n    && rm c\n";
+    let docker =
+        "RUN apt-get install --no-install-recommends \\\n    a=1-* \\\n    b \\\n    && rm c\n";
     assert_eq!(packages(docker), [["a=1-*", "b"]]);
-    assert_eq!(packages("apt-get install --no-install-recommends a \\\n    b\ncd /build\n"), [["a", "b"]]);
+    assert_eq!(
+        packages("apt-get install --no-install-recommends a \\\n    b\ncd /build\n"),
+        [["a", "b"]]
+    );
 }

@@ -49,9 +49,20 @@ pub(crate) fn run(installing: Installing) -> Outcome {
     };
     let version = start(&["--version"], 60)?;
     if version.code != Some(0) {
-        return Err(Failure::Failed(format!("`trainer --version` ended with {:?}, expected 0", version.code)));
+        return Err(Failure::Failed(format!(
+            "`trainer --version` ended with {:?}, expected 0",
+            version.code
+        )));
     }
-    let bench = ["bench", "--model", "resnet20", "--device", "cuda", "--batch-size-per-rank", "8"];
+    let bench = [
+        "bench",
+        "--model",
+        "resnet20",
+        "--device",
+        "cuda",
+        "--batch-size-per-rank",
+        "8",
+    ];
     let steps = ["--steps", "2", "--warmup-steps", "1"];
     // The first steps on a GPU compile and tune every kernel.
     let finished = start(&[&bench[..], &steps[..]].concat(), 900)?;
@@ -59,7 +70,11 @@ pub(crate) fn run(installing: Installing) -> Outcome {
     verdict(has_gpu, &finished).map_err(Failure::Failed)?;
     println!(
         "{}",
-        if has_gpu { "CUDA: computed on the GPU" } else { "CUDA: linked and started; no GPU here, said clearly" }
+        if has_gpu {
+            "CUDA: computed on the GPU"
+        } else {
+            "CUDA: linked and started; no GPU here, said clearly"
+        }
     );
     Ok(())
 }
@@ -82,29 +97,50 @@ fn folder() -> PathBuf {
 
 /// Builds with the two build scripts that download LLVM told not to, and with open symbols allowed.
 fn build(folder: &Path) -> Outcome<PathBuf> {
-    let mut command = cargo::command(&["build", "--release", "-p", "trainer", "--no-default-features"]);
+    let mut command = cargo::command(&[
+        "build",
+        "--release",
+        "-p",
+        "trainer",
+        "--no-default-features",
+    ]);
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     command
         .args(["--features", FEATURES, "--target-dir"])
         .arg(folder)
         // Those build scripts return at once when documentation is built for docs.rs.
         .env("DOCS_RS", "1")
-        .env("RUSTFLAGS", format!("{flags} -C link-arg=-Wl,--unresolved-symbols=ignore-all").trim_start());
+        .env(
+            "RUSTFLAGS",
+            format!("{flags} -C link-arg=-Wl,--unresolved-symbols=ignore-all").trim_start(),
+        );
     cargo::executable(command, "trainer", false)
 }
 
 /// Compiles a library with a stand-in for each of the program's open LLVM symbols.
 fn stand_ins(program: &Path, folder: &Path) -> Outcome<PathBuf> {
-    let listing = process::answer("nm", &["-D", "--undefined-only", &program.to_string_lossy()])
-        .ok_or_else(|| Failure::Failed("`nm` failed: install binutils, which lists a program's symbols".to_owned()))?;
+    let listing = process::answer(
+        "nm",
+        &["-D", "--undefined-only", &program.to_string_lossy()],
+    )
+    .ok_or_else(|| {
+        Failure::Failed("`nm` failed: install binutils, which lists a program's symbols".to_owned())
+    })?;
     let symbols = open_symbols(&listing);
     let source = folder.join("llvm-absent.c");
     let library = folder.join("libllvm-absent.so");
     fs::write(&source, stand_in_source(&symbols)).map_err(at(&source))?;
     let mut compile = Command::new("cc");
-    compile.args(["-shared", "-fPIC", "-w", "-O0", "-o"]).arg(&library).arg(&source);
+    compile
+        .args(["-shared", "-fPIC", "-w", "-O0", "-o"])
+        .arg(&library)
+        .arg(&source);
     process::run(compile)?;
-    println!("{} symbols of LLVM are stood in for by {}", symbols.len(), library.display());
+    println!(
+        "{} symbols of LLVM are stood in for by {}",
+        symbols.len(),
+        library.display()
+    );
     Ok(library)
 }
 
@@ -113,7 +149,9 @@ fn open_symbols(listing: &str) -> Vec<&str> {
         .lines()
         .filter_map(|line| line.split_whitespace().last())
         // A symbol with a version belongs to a library that is there.
-        .filter(|symbol| !symbol.contains('@') && ABSENT.iter().any(|prefix| symbol.starts_with(prefix)))
+        .filter(|symbol| {
+            !symbol.contains('@') && ABSENT.iter().any(|prefix| symbol.starts_with(prefix))
+        })
         .collect();
     symbols.sort_unstable();
     symbols.dedup();
@@ -134,7 +172,9 @@ fn stand_in_source(symbols: &[&str]) -> String {
 fn verdict(has_gpu: bool, finished: &Finished) -> Result<(), String> {
     match (has_gpu, finished.code) {
         (true, Some(0)) => Ok(()),
-        (true, code) => Err(format!("a GPU is here and `trainer bench --device cuda` ended with {code:?}, expected 0")),
+        (true, code) => Err(format!(
+            "a GPU is here and `trainer bench --device cuda` ended with {code:?}, expected 0"
+        )),
         (false, Some(1 | 2)) if finished.text.to_lowercase().contains("cuda") => Ok(()),
         (false, code) => Err(format!(
             "no GPU is here and `trainer bench --device cuda` ended with {code:?}, expected 1 or 2 and a message naming cuda"
@@ -160,8 +200,18 @@ mod tests {
 
     #[test]
     fn without_a_gpu_only_a_clear_error_passes() {
-        let finished = |code, text: &str| Finished { code, text: text.to_owned(), elapsed: Duration::ZERO };
-        assert!(verdict(false, &finished(Some(1), "error: device cuda: no NVIDIA driver")).is_ok());
+        let finished = |code, text: &str| Finished {
+            code,
+            text: text.to_owned(),
+            elapsed: Duration::ZERO,
+        };
+        assert!(
+            verdict(
+                false,
+                &finished(Some(1), "error: device cuda: no NVIDIA driver")
+            )
+            .is_ok()
+        );
         assert!(verdict(false, &finished(Some(101), "panicked: cuda")).is_err());
         assert!(verdict(false, &finished(None, "absent: LLVMAddFunction")).is_err());
         assert!(verdict(false, &finished(Some(1), "something else")).is_err());

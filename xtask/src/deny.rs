@@ -30,5 +30,11 @@ pub(crate) fn check() -> Result<Outcome, Reason> {
             "bans, licenses and sources are right, but advisories: their list cannot be fetched: {failure}"
         ));
     }
-    Ok(process::run(cargo::command(&["deny", "--locked", "check", "--hide-inclusion-graph", "advisories"])))
+    Ok(process::run(cargo::command(&[
+        "deny",
+        "--locked",
+        "check",
+        "--hide-inclusion-graph",
+        "advisories",
+    ])))
 }

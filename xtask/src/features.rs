@@ -15,14 +15,21 @@ use jobs::failure::{Failure, Outcome};
 use jobs::mpirun::Mpirun;
 use jobs::process;
 
-const PACKAGES: [&str; 4] = ["trainer", "lockstep-burn-resnet", "lockstep-datasets", "lockstep-layers"];
-const FEATURES: &str =
-    "trainer/burn-train,trainer/parquet,trainer/ndarray,lockstep-burn-resnet/ndarray,lockstep-layers/ndarray";
+const PACKAGES: [&str; 4] = [
+    "trainer",
+    "lockstep-burn-resnet",
+    "lockstep-datasets",
+    "lockstep-layers",
+];
+const FEATURES: &str = "trainer/burn-train,trainer/parquet,trainer/ndarray,lockstep-burn-resnet/ndarray,lockstep-layers/ndarray";
 const EXAMPLE: &str = "burn_loop";
 const OWN_LOOP: &str = "own_loop";
 
 const CHECKS: [Check<Suite>; 2] = [
-    check("burn's loop on two ranks trains what it trains on one, and root alone speaks and writes", two_ranks_are_one),
+    check(
+        "burn's loop on two ranks trains what it trains on one, and root alone speaks and writes",
+        two_ranks_are_one,
+    ),
     check(
         "a loop of one's own learns on two ranks, which hold the same parameters, and root alone speaks",
         own_loop_learns,
@@ -36,21 +43,43 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     cargo::begin_folder(&target, |_| Ok(()))?;
     let command = |subcommand: &str, further: &[&str]| {
         let mut command = cargo::command(&[subcommand]);
-        command.args(mpi.features()).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
-        command.args(["--features", FEATURES]).args(further).env("CARGO_TARGET_DIR", &target);
+        command
+            .args(mpi.features())
+            .args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+        command
+            .args(["--features", FEATURES])
+            .args(further)
+            .env("CARGO_TARGET_DIR", &target);
         command
     };
     // None of these is a unit test; the programs of unit tests take minutes to compile.
-    process::run(command("test", &["--test", "*", "--", "second_opinion", "parquet"]))?;
+    process::run(command(
+        "test",
+        &["--test", "*", "--", "second_opinion", "parquet"],
+    ))?;
     process::run(command("test", &["--test", EXAMPLE]))?;
     process::run(command("test", &["--test", "corpus", "--", "inputs"]))?;
-    let mut on_gpus = cargo::command(&["check", "--package", "lockstep-layers", "--package", "trainer"]);
+    let mut on_gpus = cargo::command(&[
+        "check",
+        "--package",
+        "lockstep-layers",
+        "--package",
+        "trainer",
+    ]);
     on_gpus
         .args(mpi.features())
-        .args(["--features", "lockstep-layers/wgpu,trainer/wgpu", "--all-targets"])
+        .args([
+            "--features",
+            "lockstep-layers/wgpu,trainer/wgpu",
+            "--all-targets",
+        ])
         .env("CARGO_TARGET_DIR", &target);
     process::run(on_gpus)?;
-    let example = cargo::executable(command("build", &["--example", EXAMPLE, "--example", OWN_LOOP]), EXAMPLE, false)?;
+    let example = cargo::executable(
+        command("build", &["--example", EXAMPLE, "--example", OWN_LOOP]),
+        EXAMPLE,
+        false,
+    )?;
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());
     conclude(suite.folder(), &failed)
@@ -74,15 +103,29 @@ fn each_package_shares_the_build() -> Outcome {
 
 /// The crates of others that a selection of packages compiles, each with its features.
 fn dependencies(selection: &[&str]) -> Outcome<BTreeSet<String>> {
-    let mut tree = cargo::command(&["tree", "--locked", "--edges", "normal,dev", "--prefix", "none"]);
+    let mut tree = cargo::command(&[
+        "tree",
+        "--locked",
+        "--edges",
+        "normal,dev",
+        "--prefix",
+        "none",
+    ]);
     tree.args(["--format", "{p} {f}"]).args(selection);
-    let output = tree.output().map_err(|error| process::cannot_start(&tree, &error))?;
+    let output = tree
+        .output()
+        .map_err(|error| process::cannot_start(&tree, &error))?;
     if !output.status.success() {
-        return Err(Failure::Failed(format!("cargo tree: {}", String::from_utf8_lossy(&output.stderr))));
+        return Err(Failure::Failed(format!(
+            "cargo tree: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )));
     }
     let root = cargo::root().display().to_string();
     let text = String::from_utf8_lossy(&output.stdout);
-    let lines = text.lines().map(|line| line.trim_end_matches(" (*)").to_owned());
+    let lines = text
+        .lines()
+        .map(|line| line.trim_end_matches(" (*)").to_owned());
     Ok(lines.filter(|line| !line.contains(&root)).collect())
 }
 
@@ -100,17 +143,32 @@ fn two_ranks_are_one(suite: &Suite) -> Result<(), String> {
         let ended = Ended::of(command, &suite.folder().join(format!("{ranks}.log")), 300)?;
         ended.expect_success()?;
         let text = &ended.finished.text;
-        ended.expect(text.matches("training ended.").count() == 1, "one rank that speaks")?;
-        let loss = text.lines().find_map(|line| line.strip_prefix("loss ")?.split(',').next()?.parse::<f64>().ok());
+        ended.expect(
+            text.matches("training ended.").count() == 1,
+            "one rank that speaks",
+        )?;
+        let loss = text.lines().find_map(|line| {
+            line.strip_prefix("loss ")?
+                .split(',')
+                .next()?
+                .parse::<f64>()
+                .ok()
+        });
         ended.expect(loss.is_some(), "a line `loss …`")?;
         losses.extend(loss);
         written.push(files(&folder, &folder));
     }
     if (losses[0] - losses[1]).abs() > 1e-5 * losses[0].abs() {
-        return Err(format!("loss after 8 steps: expected {} as on one rank, to 1e-5, got {}", losses[0], losses[1]));
+        return Err(format!(
+            "loss after 8 steps: expected {} as on one rank, to 1e-5, got {}",
+            losses[0], losses[1]
+        ));
     }
     if written[0].is_empty() || written[0] != written[1] {
-        return Err(format!("files: expected {:?} as on one rank, got {:?}", written[0], written[1]));
+        return Err(format!(
+            "files: expected {:?} as on one rank, got {:?}",
+            written[0], written[1]
+        ));
     }
     Ok(())
 }
@@ -120,20 +178,35 @@ fn own_loop_learns(suite: &Suite) -> Result<(), String> {
     let command = suite.on_ranks(2, &suite.trainer().with_file_name(OWN_LOOP), &[])?;
     let ended = Ended::of(command, &suite.folder().join("own-loop.log"), 300)?;
     ended.expect_success()?;
-    let epochs = ended.finished.text.lines().filter_map(|line| line.strip_prefix("epoch ")?.split_once(": loss "));
-    let losses: Vec<f64> = epochs.filter_map(|(_, rest)| rest.split(',').next()?.parse().ok()).collect();
-    ended.expect(losses.len() == 3, "a line for each of three epochs, of one rank")?;
+    let epochs = ended
+        .finished
+        .text
+        .lines()
+        .filter_map(|line| line.strip_prefix("epoch ")?.split_once(": loss "));
+    let losses: Vec<f64> = epochs
+        .filter_map(|(_, rest)| rest.split(',').next()?.parse().ok())
+        .collect();
+    ended.expect(
+        losses.len() == 3,
+        "a line for each of three epochs, of one rank",
+    )?;
     ended.expect(losses[2] < losses[0], "a loss that falls")
 }
 
 /// The files below a folder, from there, in order. Which epoch was the best, whose checkpoint is kept, may differ by rounding.
 fn files(folder: &Path, from: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .flat_map(|path| match path.is_dir() {
             true => files(&path, from),
-            false => path.strip_prefix(from).map(Path::to_owned).into_iter().collect(),
+            false => path
+                .strip_prefix(from)
+                .map(Path::to_owned)
+                .into_iter()
+                .collect(),
         })
         .filter(|path| !path.starts_with("checkpoint"))
         .collect();

@@ -42,7 +42,11 @@ use jobs::failure::Outcome;
 
 /// The automation of this workspace.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", arg_required_else_help = true)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    arg_required_else_help = true
+)]
 struct Program {
     #[command(subcommand)]
     command: Command,

@@ -42,7 +42,9 @@ impl MpiChoice {
     /// Where `--mpi` names an MPI that is not the usual one here, installs it if that is allowed and goes on as this program with it,
     /// which does not return.
     pub(crate) fn go_on_with(&self, installing: Installing) -> Outcome {
-        let Some(name) = &self.name else { return Ok(()) };
+        let Some(name) = &self.name else {
+            return Ok(());
+        };
         let choice = Choice::provide(name, installing)?;
         if choice.is_usual() {
             return Ok(());
@@ -50,12 +52,21 @@ impl MpiChoice {
         let folder = cargo::target_folder().join(name);
         let variables = choice.variables(&folder);
         prepare(&folder, &variables)?;
-        let shown: Vec<String> =
-            variables.iter().map(|(name, value)| format!("{name}={}", process::quoted(value))).collect();
-        println!("with {}, which are:\nexport {}", choice.mpirun, shown.join(" "));
-        let program = env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let shown: Vec<String> = variables
+            .iter()
+            .map(|(name, value)| format!("{name}={}", process::quoted(value)))
+            .collect();
+        println!(
+            "with {}, which are:\nexport {}",
+            choice.mpirun,
+            shown.join(" ")
+        );
+        let program = env::current_exe()
+            .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
         let mut command = Process::new(program);
-        command.args(without_choice(env::args_os().skip(1))).envs(variables);
+        command
+            .args(without_choice(env::args_os().skip(1)))
+            .envs(variables);
         let error = command.exec();
         Err(process::cannot_start(&command, &error))
     }
@@ -65,12 +76,18 @@ impl MpiChoice {
 pub(crate) fn prepare_for(name: &str, installing: Installing) -> Outcome {
     let choice = Choice::provide(name, installing)?;
     let folder = cargo::target_folder().join(name);
-    if choice.is_usual() { Ok(()) } else { prepare(&folder, &choice.variables(&folder)) }
+    if choice.is_usual() {
+        Ok(())
+    } else {
+        prepare(&folder, &choice.variables(&folder))
+    }
 }
 
 /// Why this MPI cannot be used here, if it cannot; installs it where that is allowed.
 pub(crate) fn lacking(name: &str, installing: Installing) -> Option<String> {
-    Choice::provide(name, installing).err().map(|failure| failure.to_string())
+    Choice::provide(name, installing)
+        .err()
+        .map(|failure| failure.to_string())
 }
 
 impl Choice {
@@ -78,25 +95,48 @@ impl Choice {
         let (make, needs) = match name {
             "mpich" => (Make::Mpich, &[Need::Mpich][..]),
             "openmpi" => (Make::OpenMpi, &[Need::MpiDevelopment, Need::Mpirun][..]),
-            other => return Err(Failure::Usage(format!("{}: expected mpich or openmpi, got `{other}`", FLAG))),
+            other => {
+                return Err(Failure::Usage(format!(
+                    "{}: expected mpich or openmpi, got `{other}`",
+                    FLAG
+                )));
+            }
         };
         let found = Self::find(name, make).or_else(|| {
             setup::provide(needs, installing);
             Self::find(name, make)
         });
-        found.ok_or_else(|| Failure::Failed(format!("no {name} with its mpicc and mpirun here, see above")))
+        found.ok_or_else(|| {
+            Failure::Failed(format!(
+                "no {name} with its mpicc and mpirun here, see above"
+            ))
+        })
     }
 
     fn find(name: &str, make: Make) -> Option<Self> {
         // Debian gives each a name of its own; Fedora and openSUSE a folder.
         let places = |program: &str| {
-            let folders = ["/usr/lib64", "/usr/lib64/mpi/gcc"].map(|above| format!("{above}/{name}/bin/{program}"));
-            [vec![program.to_owned(), format!("{program}.{name}")], folders.to_vec()].concat()
+            let folders = ["/usr/lib64", "/usr/lib64/mpi/gcc"]
+                .map(|above| format!("{above}/{name}/bin/{program}"));
+            [
+                vec![program.to_owned(), format!("{program}.{name}")],
+                folders.to_vec(),
+            ]
+            .concat()
         };
-        let compilers = env::var_os("MPICC").into_iter().chain(places("mpicc").into_iter().map(OsString::from));
-        let launchers = env::var_os("MPIRUN").into_iter().chain(places("mpirun").into_iter().map(OsString::from));
-        let compiler = compilers.filter_map(probe::program).find(|compiler| made_for(compiler) == Some(make))?;
-        let mpirun = launchers.filter_map(probe::program).filter_map(Mpirun::at).find(|found| found.make() == make)?;
+        let compilers = env::var_os("MPICC")
+            .into_iter()
+            .chain(places("mpicc").into_iter().map(OsString::from));
+        let launchers = env::var_os("MPIRUN")
+            .into_iter()
+            .chain(places("mpirun").into_iter().map(OsString::from));
+        let compiler = compilers
+            .filter_map(probe::program)
+            .find(|compiler| made_for(compiler) == Some(make))?;
+        let mpirun = launchers
+            .filter_map(probe::program)
+            .filter_map(Mpirun::at)
+            .find(|found| found.make() == make)?;
         Some(Choice { compiler, mpirun })
     }
 
@@ -118,9 +158,20 @@ impl Choice {
 
 /// The make of the MPI whose header a compiler finds.
 fn made_for(compiler: &Path) -> Option<Make> {
-    let macros = process::answer(compiler, &["-E", "-dM", "-include", "mpi.h", "-x", "c", "/dev/null"])?;
-    let has = |name: &str| macros.lines().any(|line| line.split_whitespace().nth(1) == Some(name));
-    match (has("OMPI_MAJOR_VERSION"), has("MPICH_VERSION"), has("I_MPI_VERSION")) {
+    let macros = process::answer(
+        compiler,
+        &["-E", "-dM", "-include", "mpi.h", "-x", "c", "/dev/null"],
+    )?;
+    let has = |name: &str| {
+        macros
+            .lines()
+            .any(|line| line.split_whitespace().nth(1) == Some(name))
+    };
+    match (
+        has("OMPI_MAJOR_VERSION"),
+        has("MPICH_VERSION"),
+        has("I_MPI_VERSION"),
+    ) {
         (true, ..) => Some(Make::OpenMpi),
         (false, true, false) => Some(Make::Mpich),
         _ => Some(Make::Other),
@@ -145,7 +196,9 @@ fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 fn prepare(folder: &Path, variables: &[(&str, &OsStr)]) -> Outcome {
     cargo::begin_folder(folder, |unfinished| {
         let mut clean = cargo::command(&["clean", "--package", "mpi-sys"]);
-        clean.envs(variables.iter().copied()).env("CARGO_TARGET_DIR", unfinished);
+        clean
+            .envs(variables.iter().copied())
+            .env("CARGO_TARGET_DIR", unfinished);
         process::run(clean)
     })
 }
@@ -158,9 +211,16 @@ mod tests {
     fn the_choice_is_left_out_of_what_goes_on() {
         let kept = |line: &str| {
             let words = without_choice(line.split_whitespace().map(OsString::from));
-            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+            words
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
-        assert_eq!(kept("test --only mpi --mpi mpich --claim x"), "test --only mpi --claim x");
+        assert_eq!(
+            kept("test --only mpi --mpi mpich --claim x"),
+            "test --only mpi --claim x"
+        );
         assert_eq!(kept("setup --mpi=mpich"), "setup");
     }
 }

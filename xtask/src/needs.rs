@@ -9,7 +9,8 @@ use jobs::process;
 
 /// The version of glibc, such as `2.34`.
 pub(crate) fn glibc(program: &Path) -> Outcome<String> {
-    newest(&told(program, "-T")?).ok_or_else(|| Failure::Failed(format!("{}: no symbol of glibc", program.display())))
+    newest(&told(program, "-T")?)
+        .ok_or_else(|| Failure::Failed(format!("{}: no symbol of glibc", program.display())))
 }
 
 /// The libraries beside glibc and the compiler's own, such as `libmpi.so.40`.
@@ -18,23 +19,49 @@ pub(crate) fn libraries(program: &Path) -> Outcome<Vec<String>> {
 }
 
 fn told(program: &Path, flag: &str) -> Outcome<String> {
-    process::answer("objdump", &[flag, &program.to_string_lossy()])
-        .ok_or_else(|| Failure::Failed("`objdump` failed: install binutils, which tells a program's needs".to_owned()))
+    process::answer("objdump", &[flag, &program.to_string_lossy()]).ok_or_else(|| {
+        Failure::Failed(
+            "`objdump` failed: install binutils, which tells a program's needs".to_owned(),
+        )
+    })
 }
 
 fn newest(listing: &str) -> Option<String> {
     let versions = listing.split("GLIBC_").skip(1).filter_map(|rest| {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        rest[..end].split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
+        rest[..end]
+            .split('.')
+            .map(|part| part.parse().ok())
+            .collect::<Option<Vec<u32>>>()
     });
     let newest = versions.max()?;
-    Some(newest.iter().map(u32::to_string).collect::<Vec<_>>().join("."))
+    Some(
+        newest
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join("."),
+    )
 }
 
 fn linked(headers: &str) -> Vec<String> {
-    const EVERYWHERE: [&str; 7] = ["libc.", "libm.", "libgcc_s.", "libpthread.", "libdl.", "librt.", "ld-linux"];
-    let names = headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED"));
-    let others = names.map(str::trim).filter(|name| !EVERYWHERE.iter().any(|start| name.starts_with(start)));
+    const EVERYWHERE: [&str; 7] = [
+        "libc.",
+        "libm.",
+        "libgcc_s.",
+        "libpthread.",
+        "libdl.",
+        "librt.",
+        "ld-linux",
+    ];
+    let names = headers
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("NEEDED"));
+    let others = names
+        .map(str::trim)
+        .filter(|name| !EVERYWHERE.iter().any(|start| name.starts_with(start)));
     others.map(str::to_owned).collect()
 }
 
@@ -51,8 +78,7 @@ mod tests {
 
     #[test]
     fn libraries_that_every_system_has_are_not_told() {
-        let headers =
-            "Dynamic Section:\n  NEEDED               libmpi.so.40\n  NEEDED               libc.so.6\n  INIT 0x1\n";
+        let headers = "Dynamic Section:\n  NEEDED               libmpi.so.40\n  NEEDED               libc.so.6\n  INIT 0x1\n";
         assert_eq!(linked(headers), ["libmpi.so.40"]);
     }
 }

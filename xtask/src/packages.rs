@@ -45,8 +45,16 @@ pub(crate) enum Privilege {
 
 impl Installer {
     pub(crate) fn find() -> Option<Self> {
-        let known = [Installer::AptGet, Installer::Dnf, Installer::Zypper, Installer::Pacman, Installer::Brew];
-        known.into_iter().find(|installer| probe::program(installer.program()).is_some())
+        let known = [
+            Installer::AptGet,
+            Installer::Dnf,
+            Installer::Zypper,
+            Installer::Pacman,
+            Installer::Brew,
+        ];
+        known
+            .into_iter()
+            .find(|installer| probe::program(installer.program()).is_some())
     }
 
     fn program(self) -> &'static str {
@@ -71,14 +79,20 @@ impl Installer {
             // Slurm opens libpmix.so by the name that only the development package has.
             (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],
             (
-                Installer::AptGet | Installer::Dnf | Installer::Zypper | Installer::Pacman | Installer::Brew,
+                Installer::AptGet
+                | Installer::Dnf
+                | Installer::Zypper
+                | Installer::Pacman
+                | Installer::Brew,
                 Need::Browser,
             ) => &["chromium"],
             (Installer::Dnf | Installer::Zypper | Installer::Pacman, Need::CCompiler) => &["gcc"],
             (Installer::Dnf, Need::MpiDevelopment) => &["openmpi-devel"],
             (Installer::Dnf, Need::Mpirun) => &["openmpi"],
             (Installer::Dnf | Installer::Zypper, Need::Libclang) => &["clang-devel"],
-            (Installer::Dnf, Need::Slurm) => &["slurm-slurmctld", "slurm-slurmd", "munge", "pmix-devel"],
+            (Installer::Dnf, Need::Slurm) => {
+                &["slurm-slurmctld", "slurm-slurmd", "munge", "pmix-devel"]
+            }
             (Installer::Zypper, Need::Slurm) => &["slurm", "slurm-node", "munge", "pmix-devel"],
             (Installer::Pacman, Need::Slurm) => &["slurm-llnl", "munge", "openpmix"],
             (Installer::Brew, Need::Slurm) => &[],
@@ -93,7 +107,11 @@ impl Installer {
     }
 
     fn packages(self, needs: &[Need]) -> Vec<&'static str> {
-        let mut packages: Vec<&str> = needs.iter().flat_map(|need| self.package(*need)).copied().collect();
+        let mut packages: Vec<&str> = needs
+            .iter()
+            .flat_map(|need| self.package(*need))
+            .copied()
+            .collect();
         packages.dedup();
         packages
     }
@@ -104,8 +122,12 @@ impl Installer {
         match self {
             Installer::AptGet => format!("sudo apt-get install --no-install-recommends {packages}"),
             // Both put their MPI beside the PATH, for environment modules to add.
-            Installer::Dnf => format!("sudo dnf install {packages} && module load mpi/openmpi-x86_64"),
-            Installer::Zypper => format!("sudo zypper install {packages} && module load gnu-openmpi"),
+            Installer::Dnf => {
+                format!("sudo dnf install {packages} && module load mpi/openmpi-x86_64")
+            }
+            Installer::Zypper => {
+                format!("sudo zypper install {packages} && module load gnu-openmpi")
+            }
             Installer::Pacman => format!("sudo pacman -S --needed {packages}"),
             Installer::Brew => format!("brew install {packages}"),
         }
@@ -129,8 +151,14 @@ pub(crate) fn install(needs: &[Need], privilege: Privilege) -> Outcome {
     let packages = Installer::AptGet.packages(needs);
     let install = || {
         let mut command = apt_get(privilege);
-        command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
-        process::run(if needs.contains(&Need::Slurm) { without_daemons(&command, privilege) } else { command })
+        command
+            .args(["install", "--yes", "--no-install-recommends"])
+            .args(&packages);
+        process::run(if needs.contains(&Need::Slurm) {
+            without_daemons(&command, privilege)
+        } else {
+            command
+        })
     };
     let update = || {
         let mut command = apt_get(privilege);
@@ -169,7 +197,10 @@ fn without_daemons(command: &Command, privilege: Privilege) -> Command {
         trap 'rm -f $policy' EXIT
         printf '#!/bin/sh\\nexit 101\\n' >$policy && chmod 755 $policy && \"$@\"";
     let mut outer = as_root("sh", privilege);
-    outer.args(["-c", SCRIPT, "sh"]).arg(command.get_program()).args(command.get_args());
+    outer
+        .args(["-c", SCRIPT, "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
     for (name, value) in command.get_envs() {
         outer.env(name, value.unwrap_or_default());
     }
@@ -187,32 +218,48 @@ pub(crate) fn as_root(program: &str, privilege: Privilege) -> Command {
 }
 
 pub(crate) fn succeeds(command: &mut Command) -> bool {
-    let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let silent = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     silent.status().is_ok_and(|status| status.success())
 }
 
 fn has_candidate(package: &str) -> bool {
     Path::new("/var/lib/apt/lists").is_dir()
-        && process::answer("apt-cache", &["show", "--no-all-versions", package]).is_some_and(|text| !text.is_empty())
+        && process::answer("apt-cache", &["show", "--no-all-versions", package])
+            .is_some_and(|text| !text.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Need; 4] = [Need::CCompiler, Need::MpiDevelopment, Need::Mpirun, Need::Libclang];
+    const ALL: [Need; 4] = [
+        Need::CCompiler,
+        Need::MpiDevelopment,
+        Need::Mpirun,
+        Need::Libclang,
+    ];
 
     #[test]
     fn the_advice_names_exactly_what_is_missing() {
         let needs = [Need::MpiDevelopment, Need::Mpirun, Need::Libclang];
-        let expected = "sudo apt-get install --no-install-recommends libopenmpi-dev openmpi-bin libclang-dev";
+        let expected =
+            "sudo apt-get install --no-install-recommends libopenmpi-dev openmpi-bin libclang-dev";
         assert_eq!(Installer::AptGet.advice(&needs), expected);
-        assert_eq!(Installer::AptGet.advice(&needs[1..2]), "sudo apt-get install --no-install-recommends openmpi-bin");
+        assert_eq!(
+            Installer::AptGet.advice(&needs[1..2]),
+            "sudo apt-get install --no-install-recommends openmpi-bin"
+        );
     }
 
     #[test]
     fn a_package_that_meets_two_needs_is_named_once() {
-        assert_eq!(Installer::Pacman.packages(&ALL), ["gcc", "openmpi", "clang"]);
+        assert_eq!(
+            Installer::Pacman.packages(&ALL),
+            ["gcc", "openmpi", "clang"]
+        );
         assert_eq!(Installer::Brew.packages(&ALL[1..]), ["open-mpi", "llvm"]);
     }
 
@@ -221,13 +268,19 @@ mod tests {
         let mut command = apt_get(Privilege::Root);
         command.args(["install", "slurm-wlm"]);
         let line = process::shown(&without_daemons(&command, Privilege::Root));
-        assert!(line.starts_with("DEBIAN_FRONTEND=noninteractive sh -c 'policy=/usr/sbin/policy-rc.d"), "{line}");
+        assert!(
+            line.starts_with("DEBIAN_FRONTEND=noninteractive sh -c 'policy=/usr/sbin/policy-rc.d"),
+            "{line}"
+        );
         assert!(line.ends_with("install slurm-wlm"), "{line}");
     }
 
     #[test]
     fn sudo_is_never_asked_for_a_password() {
         let line = process::shown(apt_get(Privilege::Sudo).arg("update"));
-        assert!(line.starts_with("sudo -n env DEBIAN_FRONTEND=noninteractive apt-get"), "{line}");
+        assert!(
+            line.starts_with("sudo -n env DEBIAN_FRONTEND=noninteractive apt-get"),
+            "{line}"
+        );
     }
 }

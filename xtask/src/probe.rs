@@ -53,7 +53,9 @@ fn mpi() -> Option<String> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    status.is_ok_and(|status| status.success()).then(|| wrapper.display().to_string())
+    status
+        .is_ok_and(|status| status.success())
+        .then(|| wrapper.display().to_string())
 }
 
 /// A libclang that can also find the compiler's own headers; without them the bindings fail at stddef.h.
@@ -62,27 +64,42 @@ fn libclang() -> Option<PathBuf> {
         return Some(PathBuf::from(path));
     }
     let mut folders = Vec::new();
-    for pattern in ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/opt/llvm/lib"] {
+    for pattern in [
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/opt/homebrew/opt/llvm/lib",
+    ] {
         folders.push(PathBuf::from(pattern));
     }
     // Debian: /usr/lib/llvm-14/lib; Fedora: /usr/lib64/llvm18/lib.
     for parent in ["/usr/lib", "/usr/lib64"] {
         folders.extend(entries(parent, "llvm").map(|folder| folder.join("lib")));
     }
-    folders.extend(process::answer("llvm-config", &["--libdir"]).map(|line| PathBuf::from(line.trim())));
-    folders.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
-    let library = folders.iter().find_map(|folder| entries(folder, "libclang").find(|file| is_libclang(file)))?;
+    folders.extend(
+        process::answer("llvm-config", &["--libdir"]).map(|line| PathBuf::from(line.trim())),
+    );
+    folders.extend(env::split_paths(
+        &env::var_os("LD_LIBRARY_PATH").unwrap_or_default(),
+    ));
+    let library = folders
+        .iter()
+        .find_map(|folder| entries(folder, "libclang").find(|file| is_libclang(file)))?;
     has_headers(&folders).then_some(library)
 }
 
 fn is_libclang(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let names_the_library = name.starts_with("libclang.") || name.starts_with("libclang-");
-    names_the_library && !name.starts_with("libclang-cpp") && (name.contains(".so") || name.ends_with(".dylib"))
+    names_the_library
+        && !name.starts_with("libclang-cpp")
+        && (name.contains(".so") || name.ends_with(".dylib"))
 }
 
 fn has_headers(folders: &[PathBuf]) -> bool {
-    let beside = |folder: &PathBuf| entries(folder.join("clang"), "").any(|v| v.join("include/stddef.h").is_file());
+    let beside = |folder: &PathBuf| {
+        entries(folder.join("clang"), "").any(|v| v.join("include/stddef.h").is_file())
+    };
     probe::program("clang").is_some() || folders.iter().any(beside)
 }
 
@@ -105,7 +122,9 @@ mod tests {
 
     #[test]
     fn libclang_is_told_from_its_cpp_sister_and_from_static_archives() {
-        assert!(is_libclang(Path::new("/usr/lib/llvm-14/lib/libclang-14.so.1")));
+        assert!(is_libclang(Path::new(
+            "/usr/lib/llvm-14/lib/libclang-14.so.1"
+        )));
         assert!(is_libclang(Path::new("/usr/lib64/libclang.so")));
         assert!(!is_libclang(Path::new("/usr/lib/libclang-cpp.so.14")));
         assert!(!is_libclang(Path::new("/usr/lib/libclangAST.a")));

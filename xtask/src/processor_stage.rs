@@ -12,7 +12,8 @@ use jobs::failure::Outcome;
 use jobs::probe;
 use jobs::process;
 
-const TEST: &str = "same_bits::exact_runs_of_a_named_instruction_set_have_these_bits_on_every_processor";
+const TEST: &str =
+    "same_bits::exact_runs_of_a_named_instruction_set_have_these_bits_on_every_processor";
 const EMULATORS: [&str; 2] = ["qemu-x86_64", "qemu-x86_64-static"];
 /// AVX2 with FMA, without AVX-512; and without what the emulator warns that it lacks.
 const PROCESSOR: &str = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid";
@@ -34,16 +35,27 @@ void sincosf(float x, float *s, float *c) { *s = sinf(x); *c = cosf(x); }
 
 /// Both, or the second alone where no emulator is installed, which is then said as the reason.
 pub(crate) fn same_bits(mpi: Mpi) -> Result<Outcome, Reason> {
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
+    if !cfg!(all(
+        target_arch = "x86_64",
+        target_os = "linux",
+        target_env = "gnu"
+    )) {
         return Err("the bits are those of x86-64 with glibc".to_owned());
     }
-    let with_other_library = inexact_math().and_then(|library| run_test(mpi, &format!("env LD_PRELOAD={library}")));
+    let with_other_library =
+        inexact_math().and_then(|library| run_test(mpi, &format!("env LD_PRELOAD={library}")));
     if with_other_library.is_err() {
         return Ok(with_other_library);
     }
-    match EMULATORS.into_iter().find(|emulator| probe::program(emulator).is_some()) {
+    match EMULATORS
+        .into_iter()
+        .find(|emulator| probe::program(emulator).is_some())
+    {
         Some(emulator) => Ok(run_test(mpi, &format!("{emulator} -cpu {PROCESSOR}"))),
-        None => Err(format!("no {} (package qemu-user); with another C library it passed", EMULATORS[0])),
+        None => Err(format!(
+            "no {} (package qemu-user); with another C library it passed",
+            EMULATORS[0]
+        )),
     }
 }
 
@@ -59,9 +71,14 @@ fn run_test(mpi: Mpi, runner: &str) -> Outcome {
 fn inexact_math() -> Outcome<String> {
     let folder = cargo::target_folder().join("inexact-math");
     let (source, library) = (folder.join("math.c"), folder.join("libinexact.so"));
-    fs::create_dir_all(&folder).and_then(|()| fs::write(&source, INEXACT_MATH)).map_err(at(&source))?;
+    fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(&source, INEXACT_MATH))
+        .map_err(at(&source))?;
     let mut compile = Command::new("cc");
-    compile.args(["-shared", "-fPIC", "-fno-builtin", "-o"]).args([&library, &source]).arg("-lm");
+    compile
+        .args(["-shared", "-fPIC", "-fno-builtin", "-o"])
+        .args([&library, &source])
+        .arg("-lm");
     process::run(compile)?;
     Ok(library.display().to_string())
 }

@@ -17,7 +17,12 @@ use jobs::options::Installing;
 use jobs::probe;
 
 /// Names of the browser on different systems.
-const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+const BROWSERS: [&str; 4] = [
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+];
 
 /// Without network, first-run pages, or anything that outlives the call.
 const QUIETLY: [&str; 13] = [
@@ -50,15 +55,22 @@ struct Suite {
 }
 
 const CHECKS: [Check<Suite>; 4] = [
-    check("a report opens at 1280 pixels without a word on the console and shows something", |suite| {
-        suite.is_seen("light", 1280, &[])
-    }),
-    check("a report opens on a dark screen without a word on the console and shows something", |suite| {
-        suite.is_seen("dark", 1280, &["--blink-settings=preferredColorScheme=0"])
-    }),
-    check("a report is no wider than windows of 1280 and 400 pixels", |suite| {
-        [1280, 400].into_iter().try_for_each(|width| suite.fits(width))
-    }),
+    check(
+        "a report opens at 1280 pixels without a word on the console and shows something",
+        |suite| suite.is_seen("light", 1280, &[]),
+    ),
+    check(
+        "a report opens on a dark screen without a word on the console and shows something",
+        |suite| suite.is_seen("dark", 1280, &["--blink-settings=preferredColorScheme=0"]),
+    ),
+    check(
+        "a report is no wider than windows of 1280 and 400 pixels",
+        |suite| {
+            [1280, 400]
+                .into_iter()
+                .try_for_each(|width| suite.fits(width))
+        },
+    ),
     check("a report prints", Suite::prints),
 ];
 
@@ -74,15 +86,16 @@ const OF_EVENTS: [Check<Suite>; 2] = [
 ];
 
 /// A short run.
-const TRAIN: &str =
-    "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
+const TRAIN: &str = "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
 
 /// Why the suite cannot run here; a missing browser is installed where that was asked for and is allowed.
 pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<String> {
     if browser().is_none() && may_provide {
         setup::provide(&[Need::Browser], installing);
     }
-    browser().is_none().then(|| "no chromium; --all and --only report install it where that is allowed".to_owned())
+    browser()
+        .is_none()
+        .then(|| "no chromium; --all and --only report install it where that is allowed".to_owned())
 }
 
 fn browser() -> Option<PathBuf> {
@@ -95,10 +108,17 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_provide: bool) -> Outc
     let folder = suite::empty_folder("report-suite")?;
     let python = tensorboard::python(may_provide);
     if let Err(reason) = &python {
-        OF_EVENTS.iter().for_each(|check| println!("skipped: {reason}: {}", check.claim));
+        OF_EVENTS
+            .iter()
+            .for_each(|check| println!("skipped: {reason}: {}", check.claim));
     }
     let of_events = if python.is_ok() { &OF_EVENTS[..] } else { &[] };
-    let suite = Suite { folder, browser, trainer: trainer.to_owned(), python: python.unwrap_or_default() };
+    let suite = Suite {
+        folder,
+        browser,
+        trainer: trainer.to_owned(),
+        python: python.unwrap_or_default(),
+    };
     suite.make().map_err(Failure::Failed)?;
     let failed = suite::run_all(&suite, true, only, CHECKS.iter().chain(of_events));
     suite::conclude(&suite.folder, &failed)
@@ -109,11 +129,18 @@ impl Suite {
     fn make(&self) -> Result<(), String> {
         let run = self.folder.join("run");
         let mut train = Command::new(&self.trainer);
-        train.args(TRAIN.split(' ')).args(["--log-every-steps", "1", "--output-dir"]).arg(&run);
+        train
+            .args(TRAIN.split(' '))
+            .args(["--log-every-steps", "1", "--output-dir"])
+            .arg(&run);
         train.arg("--tensorboard").arg(self.folder.join("events"));
         Ended::of(train, &self.folder.join("train.txt"), LIMIT_S)?.expect_success()?;
         let mut report = Command::new(&self.trainer);
-        report.arg("report").arg(&run).args(["--target-accuracy", "0.01", "--output"]).arg(self.folder.join("report"));
+        report
+            .arg("report")
+            .arg(&run)
+            .args(["--target-accuracy", "0.01", "--output"])
+            .arg(self.folder.join("report"));
         Ended::of(report, &self.folder.join("report.txt"), LIMIT_S)?.expect_success()
     }
 
@@ -127,7 +154,9 @@ impl Suite {
         Ended::of(resume, &self.folder.join("resume.txt"), LIMIT_S)?.expect_success()?;
         let files = fs::read_dir(self.folder.join("events")).map_or(0, Iterator::count);
         if files < 2 {
-            return Err(format!("expected an event file of each session, got {files}"));
+            return Err(format!(
+                "expected an event file of each session, got {files}"
+            ));
         }
         let files = (self.folder.join("events"), run.join("metrics.jsonl"));
         tensorboard::judge(&self.python, (&files.0, &files.1), None, &self.folder)
@@ -136,22 +165,44 @@ impl Suite {
     fn shows_every_third_step(&self) -> Result<(), String> {
         let (run, events) = (self.folder.join("third"), self.folder.join("third-events"));
         let mut train = Command::new(&self.trainer);
-        train.args(TRAIN.split(' ')).args(["--device", "flex", "--update", "device", "--tensorboard-every", "3"]);
-        train.arg("--output-dir").arg(&run).arg("--tensorboard").arg(&events);
+        train.args(TRAIN.split(' ')).args([
+            "--device",
+            "flex",
+            "--update",
+            "device",
+            "--tensorboard-every",
+            "3",
+        ]);
+        train
+            .arg("--output-dir")
+            .arg(&run)
+            .arg("--tensorboard")
+            .arg(&events);
         Ended::of(train, &self.folder.join("third.txt"), LIMIT_S)?.expect_success()?;
-        tensorboard::judge(&self.python, (&events, &run.join("metrics.jsonl")), Some(3), &self.folder)
+        tensorboard::judge(
+            &self.python,
+            (&events, &run.join("metrics.jsonl")),
+            Some(3),
+            &self.folder,
+        )
     }
 
     /// Opens a page with further flags; what the browser wrote.
     fn open(&self, name: &str, page: &Path, flags: &[String]) -> Result<Ended, String> {
         let mut command = Command::new(&self.browser);
         let profile = self.folder.join(format!("profile-{name}"));
-        command.args(QUIETLY).arg(format!("--user-data-dir={}", profile.display())).args(flags);
+        command
+            .args(QUIETLY)
+            .arg(format!("--user-data-dir={}", profile.display()))
+            .args(flags);
         command.arg(format!("file://{}", page.display()));
         let ended = Ended::of(command, &self.folder.join(format!("{name}.txt")), LIMIT_S)?;
         ended.expect_success()?;
         let words = console(&ended.finished.text);
-        ended.expect(words.is_empty(), &format!("no word on the console, not {words:?}"))?;
+        ended.expect(
+            words.is_empty(),
+            &format!("no word on the console, not {words:?}"),
+        )?;
         Ok(ended)
     }
 
@@ -162,7 +213,10 @@ impl Suite {
     fn is_seen(&self, name: &str, width: u32, flags: &[&str]) -> Result<(), String> {
         let image = self.folder.join(format!("{name}.png"));
         let mut flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        flags.extend([format!("--window-size={width},2000"), format!("--screenshot={}", image.display())]);
+        flags.extend([
+            format!("--window-size={width},2000"),
+            format!("--screenshot={}", image.display()),
+        ]);
         self.open(name, &self.page(), &flags)?;
         at_least(&image, LEAST_IMAGE_BYTES)
     }
@@ -176,7 +230,14 @@ impl Suite {
         );
         fs::write(&frame, text).map_err(|error| format!("{}: {error}", frame.display()))?;
         let name = format!("frame-{width}");
-        let ended = self.open(&name, &frame, &["--window-size=1400,1000".to_owned(), "--dump-dom".to_owned()])?;
+        let ended = self.open(
+            &name,
+            &frame,
+            &[
+                "--window-size=1400,1000".to_owned(),
+                "--dump-dom".to_owned(),
+            ],
+        )?;
         let found = width_in(&ended.finished.text);
         ended.expect(
             found.is_some_and(|found| found <= width),
@@ -186,14 +247,20 @@ impl Suite {
 
     fn prints(&self) -> Result<(), String> {
         let paper = self.folder.join("report.pdf");
-        self.open("paper", &self.page(), &[format!("--print-to-pdf={}", paper.display())])?;
+        self.open(
+            "paper",
+            &self.page(),
+            &[format!("--print-to-pdf={}", paper.display())],
+        )?;
         at_least(&paper, LEAST_IMAGE_BYTES)
     }
 }
 
 /// The lines in which a page speaks on the console; ours never does, so that each is an error.
 fn console(text: &str) -> Vec<&str> {
-    text.lines().filter(|line| line.contains(":CONSOLE")).collect()
+    text.lines()
+        .filter(|line| line.contains(":CONSOLE"))
+        .collect()
 }
 
 /// What the frame's page said.
@@ -203,11 +270,16 @@ fn width_in(text: &str) -> Option<u32> {
 }
 
 fn at_least(file: &Path, bytes: u64) -> Result<(), String> {
-    let length = fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.len();
+    let length = fs::metadata(file)
+        .map_err(|error| format!("{}: {error}", file.display()))?
+        .len();
     if length >= bytes {
         Ok(())
     } else {
-        Err(format!("{}: expected at least {bytes} bytes, got {length}", file.display()))
+        Err(format!(
+            "{}: expected at least {bytes} bytes, got {length}",
+            file.display()
+        ))
     }
 }
 
@@ -217,8 +289,7 @@ mod tests {
 
     #[test]
     fn what_a_page_says_on_the_console_is_found() {
-        let text =
-            "[1:2:1121/1:ERROR:dbus/bus.cc:406] no bus\n[1:2:1121/2:INFO:CONSOLE(1)] \"x is not defined\", source: y\n";
+        let text = "[1:2:1121/1:ERROR:dbus/bus.cc:406] no bus\n[1:2:1121/2:INFO:CONSOLE(1)] \"x is not defined\", source: y\n";
         assert_eq!(console(text).len(), 1);
         assert!(console("12 bytes written to file a.png\n").is_empty());
     }

@@ -74,10 +74,17 @@ fn missing(found: &Found) -> Vec<Need> {
         (found.c_compiler.is_none(), Need::CCompiler),
         (found.mpi.is_none(), Need::MpiDevelopment),
         // A cluster that starts jobs by its scheduler alone has an MPI and no mpirun; nothing is missing there.
-        (found.mpirun.is_none() && probe::program("srun").is_none(), Need::Mpirun),
+        (
+            found.mpirun.is_none() && probe::program("srun").is_none(),
+            Need::Mpirun,
+        ),
         (found.libclang.is_none(), Need::Libclang),
     ];
-    candidates.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, need)| need).collect()
+    candidates
+        .into_iter()
+        .filter(|(is_missing, _)| *is_missing)
+        .map(|(_, need)| need)
+        .collect()
 }
 
 /// Installs these where that is allowed; what stands in the way is said.
@@ -97,23 +104,43 @@ pub(crate) fn provide(needs: &[Need], installing: Installing) {
     } else {
         println!("installing: {advice}");
         if let Err(failure) = packages::install(needs, privilege) {
-            println!("the installation did not succeed ({failure}); going on without; please run:\n  {advice}");
+            println!(
+                "the installation did not succeed ({failure}); going on without; please run:\n  {advice}"
+            );
         }
     }
 }
 
 fn report(found: &Found) {
     let line = |what: &str, value: Option<String>| {
-        println!("{:<12}{}", what, value.unwrap_or_else(|| "missing".to_owned()));
+        println!(
+            "{:<12}{}",
+            what,
+            value.unwrap_or_else(|| "missing".to_owned())
+        );
     };
-    line("C compiler", found.c_compiler.as_ref().map(|path| path.display().to_string()));
+    line(
+        "C compiler",
+        found
+            .c_compiler
+            .as_ref()
+            .map(|path| path.display().to_string()),
+    );
     line("MPI", found.mpi.clone());
     line("mpirun", found.mpirun.as_ref().map(ToString::to_string));
-    line("libclang", found.libclang.as_ref().map(|path| path.display().to_string()));
+    line(
+        "libclang",
+        found
+            .libclang
+            .as_ref()
+            .map(|path| path.display().to_string()),
+    );
     if !found.can_build_mpi() {
         println!("going on without MPI: training works, on one process");
     } else if found.mpirun.is_none() {
-        println!("the trainer is built with MPI, but only the cluster's own launcher (srun) can start several ranks");
+        println!(
+            "the trainer is built with MPI, but only the cluster's own launcher (srun) can start several ranks"
+        );
     }
 }
 
@@ -122,7 +149,12 @@ mod tests {
     use super::*;
 
     fn nothing() -> Found {
-        Found { c_compiler: None, mpi: None, mpirun: None, libclang: None }
+        Found {
+            c_compiler: None,
+            mpi: None,
+            mpirun: None,
+            libclang: None,
+        }
     }
 
     #[test]
@@ -134,8 +166,11 @@ mod tests {
 
     #[test]
     fn an_mpi_of_any_make_counts_as_present() {
-        let found =
-            Found { mpi: Some("/opt/mpich/bin/mpicc".into()), libclang: Some("/opt/llvm/lib".into()), ..nothing() };
+        let found = Found {
+            mpi: Some("/opt/mpich/bin/mpicc".into()),
+            libclang: Some("/opt/llvm/lib".into()),
+            ..nothing()
+        };
         assert!(found.can_build_mpi());
         assert!(!missing(&found).contains(&Need::MpiDevelopment));
     }

@@ -27,7 +27,9 @@ pub(crate) fn python(may_install: bool) -> Result<PathBuf, String> {
         return Ok(python);
     }
     if !may_install {
-        return Err("no TensorBoard; --all and --only report install it where that is allowed".to_owned());
+        return Err(
+            "no TensorBoard; --all and --only report install it where that is allowed".to_owned(),
+        );
     }
     let base = probe::program("python3").ok_or("no TensorBoard, as there is no python3")?;
     println!("installing TensorBoard into {}", environment.display());
@@ -40,11 +42,21 @@ pub(crate) fn python(may_install: bool) -> Result<PathBuf, String> {
     step(make, &[])?;
     let pip = || {
         let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]);
         pip
     };
     step(pip(), &REQUIREMENTS)?;
-    if is_usable() { Ok(python) } else { Err(format!("TensorBoard is installed, but `{IMPORTS}` fails")) }
+    if is_usable() {
+        Ok(python)
+    } else {
+        Err(format!("TensorBoard is installed, but `{IMPORTS}` fails"))
+    }
 }
 
 /// Holds the event files in a directory, written `every` so many steps, against the metrics of their run.
@@ -57,6 +69,10 @@ pub(crate) fn judge(
     let script = folder.join("event_files.py");
     fs::write(&script, JUDGE).map_err(|error| format!("{}: {error}", script.display()))?;
     let mut command = Command::new(python);
-    command.arg(&script).arg(events).arg(metrics).args(every.map(|every| every.to_string()));
+    command
+        .arg(&script)
+        .arg(events)
+        .arg(metrics)
+        .args(every.map(|every| every.to_string()));
     Ended::of(command, &folder.join("event_files.txt"), LIMIT_S)?.expect_success()
 }

@@ -38,14 +38,18 @@ impl TrainArgs {
     pub(crate) fn run(&self) -> Outcome {
         let found = setup::run(self.installing)?;
         let can_launch = found.can_build_mpi() && found.mpirun.is_some();
-        let ranks = self.ranks.unwrap_or_else(|| default_ranks(can_launch, cores::available()));
+        let ranks = self
+            .ranks
+            .unwrap_or_else(|| default_ranks(can_launch, cores::available()));
         if ranks > 1 && !can_launch {
             return Err(Failure::Failed(format!(
                 "{ranks} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank"
             )));
         }
         let mut command = Process::new(cargo::trainer(Mpi::of(&found), "dev")?);
-        command.args(["launch", "-n", &ranks.to_string(), "--", "train"]).args(&self.words);
+        command
+            .args(["launch", "-n", &ranks.to_string(), "--", "train"])
+            .args(&self.words);
         let error = command.exec();
         Err(process::cannot_start(&command, &error))
     }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::burn_pack::Tensor;
 use burn::store::{
-    BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot, PyTorchToBurnAdapter,
+    BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot,
+    PyTorchToBurnAdapter,
 };
 use burn::tensor::{Bool, DType, Int};
 
@@ -34,7 +35,9 @@ impl ToPyTorch {
     pub(super) fn of<M: Module>(model: &M) -> Self {
         let mut ways = Ways::default();
         model.visit(&mut ways);
-        Self { outer: ways.outer() }
+        Self {
+            outer: ways.outer(),
+        }
     }
 }
 
@@ -42,10 +45,16 @@ impl ModuleAdapter for ToPyTorch {
     fn adapt(&self, tensor: Tensor, context: ModuleContext<'_>) -> Tensor {
         let mut tensor = BurnToPyTorchAdapter.adapt(tensor, context);
         for _ in 0..self.outer {
-            tensor.name = tensor.name.split_once('.').map_or_else(String::new, |(_, inner)| inner.to_owned());
+            tensor.name = tensor
+                .name
+                .split_once('.')
+                .map_or_else(String::new, |(_, inner)| inner.to_owned());
         }
         let start = tensor.name.rfind('.').map_or(0, |dot| dot + 1);
-        if let Some(name) = context.module_type().and_then(|layer| name_in_pytorch(&tensor.name[start..], layer)) {
+        if let Some(name) = context
+            .module_type()
+            .and_then(|layer| name_in_pytorch(&tensor.name[start..], layer))
+        {
             tensor.name.replace_range(start.., name);
         }
         tensor
@@ -71,7 +80,9 @@ impl ModuleAdapter for FromPyTorch {
 
     fn get_alternative_param_name(&self, parameter: &str, layer: &str) -> Option<String> {
         let own = || name_in_pytorch(parameter, layer).map(str::to_owned);
-        PyTorchToBurnAdapter.get_alternative_param_name(parameter, layer).or_else(own)
+        PyTorchToBurnAdapter
+            .get_alternative_param_name(parameter, layer)
+            .or_else(own)
     }
 
     fn clone_box(&self) -> Box<dyn ModuleAdapter> {
@@ -90,7 +101,11 @@ impl Ways {
     fn tensor(&mut self) {
         match &mut self.shared {
             Some(shared) => {
-                let len = shared.iter().zip(&self.present).take_while(|(a, b)| a == b).count();
+                let len = shared
+                    .iter()
+                    .zip(&self.present)
+                    .take_while(|(a, b)| a == b)
+                    .count();
                 shared.truncate(len);
             }
             None => self.shared = Some(self.present.clone()),
@@ -100,14 +115,21 @@ impl Ways {
     /// The number of modules around the innermost enum that all tensors are in.
     fn outer(&self) -> usize {
         let shared = self.shared.as_deref().unwrap_or_default();
-        let variant = shared.iter().rposition(|(_, is_variant)| *is_variant).unwrap_or(0);
-        shared[..variant].iter().filter(|(_, is_variant)| !is_variant).count()
+        let variant = shared
+            .iter()
+            .rposition(|(_, is_variant)| *is_variant)
+            .unwrap_or(0);
+        shared[..variant]
+            .iter()
+            .filter(|(_, is_variant)| !is_variant)
+            .count()
     }
 }
 
 impl ModuleVisitor for Ways {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.present.push((name.to_owned(), container_type.starts_with(VARIANT)));
+        self.present
+            .push((name.to_owned(), container_type.starts_with(VARIANT)));
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {

@@ -16,10 +16,15 @@ pub(super) const SLACK_BYTES: u64 = 1 << 20;
 
 /// Opens the file at `path`, with its length. A pipe is refused, as opening it would wait.
 pub(super) fn open(path: &Path) -> Result<(File, u64), WeightsError> {
-    let failed = |reason| WeightsError::Io { path: path.into(), reason };
+    let failed = |reason| WeightsError::Io {
+        path: path.into(),
+        reason,
+    };
     let metadata = path.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(failed(io::Error::other("expected a regular file, got a folder, pipe or device")));
+        return Err(failed(io::Error::other(
+            "expected a regular file, got a folder, pipe or device",
+        )));
     }
     Ok((File::open(path).map_err(failed)?, metadata.len()))
 }

@@ -78,9 +78,18 @@ impl Loaded {
     /// The number and first paths of the tensors that the model does not have, if there are any.
     pub fn describe_unused(&self) -> Option<String> {
         let unused = &self.unused;
-        let tensors = if unused.len() == 1 { "tensor" } else { "tensors" };
-        (!unused.is_empty())
-            .then(|| format!("left out {} {tensors} that the model does not have: {}", unused.len(), some(unused)))
+        let tensors = if unused.len() == 1 {
+            "tensor"
+        } else {
+            "tensors"
+        };
+        (!unused.is_empty()).then(|| {
+            format!(
+                "left out {} {tensors} that the model does not have: {}",
+                unused.len(),
+                some(unused)
+            )
+        })
     }
 }
 
@@ -110,57 +119,117 @@ pub fn load_weights_with<M: Module>(
         None => last.name.clone(),
     });
     let is_of_head = |name: &str| last.as_ref().is_some_and(|last| name.starts_with(last));
-    let (kept, needed): (Vec<&OwnTensor>, Vec<&OwnTensor>) =
-        own.iter().partition(|own| head == Head::Own && is_of_head(&own.name));
+    let (kept, needed): (Vec<&OwnTensor>, Vec<&OwnTensor>) = own
+        .iter()
+        .partition(|own| head == Head::Own && is_of_head(&own.name));
 
     let (file, file_len) = claims::open(path)?;
     let (format, tensors) = open(path, file, file_len)?;
-    let unreadable = |reason| WeightsError::Format { path: path.into(), format, reason };
+    let unreadable = |reason| WeightsError::Format {
+        path: path.into(),
+        format,
+        reason,
+    };
     if tensors.is_empty() {
-        return Err(unreadable("expected tensors by name, got none; save the network's `state_dict()`".to_owned()));
+        return Err(unreadable(
+            "expected tensors by name, got none; save the network's `state_dict()`".to_owned(),
+        ));
     }
     let names: Vec<&str> = needed.iter().map(|own| own.name.as_str()).collect();
     let paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
-    let is_same = |a: usize, b: usize| tensors[a].place.is_some() && tensors[a].place == tensors[b].place;
+    let is_same =
+        |a: usize, b: usize| tensors[a].place.is_some() && tensors[a].place == tensors[b].place;
     let all_names: Vec<&str> = own.iter().map(|own| own.name.as_str()).collect();
-    let matched = names::matching(&names, shared_modules(&all_names), &paths, is_same).map_err(|keys| {
-        unreadable(format!("expected one network, got it under the keys {}; save one of them alone", keys.join(", ")))
-    })?;
+    let matched =
+        names::matching(&names, shared_modules(&all_names), &paths, is_same).map_err(|keys| {
+            unreadable(format!(
+                "expected one network, got it under the keys {}; save one of them alone",
+                keys.join(", ")
+            ))
+        })?;
 
     let fit = fit(&needed, &matched.places, &tensors, file_len).map_err(unreadable)?;
     let is_of_kept = |path: &str| kept.iter().any(|own| is_named(path, &own.name));
-    let unused = matched.unused.iter().map(|&place| paths[place]).filter(|path| !is_of_kept(path));
+    let unused = matched
+        .unused
+        .iter()
+        .map(|&place| paths[place])
+        .filter(|path| !is_of_kept(path));
     let unused: Vec<String> = unused.map(str::to_owned).collect();
-    let Fit { found, missing, misshaped } = fit;
+    let Fit {
+        found,
+        missing,
+        misshaped,
+    } = fit;
     if !missing.is_empty() || !misshaped.is_empty() {
-        let is_head_alone = missing.iter().chain(&misshaped).all(|text| is_of_head(text));
-        return Err(if is_head_alone && own.iter().any(|own| !is_of_head(&own.name)) {
-            WeightsError::Head { path: path.into(), missing, misshaped }
-        } else {
-            WeightsError::Mismatch { path: path.into(), missing, unexpected: unused, misshaped }
-        });
+        let is_head_alone = missing
+            .iter()
+            .chain(&misshaped)
+            .all(|text| is_of_head(text));
+        return Err(
+            if is_head_alone && own.iter().any(|own| !is_of_head(&own.name)) {
+                WeightsError::Head {
+                    path: path.into(),
+                    missing,
+                    misshaped,
+                }
+            } else {
+                WeightsError::Mismatch {
+                    path: path.into(),
+                    missing,
+                    unexpected: unused,
+                    misshaped,
+                }
+            },
+        );
     }
-    let types = own.iter().map(|own| (own.path.clone(), own.dtype)).collect();
-    let applied = model.apply(found, None, Some(Box::new(FromPyTorch(Arc::new(types)))), false);
+    let types = own
+        .iter()
+        .map(|own| (own.path.clone(), own.dtype))
+        .collect();
+    let applied = model.apply(
+        found,
+        None,
+        Some(Box::new(FromPyTorch(Arc::new(types)))),
+        false,
+    );
     if !applied.errors.is_empty() {
-        let named =
-            |path: &str| own.iter().find(|own| own.path == path).map_or(path.to_owned(), |own| own.name.clone());
-        let misshaped = applied.errors.iter().map(|error| shortened(describe(error, named))).collect();
+        let named = |path: &str| {
+            own.iter()
+                .find(|own| own.path == path)
+                .map_or(path.to_owned(), |own| own.name.clone())
+        };
+        let misshaped = applied
+            .errors
+            .iter()
+            .map(|error| shortened(describe(error, named)))
+            .collect();
         return Err(mismatch(path, Vec::new(), misshaped));
     }
     let names = |own: &[&OwnTensor]| own.iter().map(|own| own.name.clone()).collect();
     let key = Some(matched.prefix).filter(|prefix| !prefix.is_empty());
-    let loaded = Loaded { key, taken: names(&needed), kept: names(&kept), unused };
+    let loaded = Loaded {
+        key,
+        taken: names(&needed),
+        kept: names(&kept),
+        unused,
+    };
     Ok((model, loaded))
 }
 
 /// Returns true if the last part of `path` is `name`.
 fn is_named(path: &str, name: &str) -> bool {
-    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    path.strip_suffix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 fn mismatch(path: &Path, unexpected: Vec<String>, misshaped: Vec<String>) -> WeightsError {
-    WeightsError::Mismatch { path: path.into(), missing: Vec::new(), unexpected, misshaped }
+    WeightsError::Mismatch {
+        path: path.into(),
+        missing: Vec::new(),
+        unexpected,
+        misshaped,
+    }
 }
 
 /// The tensors of a file for a network, and what keeps them from it.
@@ -176,7 +245,12 @@ struct Fit {
 ///
 /// # Errors
 /// The tensor that no file of this length can hold.
-fn fit(needed: &[&OwnTensor], places: &[Option<usize>], tensors: &[FileTensor], file_len: u64) -> Result<Fit, String> {
+fn fit(
+    needed: &[&OwnTensor],
+    places: &[Option<usize>],
+    tensors: &[FileTensor],
+    file_len: u64,
+) -> Result<Fit, String> {
     let mut fit = Fit::default();
     for (own, place) in needed.iter().zip(places) {
         let Some(place) = place else {
@@ -191,27 +265,45 @@ fn fit(needed: &[&OwnTensor], places: &[Option<usize>], tensors: &[FileTensor], 
                 }
                 let shape = tensor.shape.as_slice();
                 if shape != own.shape {
-                    fit.misshaped.push(format!("{}: expected {:?}, got {shape:?}", own.name, own.shape));
+                    fit.misshaped.push(format!(
+                        "{}: expected {:?}, got {shape:?}",
+                        own.name, own.shape
+                    ));
                 }
                 let mut tensor = tensor.clone();
                 tensor.name.clone_from(&own.path);
                 fit.found.push(tensor);
             }
-            Err(kind) => fit.misshaped.push(format!("{}: expected a dense tensor, got {kind}", own.name)),
+            Err(kind) => fit
+                .misshaped
+                .push(format!("{}: expected a dense tensor, got {kind}", own.name)),
         }
     }
     Ok(fit)
 }
 
 /// The format of a file, and its tensors.
-fn open(path: &Path, file: File, file_len: u64) -> Result<(&'static str, Vec<FileTensor>), WeightsError> {
-    let failed = |reason| WeightsError::Io { path: path.into(), reason };
+fn open(
+    path: &Path,
+    file: File,
+    file_len: u64,
+) -> Result<(&'static str, Vec<FileTensor>), WeightsError> {
+    let failed = |reason| WeightsError::Io {
+        path: path.into(),
+        reason,
+    };
     let mut header = Vec::new();
-    (&file).take(pytorch::HEADER_LEN).read_to_end(&mut header).map_err(failed)?;
+    (&file)
+        .take(pytorch::HEADER_LEN)
+        .read_to_end(&mut header)
+        .map_err(failed)?;
     std::io::Seek::rewind(&mut &file).map_err(failed)?;
     // Of a file of neither format the name says what it should be.
     let is_other = header.starts_with(b"PK") || header.first() == Some(&0x80);
-    let is_named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(SAFETENSORS)) && !is_other;
+    let is_named = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case(SAFETENSORS))
+        && !is_other;
     let (format, tensors) = if is_safetensors(&header, file_len) || is_named {
         (SAFETENSORS, of_safetensors(path))
     } else if let Some(kind) = other_kind(&header) {
@@ -219,8 +311,11 @@ fn open(path: &Path, file: File, file_len: u64) -> Result<(&'static str, Vec<Fil
     } else {
         (PYTORCH, pytorch::tensors(file, file_len, &header))
     };
-    let tensors =
-        tensors.map_err(|reason| WeightsError::Format { path: path.into(), format, reason: shortened(reason) })?;
+    let tensors = tensors.map_err(|reason| WeightsError::Format {
+        path: path.into(),
+        format,
+        reason: shortened(reason),
+    })?;
     Ok((format, tensors))
 }
 
@@ -233,21 +328,45 @@ fn is_safetensors(header: &[u8], file_len: u64) -> bool {
 /// What a file is that is often taken for weights.
 fn other_kind(header: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 6] = [
-        (b"version https://git-lfs", "a pointer of Git LFS, not the file; fetch it with `git lfs pull`"),
-        (b"<", "a web page, not the file; check the address it was downloaded from"),
-        (b"{", "JSON text, such as an index of several files; merge the files into one"),
+        (
+            b"version https://git-lfs",
+            "a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
+        ),
+        (
+            b"<",
+            "a web page, not the file; check the address it was downloaded from",
+        ),
+        (
+            b"{",
+            "JSON text, such as an index of several files; merge the files into one",
+        ),
         (b"\x1F\x8B", "compressed by gzip; unpack it with `gunzip`"),
-        (b"\x89HDF", "HDF5, as Keras writes it; convert it to a PyTorch `state_dict` or safetensors"),
-        (b"\x08", "a protocol buffer, such as ONNX; convert it to a PyTorch `state_dict` or safetensors"),
+        (
+            b"\x89HDF",
+            "HDF5, as Keras writes it; convert it to a PyTorch `state_dict` or safetensors",
+        ),
+        (
+            b"\x08",
+            "a protocol buffer, such as ONNX; convert it to a PyTorch `state_dict` or safetensors",
+        ),
     ];
-    kinds.into_iter().find(|(magic, _)| header.starts_with(magic)).map(|(_, kind)| kind)
+    kinds
+        .into_iter()
+        .find(|(magic, _)| header.starts_with(magic))
+        .map(|(_, kind)| kind)
 }
 
 fn of_safetensors(path: &Path) -> Result<Vec<FileTensor>, String> {
     let mut store = SafetensorsStore::from_file(path);
     let tensors = store.get_all_tensors().map_err(|error| error.to_string())?;
     let tensors = tensors.values().cloned();
-    Ok(tensors.map(|tensor| FileTensor { path: tensor.name.clone(), tensor: Ok(tensor), place: None }).collect())
+    Ok(tensors
+        .map(|tensor| FileTensor {
+            path: tensor.name.clone(),
+            tensor: Ok(tensor),
+            place: None,
+        })
+        .collect())
 }
 
 /// Writes all parameters and running statistics as PyTorch names and lays them out.
@@ -261,7 +380,10 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     let path = path.as_ref();
     collect(model, SafetensorsStore::from_file(path).overwrite(true))
         .map(drop)
-        .map_err(|reason| WeightsError::Write { path: path.into(), reason })
+        .map_err(|reason| WeightsError::Write {
+            path: path.into(),
+            reason,
+        })
 }
 
 /// What [`save_safetensors`] writes.
@@ -272,15 +394,23 @@ pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> 
     let store = collect(model, SafetensorsStore::from_bytes(None));
     store
         .and_then(|store| store.get_bytes().map_err(|error| error.to_string()))
-        .map_err(|reason| WeightsError::Write { path: "main memory".into(), reason })
+        .map_err(|reason| WeightsError::Write {
+            path: "main memory".into(),
+            reason,
+        })
 }
 
 /// `store` with all parameters and running statistics as PyTorch has them.
 fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsStore, String> {
-    let store = store.with_to_adapter(ToPyTorch::of(model)).skip_enum_variants(true);
+    let store = store
+        .with_to_adapter(ToPyTorch::of(model))
+        .skip_enum_variants(true);
     let mut store = store.clear_metadata().metadata("format", "pt");
     // `valid` flushes the running statistics and takes the parameters off the autodiff device.
-    model.valid().save_into(&mut store).map_err(|error| error.to_string())?;
+    model
+        .valid()
+        .save_into(&mut store)
+        .map_err(|error| error.to_string())?;
     Ok(store)
 }
 
@@ -295,11 +425,19 @@ fn shortened(mut reason: String) -> String {
 
 fn describe(error: &ApplyError, named: impl Fn(&str) -> String) -> String {
     match error {
-        ApplyError::ShapeMismatch { path, expected, found } => {
+        ApplyError::ShapeMismatch {
+            path,
+            expected,
+            found,
+        } => {
             let (expected, found) = (expected.as_slice(), found.as_slice());
             format!("{}: expected {expected:?}, got {found:?}", named(path))
         }
-        ApplyError::DTypeMismatch { path, expected, found } => {
+        ApplyError::DTypeMismatch {
+            path,
+            expected,
+            found,
+        } => {
             format!("{}: expected {expected:?}, got {found:?}", named(path))
         }
         ApplyError::AdapterError { path, message } | ApplyError::LoadError { path, message } => {

@@ -9,18 +9,35 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Modules that PyTorch's wrappers put around others: `DataParallel`, `torch.compile`, FSDP, activation checkpointing.
-const WRAPPERS: [&str; 4] = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+const WRAPPERS: [&str; 4] = [
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+];
 
 /// The published code's name for shortcut B, and ours.
 const SHORTCUT: (&str, &str) = ("shortcut", "downsample");
 
 /// Where programs keep the network, the commonest first, when a file has several: the last ones are a trained network next to its
 /// average.
-const USUAL: [&str; 7] =
-    ["state_dict", "model_state_dict", "model_state", "net", "model", "encoder_q", "online_network"];
+const USUAL: [&str; 7] = [
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "net",
+    "model",
+    "encoder_q",
+    "online_network",
+];
 
 /// What PyTorch and its tools add to a network: counts of batches, of averaged models, of operations.
-const COUNTERS: [&str; 4] = ["num_batches_tracked", "n_averaged", "total_ops", "total_params"];
+const COUNTERS: [&str; 4] = [
+    "num_batches_tracked",
+    "n_averaged",
+    "total_ops",
+    "total_params",
+];
 
 /// The tensors of a file for a network.
 #[derive(Debug, PartialEq)]
@@ -66,14 +83,21 @@ pub(super) fn matching(
     let candidates = candidates(names, depth, &by_name);
     let Some(first) = candidates.first() else {
         let none = vec![None; names.len()];
-        return Ok(Match { places: none, prefix: String::new(), unused: (0..paths.len()).collect() });
+        return Ok(Match {
+            places: none,
+            prefix: String::new(),
+            unused: (0..paths.len()).collect(),
+        });
     };
     let places = |candidate: &Candidate<'_>| -> Vec<Option<usize>> {
         let path = |name: &str| match candidate.prefix {
             "" => after(name, candidate.depth).to_owned(),
             prefix => format!("{prefix}.{}", after(name, candidate.depth)),
         };
-        names.iter().map(|name| by_name.get(path(name).as_str()).copied()).collect()
+        names
+            .iter()
+            .map(|name| by_name.get(path(name).as_str()).copied())
+            .collect()
     };
     let found = places(first);
     let is_another = |other: &Candidate<'_>| {
@@ -84,73 +108,126 @@ pub(super) fn matching(
         rank(other.prefix) == rank(first.prefix) && places(other).iter().zip(&found).any(differ)
     };
     if first.count == names.len() && candidates[1..].iter().any(is_another) {
-        return Err(candidates.iter().map(|candidate| candidate.prefix.to_owned()).collect());
+        return Err(candidates
+            .iter()
+            .map(|candidate| candidate.prefix.to_owned())
+            .collect());
     }
     let prefix = first.prefix.to_owned();
     let taken: HashSet<usize> = found.iter().copied().flatten().collect();
-    let is_under =
-        |name: &str| prefix.is_empty() || name.strip_prefix(&prefix).is_some_and(|rest| rest.starts_with('.'));
+    let is_under = |name: &str| {
+        prefix.is_empty()
+            || name
+                .strip_prefix(&prefix)
+                .is_some_and(|rest| rest.starts_with('.'))
+    };
     let is_counter = |name: &str| COUNTERS.contains(&name.rsplit('.').next().unwrap_or(name));
     let unused = (0..paths.len()).filter(|index| {
         let name = plain[*index].as_str();
         !taken.contains(index) && is_under(name) && !is_counter(name)
     });
-    Ok(Match { unused: unused.collect(), places: found, prefix })
+    Ok(Match {
+        unused: unused.collect(),
+        places: found,
+        prefix,
+    })
 }
 
 /// `paths` without wrappers, and with our name for a shortcut, unless these are names in the network.
 fn plain(names: &[&str], paths: &[&str]) -> Vec<String> {
     let own: HashSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
-    let wrappers: HashSet<&str> = WRAPPERS.into_iter().filter(|wrapper| !own.contains(wrapper)).collect();
+    let wrappers: HashSet<&str> = WRAPPERS
+        .into_iter()
+        .filter(|wrapper| !own.contains(wrapper))
+        .collect();
     let (theirs, ours) = SHORTCUT;
     let renames = !own.contains(theirs);
     let plain = |path: &&str| {
-        let segments = path.split('.').filter(|segment| !wrappers.contains(segment));
-        let segments = segments.map(|segment| if renames && segment == theirs { ours } else { segment });
+        let segments = path
+            .split('.')
+            .filter(|segment| !wrappers.contains(segment));
+        let segments = segments.map(|segment| {
+            if renames && segment == theirs {
+                ours
+            } else {
+                segment
+            }
+        });
         segments.collect::<Vec<_>>().join(".")
     };
     paths.iter().map(plain).collect()
 }
 
 /// The candidates with the most names, the most usual first.
-fn candidates<'a>(names: &[&str], depth: usize, by_name: &HashMap<&'a str, usize>) -> Vec<Candidate<'a>> {
+fn candidates<'a>(
+    names: &[&str],
+    depth: usize,
+    by_name: &HashMap<&'a str, usize>,
+) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for depth in 0..=depth {
         let inner: HashSet<&str> = names.iter().map(|name| after(name, depth)).collect();
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for &name in by_name.keys() {
-            let ends = name.match_indices('.').map(|(at, _)| (&name[..at], &name[at + 1..])).chain([("", name)]);
+            let ends = name
+                .match_indices('.')
+                .map(|(at, _)| (&name[..at], &name[at + 1..]))
+                .chain([("", name)]);
             for (prefix, _) in ends.filter(|(_, name)| inner.contains(name)) {
                 *counts.entry(prefix).or_default() += 1;
             }
         }
-        candidates.extend(counts.into_iter().map(|(prefix, count)| Candidate { count, depth, prefix }));
+        candidates.extend(counts.into_iter().map(|(prefix, count)| Candidate {
+            count,
+            depth,
+            prefix,
+        }));
     }
     let most = candidates.iter().map(|candidate| candidate.count).max();
     candidates.retain(|candidate| Some(candidate.count) == most);
-    candidates.sort_by_key(|candidate| (rank(candidate.prefix), candidate.depth, candidate.prefix.len()));
+    candidates.sort_by_key(|candidate| {
+        (
+            rank(candidate.prefix),
+            candidate.depth,
+            candidate.prefix.len(),
+        )
+    });
     candidates
 }
 
 /// The number of modules, from the outermost, that hold all tensors of these names.
 pub fn shared_modules(names: &[&str]) -> usize {
-    let Some((first, others)) = names.split_first() else { return 0 };
+    let Some((first, others)) = names.split_first() else {
+        return 0;
+    };
     let modules = first.split('.').count() - 1;
     others.iter().fold(modules, |depth, name| {
-        let shared = first.split('.').zip(name.split('.')).take_while(|(a, b)| a == b).count();
+        let shared = first
+            .split('.')
+            .zip(name.split('.'))
+            .take_while(|(a, b)| a == b)
+            .count();
         depth.min(shared).min(name.split('.').count() - 1)
     })
 }
 
 /// `name` without its first `depth` modules.
 fn after(name: &str, depth: usize) -> &str {
-    (0..depth).fold(name, |name, _| name.split_once('.').map_or(name, |(_, rest)| rest))
+    (0..depth).fold(name, |name, _| {
+        name.split_once('.').map_or(name, |(_, rest)| rest)
+    })
 }
 
 /// How usual a prefix is, the most usual first: for each key its place in the list.
 fn rank(prefix: &str) -> Vec<usize> {
     let keys = prefix.split('.').filter(|key| !key.is_empty());
-    keys.map(|key| USUAL.iter().position(|usual| *usual == key).unwrap_or(USUAL.len())).collect()
+    keys.map(|key| {
+        USUAL
+            .iter()
+            .position(|usual| *usual == key)
+            .unwrap_or(USUAL.len())
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -166,7 +243,10 @@ mod tests {
 
     /// The names of a network under each prefix.
     fn under(prefixes: &[&str]) -> Vec<String> {
-        prefixes.iter().flat_map(|prefix| NAMES.iter().map(move |name| format!("{prefix}{name}"))).collect()
+        prefixes
+            .iter()
+            .flat_map(|prefix| NAMES.iter().map(move |name| format!("{prefix}{name}")))
+            .collect()
     }
 
     #[test]
@@ -182,12 +262,23 @@ mod tests {
             let found = found(&NAMES, &under(&[prefix])).unwrap();
             assert_eq!(
                 found,
-                Match { places: vec![Some(0), Some(1), Some(2)], prefix: expected.to_owned(), unused: vec![] }
+                Match {
+                    places: vec![Some(0), Some(1), Some(2)],
+                    prefix: expected.to_owned(),
+                    unused: vec![]
+                }
             );
         }
-        let wrapped_within =
-            ["conv1.module.weight", "layer1.shortcut._orig_mod.weight", "fc.weight"].map(str::to_owned);
-        assert_eq!(found(&NAMES, &wrapped_within).unwrap().places, [Some(0), Some(1), Some(2)]);
+        let wrapped_within = [
+            "conv1.module.weight",
+            "layer1.shortcut._orig_mod.weight",
+            "fc.weight",
+        ]
+        .map(str::to_owned);
+        assert_eq!(
+            found(&NAMES, &wrapped_within).unwrap().places,
+            [Some(0), Some(1), Some(2)]
+        );
     }
 
     #[test]
@@ -195,7 +286,10 @@ mod tests {
         for (prefixes, expected) in [
             (["state_dict_ema.", "state_dict."], Some("state_dict")),
             (["ema.", ""], Some("")),
-            (["state_dict.encoder_k.", "state_dict.encoder_q."], Some("state_dict.encoder_q")),
+            (
+                ["state_dict.encoder_k.", "state_dict.encoder_q."],
+                Some("state_dict.encoder_q"),
+            ),
             (["net.", "model."], Some("net")),
             (["teacher.", "student."], None),
         ] {
@@ -207,7 +301,11 @@ mod tests {
         }
         let paths = under(&["a.", "b."]);
         let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-        assert_eq!(matching(&NAMES, 0, &paths, |_, _| true).unwrap().prefix, "a", "one network under two names");
+        assert_eq!(
+            matching(&NAMES, 0, &paths, |_, _| true).unwrap().prefix,
+            "a",
+            "one network under two names"
+        );
     }
 
     #[test]
@@ -230,9 +328,15 @@ mod tests {
     fn modules_around_the_whole_network_may_be_missing_in_the_file_and_wrappers_may_be_fields() {
         let names = NAMES.map(|name| format!("inner.{name}"));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        assert_eq!(found(&names, &under(&["state_dict."])).unwrap().places, [Some(0), Some(1), Some(2)]);
+        assert_eq!(
+            found(&names, &under(&["state_dict."])).unwrap().places,
+            [Some(0), Some(1), Some(2)]
+        );
         assert_eq!(found(&names, &under(&["inner."])).unwrap().prefix, "");
         let fields = ["module.weight", "other.weight"];
-        assert_eq!(found(&fields, &fields.map(str::to_owned)).unwrap().places, [Some(0), Some(1)]);
+        assert_eq!(
+            found(&fields, &fields.map(str::to_owned)).unwrap().places,
+            [Some(0), Some(1)]
+        );
     }
 }

@@ -5,7 +5,9 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::support::{Named, assert_close, gradients, images, relative_difference, tensors, values};
+use crate::support::{
+    Named, assert_close, gradients, images, relative_difference, tensors, values,
+};
 
 /// docs/numerics.md: relative to the largest, for logits, gradients and running statistics of one step.
 const STEP_TOLERANCE: f64 = 1e-5;
@@ -15,8 +17,16 @@ const TEN_LOSSES_TOLERANCE: f64 = 1e-4;
 const SIZES: [[usize; 4]; 3] = [[4, 16, 16, 3], [3, 9, 14, 3], [2, 7, 8, 1]];
 
 fn model(kernels: Kernels, shortcut: Shortcut, channels: usize, device: &Device) -> ResNet {
-    let config = ResNetConfig::cifar(8).unwrap().with_shortcut(shortcut).with_in_channels(channels);
-    config.with_computation(Computation { kernels, ..Computation::default() }).init(11, device)
+    let config = ResNetConfig::cifar(8)
+        .unwrap()
+        .with_shortcut(shortcut)
+        .with_in_channels(channels);
+    config
+        .with_computation(Computation {
+            kernels,
+            ..Computation::default()
+        })
+        .init(11, device)
 }
 
 fn loss(model: &ResNet, images: Tensor<4>) -> (Tensor<2>, Tensor<1>) {
@@ -25,7 +35,10 @@ fn loss(model: &ResNet, images: Tensor<4>) -> (Tensor<2>, Tensor<1>) {
     let labels: Vec<i32> = (0..n as i32).map(|i| (3 * i + 1) % 10).collect();
     let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [n]), &device);
     let logits = model.forward(images);
-    let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
+    let loss = log_softmax(logits.clone(), 1)
+        .gather(1, labels.unsqueeze_dim(1))
+        .mean()
+        .neg();
     (logits, loss)
 }
 
@@ -104,7 +117,10 @@ fn ten_steps_lose_as_with_burns_operations() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let with_threads = |num_threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads)
+            .build()
+            .unwrap();
         pool.install(|| step(Kernels::Fused, Shortcut::A, [5, 16, 16, 3], &Device::flex()))
     };
     let one = with_threads(1);

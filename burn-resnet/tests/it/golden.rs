@@ -36,7 +36,12 @@ impl Fixture {
         let tensors = SafeTensors::deserialize(FIXTURE)
             .unwrap()
             .iter()
-            .map(|(name, view)| (name.to_owned(), (view.shape().to_vec(), view.data().to_vec())))
+            .map(|(name, view)| {
+                (
+                    name.to_owned(),
+                    (view.shape().to_vec(), view.data().to_vec()),
+                )
+            })
             .collect();
         Self { tensors, shortcut }
     }
@@ -53,8 +58,13 @@ impl Fixture {
     /// All tensors under a prefix, as burn shapes them.
     fn named(&self, prefix: &str) -> Named {
         let prefix = format!("{:?}.{prefix}.", self.shortcut);
-        let names = self.tensors.keys().filter_map(|name| name.strip_prefix(&prefix));
-        names.map(|name| (name.to_owned(), self.in_burn_order(&prefix, name))).collect()
+        let names = self
+            .tensors
+            .keys()
+            .filter_map(|name| name.strip_prefix(&prefix));
+        names
+            .map(|name| (name.to_owned(), self.in_burn_order(&prefix, name)))
+            .collect()
     }
 
     /// burn keeps a linear weight as `[in, out]`, PyTorch as `[out, in]`.
@@ -64,7 +74,10 @@ impl Fixture {
             return floats;
         }
         let (rows, columns) = (10, 64);
-        (0..columns).flat_map(|i| (0..rows).map(move |o| (i, o))).map(|(i, o)| floats[o * columns + i]).collect()
+        (0..columns)
+            .flat_map(|i| (0..rows).map(move |o| (i, o)))
+            .map(|(i, o)| floats[o * columns + i])
+            .collect()
     }
 
     /// The bytes of PyTorch's own state_dict: B's weights are A's and its own.
@@ -74,7 +87,9 @@ impl Fixture {
             Shortcut::B => &["A.initial.", "B.initial."],
         };
         let views = self.tensors.iter().filter_map(|(name, (shape, bytes))| {
-            let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix))?;
+            let name = prefixes
+                .iter()
+                .find_map(|prefix| name.strip_prefix(prefix))?;
             let view = TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap();
             Some((name, view))
         });
@@ -96,7 +111,10 @@ impl Fixture {
 
     fn labels(&self, device: &Device) -> Tensor<1, Int> {
         let words = self.tensors["labels"].1.as_chunks::<8>().0;
-        let labels: Vec<i32> = words.iter().map(|&w| i64::from_le_bytes(w) as i32).collect();
+        let labels: Vec<i32> = words
+            .iter()
+            .map(|&w| i64::from_le_bytes(w) as i32)
+            .collect();
         Tensor::from_data(labels.as_slice(), device)
     }
 }
@@ -104,7 +122,10 @@ impl Fixture {
 fn loss(model: &ResNet, fixture: &Fixture, device: &Device) -> (Tensor<2>, Tensor<1>) {
     let logits = model.forward(fixture.images(device));
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    (logits.clone(), cross_entropy.forward(logits, fixture.labels(device)))
+    (
+        logits.clone(),
+        cross_entropy.forward(logits, fixture.labels(device)),
+    )
 }
 
 fn assert_first_step(shortcut: Shortcut, device: &Device) {
@@ -118,7 +139,11 @@ fn assert_first_step(shortcut: Shortcut, device: &Device) {
 
     let mut statistics = tensors(&model);
     statistics.retain(|name, _| name.contains("running_"));
-    assert_close(&statistics, &fixture.named("statistics"), STATISTICS_TOLERANCE);
+    assert_close(
+        &statistics,
+        &fixture.named("statistics"),
+        STATISTICS_TOLERANCE,
+    );
 
     let expected = fixture.named("gradient");
     let mut found = gradients(&model, &loss.backward());
@@ -133,8 +158,10 @@ fn assert_ten_losses(shortcut: Shortcut) {
     let mut model = fixture.model(&device);
     // burn's default dampening is 0.1, PyTorch's is 0.
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-    let mut optimizer =
-        SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(Some(WeightDecayConfig::new(1e-4))).init();
+    let mut optimizer = SgdConfig::new()
+        .with_momentum(Some(momentum))
+        .with_weight_decay(Some(WeightDecayConfig::new(1e-4)))
+        .init();
     let losses: Vec<f32> = (0..10)
         .map(|_| {
             let (_, loss) = loss(&model, &fixture, &device);

@@ -14,7 +14,10 @@ struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);
 
 impl GradientHook for Collector {
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData) {
-        self.0.lock().unwrap().push((parameter, gradient.try_into_vec().unwrap()));
+        self.0
+            .lock()
+            .unwrap()
+            .push((parameter, gradient.try_into_vec().unwrap()));
     }
 }
 
@@ -30,7 +33,13 @@ fn names(model: &ResNet) -> Vec<(ParamId, String)> {
             self.0.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.1.push((param.id, self.0.join(".").replace("gamma", "weight").replace("beta", "bias")));
+            self.1.push((
+                param.id,
+                self.0
+                    .join(".")
+                    .replace("gamma", "weight")
+                    .replace("beta", "bias"),
+            ));
         }
     }
     let mut names = Names::default();
@@ -39,11 +48,20 @@ fn names(model: &ResNet) -> Vec<(ParamId, String)> {
 }
 
 fn model(kernels: Kernels, device: &Device) -> ResNet {
-    ResNetConfig::cifar(8).unwrap().with_computation(Computation { kernels, ..Computation::default() }).init(5, device)
+    ResNetConfig::cifar(8)
+        .unwrap()
+        .with_computation(Computation {
+            kernels,
+            ..Computation::default()
+        })
+        .init(5, device)
 }
 
 fn with_hook(hook: &Arc<Collector>) -> PassContext {
-    PassContext { hook: Some(hook.clone()), ..PassContext::default() }
+    PassContext {
+        hook: Some(hook.clone()),
+        ..PassContext::default()
+    }
 }
 
 /// What the tape keeps, and what the hook got in its order.
@@ -53,8 +71,21 @@ fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) 
     let logits = with_hook(&hook).during(|| model.forward(images));
     let on_tape = gradients(&model, &logits.powf_scalar(2.0).sum().backward());
     let names = names(&model);
-    let name = |id: ParamId| names.iter().find(|(known, _)| *known == id).unwrap().1.clone();
-    let taken = hook.0.lock().unwrap().drain(..).map(|(id, gradient)| (name(id), gradient)).collect();
+    let name = |id: ParamId| {
+        names
+            .iter()
+            .find(|(known, _)| *known == id)
+            .unwrap()
+            .1
+            .clone()
+    };
+    let taken = hook
+        .0
+        .lock()
+        .unwrap()
+        .drain(..)
+        .map(|(id, gradient)| (name(id), gradient))
+        .collect();
     (on_tape, taken)
 }
 
@@ -64,12 +95,19 @@ fn a_hook_gets_each_parameters_gradient_once_and_the_tape_keeps_none() {
     for kernels in [Kernels::Fused, Kernels::Stock] {
         let images = Tensor::<4>::ones([2, 8, 8, 3], &device) * 0.5;
         let plain = model(kernels, &device);
-        let expected = gradients(&plain, &plain.forward(images).powf_scalar(2.0).sum().backward());
+        let expected = gradients(
+            &plain,
+            &plain.forward(images).powf_scalar(2.0).sum().backward(),
+        );
         let (on_tape, taken) = backward(model(kernels, &device), &device);
         assert_eq!(on_tape.keys().collect::<Vec<_>>(), Vec::<&String>::new());
         let mut all = on_tape;
         for (name, gradient) in taken {
-            assert_eq!(all.insert(name.clone(), gradient), None, "{name} came twice");
+            assert_eq!(
+                all.insert(name.clone(), gradient),
+                None,
+                "{name} came twice"
+            );
         }
         assert_eq!(all, expected);
     }
@@ -91,7 +129,11 @@ fn gradients_come_in_backward_order() {
     for kernels in [Kernels::Fused, Kernels::Stock] {
         let (_, taken) = backward(model(kernels, &device), &device);
         let is_matrix = |name: &&str| name.contains("conv") || *name == "linear.weight";
-        let weights: Vec<&str> = taken.iter().map(|(name, _)| name.as_str()).filter(is_matrix).collect();
+        let weights: Vec<&str> = taken
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .filter(is_matrix)
+            .collect();
         assert_eq!(weights, expected);
     }
 }
@@ -102,7 +144,10 @@ fn a_frozen_model_hands_nothing_over() {
     let frozen = model(Kernels::Fused, &device).no_grad();
     let hook = Arc::new(Collector::default());
     let images = Tensor::<4>::ones([2, 8, 8, 3], &device).require_grad();
-    let gradients = with_hook(&hook).during(|| frozen.forward(images.clone())).sum().backward();
+    let gradients = with_hook(&hook)
+        .during(|| frozen.forward(images.clone()))
+        .sum()
+        .backward();
     assert!(images.grad(&gradients).is_some());
     assert!(hook.0.lock().unwrap().is_empty());
 }

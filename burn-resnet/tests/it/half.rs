@@ -18,15 +18,24 @@ const F16_GRADIENT_TOLERANCE: f64 = 0.08;
 const LOSS_SCALE: f32 = 1024.0;
 
 fn computed(computation: Computation) -> ResNetConfig {
-    ResNetConfig::cifar(8).unwrap().with_computation(computation)
+    ResNetConfig::cifar(8)
+        .unwrap()
+        .with_computation(computation)
 }
 
 fn bf16_on(isa: Isa) -> ResNetConfig {
-    computed(Computation { activations: Activations::Bf16, isa, ..Computation::default() })
+    computed(Computation {
+        activations: Activations::Bf16,
+        isa,
+        ..Computation::default()
+    })
 }
 
 fn config(activations: Activations) -> ResNetConfig {
-    computed(Computation { activations, ..Computation::default() })
+    computed(Computation {
+        activations,
+        ..Computation::default()
+    })
 }
 
 struct Step {
@@ -41,15 +50,30 @@ fn step(config: &ResNetConfig) -> Step {
     let logits = model.forward(images([6, 16, 16, 3], &device));
     assert_eq!(logits.dtype(), DType::F32);
     let labels = Tensor::<1, Int>::from_ints([1, 4, 7, 0, 3, 6], &device);
-    let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
+    let loss = log_softmax(logits.clone(), 1)
+        .gather(1, labels.unsqueeze_dim(1))
+        .mean()
+        .neg();
     let mut gradients = gradients(&model, &loss.mul_scalar(LOSS_SCALE).backward());
-    gradients.values_mut().flatten().for_each(|gradient| *gradient /= LOSS_SCALE);
-    let running = tensors(&model).into_iter().filter(|(name, _)| name.contains("running_"));
-    Step { logits: values(logits), gradients, statistics: running.flat_map(|(_, values)| values).collect() }
+    gradients
+        .values_mut()
+        .flatten()
+        .for_each(|gradient| *gradient /= LOSS_SCALE);
+    let running = tensors(&model)
+        .into_iter()
+        .filter(|(name, _)| name.contains("running_"));
+    Step {
+        logits: values(logits),
+        gradients,
+        statistics: running.flat_map(|(_, values)| values).collect(),
+    }
 }
 
 /// L2 distance over the L2 norm of what is expected.
-fn distance<'a>(found: impl IntoIterator<Item = &'a f32>, expected: impl IntoIterator<Item = &'a f32>) -> f64 {
+fn distance<'a>(
+    found: impl IntoIterator<Item = &'a f32>,
+    expected: impl IntoIterator<Item = &'a f32>,
+) -> f64 {
     let (mut difference, mut norm) = (0.0, 0.0);
     for (found, expected) in found.into_iter().zip(expected) {
         difference += (f64::from(*found) - f64::from(*expected)).powi(2);
@@ -61,28 +85,55 @@ fn distance<'a>(found: impl IntoIterator<Item = &'a f32>, expected: impl IntoIte
 #[test]
 fn a_step_in_16_bits_stays_near_the_step_in_f32() {
     let bf16 = (Activations::Bf16, FORWARD_TOLERANCE, GRADIENT_TOLERANCE);
-    let f16 = (Activations::F16, F16_FORWARD_TOLERANCE, F16_GRADIENT_TOLERANCE);
-    for (shortcut, half) in [(Shortcut::A, bf16), (Shortcut::B, bf16), (Shortcut::A, f16), (Shortcut::B, f16)] {
+    let f16 = (
+        Activations::F16,
+        F16_FORWARD_TOLERANCE,
+        F16_GRADIENT_TOLERANCE,
+    );
+    for (shortcut, half) in [
+        (Shortcut::A, bf16),
+        (Shortcut::B, bf16),
+        (Shortcut::A, f16),
+        (Shortcut::B, f16),
+    ] {
         let (activations, forward_tolerance, gradient_tolerance) = half;
         let expected = step(&config(Activations::F32).with_shortcut(shortcut));
         let found = step(&config(activations).with_shortcut(shortcut));
         let logits = distance(&found.logits, &expected.logits);
         let statistics = distance(&found.statistics, &expected.statistics);
-        let gradients = distance(found.gradients.values().flatten(), expected.gradients.values().flatten());
+        let gradients = distance(
+            found.gradients.values().flatten(),
+            expected.gradients.values().flatten(),
+        );
         println!(
             "{activations:?} {shortcut:?}: logits {logits:.4}, running statistics {statistics:.4}, gradients {gradients:.4}"
         );
-        assert!(logits > 1e-5, "{shortcut:?}: the activations are not rounded");
-        assert!(logits < forward_tolerance, "{activations:?} {shortcut:?}: logits {logits}");
-        assert!(statistics < forward_tolerance, "{activations:?} {shortcut:?}: statistics {statistics}");
-        assert!(gradients < gradient_tolerance, "{activations:?} {shortcut:?}: gradients {gradients}");
+        assert!(
+            logits > 1e-5,
+            "{shortcut:?}: the activations are not rounded"
+        );
+        assert!(
+            logits < forward_tolerance,
+            "{activations:?} {shortcut:?}: logits {logits}"
+        );
+        assert!(
+            statistics < forward_tolerance,
+            "{activations:?} {shortcut:?}: statistics {statistics}"
+        );
+        assert!(
+            gradients < gradient_tolerance,
+            "{activations:?} {shortcut:?}: gradients {gradients}"
+        );
     }
 }
 
 #[test]
 fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
     let with_threads = |num_threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads)
+            .build()
+            .unwrap();
         pool.install(|| step(&config(Activations::Bf16)))
     };
     let one = with_threads(1);
@@ -90,7 +141,11 @@ fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
         let many = with_threads(num_threads);
         assert_eq!(
             (many.logits, many.gradients, many.statistics),
-            (one.logits.clone(), one.gradients.clone(), one.statistics.clone())
+            (
+                one.logits.clone(),
+                one.gradients.clone(),
+                one.statistics.clone()
+            )
         );
     }
 }
@@ -100,13 +155,20 @@ fn every_instruction_set_makes_the_same_bf16_step_within_bf16s_precision() {
     let expected = step(&bf16_on(Isa::Portable));
     for isa in Isa::available() {
         let found = step(&bf16_on(isa));
-        assert!(distance(&found.logits, &expected.logits) < FORWARD_TOLERANCE, "{isa:?}");
+        assert!(
+            distance(&found.logits, &expected.logits) < FORWARD_TOLERANCE,
+            "{isa:?}"
+        );
     }
 }
 
 #[test]
 #[should_panic(expected = "expected Kernels::Fused, got Kernels::Stock")]
 fn burns_own_operations_refuse_activations_of_16_bits() {
-    computed(Computation { activations: Activations::Bf16, kernels: Kernels::Stock, ..Computation::default() })
-        .init(0, &Device::flex());
+    computed(Computation {
+        activations: Activations::Bf16,
+        kernels: Kernels::Stock,
+        ..Computation::default()
+    })
+    .init(0, &Device::flex());
 }

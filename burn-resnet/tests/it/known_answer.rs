@@ -10,7 +10,8 @@ use std::process::Command;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{
-    Activations, Computation, Convolution, Isa, Kernels, ResNet, ResNetConfig, load_weights, save_safetensors,
+    Activations, Computation, Convolution, Isa, Kernels, ResNet, ResNetConfig, load_weights,
+    save_safetensors,
 };
 
 use crate::support::{tensors, values};
@@ -27,10 +28,15 @@ const RECORD_BYTES: usize = 1 + 3 * PLANE;
 fn shared_data() -> Option<PathBuf> {
     let named = std::env::var_os("LOCKSTEP_DATA").map(PathBuf::from);
     let is_named = named.is_some();
-    let folder = named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data").into());
+    let folder =
+        named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data").into());
     let found = folder.join("resnet20-12fca82f.th").exists();
     if !found {
-        assert!(!is_named, "LOCKSTEP_DATA: expected the published weights in {}", folder.display());
+        assert!(
+            !is_named,
+            "LOCKSTEP_DATA: expected the published weights in {}",
+            folder.display()
+        );
         // Past the test harness, which keeps what is printed to itself.
         let skipped = format!(
             "SKIPPED: the published weights are not in {}; LOCKSTEP_DATA=DIR names another\n",
@@ -75,7 +81,8 @@ fn num_correct(model: &ResNet, records: &[&[u8]], device: &Device) -> usize {
     let logits = values(model.forward(Tensor::from_data(data, device)));
     let best = |row: &[f32]| (0..10).fold(0, |best, k| if row[k] > row[best] { k } else { best });
     let rows = logits.chunks_exact(10).zip(records);
-    rows.filter(|(row, record)| best(row) == usize::from(record[0])).count()
+    rows.filter(|(row, record)| best(row) == usize::from(record[0]))
+        .count()
 }
 
 #[test]
@@ -88,18 +95,41 @@ fn the_published_resnet20_gets_932_of_1017_images_right() {
     let fused = || ResNetConfig::from_name("resnet20").unwrap();
     let auto = Computation::default();
     let (stock, direct) = (Kernels::Stock, Convolution::Direct);
-    let mut paths = vec![Computation { kernels: stock, ..auto }, Computation { convolution: direct, ..auto }];
+    let mut paths = vec![
+        Computation {
+            kernels: stock,
+            ..auto
+        },
+        Computation {
+            convolution: direct,
+            ..auto
+        },
+    ];
     paths.extend(Isa::available().map(|isa| Computation { isa, ..auto }));
-    let paths = paths.into_iter().map(|computation| fused().with_computation(computation));
+    let paths = paths
+        .into_iter()
+        .map(|computation| fused().with_computation(computation));
     for path in paths {
         let model = published(&path, &folder, &device);
-        let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
+        let found: usize = records
+            .chunks(128)
+            .map(|records| num_correct(&model, records, &device))
+            .sum();
         assert_eq!(found, NUM_CORRECT, "{path:?}");
     }
     // bf16 moves logits by up to a hundredth: images on the edge between two classes may change sides.
-    let model =
-        published(&fused().with_computation(Computation { activations: Activations::Bf16, ..auto }), &folder, &device);
-    let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
+    let model = published(
+        &fused().with_computation(Computation {
+            activations: Activations::Bf16,
+            ..auto
+        }),
+        &folder,
+        &device,
+    );
+    let found: usize = records
+        .chunks(128)
+        .map(|records| num_correct(&model, records, &device))
+        .sum();
     assert!(found.abs_diff(NUM_CORRECT) <= BF16_IMAGES, "bf16: {found}");
 }
 
@@ -107,7 +137,11 @@ fn the_published_resnet20_gets_932_of_1017_images_right() {
 fn published_weights_survive_saving_and_loading() {
     let Some(folder) = shared_data() else { return };
     let device = Device::flex();
-    let model = published(&ResNetConfig::from_name("resnet20").unwrap(), &folder, &device);
+    let model = published(
+        &ResNetConfig::from_name("resnet20").unwrap(),
+        &folder,
+        &device,
+    );
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("resnet20.safetensors");
     save_safetensors(&model, &path).unwrap();

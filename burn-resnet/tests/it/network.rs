@@ -23,7 +23,11 @@ fn parameter_counts_are_the_published_ones() {
     for (depth, a, b) in published {
         for (shortcut, expected) in [(Shortcut::A, a), (Shortcut::B, b)] {
             let model = config(depth).with_shortcut(shortcut).init(0, &device);
-            assert_eq!(model.num_trainable(), expected, "resnet{depth} {shortcut:?}");
+            assert_eq!(
+                model.num_trainable(),
+                expected,
+                "resnet{depth} {shortcut:?}"
+            );
         }
     }
     assert_eq!(config(1202).init(0, &device).num_trainable(), 19_421_274);
@@ -35,9 +39,16 @@ fn parameter_counts_are_the_published_ones() {
 fn the_number_of_values_is_that_of_the_network_made_and_no_depth_overflows_it() {
     let shortcuts = |depth| [(depth, Shortcut::A), (depth, Shortcut::B)];
     for (depth, shortcut) in [8, 18, 20].into_iter().flat_map(shortcuts) {
-        let config = config(depth).with_shortcut(shortcut).with_num_classes(7).with_in_channels(4);
+        let config = config(depth)
+            .with_shortcut(shortcut)
+            .with_num_classes(7)
+            .with_in_channels(4);
         // burn counts the running statistics too.
-        assert_eq!(config.num_values(), config.init(0, &Device::flex()).num_params() as u64, "{config:?}");
+        assert_eq!(
+            config.num_values(),
+            config.init(0, &Device::flex()).num_params() as u64,
+            "{config:?}"
+        );
     }
     assert_eq!(config((usize::MAX - 2) / 6 * 6 + 2).num_values(), u64::MAX);
 }
@@ -45,7 +56,10 @@ fn the_number_of_values_is_that_of_the_network_made_and_no_depth_overflows_it() 
 #[test]
 fn the_seed_alone_decides_the_first_weights() {
     let flex = tensors(&config(20).init(7, &Device::flex()));
-    assert_eq!(flex, tensors(&config(20).init(7, &Device::flex().autodiff())));
+    assert_eq!(
+        flex,
+        tensors(&config(20).init(7, &Device::flex().autodiff()))
+    );
     let elsewhere = std::thread::spawn(|| tensors(&config(20).init(7, &Device::flex())));
     assert_eq!(flex, elsewhere.join().unwrap());
 
@@ -74,10 +88,16 @@ fn zero_gamma_changes_the_last_norm_of_each_block_and_nothing_else() {
 fn images_of_any_size_and_channels_give_one_logit_a_class() {
     let device = Device::flex();
     for shortcut in [Shortcut::A, Shortcut::B] {
-        let config = config(8).with_shortcut(shortcut).with_num_classes(7).with_in_channels(1);
+        let config = config(8)
+            .with_shortcut(shortcut)
+            .with_num_classes(7)
+            .with_in_channels(1);
         let model = config.init(0, &device);
         for [h, w] in [[28, 28], [9, 5], [1, 1]] {
-            assert_eq!(model.forward(Tensor::ones([3, h, w, 1], &device)).dims(), [3, 7]);
+            assert_eq!(
+                model.forward(Tensor::ones([3, h, w, 1], &device)).dims(),
+                [3, 7]
+            );
         }
     }
 }
@@ -86,7 +106,9 @@ fn images_of_any_size_and_channels_give_one_logit_a_class() {
 #[should_panic(expected = "axis 3 expected 3, got 1")]
 fn images_with_other_channels_are_refused() {
     let device = Device::flex();
-    config(8).init(0, &device).forward(Tensor::ones([1, 8, 8, 1], &device));
+    config(8)
+        .init(0, &device)
+        .forward(Tensor::ones([1, 8, 8, 1], &device));
 }
 
 #[test]
@@ -124,6 +146,9 @@ mod second_opinion {
 
     #[test]
     fn the_first_weights_are_the_same_on_another_backend() {
-        assert_eq!(tensors(&config(20).init(7, &Device::flex())), tensors(&config(20).init(7, &Device::ndarray())));
+        assert_eq!(
+            tensors(&config(20).init(7, &Device::flex())),
+            tensors(&config(20).init(7, &Device::ndarray()))
+        );
     }
 }

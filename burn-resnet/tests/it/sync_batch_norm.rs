@@ -51,16 +51,28 @@ struct Outcome {
 
 fn images() -> Vec<f32> {
     let len = NUM_IMAGES * SIZE * SIZE * 3;
-    (0..len).map(|i| ((i * i) as f32 * 0.37).sin() + (i % 3) as f32 * 0.5).collect()
+    (0..len)
+        .map(|i| ((i * i) as f32 * 0.37).sin() + (i % 3) as f32 * 0.5)
+        .collect()
 }
 
 /// One training step of a rank: the loss is a sum over its samples divided by the global number.
 fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReducer>>) -> Outcome {
     let (range, weight) = part;
-    let model = ResNetConfig::cifar(8).unwrap().with_shortcut(Shortcut::B).init(5, device);
-    let all = Tensor::<4>::from_data(TensorData::new(images(), [NUM_IMAGES, SIZE, SIZE, 3]), device);
+    let model = ResNetConfig::cifar(8)
+        .unwrap()
+        .with_shortcut(Shortcut::B)
+        .init(5, device);
+    let all = Tensor::<4>::from_data(
+        TensorData::new(images(), [NUM_IMAGES, SIZE, SIZE, 3]),
+        device,
+    );
     let batch = all.narrow(0, range.start, range.len()).require_grad();
-    let logits = PassContext { reducer, ..PassContext::default() }.during(|| model.forward(batch.clone()));
+    let logits = PassContext {
+        reducer,
+        ..PassContext::default()
+    }
+    .during(|| model.forward(batch.clone()));
     let loss = logits.clone().powi_scalar(2).sum() * (weight / NUM_IMAGES as f64);
     let computed = loss.backward();
     let mut statistics = tensors(&model.valid());
@@ -82,7 +94,12 @@ fn run_ranks(device: &Device, parts: &[Part]) -> Vec<Outcome> {
             .enumerate()
             .map(|(rank, part)| {
                 let (barrier, slots) = (barrier.clone(), slots.clone());
-                let reducer = Arc::new(ThreadReducer { rank, weight: part.1, barrier, slots });
+                let reducer = Arc::new(ThreadReducer {
+                    rank,
+                    weight: part.1,
+                    barrier,
+                    slots,
+                });
                 scope.spawn(move || run_rank(device, part.clone(), Some(reducer)))
             })
             .collect();
@@ -93,20 +110,36 @@ fn run_ranks(device: &Device, parts: &[Part]) -> Vec<Outcome> {
 fn assert_equals_one_rank(device: &Device, parts: &[Part]) {
     let expected = run_rank(device, (0..NUM_IMAGES, 1.0), None);
     let ranks = run_ranks(device, parts);
-    let counting = || ranks.iter().zip(parts).filter(|(_, part)| part.1 != 0.0).map(|(rank, _)| rank);
+    let counting = || {
+        ranks
+            .iter()
+            .zip(parts)
+            .filter(|(_, part)| part.1 != 0.0)
+            .map(|(rank, _)| rank)
+    };
     let joined = |field: fn(&Outcome) -> &Vec<f32>| {
         let all: Vec<f32> = counting().flat_map(|rank| field(rank).clone()).collect();
         Named::from([("joined".to_owned(), all)])
     };
-    let one = |field: fn(&Outcome) -> &Vec<f32>| Named::from([("joined".to_owned(), field(&expected).clone())]);
+    let one = |field: fn(&Outcome) -> &Vec<f32>| {
+        Named::from([("joined".to_owned(), field(&expected).clone())])
+    };
     assert_close(&joined(|o| &o.logits), &one(|o| &o.logits), TOLERANCE);
-    assert_close(&joined(|o| &o.image_gradients), &one(|o| &o.image_gradients), TOLERANCE);
+    assert_close(
+        &joined(|o| &o.image_gradients),
+        &one(|o| &o.image_gradients),
+        TOLERANCE,
+    );
 
     let mut summed = Named::new();
     for rank in counting() {
         for (name, values) in &rank.parameter_gradients {
-            let sum = summed.entry(name.clone()).or_insert_with(|| vec![0.0; values.len()]);
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            let sum = summed
+                .entry(name.clone())
+                .or_insert_with(|| vec![0.0; values.len()]);
+            sum.iter_mut()
+                .zip(values)
+                .for_each(|(sum, value)| *sum += value);
         }
     }
     assert_close(&summed, &expected.parameter_gradients, TOLERANCE);

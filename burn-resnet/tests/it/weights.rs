@@ -46,23 +46,43 @@ fn tensors_that_do_not_fit_are_named() {
     let device = Device::flex();
 
     let deeper = ResNetConfig::cifar(14).unwrap();
-    let Err(WeightsError::Mismatch { missing, unexpected, misshaped, .. }) =
-        load_weights(deeper.init(0, &device), &path)
+    let Err(WeightsError::Mismatch {
+        missing,
+        unexpected,
+        misshaped,
+        ..
+    }) = load_weights(deeper.init(0, &device), &path)
     else {
         panic!("a deeper network took the weights")
     };
     assert_eq!(missing.len(), 3 * (2 + 8));
-    assert!(missing.contains(&"layer1.1.bn1.weight".to_owned()), "{missing:?}");
+    assert!(
+        missing.contains(&"layer1.1.bn1.weight".to_owned()),
+        "{missing:?}"
+    );
     assert!(unexpected.is_empty() && misshaped.is_empty());
 
     let other = config().with_num_classes(7).with_shortcut(Shortcut::B);
-    let text = load_weights(other.init(0, &device), &path).unwrap_err().to_string();
-    assert!(text.contains("linear.bias: expected [7], got [10]"), "{text}");
-    assert!(text.contains("missing [layer2.0.downsample.0.weight, "), "{text}");
+    let text = load_weights(other.init(0, &device), &path)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("linear.bias: expected [7], got [10]"),
+        "{text}"
+    );
+    assert!(
+        text.contains("missing [layer2.0.downsample.0.weight, "),
+        "{text}"
+    );
 
     let path = saved(&config().with_shortcut(Shortcut::B), folder.path());
-    let text = load_weights(config().init(0, &device), &path).unwrap_err().to_string();
-    assert!(text.contains("unexpected [layer2.0.downsample.0.weight, "), "{text}");
+    let text = load_weights(config().init(0, &device), &path)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("unexpected [layer2.0.downsample.0.weight, "),
+        "{text}"
+    );
 }
 
 /// A module whose names are those that files of published networks are renamed from, and to.
@@ -82,7 +102,13 @@ impl Fields {
     fn new(device: &Device) -> Self {
         let conv = || Conv2dConfig::new([2, 2], [1, 1]).init(device);
         let pair = || (conv(), BatchNormConfig::new(2).init(device));
-        Self { module: conv(), block: Block { shortcut: pair(), downsample: pair() } }
+        Self {
+            module: conv(),
+            block: Block {
+                shortcut: pair(),
+                downsample: pair(),
+            },
+        }
     }
 }
 
@@ -93,7 +119,10 @@ fn a_module_reads_what_it_wrote_whatever_its_fields_are_called() {
     let (written, other) = (Fields::new(&Device::flex()), Fields::new(&Device::flex()));
     assert_ne!(tensors(&written), tensors(&other));
     save_safetensors(&written, &path).unwrap();
-    assert_eq!(tensors(&load_weights(other, &path).unwrap()), tensors(&written));
+    assert_eq!(
+        tensors(&load_weights(other, &path).unwrap()),
+        tensors(&written)
+    );
 }
 
 /// Layers whose parameters PyTorch calls otherwise, and a parameter that it would call as it is called here.
@@ -109,14 +138,23 @@ impl Named {
     fn new(value: f64, device: &Device) -> Self {
         let all = |len: usize| Tensor::full([len], value, device);
         let mut norm = nn::InstanceNormConfig::new(3).init(device);
-        (norm.gamma, norm.beta) = (Some(Param::from_tensor(all(3))), Some(Param::from_tensor(all(3) + 1.0)));
+        (norm.gamma, norm.beta) = (
+            Some(Param::from_tensor(all(3))),
+            Some(Param::from_tensor(all(3) + 1.0)),
+        );
         let prelu = nn::PReluConfig::new().with_alpha(value).init(device);
-        Self { norm, prelu, gamma: Param::from_tensor(all(2)), head: nn::LinearConfig::new(2, 2).init(device) }
+        Self {
+            norm,
+            prelu,
+            gamma: Param::from_tensor(all(2)),
+            head: nn::LinearConfig::new(2, 2).init(device),
+        }
     }
 }
 
 #[test]
-fn instance_norms_and_prelus_travel_under_the_names_of_pytorch_and_the_missing_are_told_by_those_of_the_file() {
+fn instance_norms_and_prelus_travel_under_the_names_of_pytorch_and_the_missing_are_told_by_those_of_the_file()
+ {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
     let device = Device::flex();
@@ -126,11 +164,26 @@ fn instance_norms_and_prelus_travel_under_the_names_of_pytorch_and_the_missing_a
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut names = file.names();
     names.sort_unstable();
-    assert_eq!(names, ["gamma", "head.bias", "head.weight", "norm.bias", "norm.weight", "prelu.weight"]);
-    assert_eq!(tensors(&load_weights(Named::new(2.0, &device), &path).unwrap()), tensors(&written));
+    assert_eq!(
+        names,
+        [
+            "gamma",
+            "head.bias",
+            "head.weight",
+            "norm.bias",
+            "norm.weight",
+            "prelu.weight"
+        ]
+    );
+    assert_eq!(
+        tensors(&load_weights(Named::new(2.0, &device), &path).unwrap()),
+        tensors(&written)
+    );
 
     let other = saved(&config(), folder.path());
-    let Err(WeightsError::Mismatch { mut missing, .. }) = load_weights(Named::new(2.0, &device), &other) else {
+    let Err(WeightsError::Mismatch { mut missing, .. }) =
+        load_weights(Named::new(2.0, &device), &other)
+    else {
         panic!("a module took the weights of another")
     };
     missing.sort_unstable();
@@ -144,7 +197,10 @@ fn a_module_keeps_the_types_of_its_parameters_whatever_the_file_has() {
     let device = Device::flex();
     let linear = |dtype| {
         let weight = Tensor::<2>::from_floats([[0.5, -2.0], [1.0, 0.25]], &device).cast(dtype);
-        nn::Linear { weight: Param::from_tensor(weight), bias: None }
+        nn::Linear {
+            weight: Param::from_tensor(weight),
+            bias: None,
+        }
     };
     let types = [FloatDType::F64, FloatDType::F32, FloatDType::BF16];
     for of_file in types {
@@ -153,7 +209,11 @@ fn a_module_keeps_the_types_of_its_parameters_whatever_the_file_has() {
             let zeros = linear(own).map(&mut Zeros);
             let loaded = load_weights(zeros, &path).unwrap().weight.val();
             assert_eq!(FloatDType::from(loaded.dtype()), own, "{of_file:?}");
-            assert_eq!(values(loaded.cast(FloatDType::F32)), [0.5, -2.0, 1.0, 0.25], "{of_file:?} to {own:?}");
+            assert_eq!(
+                values(loaded.cast(FloatDType::F32)),
+                [0.5, -2.0, 1.0, 0.25],
+                "{of_file:?} to {own:?}"
+            );
         }
     }
 }
@@ -175,12 +235,24 @@ fn names_of_published_code_are_read_by_a_network_that_has_other_ones() {
     let bytes = std::fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let device = Device::flex();
-    for wrappers in ["module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."] {
+    for wrappers in [
+        "module.",
+        "_orig_mod.",
+        "_orig_mod.module.",
+        "module._orig_mod.",
+    ] {
         let theirs = |name: &str| format!("{wrappers}{}", name.replace("downsample", "shortcut"));
-        let theirs: Vec<_> = file.iter().map(|(name, view)| (theirs(name), view)).collect();
+        let theirs: Vec<_> = file
+            .iter()
+            .map(|(name, view)| (theirs(name), view))
+            .collect();
         std::fs::write(&path, safetensors::serialize(theirs, None).unwrap()).unwrap();
         let loaded = load_weights(config.init(2, &device), &path).unwrap();
-        assert_eq!(tensors(&loaded), tensors(&config.init(1, &device)), "{wrappers}");
+        assert_eq!(
+            tensors(&loaded),
+            tensors(&config.init(1, &device)),
+            "{wrappers}"
+        );
     }
 }
 
@@ -191,21 +263,31 @@ fn of_many_names_that_do_not_fit_ten_are_told() {
     let deeper = ResNetConfig::cifar(14).unwrap().init(0, &Device::flex());
     let text = load_weights(deeper, &path).unwrap_err().to_string();
     assert_eq!(text.matches("layer").count(), 10, "{text}");
-    assert!(text.contains(" and 20 more]; unexpected []; misshaped []; "), "{text}");
+    assert!(
+        text.contains(" and 20 more]; unexpected []; misshaped []; "),
+        "{text}"
+    );
 }
 
 #[test]
 fn why_a_file_cannot_be_opened_is_said_once() {
     let error = load_weights(config().init(0, &Device::flex()), "/absent.pth").unwrap_err();
-    assert!(error.to_string().starts_with("/absent.pth: No such file"), "{error}");
-    assert!(std::error::Error::source(&error).is_none(), "a chain of causes would say it again");
+    assert!(
+        error.to_string().starts_with("/absent.pth: No such file"),
+        "{error}"
+    );
+    assert!(
+        std::error::Error::source(&error).is_none(),
+        "a chain of causes would say it again"
+    );
 }
 
 #[test]
 fn a_file_that_is_no_weights_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let device = Device::flex();
-    let load = |name: &str| load_weights(config().init(0, &device), folder.path().join(name)).unwrap_err();
+    let load =
+        |name: &str| load_weights(config().init(0, &device), folder.path().join(name)).unwrap_err();
     assert!(matches!(load("absent.pth"), WeightsError::Io { .. }));
     for name in ["text.pth", "text.safetensors", "text.onnx"] {
         std::fs::write(folder.path().join(name), "no weights").unwrap();
@@ -220,7 +302,10 @@ fn a_file_that_is_no_weights_file_is_refused() {
 #[test]
 fn a_pickle_that_would_start_a_program_starts_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, made) = (folder.path().join("weights.pth"), folder.path().join("made"));
+    let (path, made) = (
+        folder.path().join("weights.pth"),
+        folder.path().join("made"),
+    );
     let call = format!("cposix\nsystem\n(S'touch {}'\ntR", made.display());
     // Python's own `pickle.load` makes the file out of either.
     for pickle in [format!("{call}."), format!("(dS'state_dict'\n{call}s.")] {
@@ -267,10 +352,23 @@ fn pytorch_loads_saved_weights_strictly_and_computes_the_same() {
     for (shortcut, letter) in [(Shortcut::A, "A"), (Shortcut::B, "B")] {
         let config = ResNetConfig::cifar(20).unwrap().with_shortcut(shortcut);
         let path = saved(&config, folder.path());
-        let output = Command::new(&python).arg("-B").arg(&script).arg(&path).args(["20", letter]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(&python)
+            .arg("-B")
+            .arg(&script)
+            .arg(&path)
+            .args(["20", letter])
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let text = String::from_utf8(output.stdout).unwrap();
-        let expected: Vec<f32> = text.split_whitespace().map(|v| v.parse().unwrap()).collect();
+        let expected: Vec<f32> = text
+            .split_whitespace()
+            .map(|v| v.parse().unwrap())
+            .collect();
         let device = Device::flex();
         let image = Tensor::full([1, 16, 16, 3], 0.5, &device);
         let found = values(config.init(1, &device).forward(image));

@@ -70,7 +70,10 @@ struct Uploaded {
 }
 
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one a batch, and its handles are moved twice")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one a batch, and its handles are moved twice"
+)]
 enum UploadedImages {
     Normalised(Tensor<1>),
     Raw(UploadedPixels),
@@ -106,7 +109,10 @@ pub struct MixedTargets {
 impl Targets {
     /// One class a sample, `[N]`.
     pub fn of(labels: Tensor<1, Int>) -> Self {
-        Self { labels, mixed: None }
+        Self {
+            labels,
+            mixed: None,
+        }
     }
 }
 
@@ -129,22 +135,44 @@ impl HostBatch {
     /// # Panics
     /// If there are 2^30 pixels or more, and raw ones are to be moved.
     pub fn upload(self, device: &Device) -> DeviceBatch {
-        let Self { pixels, labels, mixed, indices: _, shape } = self;
+        let Self {
+            pixels,
+            labels,
+            mixed,
+            indices: _,
+            shape,
+        } = self;
         let tensors = (!labels.is_empty()).then(|| {
             let images = match pixels {
                 Pixels::Normalised(pixels) => {
                     let len = pixels.len();
-                    UploadedImages::Normalised(Tensor::from_data(TensorData::new(pixels, [len]), device))
+                    UploadedImages::Normalised(Tensor::from_data(
+                        TensorData::new(pixels, [len]),
+                        device,
+                    ))
                 }
                 Pixels::Raw(raw) => UploadedImages::Raw(raw.upload(shape, device)),
             };
             let mixed = mixed.map(|MixedLabels { labels, shares }| {
                 let shares = Tensor::from_data(TensorData::new(shares, [labels.len()]), device);
-                MixedTargets { labels: classes(&labels, device), shares }
+                MixedTargets {
+                    labels: classes(&labels, device),
+                    shares,
+                }
             });
-            Uploaded { images, targets: Targets { labels: classes(&labels, device), mixed } }
+            Uploaded {
+                images,
+                targets: Targets {
+                    labels: classes(&labels, device),
+                    mixed,
+                },
+            }
         });
-        DeviceBatch { labels, shape, tensors }
+        DeviceBatch {
+            labels,
+            shape,
+            tensors,
+        }
     }
 
     /// Moves the batch to a device and makes its images there.
@@ -168,10 +196,18 @@ impl DeviceBatch {
     /// If the batch is empty: there is nothing to compute.
     pub fn into_images(self) -> ImageBatch {
         let num_samples = self.num_samples();
-        let Uploaded { images, targets } = self.tensors.expect("batch: expected at least one sample, got none");
-        let ImageShape { height, width, channels } = self.shape;
+        let Uploaded { images, targets } = self
+            .tensors
+            .expect("batch: expected at least one sample, got none");
+        let ImageShape {
+            height,
+            width,
+            channels,
+        } = self.shape;
         let images = match images {
-            UploadedImages::Normalised(pixels) => pixels.reshape([num_samples, height, width, channels]),
+            UploadedImages::Normalised(pixels) => {
+                pixels.reshape([num_samples, height, width, channels])
+            }
             UploadedImages::Raw(raw) => raw.normalised(num_samples, self.shape),
         };
         ImageBatch { images, targets }
@@ -189,7 +225,11 @@ mod tests {
 
     #[test]
     fn tensors_hold_the_pixels_and_labels_in_order() {
-        let shape = ImageShape { height: 2, width: 3, channels: 1 };
+        let shape = ImageShape {
+            height: 2,
+            width: 3,
+            channels: 1,
+        };
         let pixels: Vec<f32> = (0..12).map(|value| value as f32 / 8.0).collect();
         let host = HostBatch {
             pixels: Pixels::Normalised(pixels.clone()),
@@ -200,15 +240,30 @@ mod tests {
         };
         let batch = host.to_device(&Device::flex());
         assert_eq!(batch.images.dims(), [2, 2, 3, 1]);
-        assert_eq!(batch.images.into_data().as_slice::<f32>().unwrap(), &pixels[..]);
-        assert_eq!(batch.targets.labels.into_data().as_slice::<i32>().unwrap(), &[7, 3]);
+        assert_eq!(
+            batch.images.into_data().as_slice::<f32>().unwrap(),
+            &pixels[..]
+        );
+        assert_eq!(
+            batch.targets.labels.into_data().as_slice::<i32>().unwrap(),
+            &[7, 3]
+        );
     }
 
     #[test]
     fn an_empty_batch_is_uploaded_though_there_is_nothing_of_it() {
-        let shape = ImageShape { height: 2, width: 3, channels: 1 };
-        let empty =
-            HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], mixed: None, indices: vec![], shape };
+        let shape = ImageShape {
+            height: 2,
+            width: 3,
+            channels: 1,
+        };
+        let empty = HostBatch {
+            pixels: Pixels::Normalised(vec![]),
+            labels: vec![],
+            mixed: None,
+            indices: vec![],
+            shape,
+        };
         let uploaded = empty.upload(&Device::flex());
         assert_eq!((uploaded.num_samples(), uploaded.shape), (0, shape));
     }

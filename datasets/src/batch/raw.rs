@@ -46,19 +46,30 @@ struct Sources {
 
 impl RawPixels {
     /// Room for the images of `placements`, all black.
-    pub fn black(placements: Vec<Placement>, shape: ImageShape, table: Arc<NormalizationTable>) -> Self {
+    pub fn black(
+        placements: Vec<Placement>,
+        shape: ImageShape,
+        table: Arc<NormalizationTable>,
+    ) -> Self {
         let len = placements.len() * shape.num_values();
         // With room for the one pixel that the upload may add.
         let mut bytes = Vec::with_capacity(len + shape.channels);
         bytes.resize(len, 0);
-        Self { bytes, placements, table }
+        Self {
+            bytes,
+            placements,
+            table,
+        }
     }
 
     /// The images `[N, H, W, C]` of `shape`, made here.
     pub fn normalised(&self, shape: ImageShape) -> Vec<f32> {
         let len = shape.num_values();
         let mut output = vec![0.0; self.bytes.len()];
-        let images = self.bytes.chunks_exact(len).zip(output.chunks_exact_mut(len));
+        let images = self
+            .bytes
+            .chunks_exact(len)
+            .zip(output.chunks_exact_mut(len));
         for ((bytes, output), placement) in images.zip(&self.placements) {
             self.table.apply(bytes, shape, *placement, output);
         }
@@ -66,7 +77,10 @@ impl RawPixels {
     }
 
     pub(super) fn upload(mut self, shape: ImageShape, device: &Device) -> UploadedPixels {
-        let is_moved = self.placements.iter().any(|placement| *placement != Placement::default());
+        let is_moved = self
+            .placements
+            .iter()
+            .any(|placement| *placement != Placement::default());
         let sources = is_moved.then(|| {
             self.bytes.resize(self.bytes.len() + shape.channels, 0);
             Sources::upload(&self.placements, shape, device)
@@ -84,30 +98,55 @@ impl RawPixels {
 impl UploadedPixels {
     /// The images `[N, H, W, C]`.
     pub(super) fn normalised(self, num_samples: usize, shape: ImageShape) -> Tensor<4> {
-        let ImageShape { height, width, channels } = shape;
+        let ImageShape {
+            height,
+            width,
+            channels,
+        } = shape;
         let num_pixels = num_samples * height * width;
         let bytes = match self.sources {
             None => self.bytes,
             Some(Sources { rows, columns }) => {
-                let sources = rows.reshape([num_samples, height, 1]) + columns.reshape([num_samples, 1, width]);
+                let sources = rows.reshape([num_samples, height, 1])
+                    + columns.reshape([num_samples, 1, width]);
                 let sources = sources.clamp_max(num_pixels as i32).reshape([num_pixels]);
-                let pixels = self.bytes.reshape([num_pixels + 1, channels]).select(0, sources);
+                let pixels = self
+                    .bytes
+                    .reshape([num_pixels + 1, channels])
+                    .select(0, sources);
                 pixels.reshape([num_pixels * channels])
             }
         };
-        let entries = bytes.cast(IntDType::I32).reshape([num_samples, height, width, channels]);
-        let first_entries = Tensor::<1, Int>::arange(0..channels as i64, (&entries.device(), DType::I32));
-        let first_entries = first_entries.mul_scalar(NUM_PIXEL_VALUES as i32).reshape([1, 1, 1, channels]);
+        let entries = bytes
+            .cast(IntDType::I32)
+            .reshape([num_samples, height, width, channels]);
+        let first_entries =
+            Tensor::<1, Int>::arange(0..channels as i64, (&entries.device(), DType::I32));
+        let first_entries = first_entries
+            .mul_scalar(NUM_PIXEL_VALUES as i32)
+            .reshape([1, 1, 1, channels]);
         self.table.take::<4, 4>(0, entries + first_entries)
     }
 }
 
 impl Sources {
-    fn upload(placements: &[Placement], ImageShape { height, width, .. }: ImageShape, device: &Device) -> Self {
+    fn upload(
+        placements: &[Placement],
+        ImageShape { height, width, .. }: ImageShape,
+        device: &Device,
+    ) -> Self {
         let black = placements.len() * height * width;
         // A row and a column that are both outside still add up to a number.
-        assert!(black < 1 << 30, "batch: expected less than {} pixels, got {black}; use smaller batches", 1 << 30);
-        let inside = |position: isize, len: usize| usize::try_from(position).ok().filter(|position| *position < len);
+        assert!(
+            black < 1 << 30,
+            "batch: expected less than {} pixels, got {black}; use smaller batches",
+            1 << 30
+        );
+        let inside = |position: isize, len: usize| {
+            usize::try_from(position)
+                .ok()
+                .filter(|position| *position < len)
+        };
         let mut rows = Vec::with_capacity(placements.len() * height);
         let mut columns = Vec::with_capacity(placements.len() * width);
         for (image, placement) in placements.iter().enumerate() {
@@ -124,6 +163,9 @@ impl Sources {
             let len = values.len();
             Tensor::from_data(TensorData::new(values, [len]), (device, DType::I32))
         };
-        Self { rows: upload(rows), columns: upload(columns) }
+        Self {
+            rows: upload(rows),
+            columns: upload(columns),
+        }
     }
 }

@@ -19,7 +19,11 @@ use crate::split::Split;
 
 mod names;
 
-const SHAPE: ImageShape = ImageShape { height: 32, width: 32, channels: 3 };
+const SHAPE: ImageShape = ImageShape {
+    height: 32,
+    width: 32,
+    channels: 3,
+};
 const PLANE: usize = 32 * 32;
 
 /// The most bytes of a file of records: the largest official one has 154 MB.
@@ -65,9 +69,13 @@ impl Cifar {
     /// The training files.
     pub fn train_files(self) -> &'static [&'static str] {
         match self {
-            Self::Ten => {
-                &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
-            }
+            Self::Ten => &[
+                "data_batch_1.bin",
+                "data_batch_2.bin",
+                "data_batch_3.bin",
+                "data_batch_4.bin",
+                "data_batch_5.bin",
+            ],
             Self::Hundred => &["train.bin"],
         }
     }
@@ -94,7 +102,10 @@ impl Cifar {
             Self::Ten => ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
             Self::Hundred => ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
         };
-        Normalization { mean: mean.to_vec(), std: std.to_vec() }
+        Normalization {
+            mean: mean.to_vec(),
+            std: std.to_vec(),
+        }
     }
 
     /// The bytes before the pixels: the class, in CIFAR-100 after its superclass.
@@ -114,7 +125,11 @@ impl Cifar {
 
     /// The number of records of a file of the release.
     fn official_num_records(self, file: &str) -> usize {
-        if self == Self::Hundred && file != self.test_file() { 50_000 } else { 10_000 }
+        if self == Self::Hundred && file != self.test_file() {
+            50_000
+        } else {
+            10_000
+        }
     }
 
     /// The MD5 digest of a file of the release, as rai-project/dldataset has it (whose digest of CIFAR-10's archive is the official
@@ -136,7 +151,9 @@ impl Cifar {
 
     /// Where the files lie: `dir` itself or the release's folder in it.
     pub(crate) fn find(self, dir: &Path) -> Option<PathBuf> {
-        [dir.to_path_buf(), dir.join(self.folder())].into_iter().find(|folder| folder.join(self.test_file()).is_file())
+        [dir.to_path_buf(), dir.join(self.folder())]
+            .into_iter()
+            .find(|folder| folder.join(self.test_file()).is_file())
     }
 }
 
@@ -161,22 +178,42 @@ pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, Datase
 ///
 /// # Errors
 /// As [`open`], and if there is no split of that name.
-pub fn open_split(dir: impl AsRef<Path>, cifar: Cifar, name: &str) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+pub fn open_split(
+    dir: impl AsRef<Path>,
+    cifar: Cifar,
+    name: &str,
+) -> Result<Arc<dyn ImageDataset>, DatasetError> {
     let test = [cifar.test_file()];
     let (split, files) = match Split::of_name(name) {
         Some(Split::Train) => ("train", cifar.train_files()),
         Some(Split::Test) => ("test", &test[..]),
-        _ => return Err(DatasetError::config("split", format!("train or test of {}", cifar.name()), name)),
+        _ => {
+            return Err(DatasetError::config(
+                "split",
+                format!("train or test of {}", cifar.name()),
+                name,
+            ));
+        }
     };
     let folder = find(dir.as_ref(), cifar)?;
-    read_split(&folder, cifar, split, files, &read_class_names(&folder, cifar)?)
+    read_split(
+        &folder,
+        cifar,
+        split,
+        files,
+        &read_class_names(&folder, cifar)?,
+    )
 }
 
 fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
     cifar.find(dir).ok_or_else(|| DatasetError::Missing {
         what: cifar.name().into(),
         path: dir.to_path_buf(),
-        expected: format!("{} there or in {}", cifar.test_file(), dir.join(cifar.folder()).display()),
+        expected: format!(
+            "{} there or in {}",
+            cifar.test_file(),
+            dir.join(cifar.folder()).display()
+        ),
         remedy: "unpack the original binary release there, or download it",
     })
 }
@@ -185,17 +222,31 @@ fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
 fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetError> {
     let path = folder.join(cifar.names_file());
     if !path.is_file() {
-        return Ok(cifar.official_names().split_whitespace().map(str::to_owned).collect());
+        return Ok(cifar
+            .official_names()
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect());
     }
     let bytes = read_whole(&path, MAX_NAMES_FILE_BYTES)?;
-    let text = String::from_utf8(bytes).map_err(|_| DatasetError::NotText { path: path.clone() })?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| DatasetError::NotText { path: path.clone() })?;
     // Some editors put a byte order mark first, which `trim` does not count as white space.
     let text = text.trim_start_matches('\u{feff}');
-    let names: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    let names: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(String::from)
+        .collect();
     if names.len() == cifar.num_classes() {
         Ok(names)
     } else {
-        Err(DatasetError::ClassNames { path, expected: cifar.num_classes(), got: names.len() })
+        Err(DatasetError::ClassNames {
+            path,
+            expected: cifar.num_classes(),
+            got: names.len(),
+        })
     }
 }
 
@@ -222,7 +273,9 @@ fn read_split(
         let num_records = read_records(&bytes, &path, cifar, &mut dataset)?;
         let num_official = cifar.official_num_records(file);
         if num_records != num_official {
-            dataset.notes.push(format!("{file}: {num_records} records, the official file has {num_official}"));
+            dataset.notes.push(format!(
+                "{file}: {num_records} records, the official file has {num_official}"
+            ));
         } else if to_hex(&Md5::digest(&bytes)) != cifar.official_md5(file) {
             others.push(*file);
         }
@@ -237,11 +290,20 @@ fn read_split(
 }
 
 /// Appends the records of a file with these bytes and returns their number.
-fn read_records(bytes: &[u8], path: &Path, cifar: Cifar, dataset: &mut MemoryDataset) -> Result<usize, DatasetError> {
+fn read_records(
+    bytes: &[u8],
+    path: &Path,
+    cifar: Cifar,
+    dataset: &mut MemoryDataset,
+) -> Result<usize, DatasetError> {
     let num_label_bytes = cifar.num_label_bytes();
     let record_bytes = num_label_bytes + SHAPE.num_values();
     if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
-        return Err(DatasetError::PartialRecord { path: path.to_path_buf(), len_bytes: bytes.len(), record_bytes });
+        return Err(DatasetError::PartialRecord {
+            path: path.to_path_buf(),
+            len_bytes: bytes.len(),
+            record_bytes,
+        });
     }
     let num_records = bytes.len() / record_bytes;
     dataset.pixels.reserve(num_records * SHAPE.num_values());

@@ -41,7 +41,13 @@ fn training_files_come_in_order() {
     let splits = open(cifar_10().path(), Cifar::Ten).unwrap();
     let labels: Vec<usize> = (0..5).map(|index| splits.train.label(index)).collect();
     assert_eq!(labels, [0, 1, 2, 3, 4]);
-    assert_eq!((splits.evaluated().unwrap().len(), splits.evaluated().unwrap().label(0)), (1, 5));
+    assert_eq!(
+        (
+            splits.evaluated().unwrap().len(),
+            splits.evaluated().unwrap().label(0)
+        ),
+        (1, 5)
+    );
     assert_eq!(splits.train.class_names()[9], "truck");
     assert_eq!(splits.train.name(), "cifar-10 train");
 }
@@ -50,7 +56,10 @@ fn training_files_come_in_order() {
 fn another_number_of_records_is_a_note_that_names_both() {
     let splits = open(cifar_10().path(), Cifar::Ten).unwrap();
     assert_eq!(splits.train.notes().len(), 5);
-    assert_eq!(splits.train.notes()[1], "data_batch_2.bin: 1 records, the official file has 10000");
+    assert_eq!(
+        splits.train.notes()[1],
+        "data_batch_2.bin: 1 records, the official file has 10000"
+    );
 }
 
 #[test]
@@ -60,15 +69,31 @@ fn files_that_only_look_like_the_official_ones_are_named_in_one_note() {
         fs::write(dir.path().join(file), record(&[3]).repeat(10_000)).unwrap();
     }
     let splits = open(dir.path(), Cifar::Ten).unwrap();
-    let notes: Vec<&String> = splits.train.notes().iter().filter(|note| note.contains("other content")).collect();
+    let notes: Vec<&String> = splits
+        .train
+        .notes()
+        .iter()
+        .filter(|note| note.contains("other content"))
+        .collect();
     assert_eq!(notes.len(), 1);
     assert!(
         notes[0].starts_with("data_batch_2.bin, data_batch_4.bin: as many records as the official"),
         "{}",
         notes[0]
     );
-    assert_eq!(splits.train.notes().len(), 1 + 3, "the others have one record");
-    assert!(!splits.evaluated().unwrap().notes().iter().any(|note| note.contains("other content")));
+    assert_eq!(
+        splits.train.notes().len(),
+        1 + 3,
+        "the others have one record"
+    );
+    assert!(
+        !splits
+            .evaluated()
+            .unwrap()
+            .notes()
+            .iter()
+            .any(|note| note.contains("other content"))
+    );
 }
 
 #[test]
@@ -78,7 +103,10 @@ fn every_file_of_the_releases_has_a_digest() {
             assert_eq!(cifar.official_md5(file).len(), 32, "{file}");
         }
     }
-    assert_eq!(to_hex(&Md5::digest(b"abc")), "900150983cd24fb0d6963f7d28e17f72");
+    assert_eq!(
+        to_hex(&Md5::digest(b"abc")),
+        "900150983cd24fb0d6963f7d28e17f72"
+    );
 }
 
 #[test]
@@ -89,23 +117,43 @@ fn the_fine_label_of_cifar_100_counts() {
     fs::write(folder.join("train.bin"), record(&[1, 70]).repeat(2)).unwrap();
     fs::write(folder.join("test.bin"), record(&[19, 99])).unwrap();
     let splits = open(dir.path(), Cifar::Hundred).unwrap();
-    assert_eq!((splits.train.label(1), splits.evaluated().unwrap().label(0)), (70, 99));
+    assert_eq!(
+        (splits.train.label(1), splits.evaluated().unwrap().label(0)),
+        (70, 99)
+    );
     assert_eq!(splits.train.class_names()[70], "rose");
-    assert_eq!(splits.train.notes(), ["train.bin: 2 records, the official file has 50000"]);
-    assert_eq!(splits.evaluated().unwrap().notes(), ["test.bin: 1 records, the official file has 10000"]);
+    assert_eq!(
+        splits.train.notes(),
+        ["train.bin: 2 records, the official file has 50000"]
+    );
+    assert_eq!(
+        splits.evaluated().unwrap().notes(),
+        ["test.bin: 1 records, the official file has 10000"]
+    );
 }
 
 #[test]
 fn the_official_names_are_sorted_and_different() {
     for cifar in [Cifar::Ten, Cifar::Hundred] {
-        assert!(cifar.official_names().split_whitespace().is_sorted_by(|a, b| a < b));
-        assert_eq!(cifar.official_names().split_whitespace().count(), cifar.num_classes());
+        assert!(
+            cifar
+                .official_names()
+                .split_whitespace()
+                .is_sorted_by(|a, b| a < b)
+        );
+        assert_eq!(
+            cifar.official_names().split_whitespace().count(),
+            cifar.num_classes()
+        );
     }
 }
 
 #[test]
 fn a_partial_record_is_an_error_with_both_numbers() {
-    for (len_bytes, detail) in [(0, "got 0 bytes"), (3074, "got 3074 bytes (1 records and 1 bytes)")] {
+    for (len_bytes, detail) in [
+        (0, "got 0 bytes"),
+        (3074, "got 3074 bytes (1 records and 1 bytes)"),
+    ] {
         let dir = cifar_10();
         fs::write(dir.path().join("data_batch_3.bin"), vec![0; len_bytes]).unwrap();
         let text = message(&dir, Cifar::Ten);
@@ -121,7 +169,10 @@ fn a_label_out_of_range_is_an_error_that_names_the_record() {
     let content = [record(&[9]), record(&[10])].concat();
     fs::write(dir.path().join("test_batch.bin"), content).unwrap();
     let text = message(&dir, Cifar::Ten);
-    assert!(text.ends_with("test_batch.bin: record 1: expected a label below 10, got 10"), "{text}");
+    assert!(
+        text.ends_with("test_batch.bin: record 1: expected a label below 10, got 10"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -129,7 +180,10 @@ fn missing_files_are_named() {
     let dir = cifar_10();
     fs::remove_file(dir.path().join("data_batch_5.bin")).unwrap();
     let text = message(&dir, Cifar::Ten);
-    assert!(text.contains("cannot read") && text.contains("data_batch_5.bin"), "{text}");
+    assert!(
+        text.contains("cannot read") && text.contains("data_batch_5.bin"),
+        "{text}"
+    );
     let text = message(&dir, Cifar::Hundred);
     assert!(text.starts_with("cifar-100 not found in "), "{text}");
     assert!(text.contains("test.bin there or in "), "{text}");
@@ -144,13 +198,20 @@ fn class_names_are_read_from_the_folder() {
     assert_eq!(splits.train.class_names().concat(), "abcdefghij");
     fs::write(&path, "a\nb\n").unwrap();
     let text = message(&dir, Cifar::Ten);
-    assert!(text.ends_with("batches.meta.txt: expected 10 class names, got 2"), "{text}");
+    assert!(
+        text.ends_with("batches.meta.txt: expected 10 class names, got 2"),
+        "{text}"
+    );
 }
 
 #[test]
 fn the_checksum_depends_on_labels_and_pixels() {
     let dir = cifar_10();
-    let checksum = || open_split(dir.path(), Cifar::Ten, "test").unwrap().checksum();
+    let checksum = || {
+        open_split(dir.path(), Cifar::Ten, "test")
+            .unwrap()
+            .checksum()
+    };
     let first = checksum();
     assert_eq!(checksum(), first);
     let path = dir.path().join("test_batch.bin");
@@ -169,9 +230,16 @@ fn the_checksum_depends_on_labels_and_pixels() {
 fn a_byte_order_mark_and_other_line_ends_are_no_part_of_class_names() {
     let dir = cifar_10();
     let path = dir.path().join("batches.meta.txt");
-    fs::write(&path, "\u{feff}a\r\nb\r\nc\r\nd\r\ne\r\nf\r\ng\r\nh\r\ni\r\nj\r\n\r\n").unwrap();
+    fs::write(
+        &path,
+        "\u{feff}a\r\nb\r\nc\r\nd\r\ne\r\nf\r\ng\r\nh\r\ni\r\nj\r\n\r\n",
+    )
+    .unwrap();
     let splits = open(dir.path(), Cifar::Ten).unwrap();
-    assert_eq!(splits.train.class_names(), ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);
+    assert_eq!(
+        splits.train.class_names(),
+        ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+    );
 }
 
 #[test]
@@ -180,10 +248,16 @@ fn class_names_that_are_no_text_are_refused() {
     let path = dir.path().join("batches.meta.txt");
     // UTF-16, as an editor may save it.
     fs::write(&path, b"\xFF\xFEa\0\n\0").unwrap();
-    assert!(message(&dir, Cifar::Ten).ends_with("expected text in UTF-8, got other bytes; save it as UTF-8"));
+    assert!(
+        message(&dir, Cifar::Ten)
+            .ends_with("expected text in UTF-8, got other bytes; save it as UTF-8")
+    );
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let text = message(&dir, Cifar::Ten);
-    assert!(text.contains("batches.meta.txt: expected at most 1048576 bytes"), "{text}");
+    assert!(
+        text.contains("batches.meta.txt: expected at most 1048576 bytes"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -193,11 +267,23 @@ fn a_folder_or_pipe_in_place_of_records_is_refused_and_not_waited_for() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     let text = message(&dir, Cifar::Ten);
-    assert!(text.contains("data_batch_2.bin: expected a regular file, got a folder"), "{text}");
+    assert!(
+        text.contains("data_batch_2.bin: expected a regular file, got a folder"),
+        "{text}"
+    );
     fs::remove_dir(&path).unwrap();
     if cfg!(unix) {
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
         let text = message(&dir, Cifar::Ten);
-        assert!(text.contains("data_batch_2.bin: expected a regular file, got a named pipe"), "{text}");
+        assert!(
+            text.contains("data_batch_2.bin: expected a regular file, got a named pipe"),
+            "{text}"
+        );
     }
 }

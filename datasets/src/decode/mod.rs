@@ -21,7 +21,9 @@ use crate::file::read_whole;
 use crate::resize::{CropBox, View};
 
 /// The file name extensions that count as images, in lower case.
-pub const EXTENSIONS: [&str; 10] = ["jpg", "jpeg", "png", "bmp", "webp", "gif", "tif", "tiff", "ppm", "pgm"];
+pub const EXTENSIONS: [&str; 10] = [
+    "jpg", "jpeg", "png", "bmp", "webp", "gif", "tif", "tiff", "ppm", "pgm",
+];
 
 /// The largest width and height of a sample, in pixels.
 const MAX_SIDE: u32 = 16_384;
@@ -55,20 +57,32 @@ pub struct Sizing {
 impl Sizing {
     /// The largest centred square, brought to `size` x `size`.
     pub fn square(size: usize) -> Self {
-        Self { size, shorter_side: None }
+        Self {
+            size,
+            shorter_side: None,
+        }
     }
 
     /// Whether images can be brought to this size.
     pub(crate) fn check(self) -> Result<(), DatasetError> {
         let max = MAX_SIDE as usize;
         if !(1..=max).contains(&self.size) {
-            return Err(DatasetError::config("image size", format!("1 to {MAX_SIDE} pixels"), self.size));
+            return Err(DatasetError::config(
+                "image size",
+                format!("1 to {MAX_SIDE} pixels"),
+                self.size,
+            ));
         }
-        match self.shorter_side.filter(|side| !(self.size..=max).contains(side)) {
+        match self
+            .shorter_side
+            .filter(|side| !(self.size..=max).contains(side))
+        {
             None => Ok(()),
-            Some(side) => {
-                Err(DatasetError::config("shorter side", format!("{} to {MAX_SIDE} pixels", self.size), side))
-            }
+            Some(side) => Err(DatasetError::config(
+                "shorter side",
+                format!("{} to {MAX_SIDE} pixels", self.size),
+                side,
+            )),
         }
     }
 }
@@ -84,13 +98,25 @@ impl Sizing {
 /// # Errors
 /// If the file cannot be read or decoded whole, is no regular file, exceeds 131,072 pixels a side or 512 MiB (less for a small
 /// file), a length of `sizing` is not in 1..=16,384, or `channels` is neither 1 nor 3.
-pub fn load_image(path: impl AsRef<Path>, sizing: Sizing, channels: usize) -> Result<Vec<u8>, DatasetError> {
+pub fn load_image(
+    path: impl AsRef<Path>,
+    sizing: Sizing,
+    channels: usize,
+) -> Result<Vec<u8>, DatasetError> {
     let path = path.as_ref();
     sizing.check()?;
     if channels != 1 && channels != 3 {
-        return Err(DatasetError::config("image channels", "1 (grey) or 3 (RGB)", channels));
+        return Err(DatasetError::config(
+            "image channels",
+            "1 (grey) or 3 (RGB)",
+            channels,
+        ));
     }
-    let shape = ImageShape { height: sizing.size, width: sizing.size, channels };
+    let shape = ImageShape {
+        height: sizing.size,
+        width: sizing.size,
+        channels,
+    };
     let bytes = read_image_file(path)?;
     let mut pixels = vec![0; shape.num_values()];
     decode_into(&bytes, &|| path.to_path_buf(), shape, sizing, &mut pixels)?;
@@ -111,10 +137,21 @@ pub(crate) fn decode_into(
     pixels: &mut [u8],
 ) -> Result<(), DatasetError> {
     if let Some(side) = sizing.shorter_side {
-        return decode_view(bytes, path, shape, &|_| View::Middle { shorter_side: side as u32 }, pixels);
+        return decode_view(
+            bytes,
+            path,
+            shape,
+            &|_| View::Middle {
+                shorter_side: side as u32,
+            },
+            pixels,
+        );
     }
     let square =
-        decode_square(bytes, shape.height as u32).map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
+        decode_square(bytes, shape.height as u32).map_err(|reason| DatasetError::BadImage {
+            path: path(),
+            reason,
+        })?;
     match shape.channels {
         1 => pixels.copy_from_slice(square.into_luma8().as_raw()),
         _ => pixels.copy_from_slice(square.into_rgb8().as_raw()),
@@ -140,7 +177,10 @@ fn decode_view(
     choose: &dyn Fn([u32; 2]) -> View,
     pixels: &mut [u8],
 ) -> Result<(), DatasetError> {
-    let bad_image = |reason| DatasetError::BadImage { path: path(), reason };
+    let bad_image = |reason| DatasetError::BadImage {
+        path: path(),
+        reason,
+    };
     if shape.channels == 3 && is_jpeg(bytes) {
         return decode_part(bytes, shape, choose, pixels).map_err(bad_image);
     }
@@ -166,7 +206,12 @@ fn decode_part(
     let view = choose(size);
     let part = view.reads(size, [shape.width as u32, shape.height as u32]);
     with_scratch(|scratch| {
-        view.apply(header.decode(bytes, part, scratch).map_err(bad_jpeg)?, size, shape.dims(), pixels);
+        view.apply(
+            header.decode(bytes, part, scratch).map_err(bad_jpeg)?,
+            size,
+            shape.dims(),
+            pixels,
+        );
         Ok(())
     })
 }
@@ -206,13 +251,21 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     let (width, height) = (image.width(), image.height());
     let side = width.min(height);
     // The crop comes first, so that a long thin image cannot be blown up to size x (size * length).
-    let square =
-        if width == height { image } else { image.crop_imm((width - side) / 2, (height - side) / 2, side, side) };
+    let square = if width == height {
+        image
+    } else {
+        image.crop_imm((width - side) / 2, (height - side) / 2, side, side)
+    };
     if side == size {
         return Ok(square);
     }
     // Only 8-bit channels are resized: one conversion for all colour types.
-    Ok(DynamicImage::ImageRgb8(imageops::resize(&square.into_rgb8(), size, size, FilterType::Triangle)))
+    Ok(DynamicImage::ImageRgb8(imageops::resize(
+        &square.into_rgb8(),
+        size,
+        size,
+        FilterType::Triangle,
+    )))
 }
 
 /// The largest allocation that decoding a file may make.
@@ -228,9 +281,18 @@ fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
     let header = jpeg_header(bytes)?;
     let [width, height] = header.size();
     let mut scratch = jpeg::Scratch::default();
-    let part = CropBox { left: 0, top: 0, width, height };
-    let len = header.decode(bytes, part, &mut scratch).map_err(bad_jpeg)?.len();
-    let image = RgbImage::from_raw(width, height, scratch.into_pixels(len)).expect("pixels of the image's size");
+    let part = CropBox {
+        left: 0,
+        top: 0,
+        width,
+        height,
+    };
+    let len = header
+        .decode(bytes, part, &mut scratch)
+        .map_err(bad_jpeg)?
+        .len();
+    let image = RgbImage::from_raw(width, height, scratch.into_pixels(len))
+        .expect("pixels of the image's size");
     Ok(image.into())
 }
 
@@ -252,7 +314,9 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
         _ if is_big_tiff => return tiff::decode(bytes),
         Ok(ImageFormat::Tiff) => return tiff::decode(bytes),
         // Pillow needs nothing behind the pixels.
-        Ok(ImageFormat::Png) => decode(bytes).or_else(|error| decode(&with_end_of_png(bytes)).map_err(|_| error)),
+        Ok(ImageFormat::Png) => {
+            decode(bytes).or_else(|error| decode(&with_end_of_png(bytes)).map_err(|_| error))
+        }
         _ => decode(bytes),
     };
     let image = image.map_err(|error| match error {
@@ -279,7 +343,10 @@ fn with_end_of_png(bytes: &[u8]) -> Vec<u8> {
 fn check_size([width, height]: [u32; 2], bytes_per_pixel: u64, bytes: &[u8]) -> Result<(), String> {
     let is_small = u64::from(width) * u64::from(height) * bytes_per_pixel <= max_alloc(bytes);
     if width.max(height) > MAX_IMAGE_SIDE || !is_small {
-        return Err(too_large(format_args!("the image has {width}x{height} pixels"), bytes));
+        return Err(too_large(
+            format_args!("the image has {width}x{height} pixels"),
+            bytes,
+        ));
     }
     Ok(())
 }

@@ -18,7 +18,11 @@ fn pixels_of_the_right_size_are_kept_exactly() {
     for name in ["image.png", "image.bmp", "image.webp"] {
         let path = folder.path().join(name);
         image.save(&path).unwrap();
-        assert_eq!(load_image(&path, Sizing::square(4), 3).unwrap(), *image.as_raw(), "{name}");
+        assert_eq!(
+            load_image(&path, Sizing::square(4), 3).unwrap(),
+            *image.as_raw(),
+            "{name}"
+        );
     }
 }
 
@@ -45,7 +49,9 @@ fn rgb_becomes_grey_when_asked_for() {
     RgbImage::from_pixel(3, 3, Rgb([8; 3])).save(&path).unwrap();
     assert_eq!(load_image(&path, Sizing::square(3), 1).unwrap(), [8; 9]);
     assert_eq!(
-        load_image(&path, Sizing::square(3), 2).unwrap_err().to_string(),
+        load_image(&path, Sizing::square(3), 2)
+            .unwrap_err()
+            .to_string(),
         "image channels: expected 1 (grey) or 3 (RGB), got 2"
     );
 }
@@ -76,16 +82,29 @@ fn a_wrong_extension_does_not_matter() {
 fn a_file_cut_at_any_place_is_an_error_that_names_it() {
     let folder = folder();
     let image = RgbImage::from_fn(16, 16, |x, y| Rgb([(x * y) as u8, x as u8, y as u8]));
-    for name in ["image.jpg", "image.png", "image.bmp", "image.webp", "image.gif", "image.pgm"] {
+    for name in [
+        "image.jpg",
+        "image.png",
+        "image.bmp",
+        "image.webp",
+        "image.gif",
+        "image.pgm",
+    ] {
         let path = folder.path().join(name);
         let image = DynamicImage::from(image.clone());
-        let image = if name.ends_with("pgm") { image.into_luma8().into() } else { image };
+        let image = if name.ends_with("pgm") {
+            image.into_luma8().into()
+        } else {
+            image
+        };
         image.save(&path).unwrap();
         let whole = fs::read(&path).unwrap();
         assert!(load_image(&path, Sizing::square(16), 3).is_ok(), "{name}");
         for len in [0, 1, 2, 10, whole.len() / 2, whole.len() * 9 / 10] {
             fs::write(&path, &whole[..len]).unwrap();
-            let error = load_image(&path, Sizing::square(16), 3).unwrap_err().to_string();
+            let error = load_image(&path, Sizing::square(16), 3)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(name), "{len} bytes: {error}");
         }
     }
@@ -95,7 +114,9 @@ fn a_file_cut_at_any_place_is_an_error_that_names_it() {
 fn bytes_after_the_end_of_a_jpeg_are_ignored() {
     let folder = folder();
     let path = folder.path().join("image.jpg");
-    RgbImage::from_pixel(8, 8, Rgb([100; 3])).save(&path).unwrap();
+    RgbImage::from_pixel(8, 8, Rgb([100; 3]))
+        .save(&path)
+        .unwrap();
     let pixels = load_image(&path, Sizing::square(8), 3).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     bytes.extend([0; 100]);
@@ -105,7 +126,9 @@ fn bytes_after_the_end_of_a_jpeg_are_ignored() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let error = load_image("no/such.png", Sizing::square(8), 3).unwrap_err().to_string();
+    let error = load_image("no/such.png", Sizing::square(8), 3)
+        .unwrap_err()
+        .to_string();
     assert!(error.starts_with("cannot read no/such.png: "), "{error}");
 }
 
@@ -116,18 +139,33 @@ fn a_cut_jpeg_is_refused_whatever_part_of_it_is_wanted() {
     let error = decode_crop(
         &bytes,
         &|| "cut.jpg".into(),
-        ImageShape { height: 2, width: 2, channels: 3 },
-        &|_| CropBox { left: 0, top: 0, width: 2, height: 2 },
+        ImageShape {
+            height: 2,
+            width: 2,
+            channels: 3,
+        },
+        &|_| CropBox {
+            left: 0,
+            top: 0,
+            width: 2,
+            height: 2,
+        },
         &mut [0; 12],
     );
     let text = error.unwrap_err().to_string();
-    assert!(text.contains("cut.jpg") && text.contains("truncated"), "{text}");
+    assert!(
+        text.contains("cut.jpg") && text.contains("truncated"),
+        "{text}"
+    );
 }
 
 #[test]
 fn an_image_of_its_own_size_is_what_torchvision_makes_of_it_whatever_its_format() {
     let folder = folder();
-    let sizing = Sizing { size: 16, shorter_side: Some(20) };
+    let sizing = Sizing {
+        size: 16,
+        shorter_side: Some(20),
+    };
     let image = RgbImage::from_fn(30, 50, |x, y| Rgb([(x * 8) as u8, (y * 5) as u8, 9]));
     let mut expected = vec![0; 16 * 16 * 3];
     View::Middle { shorter_side: 20 }.apply(image.as_raw(), [30, 50], [16, 16, 3], &mut expected);
@@ -136,8 +174,19 @@ fn an_image_of_its_own_size_is_what_torchvision_makes_of_it_whatever_its_format(
         image.save(&path).unwrap();
         assert_eq!(load_image(&path, sizing, 3).unwrap(), expected, "{name}");
     }
-    let error = load_image("image.png", Sizing { size: 16, shorter_side: Some(15) }, 3).unwrap_err();
-    assert_eq!(error.to_string(), "shorter side: expected 16 to 16384 pixels, got 15");
+    let error = load_image(
+        "image.png",
+        Sizing {
+            size: 16,
+            shorter_side: Some(15),
+        },
+        3,
+    )
+    .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "shorter side: expected 16 to 16384 pixels, got 15"
+    );
 }
 
 #[test]
@@ -145,9 +194,23 @@ fn a_panorama_of_20_000_pixels_is_read() {
     let folder = folder();
     for name in ["image.jpg", "image.png"] {
         let path = folder.path().join(name);
-        RgbImage::from_pixel(20_000, 2, Rgb([90; 3])).save(&path).unwrap();
+        RgbImage::from_pixel(20_000, 2, Rgb([90; 3]))
+            .save(&path)
+            .unwrap();
         for shorter_side in [None, Some(2)] {
-            assert_eq!(load_image(&path, Sizing { size: 2, shorter_side }, 3).unwrap(), [90; 12], "{name}");
+            assert_eq!(
+                load_image(
+                    &path,
+                    Sizing {
+                        size: 2,
+                        shorter_side
+                    },
+                    3
+                )
+                .unwrap(),
+                [90; 12],
+                "{name}"
+            );
         }
     }
 }

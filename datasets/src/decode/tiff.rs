@@ -37,10 +37,15 @@ pub(super) fn decode(bytes: &[u8]) -> Result<DynamicImage, String> {
     };
     let mut decoder = open(bytes.into()).map_err(bad)?;
     let mut palette = None;
-    if decoder.find_tag_unsigned(Tag::PhotometricInterpretation).map_err(bad)? == Some(PALETTE) {
+    if decoder
+        .find_tag_unsigned(Tag::PhotometricInterpretation)
+        .map_err(bad)?
+        == Some(PALETTE)
+    {
         palette = Some(decoder.get_tag_u16_vec(Tag::ColorMap).map_err(bad)?);
         // The library reads no palettes.
-        let grey = with_grey_values(bytes, decoder.byte_order()).ok_or("the TIFF file has a damaged directory")?;
+        let grey = with_grey_values(bytes, decoder.byte_order())
+            .ok_or("the TIFF file has a damaged directory")?;
         decoder = open(grey.into()).map_err(bad)?;
     }
     let (width, height) = decoder.dimensions().map_err(bad)?;
@@ -54,7 +59,11 @@ pub(super) fn decode(bytes: &[u8]) -> Result<DynamicImage, String> {
     if samples.as_buffer(0).byte_len() < layout.complete_len {
         return Err(too_large("the image has several planes", bytes));
     }
-    let values = Values { samples, layout, colours };
+    let values = Values {
+        samples,
+        layout,
+        colours,
+    };
     let row_len = 3 * width as usize;
     let mut rgb = vec![0; row_len * height as usize];
     for (row, pixels) in rgb.chunks_exact_mut(row_len).enumerate() {
@@ -79,20 +88,29 @@ impl Values {
         let bytes = |len: Option<NonZero<usize>>| len.map_or(0, NonZero::get);
         let start = plane * bytes(self.layout.plane_stride) + row * bytes(self.layout.row_stride);
         // Pillow cuts off what lies outside of 8 bits in 32.
-        Some(match (&self.samples, usize::from(self.colours.bit_depth())) {
-            (DecodingResult::U8(samples), bits @ 1..=8) => {
-                samples.get(start + place * bits / 8)? << (place * bits % 8) >> (8 - bits)
-            }
-            (DecodingResult::U16(samples), 16) => (samples.get(start / 2 + place)? >> 8) as u8,
-            (DecodingResult::U32(samples), 32) => (*samples.get(start / 4 + place)?).min(255) as u8,
-            (DecodingResult::I32(samples), 32) => (*samples.get(start / 4 + place)?).clamp(0, 255) as u8,
-            (DecodingResult::F32(samples), 32) => *samples.get(start / 4 + place)? as u8,
-            _ => return None,
-        })
+        Some(
+            match (&self.samples, usize::from(self.colours.bit_depth())) {
+                (DecodingResult::U8(samples), bits @ 1..=8) => {
+                    samples.get(start + place * bits / 8)? << (place * bits % 8) >> (8 - bits)
+                }
+                (DecodingResult::U16(samples), 16) => (samples.get(start / 2 + place)? >> 8) as u8,
+                (DecodingResult::U32(samples), 32) => {
+                    (*samples.get(start / 4 + place)?).min(255) as u8
+                }
+                (DecodingResult::I32(samples), 32) => {
+                    (*samples.get(start / 4 + place)?).clamp(0, 255) as u8
+                }
+                (DecodingResult::F32(samples), 32) => *samples.get(start / 4 + place)? as u8,
+                _ => return None,
+            },
+        )
     }
 
     fn unsupported(&self) -> String {
-        format!("TIFF files with values of {:?} are not supported", self.colours)
+        format!(
+            "TIFF files with values of {:?} are not supported",
+            self.colours
+        )
     }
 
     /// A channel of a row.
@@ -102,7 +120,10 @@ impl Values {
             0 | 1 => self.value(0, row, num_channels * column + channel),
             _ => self.value(channel, row, column),
         };
-        (0..width).map(value).collect::<Option<_>>().ok_or_else(|| self.unsupported())
+        (0..width)
+            .map(value)
+            .collect::<Option<_>>()
+            .ok_or_else(|| self.unsupported())
     }
 
     fn write_row(
@@ -119,24 +140,39 @@ impl Values {
             (ColorType::Gray(1..=8), Some(palette)) => {
                 let indices = std::mem::take(&mut colours[0]);
                 for (number, colour) in colours.iter_mut().enumerate() {
-                    let value =
-                        |index: &u8| palette.get(usize::from(*index) + (number << bits)).map(|value| value >> 8);
-                    let found: Option<Vec<u8>> = indices.iter().map(|index| Some(value(index)? as u8)).collect();
+                    let value = |index: &u8| {
+                        palette
+                            .get(usize::from(*index) + (number << bits))
+                            .map(|value| value >> 8)
+                    };
+                    let found: Option<Vec<u8>> = indices
+                        .iter()
+                        .map(|index| Some(value(index)? as u8))
+                        .collect();
                     *colour = found.ok_or("the TIFF file has a palette of too few colours")?;
                 }
             }
             (ColorType::Gray(_) | ColorType::Multiband { num_samples: 2, .. }, _) => {
                 if bits < 8 {
-                    colours[0].iter_mut().for_each(|value| *value *= 255 / ((1 << bits) - 1) as u8);
+                    colours[0]
+                        .iter_mut()
+                        .for_each(|value| *value *= 255 / ((1 << bits) - 1) as u8);
                 }
                 colours = std::array::from_fn(|_| colours[0].clone());
             }
-            (ColorType::RGB(8 | 16) | ColorType::RGBA(8 | 16) | ColorType::CMYK(8 | 16) | ColorType::YCbCr(8), _) => {
-                (colours[1], colours[2]) = (channel(1)?, channel(2)?)
-            }
+            (
+                ColorType::RGB(8 | 16)
+                | ColorType::RGBA(8 | 16)
+                | ColorType::CMYK(8 | 16)
+                | ColorType::YCbCr(8),
+                _,
+            ) => (colours[1], colours[2]) = (channel(1)?, channel(2)?),
             _ => return Err(self.unsupported()),
         }
-        let fourth = (self.colours.num_samples() > 3).then(|| channel(3)).transpose()?.unwrap_or_default();
+        let fourth = (self.colours.num_samples() > 3)
+            .then(|| channel(3))
+            .transpose()?
+            .unwrap_or_default();
         if let ColorType::YCbCr(_) = self.colours {
             to_rgb(&colours[0], &colours[1], &colours[2], pixels);
             return Ok(());
@@ -145,7 +181,12 @@ impl Values {
             *pixel = [0, 1, 2].map(|number| colours[number][column]);
             if is_multiplied && matches!(self.colours, ColorType::RGBA(_)) {
                 let alpha = u32::from(fourth[column]);
-                *pixel = pixel.map(|value| (u32::from(value) * 255).checked_div(alpha).unwrap_or(0).min(255) as u8);
+                *pixel = pixel.map(|value| {
+                    (u32::from(value) * 255)
+                        .checked_div(alpha)
+                        .unwrap_or(0)
+                        .min(255) as u8
+                });
             }
         }
         if let ColorType::CMYK(_) = self.colours {
@@ -170,10 +211,15 @@ fn with_grey_values(bytes: &[u8], order: ByteOrder) -> Option<Vec<u8>> {
     };
     let directory = number(4, 4)?;
     let mut entries = (0..number(directory, 2)?).map(|index| directory + 2 + 12 * index);
-    let entry =
-        entries.find(|entry| number(*entry, 2) == Some(usize::from(Tag::PhotometricInterpretation.to_u16())))?;
+    let entry = entries.find(|entry| {
+        number(*entry, 2) == Some(usize::from(Tag::PhotometricInterpretation.to_u16()))
+    })?;
     let mut copy = bytes.to_vec();
-    let grey = if order == ByteOrder::BigEndian { GREY.to_be_bytes() } else { GREY.to_le_bytes() };
+    let grey = if order == ByteOrder::BigEndian {
+        GREY.to_be_bytes()
+    } else {
+        GREY.to_le_bytes()
+    };
     copy.get_mut(entry + 8..entry + 10)?.copy_from_slice(&grey);
     Some(copy)
 }

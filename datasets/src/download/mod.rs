@@ -35,14 +35,20 @@ impl Source {
     /// The official archive; both digests are those that other public downloaders (TFDS, MLDatasets.jl) check.
     fn official(cifar: Cifar) -> Self {
         let (name, sha256) = match cifar {
-            Cifar::Ten => {
-                ("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")
-            }
-            Cifar::Hundred => {
-                ("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec")
-            }
+            Cifar::Ten => (
+                "cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+            Cifar::Hundred => (
+                "cifar-100-binary.tar.gz",
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
         };
-        Self { url: format!("https://www.cs.toronto.edu/~kriz/{name}"), sha256: sha256.into(), cifar }
+        Self {
+            url: format!("https://www.cs.toronto.edu/~kriz/{name}"),
+            sha256: sha256.into(),
+            cifar,
+        }
     }
 
     fn error(&self, reason: impl ToString, num_bytes: u64) -> DatasetError {
@@ -97,7 +103,8 @@ fn obtain(
     let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(DatasetError::io("create", dir))?;
     let archive = dir.join(format!("{}.tar.gz.part", source.cifar.folder()));
-    let received = receive(agent, source, &archive, progress).and_then(|()| check(source, &archive));
+    let received =
+        receive(agent, source, &archive, progress).and_then(|()| check(source, &archive));
     received.inspect_err(|_| {
         if is_new {
             // What has come stays there; an empty folder does not.
@@ -133,20 +140,33 @@ fn receive(
         206 => {
             let range = header("content-range").unwrap_or_default();
             if !range.starts_with(&format!("bytes {done}-")) {
-                let reason = format!("asked for the bytes from {done} on, got the range \"{range}\"");
+                let reason =
+                    format!("asked for the bytes from {done} on, got the range \"{range}\"");
                 return Err(source.error(reason, done));
             }
             options.append(true);
         }
         // There is nothing after what we have; its digest will tell whether it is whole.
         416 if done > 0 => return Ok(()),
-        status => return Err(source.error(format!("the server answered with status {status}"), done)),
+        status => {
+            return Err(source.error(format!("the server answered with status {status}"), done));
+        }
     }
-    let total = header("content-length").and_then(|length| length.parse::<u64>().ok()).map(|length| done + length);
+    let total = header("content-length")
+        .and_then(|length| length.parse::<u64>().ok())
+        .map(|length| done + length);
     total.map_or(Ok(()), |total| refuse_long(source, total))?;
-    let file = options.open(path).map_err(DatasetError::io("write", path))?;
+    let file = options
+        .open(path)
+        .map_err(DatasetError::io("write", path))?;
     progress(done, total);
-    let done = append(source, response.into_body().into_reader(), (file, path), done, |done| progress(done, total))?;
+    let done = append(
+        source,
+        response.into_body().into_reader(),
+        (file, path),
+        done,
+        |done| progress(done, total),
+    )?;
     match total {
         Some(total) if done < total => {
             let reason = format!("expected {total} bytes, the connection ended after {done}");
@@ -178,7 +198,8 @@ fn append(
             fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
             return Err(error);
         }
-        file.write_all(&buffer[..len]).map_err(DatasetError::io("write", path))?;
+        file.write_all(&buffer[..len])
+            .map_err(DatasetError::io("write", path))?;
         done += len as u64;
         progress(done);
     }
@@ -188,7 +209,10 @@ fn refuse_long(source: &Source, len: u64) -> Result<(), DatasetError> {
     if len <= MAX_ARCHIVE_BYTES {
         return Ok(());
     }
-    Err(source.error(format!("expected at most {MAX_ARCHIVE_BYTES} bytes, got {len}"), 0))
+    Err(source.error(
+        format!("expected at most {MAX_ARCHIVE_BYTES} bytes, got {len}"),
+        0,
+    ))
 }
 
 /// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
@@ -198,7 +222,11 @@ fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
         return Ok(());
     }
     fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
-    Err(DatasetError::Checksum { path: path.to_path_buf(), expected: source.sha256.clone(), got })
+    Err(DatasetError::Checksum {
+        path: path.to_path_buf(),
+        expected: source.sha256.clone(),
+        got,
+    })
 }
 
 #[cfg(test)]

@@ -46,7 +46,11 @@ impl Server {
                 seen.lock().unwrap().push(range);
             }
         });
-        Self { url, ranges, thread: Some(thread) }
+        Self {
+            url,
+            ranges,
+            thread: Some(thread),
+        }
     }
 
     /// Waits until all answers were given and returns the ranges asked for.
@@ -73,19 +77,31 @@ fn respond(mut stream: TcpStream, content: &[u8], answer: Answer) -> String {
         .strip_prefix("bytes=")
         .and_then(|range| range.strip_suffix('-'))
         .map_or(0, |start| start.parse().unwrap());
-    let start = if answer == Answer::WithoutRanges { 0 } else { start };
+    let start = if answer == Answer::WithoutRanges {
+        0
+    } else {
+        start
+    };
     let (status, extra) = match answer {
         Answer::NotFound => ("404 Not Found", String::new()),
         _ if start >= content.len() => ("416 Range Not Satisfiable", String::new()),
         _ if start > 0 => {
             let (last, len) = (content.len() - 1, content.len());
-            ("206 Partial Content", format!("Content-Range: bytes {start}-{last}/{len}\r\n"))
+            (
+                "206 Partial Content",
+                format!("Content-Range: bytes {start}-{last}/{len}\r\n"),
+            )
         }
         _ => ("200 OK", String::new()),
     };
-    let body = if status.starts_with('2') { &content[start..] } else { &[] };
+    let body = if status.starts_with('2') {
+        &content[start..]
+    } else {
+        &[]
+    };
     let len = body.len();
-    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n{extra}Connection: close\r\n\r\n");
+    let head =
+        format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n{extra}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     let sent = match answer {
         Answer::CutAfter(len) => &body[..len],
@@ -97,25 +113,38 @@ fn respond(mut stream: TcpStream, content: &[u8], answer: Answer) -> String {
 
 /// A gzipped archive of these paths and contents.
 fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
-    let entries = files.iter().map(|(path, content)| entry(path, EntryType::Regular, content));
+    let entries = files
+        .iter()
+        .map(|(path, content)| entry(path, EntryType::Regular, content));
     tar(&entries.collect::<Vec<_>>())
 }
 
 /// A small CIFAR-100 of one record a file.
 fn cifar_100() -> Vec<u8> {
     // Not all alike, else a few bytes would hold all of the compressed archive.
-    let record: Vec<u8> = (0..3074u32).map(|i| if i < 2 { 7 } else { (i * i / 7) as u8 }).collect();
-    archive(&[("cifar-100-binary/train.bin", &record), ("./cifar-100-binary/test.bin", &record)])
+    let record: Vec<u8> = (0..3074u32)
+        .map(|i| if i < 2 { 7 } else { (i * i / 7) as u8 })
+        .collect();
+    archive(&[
+        ("cifar-100-binary/train.bin", &record),
+        ("./cifar-100-binary/test.bin", &record),
+    ])
 }
 
 fn agent() -> Agent {
     // Without a proxy, whatever the environment says.
-    let config = Agent::config_builder().http_status_as_error(false).proxy(None);
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None);
     config.build().new_agent()
 }
 
 fn source(url: &str, content: &[u8]) -> Source {
-    Source { url: url.into(), sha256: to_hex(&Sha256::digest(content)), cifar: Cifar::Hundred }
+    Source {
+        url: url.into(),
+        sha256: to_hex(&Sha256::digest(content)),
+        cifar: Cifar::Hundred,
+    }
 }
 
 fn run(source: &Source, dir: &TempDir) -> Result<PathBuf, DatasetError> {
@@ -124,8 +153,10 @@ fn run(source: &Source, dir: &TempDir) -> Result<PathBuf, DatasetError> {
 
 /// The names in a folder, sorted.
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -144,7 +175,10 @@ fn an_archive_is_fetched_checked_and_unpacked() {
     assert_eq!(folder, dir.path().join("cifar-100-binary"));
     assert_eq!(names(dir.path()), ["cifar-100-binary"]);
     let splits = crate::cifar::open(dir.path(), Cifar::Hundred).unwrap();
-    assert_eq!((splits.train.len(), splits.evaluated().unwrap().label(0)), (1, 7));
+    assert_eq!(
+        (splits.train.len(), splits.evaluated().unwrap().label(0)),
+        (1, 7)
+    );
     let len = content.len() as u64;
     assert_eq!(calls.first(), Some(&(0, Some(len))));
     assert_eq!(calls.last(), Some(&(len, Some(len))));
@@ -160,7 +194,10 @@ fn an_interrupted_download_continues_where_it_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let source = source(&server.url, &content);
     let text = run(&source, &dir).unwrap_err().to_string();
-    assert!(text.contains("run it again to continue after 100 bytes"), "{text}");
+    assert!(
+        text.contains("run it again to continue after 100 bytes"),
+        "{text}"
+    );
     run(&source, &dir).unwrap();
     assert_eq!(server.finish(), ["", "bytes=100-"]);
     assert_eq!(names(dir.path()), ["cifar-100-binary"]);
@@ -193,14 +230,25 @@ fn other_bytes_than_the_published_ones_are_refused_and_removed() {
     let content = cifar_100();
     let server = Server::start(content, vec![Answer::Whole]);
     let dir = tempfile::tempdir().unwrap();
-    let text = run(&source(&server.url, b"other"), &dir).unwrap_err().to_string();
+    let text = run(&source(&server.url, b"other"), &dir)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("expected sha256 "), "{text}");
     assert!(names(dir.path()).is_empty());
     server.finish();
     let server = Server::start(cifar_100(), vec![Answer::Whole]);
     let new = dir.path().join("new");
-    obtain(&agent(), &source(&server.url, b"other"), &new, &mut |_, _| {}).unwrap_err();
-    assert!(!new.exists(), "a folder that is empty and new does not stay");
+    obtain(
+        &agent(),
+        &source(&server.url, b"other"),
+        &new,
+        &mut |_, _| {},
+    )
+    .unwrap_err();
+    assert!(
+        !new.exists(),
+        "a folder that is empty and new does not stay"
+    );
     server.finish();
 }
 
@@ -210,7 +258,10 @@ fn archives_that_escape_or_lack_files_leave_nothing() {
     let train: (&str, &[u8]) = ("cifar-100-binary/train.bin", &record);
     for (files, text) in [
         (vec![train, ("../evil.bin", &record[..])], "got ../evil.bin"),
-        (vec![train, ("cifar-100-binary/../evil.bin", &record[..])], "evil.bin"),
+        (
+            vec![train, ("cifar-100-binary/../evil.bin", &record[..])],
+            "evil.bin",
+        ),
         (vec![train, ("/evil.bin", &record[..])], "got /evil.bin"),
         (vec![train], "expected test.bin"),
     ] {
@@ -218,7 +269,12 @@ fn archives_that_escape_or_lack_files_leave_nothing() {
         let server = Server::start(content.clone(), vec![Answer::Whole]);
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("data");
-        let error = obtain(&agent(), &source(&server.url, &content), &dir, &mut |_, _| {});
+        let error = obtain(
+            &agent(),
+            &source(&server.url, &content),
+            &dir,
+            &mut |_, _| {},
+        );
         let message = error.unwrap_err().to_string();
         assert!(message.contains(text), "{message}");
         assert_eq!(names(root.path()), ["data"]);
@@ -231,16 +287,27 @@ fn archives_that_escape_or_lack_files_leave_nothing() {
 fn failures_of_the_network_name_the_address_and_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(Vec::new(), vec![Answer::NotFound]);
-    let text = run(&source(&server.url, b""), &dir).unwrap_err().to_string();
-    assert!(text.contains("the server answered with status 404"), "{text}");
+    let text = run(&source(&server.url, b""), &dir)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("the server answered with status 404"),
+        "{text}"
+    );
     let url = server.url.clone();
     server.finish();
     // Nobody listens there any more.
     let text = run(&source(&url, b""), &dir).unwrap_err().to_string();
-    assert!(text.contains(&url) && text.contains("check the network"), "{text}");
+    assert!(
+        text.contains(&url) && text.contains("check the network"),
+        "{text}"
+    );
     let new = dir.path().join("new");
     obtain(&agent(), &source(&url, b""), &new, &mut |_, _| {}).unwrap_err();
-    assert!(!new.exists() && dir.path().exists(), "a folder that is empty and new does not stay");
+    assert!(
+        !new.exists() && dir.path().exists(),
+        "a folder that is empty and new does not stay"
+    );
 }
 
 #[test]
@@ -250,7 +317,9 @@ fn more_bytes_than_an_archive_has_are_not_fetched() {
     let thread = thread::spawn(move || {
         for head in ["Content-Length: 1000000000000\r\n", ""] {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(format!("HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n").as_bytes()).unwrap();
+            stream
+                .write_all(format!("HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n").as_bytes())
+                .unwrap();
             // Without a length the body goes on until the reader hangs up.
             while head.is_empty() && stream.write_all(&[0; 1 << 16]).is_ok() {}
         }
@@ -258,9 +327,15 @@ fn more_bytes_than_an_archive_has_are_not_fetched() {
     let dir = tempfile::tempdir().unwrap();
     let source = source(&url, b"");
     let text = run(&source, &dir).unwrap_err().to_string();
-    assert!(text.contains("expected at most 200000000 bytes, got 1000000000000"), "{text}");
+    assert!(
+        text.contains("expected at most 200000000 bytes, got 1000000000000"),
+        "{text}"
+    );
     let text = run(&source, &dir).unwrap_err().to_string();
-    assert!(text.contains("expected at most 200000000 bytes, got 2000"), "{text}");
+    assert!(
+        text.contains("expected at most 200000000 bytes, got 2000"),
+        "{text}"
+    );
     assert!(names(dir.path()).is_empty());
     thread.join().unwrap();
 }

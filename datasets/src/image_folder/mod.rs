@@ -62,14 +62,29 @@ impl ImageFolderConfig {
 /// # Differs from PyTorch
 /// torchvision's `ImageFolder` opens one split, takes hidden files, and leaves the resizing to a transform. The files of a class are the
 /// same, in the same order.
-pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<DatasetSplits, DatasetError> {
+pub fn open(
+    dir: impl AsRef<Path>,
+    config: &ImageFolderConfig,
+) -> Result<DatasetSplits, DatasetError> {
     let mut notes = Vec::new();
-    let (kinds, scanned): (Vec<Split>, Vec<ScannedSplit>) = scan_all(dir.as_ref(), &mut notes)?.into_iter().unzip();
+    let (kinds, scanned): (Vec<Split>, Vec<ScannedSplit>) =
+        scan_all(dir.as_ref(), &mut notes)?.into_iter().unzip();
     let mut opened: Vec<_> = kinds.into_iter().zip(open_all(scanned, config)?).collect();
-    let mut take = |split| opened.extract_if(.., |(kind, _)| *kind == split).next().map(|(_, dataset)| dataset);
+    let mut take = |split| {
+        opened
+            .extract_if(.., |(kind, _)| *kind == split)
+            .next()
+            .map(|(_, dataset)| dataset)
+    };
     let train = take(Split::Train).expect("a folder without this split is refused");
     let (val, test) = (take(Split::Val), take(Split::Test));
-    Ok(DatasetSplits { train, val, test, normalization: Normalization::imagenet(), notes })
+    Ok(DatasetSplits {
+        train,
+        val,
+        test,
+        normalization: Normalization::imagenet(),
+        notes,
+    })
 }
 
 /// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or another folder by its name. Other splits need not
@@ -112,7 +127,11 @@ fn open_all(
     let num_files: usize = splits.iter().map(|split| split.files.len()).sum();
     let needed_bytes = (num_files as u64).saturating_mul(3 * (config.sizing.size as u64).pow(2));
     let keep = config.sizing.shorter_side.is_none() && needed_bytes <= config.memory_limit_bytes;
-    let all = if splits.len() == 1 { "this split" } else { "all splits" };
+    let all = if splits.len() == 1 {
+        "this split"
+    } else {
+        "all splits"
+    };
     let how = match config.sizing.shorter_side {
         Some(_) => "decoded on demand, each at its own size".to_owned(),
         None if keep => format!("kept in memory ({} for {all})", Mebibytes(needed_bytes)),
@@ -123,22 +142,61 @@ fn open_all(
         ),
     };
     for split in &mut splits {
-        split.notes.push(format!("{} image files, {how}", split.files.len()));
+        split
+            .notes
+            .push(format!("{} image files, {how}", split.files.len()));
     }
-    let ImageFolderConfig { sizing, on_bad_image, num_threads, .. } = *config;
+    let ImageFolderConfig {
+        sizing,
+        on_bad_image,
+        num_threads,
+        ..
+    } = *config;
     let open_split = |split: ScannedSplit| -> Result<Arc<dyn ImageDataset>, DatasetError> {
-        let ScannedSplit { dir, class_names, files, labels, notes, .. } = split;
-        let folder = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (name, whole) = (format!("image-folder {folder}"), Split::of_name(&folder) == Some(Split::Train));
-        let contents = Contents { name, class_names, labels, notes };
-        let reading = Reading { sizing, keep, on_bad_image, whole, num_threads };
-        Ok(Arc::new(EncodedDataset::open(FolderSource { dir, files }, contents, reading)?))
+        let ScannedSplit {
+            dir,
+            class_names,
+            files,
+            labels,
+            notes,
+            ..
+        } = split;
+        let folder = dir
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let (name, whole) = (
+            format!("image-folder {folder}"),
+            Split::of_name(&folder) == Some(Split::Train),
+        );
+        let contents = Contents {
+            name,
+            class_names,
+            labels,
+            notes,
+        };
+        let reading = Reading {
+            sizing,
+            keep,
+            on_bad_image,
+            whole,
+            num_threads,
+        };
+        Ok(Arc::new(EncodedDataset::open(
+            FolderSource { dir, files },
+            contents,
+            reading,
+        )?))
     };
     splits.into_iter().map(open_split).collect()
 }
 
 /// The files of all splits that have labels, the training split's first, with notes on the others; no file is opened.
-pub(crate) fn scan_all(dir: &Path, notes: &mut Vec<String>) -> Result<Vec<(Split, ScannedSplit)>, DatasetError> {
+pub(crate) fn scan_all(
+    dir: &Path,
+    notes: &mut Vec<String>,
+) -> Result<Vec<(Split, ScannedSplit)>, DatasetError> {
     notes.extend(split::not_folders(dir));
     let [train, val, test] = Split::ALL.map(|split| scan_named(dir, split.names()[0]));
     let mut train = train?.ok_or_else(|| missing(dir, Split::Train.names()[0]))?;
@@ -166,7 +224,9 @@ pub(crate) fn scan_all(dir: &Path, notes: &mut Vec<String>) -> Result<Vec<(Split
 
 /// The files of the split `name`, by its own classes, if it is there.
 fn scan_named(dir: &Path, name: &str) -> Result<Option<ScannedSplit>, DatasetError> {
-    let Some((folder, note)) = split::folder(dir, name)? else { return Ok(None) };
+    let Some((folder, note)) = split::folder(dir, name)? else {
+        return Ok(None);
+    };
     let mut scanned = scan(&folder)?;
     scanned.note_left_out();
     scanned.notes.extend(note);
@@ -175,8 +235,11 @@ fn scan_named(dir: &Path, name: &str) -> Result<Option<ScannedSplit>, DatasetErr
 
 fn missing(dir: &Path, name: &str) -> DatasetError {
     let folders = split::folder_names(dir).unwrap_or_default();
-    let found =
-        if folders.is_empty() { "no folders".to_owned() } else { format!("the folders {}", list(folders.iter())) };
+    let found = if folders.is_empty() {
+        "no folders".to_owned()
+    } else {
+        format!("the folders {}", list(folders.iter()))
+    };
     DatasetError::Missing {
         what: format!("the folder {name}"),
         path: dir.to_path_buf(),
@@ -188,7 +251,10 @@ fn missing(dir: &Path, name: &str) -> DatasetError {
 /// Of one class there is nothing to learn.
 fn expect_classes(dir: &Path, split: &ScannedSplit) -> Result<(), DatasetError> {
     match &split.class_names[..] {
-        [class_name] => Err(DatasetError::OneClass { path: dir.to_path_buf(), class_name: class_name.clone() }),
+        [class_name] => Err(DatasetError::OneClass {
+            path: dir.to_path_buf(),
+            class_name: class_name.clone(),
+        }),
         _ => Ok(()),
     }
 }

@@ -76,14 +76,19 @@ type Place = (u64, u64);
 
 /// Scans the folder of a split.
 pub(super) fn scan(dir: &Path) -> Result<ScannedSplit, DatasetError> {
-    let mut split = ScannedSplit { dir: dir.to_path_buf(), ..ScannedSplit::default() };
+    let mut split = ScannedSplit {
+        dir: dir.to_path_buf(),
+        ..ScannedSplit::default()
+    };
     let place = place_of(dir).map_err(DatasetError::io("read", dir))?;
     for (name, kind) in sorted_entries(dir).map_err(DatasetError::io("read", dir))? {
         let path = dir.join(&name);
         match split.kind(&path, kind) {
             Some(Kind::Folder) if name == LOST_AND_FOUND => {}
             Some(Kind::Folder) => split.add_class(&path, place)?,
-            Some(Kind::File) if has_image_extension(&path) => split.leave_out(LeftOut::Misplaced, path),
+            Some(Kind::File) if has_image_extension(&path) => {
+                split.leave_out(LeftOut::Misplaced, path)
+            }
             Some(Kind::File) => split.leave_out(LeftOut::OtherFormat, path),
             None => {}
         }
@@ -106,25 +111,37 @@ impl ScannedSplit {
             return Ok(());
         }
         let name = dir.file_name().and_then(OsStr::to_str).map(str::to_owned);
-        let name = name.ok_or_else(|| DatasetError::ClassFolderName { path: dir.to_path_buf() })?;
+        let name = name.ok_or_else(|| DatasetError::ClassFolderName {
+            path: dir.to_path_buf(),
+        })?;
         let mut folders = Vec::new();
         self.collect(dir, &mut vec![of_split], &mut folders);
         // As torchvision sorts what os.walk finds: whole paths as text.
         folders.sort_by(|(a, _), (b, _)| a.as_os_str().cmp(b.as_os_str()));
         let label = u16::try_from(self.class_names.len());
-        let label = label.map_err(|_| DatasetError::config("number of class folders", "at most 65536", "more"))?;
+        let label = label.map_err(|_| {
+            DatasetError::config("number of class folders", "at most 65536", "more")
+        })?;
         for (folder, names) in folders {
             self.labels.extend(names.iter().map(|_| label));
-            self.files.extend(names.iter().map(|name| folder.join(name)));
+            self.files
+                .extend(names.iter().map(|name| folder.join(name)));
         }
         self.class_names.push(name);
         Ok(())
     }
 
     /// Collects the images in `dir` and below, folder by folder; `within` are the folders that it lies in.
-    fn collect(&mut self, dir: &Path, within: &mut Vec<Place>, folders: &mut Vec<(PathBuf, Vec<OsString>)>) {
+    fn collect(
+        &mut self,
+        dir: &Path,
+        within: &mut Vec<Place>,
+        folders: &mut Vec<(PathBuf, Vec<OsString>)>,
+    ) {
         let read = place_of(dir).and_then(|place| Ok((place, sorted_entries(dir)?)));
-        let Ok((place, entries)) = read else { return self.leave_out(LeftOut::Unreadable, dir.to_path_buf()) };
+        let Ok((place, entries)) = read else {
+            return self.leave_out(LeftOut::Unreadable, dir.to_path_buf());
+        };
         if within.contains(&place) {
             return self.leave_out(LeftOut::Loop, dir.to_path_buf());
         }
@@ -188,8 +205,10 @@ impl ScannedSplit {
     fn expect_labels(&self, expected: &[String]) -> Result<(), DatasetError> {
         let mut with_images = self.labels.clone();
         with_images.dedup();
-        let folders: Vec<String> =
-            with_images.iter().map(|&class| self.class_names[usize::from(class)].clone()).collect();
+        let folders: Vec<String> = with_images
+            .iter()
+            .map(|&class| self.class_names[usize::from(class)].clone())
+            .collect();
         let mut found = match self.left_out.get(&LeftOut::Misplaced) {
             _ if by_name(&folders, expected).iter().any(Option::is_some) => return Ok(()),
             _ if !folders.is_empty() => format!(
@@ -200,8 +219,15 @@ impl ScannedSplit {
             None => "there are no images in class folders".to_owned(),
             Some(images) => format!("{} images lie in no class folder", images.len()),
         };
-        let others = self.left_out.get(&LeftOut::OtherFormat).into_iter().flatten();
-        let is_list = |path: &&PathBuf| path.extension().is_some_and(|kind| LISTS.iter().any(|list| kind == *list));
+        let others = self
+            .left_out
+            .get(&LeftOut::OtherFormat)
+            .into_iter()
+            .flatten();
+        let is_list = |path: &&PathBuf| {
+            path.extension()
+                .is_some_and(|kind| LISTS.iter().any(|list| kind == *list))
+        };
         let lists: Vec<String> = others
             .filter(|path| path.parent() == Some(&self.dir))
             .filter(is_list)
@@ -209,21 +235,30 @@ impl ScannedSplit {
             .collect();
         if !lists.is_empty() {
             let lists = list(lists.iter());
-            found.push_str(&format!(" (if {lists} lists the classes, move each image into a folder of its class)"));
+            found.push_str(&format!(
+                " (if {lists} lists the classes, move each image into a folder of its class)"
+            ));
         }
-        Err(DatasetError::Unlabelled { path: self.dir.clone(), found })
+        Err(DatasetError::Unlabelled {
+            path: self.dir.clone(),
+            found,
+        })
     }
 
     /// Adds notes on what is left out.
     pub(super) fn note_left_out(&mut self) {
         for (why, paths) in &self.left_out {
             let formats = match why {
-                LeftOut::OtherFormat => format!(" ({}; expected {})", formats(paths), EXTENSIONS.join(", ")),
+                LeftOut::OtherFormat => {
+                    format!(" ({}; expected {})", formats(paths), EXTENSIONS.join(", "))
+                }
                 _ => String::new(),
             };
             let (num, why) = (paths.len(), why.in_words());
-            self.notes
-                .push(format!("left out: {num} {why}{formats}: {}", list(paths.iter().map(|path| path.display()))));
+            self.notes.push(format!(
+                "left out: {num} {why}{formats}: {}",
+                list(paths.iter().map(|path| path.display()))
+            ));
         }
     }
 
@@ -232,14 +267,24 @@ impl ScannedSplit {
         if empty_classes(&self.labels, &self.class_names).is_none() {
             return Ok(());
         }
-        let empty = (0..self.class_names.len()).find(|class| self.labels.binary_search(&(*class as u16)).is_err());
-        let path = self.dir.join(empty.map_or("", |class| &self.class_names[class]));
+        let empty = (0..self.class_names.len())
+            .find(|class| self.labels.binary_search(&(*class as u16)).is_err());
+        let path = self
+            .dir
+            .join(empty.map_or("", |class| &self.class_names[class]));
         let found = self.left_out.iter().filter_map(|(why, paths)| {
-            let num = paths.iter().filter(|left_out| left_out.starts_with(&path)).count();
+            let num = paths
+                .iter()
+                .filter(|left_out| left_out.starts_with(&path))
+                .count();
             (num > 0).then(|| format!("{num} {}", why.in_words()))
         });
         let found = found.collect::<Vec<_>>().join("; ");
-        Err(DatasetError::EmptyClass { path, extensions: EXTENSIONS.join(", "), found })
+        Err(DatasetError::EmptyClass {
+            path,
+            extensions: EXTENSIONS.join(", "),
+            found,
+        })
     }
 }
 
@@ -247,13 +292,20 @@ impl ScannedSplit {
 fn formats(paths: &[PathBuf]) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     for path in paths {
-        let extension =
-            path.extension().map_or("no extension".to_owned(), |extension| format!(".{}", extension.to_string_lossy()));
+        let extension = path
+            .extension()
+            .map_or("no extension".to_owned(), |extension| {
+                format!(".{}", extension.to_string_lossy())
+            });
         *counts.entry(extension).or_default() += 1;
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by_key(|(_, count)| usize::MAX - count);
-    list(counts.iter().map(|(extension, count)| format!("{count} {extension}")))
+    list(
+        counts
+            .iter()
+            .map(|(extension, count)| format!("{count} {extension}")),
+    )
 }
 
 fn place_of(dir: &Path) -> io::Result<Place> {
@@ -262,14 +314,16 @@ fn place_of(dir: &Path) -> io::Result<Place> {
 
 /// The entries of a folder, sorted by the bytes of their names, and what each is, links not followed.
 fn sorted_entries(dir: &Path) -> io::Result<Vec<(OsString, Option<FileType>)>> {
-    let entries = fs::read_dir(dir)?.map(|entry| entry.map(|entry| (entry.file_name(), entry.file_type().ok())));
+    let entries = fs::read_dir(dir)?
+        .map(|entry| entry.map(|entry| (entry.file_name(), entry.file_type().ok())));
     let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
     entries.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(entries)
 }
 
 fn is_hidden(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 fn has_image_extension(path: &Path) -> bool {

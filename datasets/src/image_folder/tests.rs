@@ -13,7 +13,9 @@ use crate::limited::Subset;
 fn write_image(root: &TempDir, name: &str, value: u8) -> PathBuf {
     let path = root.path().join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    RgbImage::from_pixel(2, 2, Rgb([value; 3])).save(&path).unwrap();
+    RgbImage::from_pixel(2, 2, Rgb([value; 3]))
+        .save(&path)
+        .unwrap();
     path
 }
 
@@ -35,15 +37,24 @@ fn folder() -> TempDir {
 }
 
 fn config() -> ImageFolderConfig {
-    ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(Sizing::square(2)) }
+    ImageFolderConfig {
+        num_threads: 2,
+        ..ImageFolderConfig::new(Sizing::square(2))
+    }
 }
 
 fn on_demand() -> ImageFolderConfig {
-    ImageFolderConfig { memory_limit_bytes: 0, ..config() }
+    ImageFolderConfig {
+        memory_limit_bytes: 0,
+        ..config()
+    }
 }
 
 fn skipping(config: ImageFolderConfig) -> ImageFolderConfig {
-    ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..config }
+    ImageFolderConfig {
+        on_bad_image: OnBadImage::Skip,
+        ..config
+    }
 }
 
 /// (label, grey value) of each sample.
@@ -65,10 +76,18 @@ fn message(root: &TempDir, config: &ImageFolderConfig) -> String {
 #[test]
 fn samples_are_sorted_by_class_and_name_in_memory_and_on_demand() {
     let root = folder();
-    for config in [config(), on_demand(), skipping(config()), skipping(on_demand())] {
+    for config in [
+        config(),
+        on_demand(),
+        skipping(config()),
+        skipping(on_demand()),
+    ] {
         let splits = open(root.path(), &config).unwrap();
         assert_eq!(splits.train.class_names(), ["cat", "dog"]);
-        assert_eq!(samples(&*splits.train), [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21)]);
+        assert_eq!(
+            samples(&*splits.train),
+            [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21)]
+        );
         assert_eq!(samples(&**splits.evaluated().unwrap()), [(0, 30), (1, 40)]);
     }
 }
@@ -77,7 +96,10 @@ fn samples_are_sorted_by_class_and_name_in_memory_and_on_demand() {
 fn the_notes_say_whether_images_are_kept_in_memory() {
     let root = folder();
     let notes = |config| open(root.path(), &config).unwrap().train.notes().to_vec();
-    assert_eq!(notes(config()), ["5 image files, kept in memory (0.0 MiB for all splits)"]);
+    assert_eq!(
+        notes(config()),
+        ["5 image files, kept in memory (0.0 MiB for all splits)"]
+    );
     assert_eq!(
         notes(on_demand()),
         ["5 image files, decoded on demand (all splits would need 0.0 MiB, the limit is 0.0 MiB)"]
@@ -88,9 +110,15 @@ fn the_notes_say_whether_images_are_kept_in_memory() {
 fn the_memory_limit_counts_all_splits() {
     let root = folder();
     for (memory_limit_bytes, kept) in [(7 * 12, true), (7 * 12 - 1, false)] {
-        let config = ImageFolderConfig { memory_limit_bytes, ..config() };
+        let config = ImageFolderConfig {
+            memory_limit_bytes,
+            ..config()
+        };
         let splits = open(root.path(), &config).unwrap();
-        assert_eq!(splits.evaluated().unwrap().notes()[0].contains("kept in memory"), kept);
+        assert_eq!(
+            splits.evaluated().unwrap().notes()[0].contains("kept in memory"),
+            kept
+        );
     }
 }
 
@@ -101,8 +129,18 @@ fn the_checksum_depends_on_content_names_and_size_alone() {
     let first = checksum(&config());
     assert_eq!(checksum(&on_demand()), first);
     assert_eq!(checksum(&skipping(on_demand())), first);
-    assert_ne!(checksum(&ImageFolderConfig { sizing: Sizing::square(3), ..config() }), first);
-    fs::rename(root.path().join("train/cat/2.png"), root.path().join("train/cat/3.png")).unwrap();
+    assert_ne!(
+        checksum(&ImageFolderConfig {
+            sizing: Sizing::square(3),
+            ..config()
+        }),
+        first
+    );
+    fs::rename(
+        root.path().join("train/cat/2.png"),
+        root.path().join("train/cat/3.png"),
+    )
+    .unwrap();
     let renamed = checksum(&config());
     assert_ne!(renamed, first);
     write_image(&root, "train/cat/3.png", 99);
@@ -115,7 +153,11 @@ fn a_checksum_found_by_another_process_is_taken_over_without_reading_a_file() {
     for subset in [false, true] {
         let opened = || -> Arc<dyn ImageDataset> {
             let train = open(root.path(), &on_demand()).unwrap().train;
-            if subset { Arc::new(Subset::first(train, 3).unwrap()) } else { train }
+            if subset {
+                Arc::new(Subset::first(train, 3).unwrap())
+            } else {
+                train
+            }
         };
         let (found, theirs) = (opened(), opened());
         assert!(found.checksum_reads_files() && theirs.checksum_reads_files());
@@ -129,7 +171,13 @@ fn a_checksum_found_by_another_process_is_taken_over_without_reading_a_file() {
         found.adopt_checksum("other");
         assert_eq!(found.checksum(), expected, "what is known stays");
     }
-    assert!(!open(root.path(), &config()).unwrap().train.checksum_reads_files(), "decoded at opening");
+    assert!(
+        !open(root.path(), &config())
+            .unwrap()
+            .train
+            .checksum_reads_files(),
+        "decoded at opening"
+    );
 }
 
 #[test]
@@ -140,7 +188,11 @@ fn a_bad_file_fails_by_default_and_is_named() {
     let text = message(&root, &config());
     assert!(text.contains("broken.png"), "{text}");
     let splits = open(root.path(), &on_demand()).unwrap();
-    let text = splits.train.read_image(5, &mut [0; 12]).unwrap_err().to_string();
+    let text = splits
+        .train
+        .read_image(5, &mut [0; 12])
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("broken.png"), "{text}");
 }
 
@@ -153,9 +205,15 @@ fn bad_files_are_skipped_when_asked_for_and_noted() {
     }
     for config in [skipping(config()), skipping(on_demand())] {
         let splits = open(root.path(), &config).unwrap();
-        assert_eq!(samples(&*splits.train), [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21)]);
+        assert_eq!(
+            samples(&*splits.train),
+            [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21)]
+        );
         let note = splits.train.notes().last().unwrap().clone();
-        assert!(note.starts_with("2 of 7 image files were skipped"), "{note}");
+        assert!(
+            note.starts_with("2 of 7 image files were skipped"),
+            "{note}"
+        );
         assert!(note.contains("00.png") && note.contains("11.png"), "{note}");
     }
 }
@@ -165,7 +223,10 @@ fn a_class_whose_images_are_all_bad_is_an_error() {
     let root = folder();
     fs::write(root.path().join("test/dog/x.png"), b"not an image").unwrap();
     let text = message(&root, &skipping(config()));
-    assert!(text.contains("dog") && text.contains("(1 could not be decoded)"), "{text}");
+    assert!(
+        text.contains("dog") && text.contains("(1 could not be decoded)"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -175,14 +236,19 @@ fn classes_are_mapped_by_name_and_unknown_ones_are_an_error() {
     // A class without images may be any.
     fs::create_dir(root.path().join("test/emu")).unwrap();
     let named = |notes: &[String], what: &str| notes.iter().any(|note| note == what);
-    for opened in
-        [open(root.path(), &config()).unwrap().test.unwrap(), open_split(root.path(), "test", None, &config()).unwrap()]
-    {
+    for opened in [
+        open(root.path(), &config()).unwrap().test.unwrap(),
+        open_split(root.path(), "test", None, &config()).unwrap(),
+    ] {
         assert_eq!(
             (opened.class_names().join(" "), samples(&*opened)),
             ("ape cat dog".to_owned(), vec![(1, 30), (2, 40)])
         );
-        assert!(named(opened.notes(), "1 of 3 classes have no image: ape"), "{:?}", opened.notes());
+        assert!(
+            named(opened.notes(), "1 of 3 classes have no image: ape"),
+            "{:?}",
+            opened.notes()
+        );
     }
     // Classes of a model that the folder does not know.
     let of_model = ["dog", "cat", "yak"].map(str::to_owned);
@@ -191,7 +257,12 @@ fn classes_are_mapped_by_name_and_unknown_ones_are_an_error() {
     write_image(&root, "test/fox/a.png", 1);
     let text = message(&root, &config());
     assert!(text.contains("got images of others: fox"), "{text}");
-    assert_eq!(open_split(root.path(), "test", None, &config()).unwrap_err().to_string(), text);
+    assert_eq!(
+        open_split(root.path(), "test", None, &config())
+            .unwrap_err()
+            .to_string(),
+        text
+    );
     // There may be none to train on.
     fs::remove_dir_all(root.path().join("train")).unwrap();
     let alone = || open_split(root.path(), "test", None, &config()).unwrap();
@@ -212,8 +283,15 @@ fn a_class_name_in_another_unicode_form_is_the_same_class() {
     // Both forms in one split are two classes, as for torchvision.
     write_image(&root, "train/cafe\u{301}/a.png", 3);
     let splits = open(root.path(), &config()).unwrap();
-    assert_eq!(samples(&**splits.test.as_ref().unwrap()), [(0, 2), (2, 30), (3, 40)]);
-    assert!(splits.train.notes()[0].contains("Unicode"), "{:?}", splits.train.notes());
+    assert_eq!(
+        samples(&**splits.test.as_ref().unwrap()),
+        [(0, 2), (2, 30), (3, 40)]
+    );
+    assert!(
+        splits.train.notes()[0].contains("Unicode"),
+        "{:?}",
+        splits.train.notes()
+    );
 }
 
 #[test]
@@ -233,9 +311,13 @@ fn a_missing_folder_is_an_error_with_a_remedy() {
 fn each_split_is_found_by_any_of_its_names_and_alone() {
     let names = |splits: &DatasetSplits| {
         let name = |split: Option<&Arc<dyn ImageDataset>>| {
-            split.map_or("none".to_owned(), |split| split.name().replace("image-folder ", ""))
+            split.map_or("none".to_owned(), |split| {
+                split.name().replace("image-folder ", "")
+            })
         };
-        [Split::Train, Split::Val, Split::Test].map(|split| name(splits.get(split))).join(" ")
+        [Split::Train, Split::Val, Split::Test]
+            .map(|split| name(splits.get(split)))
+            .join(" ")
     };
     for (train, val, test) in [
         ("train", "val", "test"),
@@ -245,11 +327,16 @@ fn each_split_is_found_by_any_of_its_names_and_alone() {
         ("train", "none", "none"),
     ] {
         let root = folder();
-        let rename = |from: &str, to: &str| fs::rename(root.path().join(from), root.path().join(to)).unwrap();
+        let rename = |from: &str, to: &str| {
+            fs::rename(root.path().join(from), root.path().join(to)).unwrap()
+        };
         rename("test", "held-out");
         rename("train", "moved");
         rename("moved", train);
-        for (name, value) in [(val, 50), (test, 60)].into_iter().filter(|(name, _)| *name != "none") {
+        for (name, value) in [(val, 50), (test, 60)]
+            .into_iter()
+            .filter(|(name, _)| *name != "none")
+        {
             write_image(&root, &format!("{name}/cat/a.png"), value);
         }
         let splits = open(root.path(), &config()).unwrap();
@@ -257,9 +344,19 @@ fn each_split_is_found_by_any_of_its_names_and_alone() {
         // Another folder opens by its name, whatever that is.
         let alone = open_split(root.path(), "held-out", None, &config()).unwrap();
         assert_eq!(samples(&*alone), [(0, 30), (1, 40)]);
-        assert!(open_split(root.path(), "train", None, &config()).unwrap().len() == 5);
-        let text = open_split(root.path(), "absent", None, &config()).unwrap_err().to_string();
-        assert!(text.contains("absent not found") && text.contains("held-out"), "{text}");
+        assert!(
+            open_split(root.path(), "train", None, &config())
+                .unwrap()
+                .len()
+                == 5
+        );
+        let text = open_split(root.path(), "absent", None, &config())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("absent not found") && text.contains("held-out"),
+            "{text}"
+        );
     }
 }
 
@@ -271,16 +368,31 @@ fn of_two_folders_of_one_split_the_first_name_is_used_and_the_other_named() {
     }
     let val = open(root.path(), &config()).unwrap().val.unwrap();
     assert_eq!((val.name(), val.len()), ("image-folder val", 1));
-    assert!(val.notes()[0].contains("val is used, valid is not"), "{:?}", val.notes());
-    assert_eq!(open_split(root.path(), "valid", None, &config()).unwrap().name(), "image-folder valid");
+    assert!(
+        val.notes()[0].contains("val is used, valid is not"),
+        "{:?}",
+        val.notes()
+    );
+    assert_eq!(
+        open_split(root.path(), "valid", None, &config())
+            .unwrap()
+            .name(),
+        "image-folder valid"
+    );
 }
 
 #[test]
 fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
     for (place, found) in [
         ("test/", "3 images lie in no class folder"),
-        ("test/unknown/", "all 3 images lie in folders that are no classes of the training (unknown)"),
-        ("test/images/again/", "all 3 images lie in folders that are no classes of the training (images)"),
+        (
+            "test/unknown/",
+            "all 3 images lie in folders that are no classes of the training (unknown)",
+        ),
+        (
+            "test/images/again/",
+            "all 3 images lie in folders that are no classes of the training (images)",
+        ),
         ("test/.hidden/", "there are no images in class folders"),
     ] {
         let root = folder();
@@ -293,10 +405,17 @@ fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
         assert!(splits.test.is_none() && splits.val.is_some());
         let note = splits.notes.join(" ");
         assert!(
-            note.contains(found) && note.contains("trainer predict") && note.contains("val_annotations.txt"),
+            note.contains(found)
+                && note.contains("trainer predict")
+                && note.contains("val_annotations.txt"),
             "{note}"
         );
-        assert_eq!(open_split(root.path(), "test", None, &config()).unwrap_err().to_string(), note);
+        assert_eq!(
+            open_split(root.path(), "test", None, &config())
+                .unwrap_err()
+                .to_string(),
+            note
+        );
     }
 }
 
@@ -305,7 +424,11 @@ fn a_split_that_is_a_link_to_a_missing_folder_is_named() {
     let root = folder();
     std::os::unix::fs::symlink("/nowhere", root.path().join("val")).unwrap();
     let splits = open(root.path(), &config()).unwrap();
-    assert!(splits.val.is_none() && splits.notes[0].starts_with("val is not read"), "{:?}", splits.notes);
+    assert!(
+        splits.val.is_none() && splits.notes[0].starts_with("val is not read"),
+        "{:?}",
+        splits.notes
+    );
 }
 
 #[test]
@@ -321,7 +444,9 @@ fn what_is_left_out_is_counted_by_its_reason_and_named() {
     ] {
         fs::write(root.path().join(name), "").unwrap();
     }
-    let link = |to: &str, name: &str| std::os::unix::fs::symlink(root.path().join(to), root.path().join(name)).unwrap();
+    let link = |to: &str, name: &str| {
+        std::os::unix::fs::symlink(root.path().join(to), root.path().join(name)).unwrap()
+    };
     link("nowhere.png", "train/dog/gone.png");
     link("train/dog", "train/dog/again");
     let splits = open(root.path(), &config()).unwrap();
@@ -331,25 +456,52 @@ fn what_is_left_out_is_counted_by_its_reason_and_named() {
         (1, "images lie beside the class folders", "loose.png"),
         (1, "links lead to missing files", "gone.png"),
         (1, "links lead back", "dog/again"),
-        (3, "files are of other formats (1 .db; 1 .tga; 1 .txt; expected ", "scan.tga"),
+        (
+            3,
+            "files are of other formats (1 .db; 1 .tga; 1 .txt; expected ",
+            "scan.tga",
+        ),
         (1, "images or folders are hidden", ".hidden.png"),
     ] {
-        let is_told = |note: &String| note.starts_with(&format!("left out: {count} {what}")) && note.contains(name);
+        let is_told = |note: &String| {
+            note.starts_with(&format!("left out: {count} {what}")) && note.contains(name)
+        };
         assert!(notes.iter().any(is_told), "{what}: {notes:?}");
     }
-    assert!(!notes.iter().any(|note| note.contains("DS_Store")), "{notes:?}");
+    assert!(
+        !notes.iter().any(|note| note.contains("DS_Store")),
+        "{notes:?}"
+    );
 }
 
 #[test]
 fn folders_below_a_class_are_read_as_torchvision_reads_them() {
     let root = folder();
-    for (name, value) in [("train/cat/b/z.png", 5), ("train/cat/b-c/y.png", 6), ("train/cat/b/a/x.JPEG.png", 7)] {
+    for (name, value) in [
+        ("train/cat/b/z.png", 5),
+        ("train/cat/b-c/y.png", 6),
+        ("train/cat/b/a/x.JPEG.png", 7),
+    ] {
         write_image(&root, name, value);
     }
-    std::os::unix::fs::symlink(root.path().join("test/dog"), root.path().join("train/dog/linked")).unwrap();
+    std::os::unix::fs::symlink(
+        root.path().join("test/dog"),
+        root.path().join("train/dog/linked"),
+    )
+    .unwrap();
     let train = open(root.path(), &config()).unwrap().train;
     // As sorted(os.walk(...)): the folders as text, of which b-c stands before b/a.
-    let expected = [(0, 10), (0, 11), (0, 12), (0, 5), (0, 6), (0, 7), (1, 20), (1, 21), (1, 40)];
+    let expected = [
+        (0, 10),
+        (0, 11),
+        (0, 12),
+        (0, 5),
+        (0, 6),
+        (0, 7),
+        (1, 20),
+        (1, 21),
+        (1, 40),
+    ];
     assert_eq!(samples(&*train), expected);
     assert_eq!(train.notes().len(), 1, "{:?}", train.notes());
 }
@@ -358,7 +510,14 @@ fn folders_below_a_class_are_read_as_torchvision_reads_them() {
 fn the_number_of_threads_changes_nothing() {
     let root = folder();
     let all = |num_threads| {
-        let splits = open(root.path(), &ImageFolderConfig { num_threads, ..config() }).unwrap();
+        let splits = open(
+            root.path(),
+            &ImageFolderConfig {
+                num_threads,
+                ..config()
+            },
+        )
+        .unwrap();
         (samples(&*splits.train), splits.train.checksum())
     };
     let expected = all(1);

@@ -31,7 +31,11 @@ pub(super) fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     let name = |column: &parquet::schema::types::ColumnDescPtr| {
         let path = column.path().string();
         // One value a row.
-        if column.max_rep_level() == 0 { path } else { format!("{path} (a list)") }
+        if column.max_rep_level() == 0 {
+            path
+        } else {
+            format!("{path} (a list)")
+        }
     };
     columns.iter().map(name).collect()
 }
@@ -46,9 +50,13 @@ pub(super) fn column(
     let leaves = leaves(reader);
     let find = |name: &str| leaves.iter().position(|leaf| leaf == name);
     names.iter().find_map(|name| find(name)).or_else(|| {
-        let of_kind = features.as_object()?.iter().filter(|(_, feature)| feature["_type"] == kind);
-        let found: Vec<usize> =
-            of_kind.filter_map(|(name, _)| find(&format!("{name}.bytes")).or_else(|| find(name))).collect();
+        let of_kind = features
+            .as_object()?
+            .iter()
+            .filter(|(_, feature)| feature["_type"] == kind);
+        let found: Vec<usize> = of_kind
+            .filter_map(|(name, _)| find(&format!("{name}.bytes")).or_else(|| find(name)))
+            .collect();
         (found.len() == 1).then(|| found[0])
     })
 }
@@ -59,7 +67,9 @@ pub(super) fn labels(
     group: usize,
     column: usize,
 ) -> Result<Vec<Label>, String> {
-    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
+    let group = reader
+        .get_row_group(group)
+        .map_err(|error| error.to_string())?;
     let num_rows = group.metadata().num_rows() as usize;
     let float = |value: f64| {
         if value.is_nan() {
@@ -70,15 +80,34 @@ pub(super) fn labels(
             false => Err(wrong_label(&value.to_string())),
         }
     };
-    match group.get_column_reader(column).map_err(|error| error.to_string())? {
-        ColumnReader::BoolColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
-        ColumnReader::Int32ColumnReader(column) => column_labels(column, num_rows, |value| number(i64::from(*value))),
-        ColumnReader::Int64ColumnReader(column) => column_labels(column, num_rows, |value| number(*value)),
-        ColumnReader::FloatColumnReader(column) => column_labels(column, num_rows, |value| float(f64::from(*value))),
-        ColumnReader::DoubleColumnReader(column) => column_labels(column, num_rows, |value| float(*value)),
+    match group
+        .get_column_reader(column)
+        .map_err(|error| error.to_string())?
+    {
+        ColumnReader::BoolColumnReader(column) => {
+            column_labels(column, num_rows, |value| number(i64::from(*value)))
+        }
+        ColumnReader::Int32ColumnReader(column) => {
+            column_labels(column, num_rows, |value| number(i64::from(*value)))
+        }
+        ColumnReader::Int64ColumnReader(column) => {
+            column_labels(column, num_rows, |value| number(*value))
+        }
+        ColumnReader::FloatColumnReader(column) => {
+            column_labels(column, num_rows, |value| float(f64::from(*value)))
+        }
+        ColumnReader::DoubleColumnReader(column) => {
+            column_labels(column, num_rows, |value| float(*value))
+        }
         ColumnReader::ByteArrayColumnReader(column) => column_labels(column, num_rows, |value| {
-            let text = value.as_utf8().map_err(|_| "expected text in the column of labels, got bytes".to_owned())?;
-            Ok(if text.is_empty() { Label::None } else { Label::Text(text.to_owned()) })
+            let text = value
+                .as_utf8()
+                .map_err(|_| "expected text in the column of labels, got bytes".to_owned())?;
+            Ok(if text.is_empty() {
+                Label::None
+            } else {
+                Label::Text(text.to_owned())
+            })
         }),
         _ => Err("expected labels that are numbers or text, got another type".to_owned()),
     }
@@ -103,8 +132,9 @@ fn column_labels<T: DataType>(
     label: impl Fn(&T::T) -> Result<Label, String>,
 ) -> Result<Vec<Label>, String> {
     let (mut present, mut values) = (Vec::new(), Vec::new());
-    let (num_read, ..) =
-        column.read_records(num_rows, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
+    let (num_read, ..) = column
+        .read_records(num_rows, Some(&mut present), None, &mut values)
+        .map_err(|error| error.to_string())?;
     if num_read != num_rows {
         return Err(format!("expected {num_rows} labels, got {num_read}"));
     }
@@ -126,16 +156,23 @@ pub(super) fn bytes(
     column: usize,
     row: usize,
 ) -> Result<ByteArray, String> {
-    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
-    let ColumnReader::ByteArrayColumnReader(mut column) =
-        group.get_column_reader(column).map_err(|error| error.to_string())?
+    let group = reader
+        .get_row_group(group)
+        .map_err(|error| error.to_string())?;
+    let ColumnReader::ByteArrayColumnReader(mut column) = group
+        .get_column_reader(column)
+        .map_err(|error| error.to_string())?
     else {
         return Err("expected bytes in the column of images, got another type".to_owned());
     };
     let column: &mut ColumnReaderImpl<ByteArrayType> = &mut column;
     let (mut present, mut values) = (Vec::new(), Vec::new());
-    column.skip_records(row).map_err(|error| error.to_string())?;
-    column.read_records(1, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
+    column
+        .skip_records(row)
+        .map_err(|error| error.to_string())?;
+    column
+        .read_records(1, Some(&mut present), None, &mut values)
+        .map_err(|error| error.to_string())?;
     values.pop().ok_or_else(|| {
         "expected the bytes of an image, got null (files that a column image.path names are not read: embed them)"
             .to_owned()
@@ -145,13 +182,24 @@ pub(super) fn bytes(
 /// What a file's metadata say of its columns.
 pub(super) fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
     let metadata = reader.metadata().file_metadata().key_value_metadata();
-    let text = metadata.and_then(|metadata| metadata.iter().find(|pair| pair.key == FACTS)?.value.as_deref());
-    let facts = text.and_then(|text| serde_json::from_str::<Value>(text).ok()).unwrap_or_default();
+    let text = metadata.and_then(|metadata| {
+        metadata
+            .iter()
+            .find(|pair| pair.key == FACTS)?
+            .value
+            .as_deref()
+    });
+    let facts = text
+        .and_then(|text| serde_json::from_str::<Value>(text).ok())
+        .unwrap_or_default();
     facts["info"]["features"].clone()
 }
 
 /// The names of the classes of a column.
 pub(super) fn class_names(features: &Value, column: &str) -> Option<Vec<String>> {
     let names = features[column]["names"].as_array()?;
-    names.iter().map(|name| name.as_str().map(str::to_owned)).collect()
+    names
+        .iter()
+        .map(|name| name.as_str().map(str::to_owned))
+        .collect()
 }

@@ -67,9 +67,19 @@ pub fn open(dir: impl AsRef<Path>, config: &ParquetConfig) -> Result<DatasetSpli
         Some(names) => names,
         None => numbers(all().map(ParquetSource::num_labels).max().unwrap_or(0)),
     };
-    let [val, test] = others.map(|other| other.map(|other| other.into_dataset(&class_names, config)).transpose());
+    let [val, test] = others.map(|other| {
+        other
+            .map(|other| other.into_dataset(&class_names, config))
+            .transpose()
+    });
     let train = train.into_dataset(&class_names, config)?;
-    Ok(DatasetSplits { train, val: val?, test: test?, normalization: Normalization::imagenet(), notes })
+    Ok(DatasetSplits {
+        train,
+        val: val?,
+        test: test?,
+        normalization: Normalization::imagenet(),
+        notes,
+    })
 }
 
 /// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other files by a word of their names. Files of
@@ -98,13 +108,18 @@ pub fn open_split(
         split.class_names = train.class_names;
         split.expect_names()?;
     }
-    let own = split.class_names.clone().unwrap_or_else(|| numbers(num_labels));
+    let own = split
+        .class_names
+        .clone()
+        .unwrap_or_else(|| numbers(num_labels));
     split.into_dataset(classes.unwrap_or(&own), config)
 }
 
 /// The names of classes that have none, of so many labels.
 fn numbers(num_labels: usize) -> Vec<String> {
-    (0..num_labels.max(2)).map(|label| label.to_string()).collect()
+    (0..num_labels.max(2))
+        .map(|label| label.to_string())
+        .collect()
 }
 
 /// The files of a split.
@@ -131,15 +146,28 @@ struct ParquetFile {
 
 impl ParquetSource {
     /// Opens the files of the split `name`.
-    fn named(dir: &Path, files: &SplitFiles, name: &str, config: &ParquetConfig) -> Result<Self, DatasetError> {
+    fn named(
+        dir: &Path,
+        files: &SplitFiles,
+        name: &str,
+        config: &ParquetConfig,
+    ) -> Result<Self, DatasetError> {
         let found = files.of(name)?;
         let remedy = "give the folder of a data set as it was downloaded";
-        Self::open(dir, found.ok_or_else(|| files.missing(name, remedy))?, config)
+        Self::open(
+            dir,
+            found.ok_or_else(|| files.missing(name, remedy))?,
+            config,
+        )
     }
 
     /// Opens these files.
     fn open(dir: &Path, found: FoundFiles, config: &ParquetConfig) -> Result<Self, DatasetError> {
-        let FoundFiles { split, names, notes } = found;
+        let FoundFiles {
+            split,
+            names,
+            notes,
+        } = found;
         let mut source = Self {
             dir: dir.to_path_buf(),
             split,
@@ -159,23 +187,42 @@ impl ParquetSource {
         if !source.problems.is_empty() {
             let (num, problems) = (source.problems.len(), list(source.problems.iter()));
             if source.images.is_empty() {
-                let found = format!("none of {num} rows of the files {} has a label from 0 up", source.split);
-                return Err(DatasetError::Unlabelled { path: source.dir, found });
+                let found = format!(
+                    "none of {num} rows of the files {} has a label from 0 up",
+                    source.split
+                );
+                return Err(DatasetError::Unlabelled {
+                    path: source.dir,
+                    found,
+                });
             }
             if config.on_bad_image == OnBadImage::Fail {
-                return Err(DatasetError::BadShards { path: source.dir, problems, or_skip: true });
+                return Err(DatasetError::BadShards {
+                    path: source.dir,
+                    problems,
+                    or_skip: true,
+                });
             }
-            source.notes.push(format!("{num} rows were skipped: {problems}"));
+            source
+                .notes
+                .push(format!("{num} rows were skipped: {problems}"));
         }
         if source.images.is_empty() {
             let problems = format!("{}: expected at least one row, got none", source.split);
-            return Err(DatasetError::BadShards { path: source.dir, problems, or_skip: false });
+            return Err(DatasetError::BadShards {
+                path: source.dir,
+                problems,
+                or_skip: false,
+            });
         }
         Ok(source)
     }
 
     fn num_labels(&self) -> usize {
-        self.labels.iter().max().map_or(0, |label| usize::from(*label) + 1)
+        self.labels
+            .iter()
+            .max()
+            .map_or(0, |label| usize::from(*label) + 1)
     }
 
     /// Refuses labels beyond the names of the classes.
@@ -183,7 +230,11 @@ impl ParquetSource {
         let (path, expected) = (|| self.files[0].path.clone(), self.num_labels());
         match &self.class_names {
             Some(names) if names.len() < expected || names.len() > 1 << 16 => {
-                Err(DatasetError::ClassNames { path: path(), expected, got: names.len() })
+                Err(DatasetError::ClassNames {
+                    path: path(),
+                    expected,
+                    got: names.len(),
+                })
             }
             _ => Ok(()),
         }
@@ -197,7 +248,10 @@ impl ParquetSource {
                 texts.insert(text.clone(), 0);
             }
         }
-        texts.values_mut().enumerate().for_each(|(class, number)| *number = class);
+        texts
+            .values_mut()
+            .enumerate()
+            .for_each(|(class, number)| *number = class);
         let is_text = |label: &Label| matches!(label, Label::Text(_));
         let is_number = |label: &Label| matches!(label, Label::Number(_));
         if texts.len() > 1 << 16 || (!texts.is_empty() && labels.iter().any(is_number)) {
@@ -206,7 +260,11 @@ impl ParquetSource {
                 "expected numbers, or the names of at most 65536 classes, in the column of labels, got {} texts in {num} rows",
                 texts.len()
             );
-            return Err(DatasetError::BadShards { path: self.dir.clone(), problems, or_skip: false });
+            return Err(DatasetError::BadShards {
+                path: self.dir.clone(),
+                problems,
+                or_skip: false,
+            });
         }
         let rows = std::mem::take(&mut self.images);
         for (row, label) in rows.into_iter().zip(labels) {
@@ -217,8 +275,10 @@ impl ParquetSource {
                     self.images.push(row);
                     let path = self.path(self.images.len() - 1);
                     self.images.pop();
-                    self.problems
-                        .push(format!("{}: no label", path.strip_prefix(&self.dir).unwrap_or(&path).display()));
+                    self.problems.push(format!(
+                        "{}: no label",
+                        path.strip_prefix(&self.dir).unwrap_or(&path).display()
+                    ));
                     continue;
                 }
             };
@@ -238,23 +298,54 @@ impl ParquetSource {
     ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
         let name = format!("parquet {}", self.split);
         let mut notes = std::mem::take(&mut self.notes);
-        notes.push(format!("{} images in {} files, decoded on demand", self.labels.len(), self.files.len()));
-        notes.extend(map_labels(&name, &mut self.labels, self.class_names.as_deref(), class_names)?);
+        notes.push(format!(
+            "{} images in {} files, decoded on demand",
+            self.labels.len(),
+            self.files.len()
+        ));
+        notes.extend(map_labels(
+            &name,
+            &mut self.labels,
+            self.class_names.as_deref(),
+            class_names,
+        )?);
         let labels = std::mem::take(&mut self.labels);
-        let contents = Contents { name, class_names: class_names.to_vec(), labels, notes };
-        let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
+        let contents = Contents {
+            name,
+            class_names: class_names.to_vec(),
+            labels,
+            notes,
+        };
+        let ParquetConfig {
+            sizing,
+            on_bad_image,
+            num_threads,
+        } = *config;
         let whole = Split::of_name(&self.split) == Some(Split::Train);
-        let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
+        let reading = Reading {
+            sizing,
+            keep: false,
+            on_bad_image,
+            whole,
+            num_threads,
+        };
         Ok(Arc::new(EncodedDataset::open(self, contents, reading)?))
     }
 
     /// Adds the rows of a file, and what each says of its class to `all_labels`.
     fn add(&mut self, name: &str, all_labels: &mut Vec<Label>) -> Result<(), DatasetError> {
         let path = &self.dir.join(name);
-        let bad = |problems: String| DatasetError::BadShards { path: path.to_path_buf(), problems, or_skip: false };
-        let file = SharedFile(Arc::new(File::open(path).map_err(DatasetError::io("read", path))?));
+        let bad = |problems: String| DatasetError::BadShards {
+            path: path.to_path_buf(),
+            problems,
+            or_skip: false,
+        };
+        let file = SharedFile(Arc::new(
+            File::open(path).map_err(DatasetError::io("read", path))?,
+        ));
         let most_rows = file.len();
-        let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
+        let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string()))
+            .map_err(bad)?;
         expect_rows(&reader, most_rows).map_err(bad)?;
         let features = features(&reader);
         let (bytes, label) = (
@@ -262,7 +353,10 @@ impl ParquetSource {
             column(&reader, &columns::LABELS, &features, "ClassLabel"),
         );
         let bytes = bytes.ok_or_else(|| {
-            bad(format!("expected a column of images, image.bytes or image, got {}", list(leaves(&reader).iter())))
+            bad(format!(
+                "expected a column of images, image.bytes or image, got {}",
+                list(leaves(&reader).iter())
+            ))
         })?;
         for group in 0..reader.num_row_groups() {
             let num_rows = reader.metadata().row_group(group).num_rows() as usize;
@@ -279,7 +373,11 @@ impl ParquetSource {
         if let (None, Some(label)) = (&self.class_names, label) {
             self.class_names = class_names(&features, &leaves(&reader)[label]);
         }
-        self.files.push(ParquetFile { path: path.to_path_buf(), reader, bytes });
+        self.files.push(ParquetFile {
+            path: path.to_path_buf(),
+            reader,
+            bytes,
+        });
         Ok(())
     }
 }
@@ -289,19 +387,27 @@ impl Source for ParquetSource {
         let [file, group, row] = self.images[image];
         let file = &self.files[file as usize];
         let bytes = guarded(|| bytes(&file.reader, group as usize, file.bytes, row as usize));
-        let bytes = bytes.map_err(|reason| DatasetError::BadImage { path: self.path(image), reason })?;
+        let bytes = bytes.map_err(|reason| DatasetError::BadImage {
+            path: self.path(image),
+            reason,
+        })?;
         progress::advance(bytes.len());
         Ok(bytes.data().to_vec())
     }
 
     fn path(&self, image: usize) -> PathBuf {
         let [file, group, row] = self.images[image];
-        self.files[file as usize].path.join(format!("row group {group} row {row}"))
+        self.files[file as usize]
+            .path
+            .join(format!("row group {group} row {row}"))
     }
 
     fn key(&self, image: usize) -> String {
         let [file, group, row] = self.images[image];
-        let name = self.files[file as usize].path.file_name().unwrap_or_default();
+        let name = self.files[file as usize]
+            .path
+            .file_name()
+            .unwrap_or_default();
         format!("{}/{group}/{row}", name.to_string_lossy())
     }
 
@@ -326,15 +432,21 @@ fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     IS_READING.set(true);
     let read = catch_unwind(AssertUnwindSafe(read));
     IS_READING.set(false);
-    read.unwrap_or_else(|_| Err("the bytes are damaged: the library that reads them panicked".to_owned()))
+    read.unwrap_or_else(|_| {
+        Err("the bytes are damaged: the library that reads them panicked".to_owned())
+    })
 }
 
 /// A few bytes can claim any number of rows, but no more than the file has bytes are images, all row groups together.
 fn expect_rows(reader: &SerializedFileReader<SharedFile>, most_rows: u64) -> Result<(), String> {
     let groups = reader.metadata().row_groups().iter();
-    let num_rows = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    let num_rows = groups
+        .map(|group| u64::try_from(group.num_rows()).unwrap_or(u64::MAX))
+        .fold(0, u64::saturating_add);
     if num_rows > most_rows {
-        return Err(format!("expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"));
+        return Err(format!(
+            "expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"
+        ));
     }
     Ok(())
 }

@@ -38,15 +38,25 @@ impl ChunkReader for SharedFile {
     type T = BufReader<FileFrom>;
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
-        Ok(BufReader::new(FileFrom { file: Arc::clone(&self.0), position: start }))
+        Ok(BufReader::new(FileFrom {
+            file: Arc::clone(&self.0),
+            position: start,
+        }))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
         let mut bytes = Vec::new();
-        FileFrom { file: Arc::clone(&self.0), position: start }.take(length as u64).read_to_end(&mut bytes)?;
+        FileFrom {
+            file: Arc::clone(&self.0),
+            position: start,
+        }
+        .take(length as u64)
+        .read_to_end(&mut bytes)?;
         match bytes.len() {
             len if len == length => Ok(bytes.into()),
-            len => Err(ParquetError::EOF(format!("expected {length} bytes from byte {start} on, got {len}"))),
+            len => Err(ParquetError::EOF(format!(
+                "expected {length} bytes from byte {start} on, got {len}"
+            ))),
         }
     }
 }

@@ -8,14 +8,22 @@ use super::SIDE;
 use crate::random::Stream;
 
 /// The classes in label order.
-pub(super) const CLASS_NAMES: [&str; 10] =
-    ["disc", "ring", "square", "frame", "triangle", "cross", "star", "bars", "crescent", "angle"];
+pub(super) const CLASS_NAMES: [&str; 10] = [
+    "disc", "ring", "square", "frame", "triangle", "cross", "star", "bars", "crescent", "angle",
+];
 
 type Point = [f32; 2];
 
 const TRIANGLE: [Point; 3] = [[0.0, -1.0], [0.866, 0.5], [-0.866, 0.5]];
 
-const ANGLE: [Point; 6] = [[-0.75, -0.75], [-0.25, -0.75], [-0.25, 0.25], [0.75, 0.25], [0.75, 0.75], [-0.75, 0.75]];
+const ANGLE: [Point; 6] = [
+    [-0.75, -0.75],
+    [-0.25, -0.75],
+    [-0.25, 0.25],
+    [0.75, 0.25],
+    [0.75, 0.75],
+    [-0.75, 0.75],
+];
 
 /// Five tips at distance 1 and five notches at 0.42, clockwise from the top.
 const STAR: [Point; 10] = [
@@ -47,7 +55,13 @@ impl Figure {
         let angle = stream.between(0.0, std::f32::consts::TAU);
         let side = SIDE as f32;
         let mut place = || stream.between(radius, side - radius) - 0.5;
-        Self { class, centre: [place(), place()], radius, cos: libm::cosf(angle), sin: libm::sinf(angle) }
+        Self {
+            class,
+            centre: [place(), place()],
+            radius,
+            cos: libm::cosf(angle),
+            sin: libm::sinf(angle),
+        }
     }
 
     /// Calls `paint` with the position, the coverage in 0..=1 and a place along the figure in 0..=1 for each pixel covered.
@@ -55,7 +69,10 @@ impl Figure {
         for position in 0..SIDE * SIDE {
             let x = (position % SIDE) as f32 - self.centre[0];
             let y = (position / SIDE) as f32 - self.centre[1];
-            let point = [(x * self.cos + y * self.sin) / self.radius, (y * self.cos - x * self.sin) / self.radius];
+            let point = [
+                (x * self.cos + y * self.sin) / self.radius,
+                (y * self.cos - x * self.sin) / self.radius,
+            ];
             // No figure reaches beyond 1.1 radii; half a pixel more is the soft edge.
             if libm::hypotf(point[0], point[1]) > 1.2 {
                 continue;
@@ -79,9 +96,10 @@ fn distance(class: usize, point: Point) -> f32 {
         4 => to_polygon(point, &TRIANGLE),
         5 => to_box(point, [0.95, 0.26]).min(to_box(point, [0.26, 0.95])),
         6 => to_polygon(point, &STAR),
-        7 => {
-            [-0.62, 0.0, 0.62].map(|middle| to_box([x, y - middle], [0.75, 0.17])).into_iter().fold(f32::MAX, f32::min)
-        }
+        7 => [-0.62, 0.0, 0.62]
+            .map(|middle| to_box([x, y - middle], [0.75, 0.17]))
+            .into_iter()
+            .fold(f32::MAX, f32::min),
         8 => (libm::hypotf(x, y) - 0.95).max(0.75 - libm::hypotf(x - 0.45, y)),
         9 => to_polygon(point, &ANGLE),
         _ => unreachable!("there are ten classes"),
@@ -100,9 +118,13 @@ fn to_polygon([x, y]: Point, vertices: &[Point]) -> f32 {
     for vertex in vertices {
         let edge = [previous[0] - vertex[0], previous[1] - vertex[1]];
         let from = [x - vertex[0], y - vertex[1]];
-        let share = (from[0] * edge[0] + from[1] * edge[1]) / (edge[0] * edge[0] + edge[1] * edge[1]);
+        let share =
+            (from[0] * edge[0] + from[1] * edge[1]) / (edge[0] * edge[0] + edge[1] * edge[1]);
         let share = share.clamp(0.0, 1.0);
-        nearest = nearest.min(libm::hypotf(from[0] - edge[0] * share, from[1] - edge[1] * share));
+        nearest = nearest.min(libm::hypotf(
+            from[0] - edge[0] * share,
+            from[1] - edge[1] * share,
+        ));
         // A ray to the right crosses an odd number of edges exactly if it starts inside.
         if (vertex[1] > y) != (previous[1] > y) && from[0] < edge[0] * from[1] / edge[1] {
             inside = !inside;

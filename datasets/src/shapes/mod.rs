@@ -19,7 +19,11 @@ use crate::threads::in_parts;
 use figure::{CLASS_NAMES, Figure};
 
 const SIDE: usize = 32;
-const SHAPE: ImageShape = ImageShape { height: SIDE, width: SIDE, channels: 3 };
+const SHAPE: ImageShape = ImageShape {
+    height: SIDE,
+    width: SIDE,
+    channels: 3,
+};
 
 /// How many figures to draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +39,11 @@ pub struct ShapesConfig {
 impl Default for ShapesConfig {
     /// 10,000 training and 2,000 test samples of seed 0.
     fn default() -> Self {
-        Self { num_train: 10_000, num_test: 2_000, seed: 0 }
+        Self {
+            num_train: 10_000,
+            num_test: 2_000,
+            seed: 0,
+        }
     }
 }
 
@@ -47,7 +55,14 @@ pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
     let train = draw_split("train", config.seed, 0, config.num_train)?;
     let test = draw_split("test", config.seed, 1, config.num_test)?;
     // Measured over the default training split, rounded.
-    Ok(DatasetSplits::of_two(train, test, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] }))
+    Ok(DatasetSplits::of_two(
+        train,
+        test,
+        Normalization {
+            mean: vec![0.5; 3],
+            std: vec![0.25; 3],
+        },
+    ))
 }
 
 fn draw_split(
@@ -62,7 +77,9 @@ fn draw_split(
     let mut pixels = black_images("shapes num_samples", num_samples, SHAPE)?;
     let num_threads = thread::available_parallelism().map_or(1, usize::from);
     let per_thread = num_samples.div_ceil(num_threads);
-    let parts = pixels.chunks_mut(per_thread * SHAPE.num_values()).enumerate();
+    let parts = pixels
+        .chunks_mut(per_thread * SHAPE.num_values())
+        .enumerate();
     in_parts(num_threads, parts, |(part, images)| {
         for (offset, image) in images.chunks_exact_mut(SHAPE.num_values()).enumerate() {
             let index = part * per_thread + offset;
@@ -75,7 +92,9 @@ fn draw_split(
         name: format!("shapes {split}"),
         shape: SHAPE,
         pixels,
-        labels: (0..num_samples).map(|index| (index % CLASS_NAMES.len()) as u16).collect(),
+        labels: (0..num_samples)
+            .map(|index| (index % CLASS_NAMES.len()) as u16)
+            .collect(),
         class_names: CLASS_NAMES.map(String::from).to_vec(),
         notes: vec![format!("drawn from seed {seed}")],
         checksum: Default::default(),
@@ -119,7 +138,8 @@ fn random_colour(stream: &mut Stream) -> Colour {
 /// A colour far from every mixture of the two background colours, else the figure could not be seen.
 fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
     let dot = |a: Colour, b: Colour| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-    let minus = |a: Colour, b: Colour| -> Colour { std::array::from_fn(|channel| a[channel] - b[channel]) };
+    let minus =
+        |a: Colour, b: Colour| -> Colour { std::array::from_fn(|channel| a[channel] - b[channel]) };
     let line = minus(to, from);
     let mut best = (f32::MIN, [0.0; 3]);
     for _ in 0..16 {
@@ -155,13 +175,22 @@ impl Background {
             // From one period over three images, almost a gradient, to one in ten pixels.
             let frequency = std::f32::consts::TAU / stream.between(10.0, 96.0);
             let phase = stream.between(0.0, std::f32::consts::TAU);
-            [libm::cosf(angle) * frequency, libm::sinf(angle) * frequency, phase]
+            [
+                libm::cosf(angle) * frequency,
+                libm::sinf(angle) * frequency,
+                phase,
+            ]
         });
-        Self { waves, strength: stream.between(0.2, 0.9) }
+        Self {
+            waves,
+            strength: stream.between(0.2, 0.9),
+        }
     }
 
     fn at(&self, x: f32, y: f32) -> f32 {
-        let [a, b] = self.waves.map(|[across, down, phase]| libm::sinf(x * across + y * down + phase));
+        let [a, b] = self
+            .waves
+            .map(|[across, down, phase]| libm::sinf(x * across + y * down + phase));
         (0.5 + 0.5 * a * b) * self.strength
     }
 }
@@ -172,7 +201,11 @@ fn draw_distractor(stream: &mut Stream, canvas: &mut [Colour; SIDE * SIDE]) {
     let side = SIDE as f32;
     let (x, y) = (stream.between(0.0, side), stream.between(0.0, side));
     let angle = stream.between(0.0, std::f32::consts::TAU);
-    let length = if stream.coin() { stream.between(3.0, 12.0) } else { 0.0 };
+    let length = if stream.coin() {
+        stream.between(3.0, 12.0)
+    } else {
+        0.0
+    };
     let half_width = stream.between(0.5, 1.2);
     let (dx, dy) = (libm::cosf(angle), libm::sinf(angle));
     for (position, pixel) in canvas.iter_mut().enumerate() {

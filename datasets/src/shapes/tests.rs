@@ -3,7 +3,12 @@
 use super::*;
 
 fn small(seed: u64) -> DatasetSplits {
-    open(&ShapesConfig { num_train: 200, num_test: 40, seed }).unwrap()
+    open(&ShapesConfig {
+        num_train: 200,
+        num_test: 40,
+        seed,
+    })
+    .unwrap()
 }
 
 fn image(dataset: &dyn ImageDataset, index: usize) -> Vec<u8> {
@@ -16,9 +21,15 @@ fn image(dataset: &dyn ImageDataset, index: usize) -> Vec<u8> {
 fn the_same_seed_gives_the_same_images() {
     let (first, again, other) = (small(1), small(1), small(2));
     assert_eq!(first.train.checksum(), again.train.checksum());
-    assert_eq!(first.evaluated().unwrap().checksum(), again.evaluated().unwrap().checksum());
+    assert_eq!(
+        first.evaluated().unwrap().checksum(),
+        again.evaluated().unwrap().checksum()
+    );
     assert_ne!(first.train.checksum(), other.train.checksum());
-    assert_ne!(image(&*first.train, 0), image(&**first.evaluated().unwrap(), 0));
+    assert_ne!(
+        image(&*first.train, 0),
+        image(&**first.evaluated().unwrap(), 0)
+    );
 }
 
 #[test]
@@ -33,7 +44,12 @@ fn what_is_drawn_and_hashed_is_counted_as_progress() {
 
 #[test]
 fn a_sample_does_not_depend_on_how_many_there_are() {
-    let few = open(&ShapesConfig { num_train: 33, num_test: 1, seed: 1 }).unwrap();
+    let few = open(&ShapesConfig {
+        num_train: 33,
+        num_test: 1,
+        seed: 1,
+    })
+    .unwrap();
     let many = small(1);
     for index in 0..33 {
         assert_eq!(image(&*few.train, index), image(&*many.train, index));
@@ -52,13 +68,20 @@ fn labels_are_balanced() {
 
 #[test]
 fn no_samples_are_refused() {
-    let config = ShapesConfig { num_test: 0, ..ShapesConfig::default() };
+    let config = ShapesConfig {
+        num_test: 0,
+        ..ShapesConfig::default()
+    };
     assert!(open(&config).is_err());
 }
 
 #[test]
 fn the_normalization_is_that_of_the_pixels() {
-    let splits = open(&ShapesConfig { num_train: 2000, ..ShapesConfig::default() }).unwrap();
+    let splits = open(&ShapesConfig {
+        num_train: 2000,
+        ..ShapesConfig::default()
+    })
+    .unwrap();
     for channel in 0..3 {
         let values: Vec<f64> = (0..2000)
             .flat_map(|index| image(&*splits.train, index))
@@ -67,24 +90,47 @@ fn the_normalization_is_that_of_the_pixels() {
             .map(|pixel| f64::from(pixel) / 255.0)
             .collect();
         let mean = values.iter().sum::<f64>() / values.len() as f64;
-        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        let variance = values
+            .iter()
+            .map(|value| (value - mean).powi(2))
+            .sum::<f64>()
+            / values.len() as f64;
         let stated = &splits.normalization;
-        assert!((mean - f64::from(stated.mean[channel])).abs() < 0.03, "{mean}");
-        assert!((variance.sqrt() - f64::from(stated.std[channel])).abs() < 0.03, "{}", variance.sqrt());
+        assert!(
+            (mean - f64::from(stated.mean[channel])).abs() < 0.03,
+            "{mean}"
+        );
+        assert!(
+            (variance.sqrt() - f64::from(stated.std[channel])).abs() < 0.03,
+            "{}",
+            variance.sqrt()
+        );
     }
 }
 
 /// Softmax regression on all pixels by stochastic gradient descent: what a model without any idea of form can reach.
 #[test]
 fn a_linear_classifier_does_not_learn_the_classes() {
-    let splits = open(&ShapesConfig { num_train: 2000, num_test: 500, seed: 0 }).unwrap();
+    let splits = open(&ShapesConfig {
+        num_train: 2000,
+        num_test: 500,
+        seed: 0,
+    })
+    .unwrap();
     let features = |dataset: &dyn ImageDataset, index| -> Vec<f32> {
-        image(dataset, index).iter().map(|pixel| f32::from(*pixel) / 127.5 - 1.0).chain([1.0]).collect()
+        image(dataset, index)
+            .iter()
+            .map(|pixel| f32::from(*pixel) / 127.5 - 1.0)
+            .chain([1.0])
+            .collect()
     };
     let num_features = SHAPE.num_values() + 1;
     let mut weights = vec![0.0f32; 10 * num_features];
     let scores = |weights: &[f32], x: &[f32]| -> Vec<f32> {
-        weights.chunks(num_features).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+        weights
+            .chunks(num_features)
+            .map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum())
+            .collect()
     };
     for epoch in 0..3 {
         for index in 0..2000 {
@@ -94,7 +140,11 @@ fn a_linear_classifier_does_not_learn_the_classes() {
             let exponentials: Vec<f32> = logits.iter().map(|l| (l - largest).exp()).collect();
             let sum: f32 = exponentials.iter().sum();
             for (class, row) in weights.chunks_mut(num_features).enumerate() {
-                let target = if class == splits.train.label(index) { 1.0 } else { 0.0 };
+                let target = if class == splits.train.label(index) {
+                    1.0
+                } else {
+                    0.0
+                };
                 let step = 0.001 / (1 + epoch) as f32 * (exponentials[class] / sum - target);
                 for (weight, x) in row.iter_mut().zip(&x) {
                     *weight -= step * x;

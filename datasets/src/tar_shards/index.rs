@@ -62,10 +62,18 @@ impl Identity {
     pub(super) fn of(path: &Path) -> Result<Self, DatasetError> {
         let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
         if !metadata.is_file() {
-            return Err(DatasetError::NotAFile { path: path.to_path_buf(), got: "something else" });
+            return Err(DatasetError::NotAFile {
+                path: path.to_path_buf(),
+                got: "something else",
+            });
         }
-        let modified_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-        Ok(Self { len_bytes: metadata.len(), modified_ns, inode: metadata.ino() })
+        let modified_ns =
+            i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+        Ok(Self {
+            len_bytes: metadata.len(),
+            modified_ns,
+            inode: metadata.ino(),
+        })
     }
 
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
@@ -76,12 +84,39 @@ impl Identity {
 /// The file's text.
 fn written(shards: &[(String, ShardIndex)]) -> String {
     let mut text = format!("{TITLE}\n");
-    for (name, ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault }) in shards {
-        let Identity { len_bytes, modified_ns, inode } = identity;
+    for (
+        name,
+        ShardIndex {
+            identity,
+            images,
+            keys,
+            problems,
+            num_unlabelled,
+            note,
+            fault,
+        },
+    ) in shards
+    {
+        let Identity {
+            len_bytes,
+            modified_ns,
+            inode,
+        } = identity;
         let (num_images, num_problems) = (images.len(), problems.len());
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{len_bytes} {modified_ns} {inode} {num_images} {num_problems} {num_unlabelled} {name}");
-        for (IndexedImage { offset, len_bytes, label }, key) in images.iter().zip(keys) {
+        let _ = writeln!(
+            text,
+            "{len_bytes} {modified_ns} {inode} {num_images} {num_problems} {num_unlabelled} {name}"
+        );
+        for (
+            IndexedImage {
+                offset,
+                len_bytes,
+                label,
+            },
+            key,
+        ) in images.iter().zip(keys)
+        {
             let _ = writeln!(text, "{offset} {len_bytes} {label} {key}");
         }
         for problem in problems {
@@ -108,19 +143,39 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
     }
     let mut shards = Vec::new();
     while let Some(line) = lines.next() {
-        let [len_bytes, modified_ns, inode, num_images, num_problems, num_unlabelled, name] = fields(line)?;
+        let [
+            len_bytes,
+            modified_ns,
+            inode,
+            num_images,
+            num_problems,
+            num_unlabelled,
+            name,
+        ] = fields(line)?;
         let identity = Identity {
             len_bytes: len_bytes.parse().ok()?,
             modified_ns: modified_ns.parse().ok()?,
             inode: inode.parse().ok()?,
         };
         let (images, keys) = images(&mut lines, num_images.parse().ok()?)?;
-        let problems = (0..num_problems.parse::<usize>().ok()?).map(|_| serde_json::from_str(lines.next()?).ok());
+        let problems = (0..num_problems.parse::<usize>().ok()?)
+            .map(|_| serde_json::from_str(lines.next()?).ok());
         let problems = problems.collect::<Option<_>>()?;
         let num_unlabelled = num_unlabelled.parse().ok()?;
         let note = serde_json::from_str(lines.next()?).ok()?;
         let fault = serde_json::from_str(lines.next()?).ok()?;
-        shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault }));
+        shards.push((
+            name.to_owned(),
+            ShardIndex {
+                identity,
+                images,
+                keys,
+                problems,
+                num_unlabelled,
+                note,
+                fault,
+            },
+        ));
     }
     Some(shards)
 }
@@ -130,7 +185,11 @@ fn images(lines: &mut Lines<'_>, num_images: usize) -> Option<(Vec<IndexedImage>
     for _ in 0..num_images {
         let [offset, len_bytes, label, key] = fields(lines.next()?)?;
         let (offset, len_bytes) = (offset.parse().ok()?, len_bytes.parse().ok()?);
-        images.push(IndexedImage { offset, len_bytes, label: label.parse().ok()? });
+        images.push(IndexedImage {
+            offset,
+            len_bytes,
+            label: label.parse().ok()?,
+        });
         keys.push(key.to_owned());
     }
     Some((images, keys))
@@ -154,7 +213,10 @@ pub(super) fn write(path: &Path, shards: &[(String, ShardIndex)]) -> Result<(), 
     part.push(format!(".{}", std::process::id()));
     let part = Path::new(&part);
     let result = fs::File::create(part)
-        .and_then(|mut file| file.write_all(written(shards).as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|mut file| {
+            file.write_all(written(shards).as_bytes())
+                .and_then(|()| file.sync_all())
+        })
         .and_then(|()| fs::rename(part, path));
     if result.is_err() {
         // What is left of it would only lie about; where it cannot be removed, it was not made.
@@ -168,18 +230,47 @@ mod tests {
     use super::*;
 
     fn shards() -> Vec<(String, ShardIndex)> {
-        let identity = Identity { len_bytes: 10_240, modified_ns: -7, inode: 3 };
+        let identity = Identity {
+            len_bytes: 10_240,
+            modified_ns: -7,
+            inode: 3,
+        };
         let images = vec![
-            IndexedImage { offset: 512, len_bytes: 9, label: 65_535 },
-            IndexedImage { offset: 1 << 40, len_bytes: u32::MAX, label: 0 },
+            IndexedImage {
+                offset: 512,
+                len_bytes: 9,
+                label: 65_535,
+            },
+            IndexedImage {
+                offset: 1 << 40,
+                len_bytes: u32::MAX,
+                label: 0,
+            },
         ];
         let keys = vec!["a folder/a".to_owned(), "b".to_owned()];
         let problems = vec!["c's \\d \"e\"\n: no label".to_owned()];
         let (note, fault) = (Some("odd".to_owned()), Some("no \"end\"".to_owned()));
-        let full = ShardIndex { identity, images, keys, problems, num_unlabelled: 1, note, fault };
-        let empty =
-            ShardIndex { images: vec![], keys: vec![], problems: vec![], note: None, fault: None, ..full.clone() };
-        vec![("train 0.tar".to_owned(), full), ("train-1.tar".to_owned(), empty)]
+        let full = ShardIndex {
+            identity,
+            images,
+            keys,
+            problems,
+            num_unlabelled: 1,
+            note,
+            fault,
+        };
+        let empty = ShardIndex {
+            images: vec![],
+            keys: vec![],
+            problems: vec![],
+            note: None,
+            fault: None,
+            ..full.clone()
+        };
+        vec![
+            ("train 0.tar".to_owned(), full),
+            ("train-1.tar".to_owned(), empty),
+        ]
     }
 
     #[test]
@@ -198,7 +289,13 @@ mod tests {
             assert_eq!(parsed(&text[..place]), None);
             let mut changed = text.clone().into_bytes();
             changed[place] ^= 1;
-            assert_eq!(String::from_utf8(changed).ok().and_then(|changed| parsed(&changed)), None, "{place}");
+            assert_eq!(
+                String::from_utf8(changed)
+                    .ok()
+                    .and_then(|changed| parsed(&changed)),
+                None,
+                "{place}"
+            );
         }
         assert_eq!(parsed(&text), Some(shards()));
     }

@@ -24,7 +24,10 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, file: OnceLock::new() }
+        Self {
+            path,
+            file: OnceLock::new(),
+        }
     }
 
     /// Reads at a place of the shard, which stays open unless too many are.
@@ -54,7 +57,10 @@ impl KeptOpen {
     /// `None` where as many are open as may be.
     fn new(file: File) -> Option<Self> {
         let more = |open| (open < MAX_OPEN).then_some(open + 1);
-        NUM_OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(file))
+        NUM_OPEN
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()
+            .map(|_| Self(file))
     }
 }
 

@@ -27,22 +27,32 @@ impl Manifest {
             return Ok(None);
         }
         let identity = Identity::of(&path)?;
-        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?).map_err(|_| DatasetError::NotText { path })?;
+        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?)
+            .map_err(|_| DatasetError::NotText { path })?;
         Ok(Some(Self { text, identity }))
     }
 
     /// Digests and names.
     fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once("  "))
+        self.text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split_once("  "))
     }
 
     fn digest(&self, name: &str) -> Option<&str> {
-        self.lines().find(|(_, listed)| *listed == name).map(|(digest, _)| digest)
+        self.lines()
+            .find(|(_, listed)| *listed == name)
+            .map(|(digest, _)| digest)
     }
 
     /// What it says of a shard, if that may be another by now.
     pub(super) fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
-        if was_known || shard.is_newer_than(&self.identity) { self.digest(name) } else { None }
+        if was_known || shard.is_newer_than(&self.identity) {
+            self.digest(name)
+        } else {
+            None
+        }
     }
 
     /// One digest of those of a split's shards; none where it misses one.
@@ -54,8 +64,9 @@ impl Manifest {
     ) -> Result<Option<String>, DatasetError> {
         let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
         let of_split = |name: &str| split_of(name, split).is_some_and(|(named, _)| named == split);
-        if let Some((_, name)) =
-            self.lines().find(|(_, name)| of_split(name) && !is_there(name) && !dir.join(name).exists())
+        if let Some((_, name)) = self
+            .lines()
+            .find(|(_, name)| of_split(name) && !is_there(name) && !dir.join(name).exists())
         {
             return Err(DatasetError::Missing {
                 what: name.to_owned(),
@@ -66,7 +77,9 @@ impl Manifest {
         }
         let mut digest = Sha256::new();
         for (name, _) in indices {
-            let Some(of_shard) = self.digest(name) else { return Ok(None) };
+            let Some(of_shard) = self.digest(name) else {
+                return Ok(None);
+            };
             digest.update(of_shard);
         }
         Ok(Some(to_hex(&digest.finalize())))
@@ -79,5 +92,9 @@ pub(super) fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetEr
     if got.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
-    Err(DatasetError::ChangedShard { path: path.to_path_buf(), expected: expected.to_owned(), got })
+    Err(DatasetError::ChangedShard {
+        path: path.to_path_buf(),
+        expected: expected.to_owned(),
+        got,
+    })
 }

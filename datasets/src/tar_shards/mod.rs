@@ -72,7 +72,10 @@ pub struct TarShardsConfig {
 ///
 /// # Differs from PyTorch
 /// WebDataset reads shards from end to end and shuffles within a buffer; here any sample is read by its place.
-pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSplits, DatasetError> {
+pub fn open(
+    dir: impl AsRef<Path>,
+    config: &TarShardsConfig,
+) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
     config.sizing.check()?;
     let files = SplitFiles::list(dir, ENDING)?;
@@ -80,11 +83,19 @@ pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSp
     for (split, read) in read(dir, find(&files, None)?, config)? {
         match (split, read.expect_labels()) {
             (Split::Train, Err(unlabelled)) => return Err(unlabelled),
-            (_, labelled) => splits.extend(if_labelled(labelled, &mut notes)?.map(|()| (split, read))),
+            (_, labelled) => {
+                splits.extend(if_labelled(labelled, &mut notes)?.map(|()| (split, read)))
+            }
         }
     }
-    let (class_names, repeated) =
-        class_names(dir, splits.iter().map(|(_, read)| read.num_labels()).max().unwrap_or(0))?;
+    let (class_names, repeated) = class_names(
+        dir,
+        splits
+            .iter()
+            .map(|(_, read)| read.num_labels())
+            .max()
+            .unwrap_or(0),
+    )?;
     notes.extend(repeated);
     let mut opened = [None, None, None];
     for (split, mut read) in splits {
@@ -94,7 +105,13 @@ pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSp
     }
     let [train, val, test] = opened;
     let train = train.expect("a folder without this split is refused");
-    Ok(DatasetSplits { train, val, test, normalization: Normalization::imagenet(), notes })
+    Ok(DatasetSplits {
+        train,
+        val,
+        test,
+        normalization: Normalization::imagenet(),
+        notes,
+    })
 }
 
 /// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other shards by a word of their names. Shards of
@@ -117,16 +134,32 @@ pub fn open_split(
     let (_, mut split) = read(dir, find(&files, Some(name))?, config)?.swap_remove(0);
     split.expect_labels()?;
     let is_named = dir.join(CLASSES).exists();
-    let of_train =
-        || read(dir, find(&files, Some(Split::Train.names()[0]))?, config).map(|read| read[0].1.num_labels());
-    let num_others = if is_named || classes.is_some() { 0 } else { of_train().unwrap_or(0) };
+    let of_train = || {
+        read(dir, find(&files, Some(Split::Train.names()[0]))?, config)
+            .map(|read| read[0].1.num_labels())
+    };
+    let num_others = if is_named || classes.is_some() {
+        0
+    } else {
+        of_train().unwrap_or(0)
+    };
     let (mut class_names, repeated) = class_names(dir, split.num_labels().max(num_others))?;
     split.notes.extend(repeated);
     if let Some(classes) = classes {
         let mut labels = split.source.labels();
         let own = is_named.then_some(&class_names[..]);
-        split.notes.extend(map_labels(&format!("shards {}", split.source.split), &mut labels, own, classes)?);
-        split.source.images.iter_mut().zip(labels).for_each(|((_, image), label)| image.label = label);
+        split.notes.extend(map_labels(
+            &format!("shards {}", split.source.split),
+            &mut labels,
+            own,
+            classes,
+        )?);
+        split
+            .source
+            .images
+            .iter_mut()
+            .zip(labels)
+            .for_each(|((_, image), label)| image.label = label);
         class_names = classes.to_vec();
     }
     split.open(class_names, config)
@@ -139,14 +172,30 @@ fn read(
     config: &TarShardsConfig,
 ) -> Result<Vec<(Split, Shards)>, DatasetError> {
     let manifest = Manifest::read(dir)?;
-    let names: Vec<String> = found.iter().flat_map(|(_, found)| found.names.clone()).collect();
+    let names: Vec<String> = found
+        .iter()
+        .flat_map(|(_, found)| found.names.clone())
+        .collect();
     let mut indices = indexed(dir, &names, manifest.as_ref(), config)?;
-    let read = |(split, FoundFiles { split: name, names, notes })| {
+    let read = |(
+        split,
+        FoundFiles {
+            split: name,
+            names,
+            notes,
+        },
+    )| {
         let of_split = names.iter().map(|name| {
-            let place = indices.iter().position(|(indexed, _)| indexed == name).expect("each shard was indexed");
+            let place = indices
+                .iter()
+                .position(|(indexed, _)| indexed == name)
+                .expect("each shard was indexed");
             indices.swap_remove(place)
         });
-        Ok((split, Shards::new(dir, name, manifest.as_ref(), of_split.collect(), notes)?))
+        Ok((
+            split,
+            Shards::new(dir, name, manifest.as_ref(), of_split.collect(), notes)?,
+        ))
     };
     found.into_iter().map(read).collect()
 }
@@ -155,10 +204,16 @@ fn read(
 ///
 /// # Errors
 /// If there are no shards of a split or one cannot be read.
-pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig, name: Option<&str>) -> Result<(), DatasetError> {
+pub fn index(
+    dir: impl AsRef<Path>,
+    config: &TarShardsConfig,
+    name: Option<&str>,
+) -> Result<(), DatasetError> {
     let dir = dir.as_ref();
-    let names: Vec<String> =
-        find(&SplitFiles::list(dir, ENDING)?, name)?.into_iter().flat_map(|(_, found)| found.names).collect();
+    let names: Vec<String> = find(&SplitFiles::list(dir, ENDING)?, name)?
+        .into_iter()
+        .flat_map(|(_, found)| found.names)
+        .collect();
     indexed(dir, &names, Manifest::read(dir)?.as_ref(), config).map(drop)
 }
 
@@ -179,7 +234,10 @@ fn find(files: &SplitFiles, name: Option<&str>) -> Result<Vec<(Split, FoundFiles
 }
 
 fn missing(files: &SplitFiles, name: &str) -> DatasetError {
-    files.missing(name, "give the folder that holds train-*.tar; `trainer shard` makes them of a folder of images")
+    files.missing(
+        name,
+        "give the folder that holds train-*.tar; `trainer shard` makes them of a folder of images",
+    )
 }
 
 /// The index of each shard: as it was kept, or read now and then kept.
@@ -200,7 +258,10 @@ fn indexed(
         match of_name.find(|(_, index)| index.identity == identity) {
             Some(index) => found.push(index.clone()),
             // What the manifest says of a shard that came later than it, or is another than before, is looked at once.
-            None => missing.push((name, manifest.and_then(|manifest| manifest.doubted(name, identity, was_known)))),
+            None => missing.push((
+                name,
+                manifest.and_then(|manifest| manifest.doubted(name, identity, was_known)),
+            )),
         }
     }
     if missing.is_empty() {
@@ -209,7 +270,9 @@ fn indexed(
     let scanned = in_parts(config.num_threads, missing, |(name, doubted)| {
         let path = dir.join(name);
         let checked = doubted.map_or(Ok(()), |digest| expect_digest(&path, digest));
-        checked.and_then(|()| scan::scan(&path)).map(|index| (name.clone(), index))
+        checked
+            .and_then(|()| scan::scan(&path))
+            .map(|index| (name.clone(), index))
     });
     let mut fault = None;
     for result in scanned {
@@ -219,13 +282,17 @@ fn indexed(
         }
     }
     // Those of the other split, which may not have been asked for.
-    let others = kept.into_iter().filter(|(name, _)| !names.contains(name) && dir.join(name).exists());
+    let others = kept
+        .into_iter()
+        .filter(|(name, _)| !names.contains(name) && dir.join(name).exists());
     let mut all: Vec<_> = found.iter().cloned().chain(others).collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all.dedup_by(|(a, _), (b, _)| a == b);
     // Where it can be written nowhere, each start reads the headers, and shards that the manifest may not know.
     let _ = places.iter().any(|place| {
-        let made = place.parent().is_some_and(|folder| folder == dir || fs::create_dir_all(folder).is_ok());
+        let made = place
+            .parent()
+            .is_some_and(|folder| folder == dir || fs::create_dir_all(folder).is_ok());
         made && index::write(place, &all).is_ok()
     });
     fault.map_or(Ok(found), Err)
@@ -262,24 +329,48 @@ impl Shards {
         indices: Vec<(String, ShardIndex)>,
         mut notes: Vec<String>,
     ) -> Result<Self, DatasetError> {
-        let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
+        let digest = manifest.map_or(Ok(None), |manifest| {
+            manifest.digest_of_split(dir, &split, &indices)
+        })?;
         let (mut shards, mut images, mut keys) = (Vec::new(), Vec::new(), Vec::new());
         let (mut problems, mut lost, mut num_unlabelled) = (Vec::new(), Vec::new(), 0);
         for (number, (name, index)) in (0..).zip(indices) {
             images.extend(index.images.into_iter().map(|image| (number, image)));
             keys.extend(index.keys);
-            problems.extend(index.problems.into_iter().map(|problem| format!("{name}: {problem}")));
+            problems.extend(
+                index
+                    .problems
+                    .into_iter()
+                    .map(|problem| format!("{name}: {problem}")),
+            );
             num_unlabelled += index.num_unlabelled;
             lost.extend(index.fault.map(|fault| format!("{name}: {fault}")));
             notes.extend(index.note.map(|note| format!("{name}: {note}")));
             shards.push(Shard::new(dir.join(name)));
         }
-        let source = TarSource { dir: dir.to_path_buf(), split, shards, images, keys, digest };
-        Ok(Self { source, problems, num_unlabelled, lost, notes })
+        let source = TarSource {
+            dir: dir.to_path_buf(),
+            split,
+            shards,
+            images,
+            keys,
+            digest,
+        };
+        Ok(Self {
+            source,
+            problems,
+            num_unlabelled,
+            lost,
+            notes,
+        })
     }
 
     fn num_labels(&self) -> usize {
-        self.source.labels().iter().max().map_or(0, |label| usize::from(*label) + 1)
+        self.source
+            .labels()
+            .iter()
+            .max()
+            .map_or(0, |label| usize::from(*label) + 1)
     }
 
     /// Refuses a split whose images all lack a label.
@@ -287,9 +378,14 @@ impl Shards {
         if self.num_unlabelled == 0 || !self.source.images.is_empty() {
             return Ok(());
         }
-        let found =
-            format!("shards {}: none of {} images has a label from 0 up", self.source.split, self.num_unlabelled);
-        Err(DatasetError::Unlabelled { path: self.source.dir.clone(), found })
+        let found = format!(
+            "shards {}: none of {} images has a label from 0 up",
+            self.source.split, self.num_unlabelled
+        );
+        Err(DatasetError::Unlabelled {
+            path: self.source.dir.clone(),
+            found,
+        })
     }
 
     fn open(
@@ -299,34 +395,76 @@ impl Shards {
     ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
         self.tell(config.on_bad_image)?;
         let Self { source, notes, .. } = self;
-        let contents =
-            Contents { name: format!("shards {}", source.split), class_names, labels: source.labels(), notes };
-        let TarShardsConfig { sizing, on_bad_image, num_threads, .. } = *config;
+        let contents = Contents {
+            name: format!("shards {}", source.split),
+            class_names,
+            labels: source.labels(),
+            notes,
+        };
+        let TarShardsConfig {
+            sizing,
+            on_bad_image,
+            num_threads,
+            ..
+        } = *config;
         let whole = Split::of_name(&source.split) == Some(Split::Train);
-        let reading = Reading { sizing, keep: false, on_bad_image, whole, num_threads };
+        let reading = Reading {
+            sizing,
+            keep: false,
+            on_bad_image,
+            whole,
+            num_threads,
+        };
         Ok(Arc::new(EncodedDataset::open(source, contents, reading)?))
     }
 
     /// Notes what is left out, or refuses it.
     fn tell(&mut self, on_bad_image: OnBadImage) -> Result<(), DatasetError> {
-        let Self { source, problems, lost, notes, .. } = self;
+        let Self {
+            source,
+            problems,
+            lost,
+            notes,
+            ..
+        } = self;
         let (num_images, num_shards) = (source.images.len(), source.shards.len());
         let told: Vec<&String> = lost.iter().chain(&*problems).collect();
-        let refused = |problems, or_skip| DatasetError::BadShards { path: source.dir.clone(), problems, or_skip };
+        let refused = |problems, or_skip| DatasetError::BadShards {
+            path: source.dir.clone(),
+            problems,
+            or_skip,
+        };
         if num_images == 0 {
-            let found = if told.is_empty() { String::new() } else { format!(" ({})", list(told.iter())) };
-            let problem = format!("shards {}: expected an image with a label, got none{found}", source.split);
+            let found = if told.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", list(told.iter()))
+            };
+            let problem = format!(
+                "shards {}: expected an image with a label, got none{found}",
+                source.split
+            );
             return Err(refused(problem, false));
         }
         if on_bad_image == OnBadImage::Fail && !told.is_empty() {
             return Err(refused(list(told.iter()), true));
         }
-        notes.push(format!("{num_images} images in {num_shards} shards, decoded on demand"));
+        notes.push(format!(
+            "{num_images} images in {num_shards} shards, decoded on demand"
+        ));
         if !lost.is_empty() {
-            notes.push(format!("the rest of {} of {num_shards} shards is lost: {}", lost.len(), list(lost.iter())));
+            notes.push(format!(
+                "the rest of {} of {num_shards} shards is lost: {}",
+                lost.len(),
+                list(lost.iter())
+            ));
         }
         if !problems.is_empty() {
-            notes.push(format!("{} samples were skipped: {}", problems.len(), list(problems.iter())));
+            notes.push(format!(
+                "{} samples were skipped: {}",
+                problems.len(),
+                list(problems.iter())
+            ));
         }
         if source.digest.is_none() && source.dir.join(MANIFEST).exists() {
             let remedy = "make it anew (sha256sum *.tar > MANIFEST)";
@@ -360,7 +498,12 @@ impl TarSource {
 
 impl Source for TarSource {
     fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError> {
-        let (shard, IndexedImage { offset, len_bytes, .. }) = self.images[image];
+        let (
+            shard,
+            IndexedImage {
+                offset, len_bytes, ..
+            },
+        ) = self.images[image];
         let mut bytes = vec![0; len_bytes as usize];
         let result = self.shards[shard as usize].read_at(&mut bytes, offset);
         result.map_err(DatasetError::io("read", self.path(image)))?;
@@ -369,7 +512,9 @@ impl Source for TarSource {
     }
 
     fn path(&self, image: usize) -> PathBuf {
-        self.shards[self.images[image].0 as usize].path.join(&self.keys[image])
+        self.shards[self.images[image].0 as usize]
+            .path
+            .join(&self.keys[image])
     }
 
     fn key(&self, image: usize) -> String {

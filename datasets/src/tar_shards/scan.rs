@@ -59,12 +59,29 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
         Ok(note) => (note, None),
         Err(fault) => (None, Some(fault)),
     };
-    let (mut images, mut keys, mut problems, mut num_unlabelled) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    for Sample { key, image, label, no_label, problem, stand_in } in samples.all {
-        match (problem.or(stand_in.filter(|_| image.is_none() || label.is_none())), image, label) {
+    let (mut images, mut keys, mut problems, mut num_unlabelled) =
+        (Vec::new(), Vec::new(), Vec::new(), 0);
+    for Sample {
+        key,
+        image,
+        label,
+        no_label,
+        problem,
+        stand_in,
+    } in samples.all
+    {
+        match (
+            problem.or(stand_in.filter(|_| image.is_none() || label.is_none())),
+            image,
+            label,
+        ) {
             (Some(problem), _, _) => problems.push(format!("{key}: {problem}")),
             (None, Some((offset, len_bytes)), Some(label)) => {
-                images.push(IndexedImage { offset, len_bytes: len_bytes as u32, label });
+                images.push(IndexedImage {
+                    offset,
+                    len_bytes: len_bytes as u32,
+                    label,
+                });
                 keys.push(key);
             }
             (None, Some(_), None) => {
@@ -75,13 +92,21 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
                 ));
             }
             // A label or a caption without an image is of no sample.
-            (None, None, Some(_)) => {
-                problems.push(format!("{key}: expected an image, {key}.jpg or {key}.png, got none"))
-            }
+            (None, None, Some(_)) => problems.push(format!(
+                "{key}: expected an image, {key}.jpg or {key}.png, got none"
+            )),
             (None, None, None) => {}
         }
     }
-    Ok(ShardIndex { identity, images, keys, problems, num_unlabelled, note, fault })
+    Ok(ShardIndex {
+        identity,
+        images,
+        keys,
+        problems,
+        num_unlabelled,
+        note,
+        fault,
+    })
 }
 
 /// The samples of a shard in the order of their first members.
@@ -98,7 +123,10 @@ impl Samples {
         let mut archive = Archive::new(file);
         archive.set_ignore_zeros(true);
         let (mut end, mut num_archives) = (0_u64, 1);
-        for entry in archive.entries_with_seek().map_err(|error| error.to_string())? {
+        for entry in archive
+            .entries_with_seek()
+            .map_err(|error| error.to_string())?
+        {
             let mut entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => return self.after_the_last(file, end, &error.to_string()),
@@ -131,10 +159,15 @@ impl Samples {
             }
         }
         if file_bytes < BLOCK_BYTES {
-            return Err(format!("expected a tar file, got {file_bytes} bytes; the file is truncated"));
+            return Err(format!(
+                "expected a tar file, got {file_bytes} bytes; the file is truncated"
+            ));
         }
         // Two blocks of zeros end an archive, of which one is enough; a member that is whole may be the last without any.
-        let without_end = end.next_multiple_of(BLOCK_BYTES).saturating_add(BLOCK_BYTES) > file_bytes;
+        let without_end = end
+            .next_multiple_of(BLOCK_BYTES)
+            .saturating_add(BLOCK_BYTES)
+            > file_bytes;
         Ok(match (without_end, num_archives) {
             (true, _) => Some(
                 "the archive has no end: its last member is whole, but if the file was cut, members behind it are missing"
@@ -154,7 +187,11 @@ impl Samples {
             )));
         }
         let mut first = [0; 6];
-        let compression = file.read_at(&mut first, 0).ok().and_then(|_| compression(&first)).filter(|_| end == 0);
+        let compression = file
+            .read_at(&mut first, 0)
+            .ok()
+            .and_then(|_| compression(&first))
+            .filter(|_| end == 0);
         Err(match compression {
             Some((name, remedy)) => {
                 format!("expected a tar file, got one compressed with {name}; unpack it ({remedy})")
@@ -169,19 +206,33 @@ impl Samples {
     fn add(&mut self, entry: &mut Entry<'_, &File>, offset: u64, len_bytes: u64) {
         let name = entry.path_bytes();
         let Ok(name) = std::str::from_utf8(&name) else {
-            return self.refuse(&String::from_utf8_lossy(&name), "expected a name in UTF-8, got other bytes");
+            return self.refuse(
+                &String::from_utf8_lossy(&name),
+                "expected a name in UTF-8, got other bytes",
+            );
         };
-        let (folder, file_name) = name.rsplit_once('/').map_or(("", name), |(folder, file_name)| (folder, file_name));
+        let (folder, file_name) = name
+            .rsplit_once('/')
+            .map_or(("", name), |(folder, file_name)| (folder, file_name));
         let Some((stem, extension)) = file_name.split_once('.') else {
             return;
         };
-        let key = if folder.is_empty() { stem.to_owned() } else { format!("{folder}/{stem}") };
+        let key = if folder.is_empty() {
+            stem.to_owned()
+        } else {
+            format!("{folder}/{stem}")
+        };
         let extension = extension.to_ascii_lowercase();
         if key.contains(char::is_control) {
-            return self.refuse(&key.escape_debug().to_string(), "expected a name without control characters");
+            return self.refuse(
+                &key.escape_debug().to_string(),
+                "expected a name without control characters",
+            );
         }
         let is_image = EXTENSIONS.contains(&extension.as_str());
-        if !entry.header().entry_type().is_file() && (is_image || ["cls", "json"].contains(&extension.as_str())) {
+        if !entry.header().entry_type().is_file()
+            && (is_image || ["cls", "json"].contains(&extension.as_str()))
+        {
             let reason = format!(
                 "expected a file in .{extension}, got a link or another kind of member (tar -h --hard-dereference packs files)"
             );
@@ -206,12 +257,18 @@ impl Samples {
                 if sample.image.replace((offset, len_bytes)).is_some() {
                     sample.refuse("expected one image of this key, got several".to_owned());
                 } else if len_bytes > MAX_ALLOC_BYTES {
-                    sample.refuse(format!("expected an image of at most {MAX_ALLOC_BYTES} bytes, got {len_bytes}"));
+                    sample.refuse(format!(
+                        "expected an image of at most {MAX_ALLOC_BYTES} bytes, got {len_bytes}"
+                    ));
                 }
             }
             // Another image of a sample that is whole, or one of a key with dots; a hidden file is neither.
             further
-                if !stem.is_empty() && further.rsplit('.').next().is_some_and(|last| EXTENSIONS.contains(&last)) =>
+                if !stem.is_empty()
+                    && further
+                        .rsplit('.')
+                        .next()
+                        .is_some_and(|last| EXTENSIONS.contains(&last)) =>
             {
                 let reason = format!(
                     "expected an image and a label, got {}: a key ends at the first dot, so rename what has dots in its key",
@@ -227,7 +284,10 @@ impl Samples {
         let next = self.all.len();
         let place = *self.by_key.entry(key.to_owned()).or_insert(next);
         if place == next {
-            self.all.push(Sample { key: key.to_owned(), ..Sample::default() });
+            self.all.push(Sample {
+                key: key.to_owned(),
+                ..Sample::default()
+            });
         }
         &mut self.all[place]
     }
@@ -264,7 +324,9 @@ enum Label {
 fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Result<Label, String> {
     let mut text = String::new();
     if len_bytes > MAX_LABEL_BYTES || entry.read_to_string(&mut text).is_err() {
-        return Err(format!("expected a label as text in .{extension}, got {len_bytes} bytes that are none"));
+        return Err(format!(
+            "expected a label as text in .{extension}, got {len_bytes} bytes that are none"
+        ));
     }
     let text = text.trim_start_matches('\u{feff}');
     if extension == "cls" {
@@ -287,13 +349,29 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
 
 /// A label as text: a whole number, which may be written as 3.0.
 fn number(text: &str) -> Result<Label, String> {
-    let shown = || text.trim().chars().take(40).collect::<String>().escape_debug().to_string();
+    let shown = || {
+        text.trim()
+            .chars()
+            .take(40)
+            .collect::<String>()
+            .escape_debug()
+            .to_string()
+    };
     let whole = text.trim().parse::<i64>().ok();
-    let float = || text.trim().parse::<f64>().ok().filter(|number| number.fract() == 0.0 && number.abs() < 1e9);
+    let float = || {
+        text.trim()
+            .parse::<f64>()
+            .ok()
+            .filter(|number| number.fract() == 0.0 && number.abs() < 1e9)
+    };
     match whole.or_else(|| float().map(|number| number as i64)) {
         Some(..0) => Ok(Label::Negative(shown())),
         Some(number) if u16::try_from(number).is_ok() => Ok(Label::Class(number as u16)),
-        _ => Err(format!("expected a label from 0 to {}, got {}", u16::MAX, shown())),
+        _ => Err(format!(
+            "expected a label from 0 to {}, got {}",
+            u16::MAX,
+            shown()
+        )),
     }
 }
 
@@ -301,7 +379,9 @@ fn number(text: &str) -> Result<Label, String> {
 fn without_special_numbers(text: &str) -> Option<String> {
     let (mut result, mut rest, mut in_string) = (String::new(), text, false);
     while let Some(letter) = rest.chars().next() {
-        let special = ["NaN", "-Infinity", "Infinity"].into_iter().find(|name| !in_string && rest.starts_with(name));
+        let special = ["NaN", "-Infinity", "Infinity"]
+            .into_iter()
+            .find(|name| !in_string && rest.starts_with(name));
         let (written, read) = match (special, letter) {
             (Some(name), _) => ("null", name.len()),
             // A quote behind a backslash ends no string.

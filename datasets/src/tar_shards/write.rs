@@ -53,13 +53,21 @@ pub fn write(
     images_per_shard: usize,
     go_on: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
-    assert!(images_per_shard > 0, "images_per_shard: expected at least 1, got 0");
+    assert!(
+        images_per_shard > 0,
+        "images_per_shard: expected at least 1, got 0"
+    );
     let mut notes = Vec::new();
     let splits = scan_all(from, &mut notes)?;
     for (split, scanned) in &splits {
         notes.extend(scanned.notes.iter().map(|note| format!("{split}: {note}")));
     }
-    if let Some(name) = splits[0].1.class_names.iter().find(|name| name.contains(['\n', '\r'])) {
+    if let Some(name) = splits[0]
+        .1
+        .class_names
+        .iter()
+        .find(|name| name.contains(['\n', '\r']))
+    {
         return Err(DatasetError::Config {
             field: "class folder",
             expected: format!("a name on one line, as {CLASSES} has a line for each"),
@@ -89,8 +97,14 @@ pub fn write(
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
     // Where the file system has no locks, what is left of it is refused instead of removed.
     let _held = hold(&part);
-    let written = write_all(&splits, notes, &part, images_per_shard, go_on)
-        .and_then(|written| if is_there { move_out(&part, &to) } else { rename(&part, &to) }.map(|()| written));
+    let written = write_all(&splits, notes, &part, images_per_shard, go_on).and_then(|written| {
+        if is_there {
+            move_out(&part, &to)
+        } else {
+            rename(&part, &to)
+        }
+        .map(|()| written)
+    });
     if written.is_err() {
         // The first error is the one to be told.
         let _ = fs::remove_dir_all(&part);
@@ -110,16 +124,28 @@ fn expect_empty(to: &Path) -> Result<(), DatasetError> {
     let mut left = Vec::new();
     for entry in fs::read_dir(to).map_err(DatasetError::io("read", to))? {
         let entry = entry.map_err(DatasetError::io("read", to))?;
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let is_part = name.strip_prefix(PART).is_some_and(|process| process.parse::<u32>().is_ok())
+        let (path, name) = (
+            entry.path(),
+            entry.file_name().to_string_lossy().into_owned(),
+        );
+        let is_part = name
+            .strip_prefix(PART)
+            .is_some_and(|process| process.parse::<u32>().is_ok())
             && entry.file_type().is_ok_and(|kind| kind.is_dir());
         match is_part.then(|| hold(&path)) {
             Some(Ok(held)) => left.push((path, held)),
             _ if name == "lost+found" => {}
-            _ => return Err(DatasetError::NotEmpty { path: to.to_path_buf(), found: name }),
+            _ => {
+                return Err(DatasetError::NotEmpty {
+                    path: to.to_path_buf(),
+                    found: name,
+                });
+            }
         }
     }
-    left.iter().try_for_each(|(part, _held)| fs::remove_dir_all(part).map_err(DatasetError::io("remove", part)))
+    left.iter().try_for_each(|(part, _held)| {
+        fs::remove_dir_all(part).map_err(DatasetError::io("remove", part))
+    })
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), DatasetError> {
@@ -128,13 +154,18 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatasetError> {
 
 /// Moves all files to the folder above, the manifest last.
 fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
-    let entries = fs::read_dir(part).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let entries = fs::read_dir(part)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
     let mut names: Vec<OsString> = entries.map_err(DatasetError::io("read", part))?;
     names.sort_by_key(|name| name == MANIFEST);
-    let mut moves = names.iter().map(|name| rename(&part.join(name), &to.join(name)));
+    let mut moves = names
+        .iter()
+        .map(|name| rename(&part.join(name), &to.join(name)));
     if let Some(error) = moves.find_map(Result::err) {
         // What is there was moved here, as the folder was empty.
-        names.iter().for_each(|name| drop(fs::remove_file(to.join(name))));
+        names
+            .iter()
+            .for_each(|name| drop(fs::remove_file(to.join(name))));
         return Err(error);
     }
     fs::remove_dir(part).map_err(DatasetError::io("remove", part))
@@ -148,11 +179,23 @@ fn write_all(
     go_on: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
     // Programs that check digests pass over comments.
-    let mut manifest: String = notes.iter().map(|note| format!("# {}\n", note.replace(['\n', '\r'], " "))).collect();
-    let mut written = ShardWriting { notes, ..ShardWriting::default() };
+    let mut manifest: String = notes
+        .iter()
+        .map(|note| format!("# {}\n", note.replace(['\n', '\r'], " ")))
+        .collect();
+    let mut written = ShardWriting {
+        notes,
+        ..ShardWriting::default()
+    };
     for (name, split) in splits {
         // As wide as the last one, since they are read in the order of their names.
-        let width = split.files.len().div_ceil(images_per_shard).to_string().len().max(6);
+        let width = split
+            .files
+            .len()
+            .div_ceil(images_per_shard)
+            .to_string()
+            .len()
+            .max(6);
         for (number, first) in (0..split.files.len()).step_by(images_per_shard).enumerate() {
             let name = format!("{name}-{number:0width$}.tar");
             let images = first..(first + images_per_shard).min(split.files.len());
@@ -161,15 +204,24 @@ fn write_all(
             manifest += &format!("{digest}  {name}\n");
             written.num_shards += 1;
             if !go_on(&name) {
-                return Err(DatasetError::Stopped { path: folder.to_path_buf() });
+                return Err(DatasetError::Stopped {
+                    path: folder.to_path_buf(),
+                });
             }
         }
     }
-    let classes = splits[0].1.class_names.iter().map(|name| format!("{name}\n")).collect::<String>();
+    let classes = splits[0]
+        .1
+        .class_names
+        .iter()
+        .map(|name| format!("{name}\n"))
+        .collect::<String>();
     let whole = |name: &str, text: &str| {
         let path = folder.join(name);
-        let file =
-            File::create(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+        let file = File::create(&path).and_then(|mut file| {
+            file.write_all(text.as_bytes())
+                .and_then(|()| file.sync_all())
+        });
         file.map_err(DatasetError::io("write", path))
     };
     whole(CLASSES, &classes)?;
@@ -178,21 +230,40 @@ fn write_all(
 }
 
 /// Writes one shard, and gives its sha256.
-fn write_shard(path: &Path, split: &ScannedSplit, images: std::ops::Range<usize>) -> Result<String, DatasetError> {
+fn write_shard(
+    path: &Path,
+    split: &ScannedSplit,
+    images: std::ops::Range<usize>,
+) -> Result<String, DatasetError> {
     let file = File::create(path).map_err(DatasetError::io("create", path))?;
-    let mut archive = Builder::new(Digested { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new() });
+    let mut archive = Builder::new(Digested {
+        file: BufWriter::with_capacity(1 << 20, file),
+        digest: Sha256::new(),
+    });
     for image in images {
         let (file, label) = (&split.files[image], split.labels[image]);
         let bytes = read_image_file(file)?;
-        let extension = file.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-        let appended = append(&mut archive, &format!("{image:09}.{extension}"), &bytes)
-            .and_then(|()| append(&mut archive, &format!("{image:09}.cls"), label.to_string().as_bytes()));
+        let extension = file
+            .extension()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_ascii_lowercase();
+        let appended =
+            append(&mut archive, &format!("{image:09}.{extension}"), &bytes).and_then(|()| {
+                append(
+                    &mut archive,
+                    &format!("{image:09}.cls"),
+                    label.to_string().as_bytes(),
+                )
+            });
         appended.map_err(DatasetError::io("write", path))?;
         progress::advance(bytes.len());
     }
     let end = || {
         let Digested { file, digest } = archive.into_inner()?;
-        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        file.into_inner()
+            .map_err(io::IntoInnerError::into_error)?
+            .sync_all()?;
         Ok(to_hex(&digest.finalize()))
     };
     end().map_err(DatasetError::io("write", path))

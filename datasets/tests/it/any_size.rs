@@ -4,14 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datasets::{
-    Augment, CropBox, ImageDataset, ImageFolderConfig, ImageShape, Loader, LoaderConfig, Normalization, OnBadImage,
-    ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
+    Augment, CropBox, ImageDataset, ImageFolderConfig, ImageShape, Loader, LoaderConfig,
+    Normalization, OnBadImage, ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
 };
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
 
 const SIZE: usize = 24;
-const AUGMENT: Augment = Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 });
+const AUGMENT: Augment = Augment::ResizedCrop(ResizedCrop {
+    min_scale: 0.08,
+    max_scale: 1.0,
+});
 
 /// Two classes of drawn photographs, none of the size of another, in three formats.
 fn photographs() -> TempDir {
@@ -21,16 +24,33 @@ fn photographs() -> TempDir {
         let path = root.path().join(split).join(class);
         std::fs::create_dir_all(&path).unwrap();
         let (width, height) = (30 + 7 * number, 90 - 3 * number);
-        let pixel = |x: u32, y: u32| Rgb([(x * 3 + number * 9) as u8, (y * 5) as u8, ((x * y) >> 3) as u8]);
-        let name = format!("{number}.{}", ["jpg", "png", "jpg", "bmp"][number as usize % 4]);
-        RgbImage::from_fn(width, height, pixel).save(path.join(name)).unwrap();
+        let pixel = |x: u32, y: u32| {
+            Rgb([
+                (x * 3 + number * 9) as u8,
+                (y * 5) as u8,
+                ((x * y) >> 3) as u8,
+            ])
+        };
+        let name = format!(
+            "{number}.{}",
+            ["jpg", "png", "jpg", "bmp"][number as usize % 4]
+        );
+        RgbImage::from_fn(width, height, pixel)
+            .save(path.join(name))
+            .unwrap();
     }
     root
 }
 
 fn config() -> ImageFolderConfig {
-    let sizing = Sizing { size: SIZE, shorter_side: Some(28) };
-    ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(sizing) }
+    let sizing = Sizing {
+        size: SIZE,
+        shorter_side: Some(28),
+    };
+    ImageFolderConfig {
+        num_threads: 2,
+        ..ImageFolderConfig::new(sizing)
+    }
 }
 
 fn train(root: &Path) -> Arc<dyn ImageDataset> {
@@ -38,7 +58,12 @@ fn train(root: &Path) -> Arc<dyn ImageDataset> {
 }
 
 /// The bits of every image of an epoch, in the order of samples.
-fn epoch(dataset: &Arc<dyn ImageDataset>, epoch: u64, num_shards: usize, num_threads: usize) -> Vec<Vec<u32>> {
+fn epoch(
+    dataset: &Arc<dyn ImageDataset>,
+    epoch: u64,
+    num_shards: usize,
+    num_threads: usize,
+) -> Vec<Vec<u32>> {
     epoch_in(dataset, None, epoch, num_shards, num_threads)
 }
 
@@ -92,17 +117,36 @@ fn random_parts_are_the_same_on_any_number_of_shards_and_threads_and_others_in_e
     let expected = epoch(&dataset, 0, 1, 0);
     assert!(expected.iter().all(|image| image.len() == SIZE * SIZE * 3));
     for (num_shards, num_threads) in [(1, 3), (2, 1), (4, 2)] {
-        assert!(epoch(&dataset, 0, num_shards, num_threads) == expected, "{num_shards} {num_threads}");
+        assert!(
+            epoch(&dataset, 0, num_shards, num_threads) == expected,
+            "{num_shards} {num_threads}"
+        );
     }
     let later = epoch(&dataset, 1, 1, 1);
-    assert!(expected.iter().zip(&later).all(|(image, later)| image != later));
+    assert!(
+        expected
+            .iter()
+            .zip(&later)
+            .all(|(image, later)| image != later)
+    );
 }
 
 #[test]
 fn parts_of_another_size_than_the_data_sets_are_those_of_a_data_set_of_that_size() {
     let root = photographs();
-    let small = Sizing { size: 16, shorter_side: Some(19) };
-    let small = image_folder::open(root.path(), &ImageFolderConfig { sizing: small, ..config() }).unwrap().train;
+    let small = Sizing {
+        size: 16,
+        shorter_side: Some(19),
+    };
+    let small = image_folder::open(
+        root.path(),
+        &ImageFolderConfig {
+            sizing: small,
+            ..config()
+        },
+    )
+    .unwrap()
+    .train;
     assert_ne!(small.image_shape(), train(root.path()).image_shape());
     let of_large = epoch_in(&train(root.path()), Some(small.image_shape()), 0, 1, 1);
     assert!(of_large == epoch(&small, 0, 1, 1));
@@ -113,24 +157,56 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
     let root = photographs();
     let dataset = train(root.path());
     // Another decoder, whose pixels may differ in their last bits.
-    let stored = image::open(root.path().join("train/cat/0.jpg")).unwrap().into_rgb8();
+    let stored = image::open(root.path().join("train/cat/0.jpg"))
+        .unwrap()
+        .into_rgb8();
     let mut whole = vec![0; 30 * 90 * 3];
-    let shape = ImageShape { height: 90, width: 30, channels: 3 };
-    dataset.read_crop(0, &|[width, height]| CropBox { left: 0, top: 0, width, height }, shape, &mut whole).unwrap();
-    assert!(whole.iter().zip(stored.as_raw()).all(|(value, stored)| value.abs_diff(*stored) <= 3));
+    let shape = ImageShape {
+        height: 90,
+        width: 30,
+        channels: 3,
+    };
+    dataset
+        .read_crop(
+            0,
+            &|[width, height]| CropBox {
+                left: 0,
+                top: 0,
+                width,
+                height,
+            },
+            shape,
+            &mut whole,
+        )
+        .unwrap();
+    assert!(
+        whole
+            .iter()
+            .zip(stored.as_raw())
+            .all(|(value, stored)| value.abs_diff(*stored) <= 3)
+    );
     let mut pixels = vec![0; SIZE * SIZE * 3];
     let choose = |[width, height]: [u32; 2]| {
         assert_eq!([width, height], [30, 90]);
-        CropBox { left: 3, top: 41, width: 24, height: 24 }
+        CropBox {
+            left: 3,
+            top: 41,
+            width: 24,
+            height: 24,
+        }
     };
-    dataset.read_crop(0, &choose, dataset.image_shape(), &mut pixels).unwrap();
+    dataset
+        .read_crop(0, &choose, dataset.image_shape(), &mut pixels)
+        .unwrap();
     let whole = image::RgbImage::from_raw(30, 90, whole).unwrap();
     let expected = image::imageops::crop_imm(&whole, 3, 41, 24, 24).to_image();
     assert_eq!(pixels, *expected.as_raw());
     // The sample of a subset is another one of the whole; what is cut is that one.
     let subset = Subset::first(Arc::clone(&dataset), dataset.len()).unwrap();
     let mut of_subset = vec![0; pixels.len()];
-    subset.read_crop(0, &choose, dataset.image_shape(), &mut of_subset).unwrap();
+    subset
+        .read_crop(0, &choose, dataset.image_shape(), &mut of_subset)
+        .unwrap();
     assert_eq!(of_subset, pixels);
 }
 
@@ -138,9 +214,23 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
 fn the_notes_and_the_checksum_tell_the_sizes() {
     let root = photographs();
     let dataset = train(root.path());
-    assert_eq!(dataset.notes(), ["14 image files, decoded on demand, each at its own size"]);
-    let other = Sizing { size: SIZE, shorter_side: Some(30) };
-    let other = image_folder::open(root.path(), &ImageFolderConfig { sizing: other, ..config() }).unwrap().train;
+    assert_eq!(
+        dataset.notes(),
+        ["14 image files, decoded on demand, each at its own size"]
+    );
+    let other = Sizing {
+        size: SIZE,
+        shorter_side: Some(30),
+    };
+    let other = image_folder::open(
+        root.path(),
+        &ImageFolderConfig {
+            sizing: other,
+            ..config()
+        },
+    )
+    .unwrap()
+    .train;
     assert_ne!(other.checksum(), dataset.checksum());
     assert_eq!(train(root.path()).checksum(), dataset.checksum());
 }
@@ -148,13 +238,30 @@ fn the_notes_and_the_checksum_tell_the_sizes() {
 #[test]
 fn a_bad_photograph_is_named_when_it_is_read_or_left_out_when_asked_for() {
     let root = photographs();
-    std::fs::write(root.path().join("train/cat/0.jpg"), b"\xFF\xD8\xFF no image").unwrap();
+    std::fs::write(
+        root.path().join("train/cat/0.jpg"),
+        b"\xFF\xD8\xFF no image",
+    )
+    .unwrap();
     let dataset = train(root.path());
-    let choose = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
-    let text = dataset.read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3]).unwrap_err().to_string();
+    let choose = |[width, height]: [u32; 2]| CropBox {
+        left: 0,
+        top: 0,
+        width,
+        height,
+    };
+    let text = dataset
+        .read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3])
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("0.jpg"), "{text}");
-    let skipping = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..config() };
+    let skipping = ImageFolderConfig {
+        on_bad_image: OnBadImage::Skip,
+        ..config()
+    };
     let dataset = image_folder::open(root.path(), &skipping).unwrap().train;
     assert_eq!(dataset.len(), 13);
-    dataset.read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3]).unwrap();
+    dataset
+        .read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3])
+        .unwrap();
 }

@@ -4,15 +4,28 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::{
-    Augment, DeviceBatch, HostBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization, Pixels, Placement,
-    RawPixels, ResizedCrop, ShardConfig, ShardPlan, SyntheticConfig, normalize::NormalizationTable, synthetic,
+    Augment, DeviceBatch, HostBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization,
+    Pixels, Placement, RawPixels, ResizedCrop, ShardConfig, ShardPlan, SyntheticConfig,
+    normalize::NormalizationTable, synthetic,
 };
 
 const NUM_SAMPLES: usize = 29;
 
-fn steps(shape: ImageShape, augment: Augment, seed: u64, shard: (usize, usize), raw: bool) -> Vec<LoadedStep> {
-    let data =
-        synthetic::open(&SyntheticConfig { shape, num_classes: 7, num_train: NUM_SAMPLES, num_test: 1, seed }).unwrap();
+fn steps(
+    shape: ImageShape,
+    augment: Augment,
+    seed: u64,
+    shard: (usize, usize),
+    raw: bool,
+) -> Vec<LoadedStep> {
+    let data = synthetic::open(&SyntheticConfig {
+        shape,
+        num_classes: 7,
+        num_train: NUM_SAMPLES,
+        num_test: 1,
+        seed,
+    })
+    .unwrap();
     let plan = ShardPlan::new(ShardConfig {
         seed,
         epoch: 3,
@@ -24,30 +37,65 @@ fn steps(shape: ImageShape, augment: Augment, seed: u64, shard: (usize, usize), 
     .unwrap();
     let normalization = match shape.channels {
         3 => Normalization::imagenet(),
-        channels => Normalization { mean: vec![0.307; channels], std: vec![0.308; channels] },
+        channels => Normalization {
+            mean: vec![0.307; channels],
+            std: vec![0.308; channels],
+        },
     };
-    let config = LoaderConfig { augment, seed, epoch: 3, raw, ..LoaderConfig::new(4, normalization) };
-    Loader::start(data.train, plan, config).collect::<Result<_, _>>().unwrap()
+    let config = LoaderConfig {
+        augment,
+        seed,
+        epoch: 3,
+        raw,
+        ..LoaderConfig::new(4, normalization)
+    };
+    Loader::start(data.train, plan, config)
+        .collect::<Result<_, _>>()
+        .unwrap()
 }
 
 fn bits(batch: DeviceBatch) -> (Vec<u32>, Vec<i32>, [usize; 4]) {
     let batch = batch.into_images();
-    let (dims, images, labels) = (batch.images.dims(), batch.images.into_data(), batch.targets.labels.into_data());
-    let images = images.as_slice::<f32>().unwrap().iter().map(|value| value.to_bits()).collect();
+    let (dims, images, labels) = (
+        batch.images.dims(),
+        batch.images.into_data(),
+        batch.targets.labels.into_data(),
+    );
+    let images = images
+        .as_slice::<f32>()
+        .unwrap()
+        .iter()
+        .map(|value| value.to_bits())
+        .collect();
     (images, labels.as_slice::<i32>().unwrap().to_vec(), dims)
 }
 
 /// The number of batches without samples.
-fn assert_routes_are_equal(shape: ImageShape, augment: Augment, seed: u64, shard: (usize, usize)) -> usize {
+fn assert_routes_are_equal(
+    shape: ImageShape,
+    augment: Augment,
+    seed: u64,
+    shard: (usize, usize),
+) -> usize {
     let [host, raw] = [false, true].map(|raw| steps(shape, augment, seed, shard, raw));
     assert_eq!(host.len(), raw.len());
     let mut num_empty = 0;
     for (host, raw) in host.into_iter().zip(raw) {
-        assert_eq!((host.step_in_epoch, host.global_num_samples), (raw.step_in_epoch, raw.global_num_samples));
+        assert_eq!(
+            (host.step_in_epoch, host.global_num_samples),
+            (raw.step_in_epoch, raw.global_num_samples)
+        );
         assert_eq!(host.micro_batches.len(), raw.micro_batches.len());
         for (host, raw) in host.micro_batches.into_iter().zip(raw.micro_batches) {
-            assert!(matches!((&host.pixels, &raw.pixels), (Pixels::Normalised(_), Pixels::Raw(_))));
-            assert_eq!(host.normalised_pixels(), raw.normalised_pixels(), "on the host");
+            assert!(matches!(
+                (&host.pixels, &raw.pixels),
+                (Pixels::Normalised(_), Pixels::Raw(_))
+            ));
+            assert_eq!(
+                host.normalised_pixels(),
+                raw.normalised_pixels(),
+                "on the host"
+            );
             assert_eq!((&host.labels, &host.indices), (&raw.labels, &raw.indices));
             let [host, raw] = [host, raw].map(|batch| batch.upload(&Device::flex()));
             assert_eq!((&host.labels, host.shape), (&raw.labels, raw.shape));
@@ -55,7 +103,11 @@ fn assert_routes_are_equal(shape: ImageShape, augment: Augment, seed: u64, shard
                 num_empty += 1;
                 continue;
             }
-            assert_eq!(bits(host), bits(raw), "{shape} {augment:?} seed {seed} shard {shard:?}");
+            assert_eq!(
+                bits(host),
+                bits(raw),
+                "{shape} {augment:?} seed {seed} shard {shard:?}"
+            );
         }
     }
     num_empty
@@ -64,10 +116,27 @@ fn assert_routes_are_equal(shape: ImageShape, augment: Augment, seed: u64, shard
 #[test]
 fn the_device_makes_the_images_of_the_host_bit_by_bit() {
     for channels in [1, 3] {
-        let resized = Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 });
-        for augment in [Augment::None, Augment::CropFlip { pad: 4 }, Augment::CropFlip { pad: 11 }, resized] {
+        let resized = Augment::ResizedCrop(ResizedCrop {
+            min_scale: 0.08,
+            max_scale: 1.0,
+        });
+        for augment in [
+            Augment::None,
+            Augment::CropFlip { pad: 4 },
+            Augment::CropFlip { pad: 11 },
+            resized,
+        ] {
             for seed in [0, 1, 2, 77] {
-                assert_routes_are_equal(ImageShape { height: 8, width: 6, channels }, augment, seed, (0, 1));
+                assert_routes_are_equal(
+                    ImageShape {
+                        height: 8,
+                        width: 6,
+                        channels,
+                    },
+                    augment,
+                    seed,
+                    (0, 1),
+                );
             }
         }
     }
@@ -75,16 +144,28 @@ fn the_device_makes_the_images_of_the_host_bit_by_bit() {
 
 #[test]
 fn partial_and_empty_batches_take_the_same_route() {
-    let shape = ImageShape { height: 5, width: 5, channels: 3 };
+    let shape = ImageShape {
+        height: 5,
+        width: 5,
+        channels: 3,
+    };
     // The last step has two samples: the third of three shards gets none.
-    let num_empty = |shard| assert_routes_are_equal(shape, Augment::CropFlip { pad: 2 }, 5, (shard, 3));
+    let num_empty =
+        |shard| assert_routes_are_equal(shape, Augment::CropFlip { pad: 2 }, 5, (shard, 3));
     assert_eq!([0, 1, 2].map(num_empty), [0, 0, 1]);
 }
 
 #[test]
 fn every_placement_of_every_pixel_value_is_that_of_the_host() {
-    let shape = ImageShape { height: 4, width: 64, channels: 1 };
-    let table = Arc::new(NormalizationTable::new(&Normalization { mean: vec![0.4914], std: vec![0.2023] }));
+    let shape = ImageShape {
+        height: 4,
+        width: 64,
+        channels: 1,
+    };
+    let table = Arc::new(NormalizationTable::new(&Normalization {
+        mean: vec![0.4914],
+        std: vec![0.2023],
+    }));
     let mut placements = Vec::new();
     for dy in -5..=5 {
         for dx in [-65, -64, -63, -1, 0, 1, 63, 64, 65] {
@@ -92,7 +173,10 @@ fn every_placement_of_every_pixel_value_is_that_of_the_host() {
         }
     }
     let mut raw = RawPixels::black(placements.clone(), shape, table);
-    raw.bytes.iter_mut().enumerate().for_each(|(position, byte)| *byte = position as u8);
+    raw.bytes
+        .iter_mut()
+        .enumerate()
+        .for_each(|(position, byte)| *byte = position as u8);
     let num_samples = placements.len();
     let batch = HostBatch {
         pixels: Pixels::Raw(raw),
@@ -101,6 +185,10 @@ fn every_placement_of_every_pixel_value_is_that_of_the_host() {
         indices: (0..num_samples).collect(),
         shape,
     };
-    let expected: Vec<u32> = batch.normalised_pixels().iter().map(|value| value.to_bits()).collect();
+    let expected: Vec<u32> = batch
+        .normalised_pixels()
+        .iter()
+        .map(|value| value.to_bits())
+        .collect();
     assert_eq!(bits(batch.upload(&Device::flex())).0, expected);
 }

@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Mix, Normalization, ShardConfig,
-    ShardPlan,
+    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Mix,
+    Normalization, ShardConfig, ShardPlan,
 };
 
-const SHAPE: ImageShape = ImageShape { height: 6, width: 5, channels: 3 };
+const SHAPE: ImageShape = ImageShape {
+    height: 6,
+    width: 5,
+    channels: 3,
+};
 
 /// Pixels and label tell the index; reading may fail, panic or be counted.
 struct Numbered {
@@ -58,7 +62,10 @@ impl ImageDataset for Numbered {
         self.num_reads.fetch_add(1, Ordering::SeqCst);
         assert_ne!(Some(index), self.panics_at, "sample {index} is cursed");
         if self.fails_at == Some(index) {
-            return Err(DatasetError::BadImage { path: "bad.png".into(), reason: "for the test".into() });
+            return Err(DatasetError::BadImage {
+                path: "bad.png".into(),
+                reason: "for the test".into(),
+            });
         }
         for (position, pixel) in pixels.iter_mut().enumerate() {
             *pixel = (index * 31 + position * 7) as u8;
@@ -93,23 +100,35 @@ fn config(micro_batch_size: usize) -> LoaderConfig {
 }
 
 fn load(dataset: Numbered, plan: ShardPlan, config: LoaderConfig) -> Vec<LoadedStep> {
-    Loader::start(Arc::new(dataset), plan, config).collect::<Result<_, _>>().unwrap()
+    Loader::start(Arc::new(dataset), plan, config)
+        .collect::<Result<_, _>>()
+        .unwrap()
 }
 
 #[test]
 fn mixed_and_changed_images_are_the_same_on_any_number_of_shards_and_threads() {
     let how = LoaderConfig {
         augment: Augment::Trivial { pad: 2 },
-        mix: Mix { mixup: Some(0.4), cutmix: Some(1.0) },
+        mix: Mix {
+            mixup: Some(0.4),
+            cutmix: Some(1.0),
+        },
         ..config(4)
     };
     type Sample = (u32, (u32, u32), Vec<u32>);
     let samples = |num_shards, num_threads| -> BTreeMap<usize, Sample> {
         let mut samples = BTreeMap::new();
         for shard in 0..num_shards {
-            let how = LoaderConfig { num_threads, ..how.clone() };
+            let how = LoaderConfig {
+                num_threads,
+                ..how.clone()
+            };
             for step in load(Numbered::new(50), plan(50, 8, (shard, num_shards)), how) {
-                for batch in step.micro_batches.iter().filter(|batch| batch.num_samples() > 0) {
+                for batch in step
+                    .micro_batches
+                    .iter()
+                    .filter(|batch| batch.num_samples() > 0)
+                {
                     let mixed = batch.mixed.as_ref().unwrap();
                     let images = batch.normalised_pixels();
                     let images = images.chunks_exact(SHAPE.num_values());
@@ -125,16 +144,28 @@ fn mixed_and_changed_images_are_the_same_on_any_number_of_shards_and_threads() {
     };
     let expected = samples(1, 0);
     assert_eq!(expected.len(), 50);
-    assert!(expected.values().any(|(label, (other, _), _)| label != other));
+    assert!(
+        expected
+            .values()
+            .any(|(label, (other, _), _)| label != other)
+    );
     for (num_shards, num_threads) in [(1, 2), (2, 1), (4, 0)] {
-        assert_eq!(samples(num_shards, num_threads), expected, "{num_shards} shards, {num_threads} threads");
+        assert_eq!(
+            samples(num_shards, num_threads),
+            expected,
+            "{num_shards} shards, {num_threads} threads"
+        );
     }
 }
 
 #[test]
 fn the_number_of_threads_changes_nothing() {
     let steps = |num_threads, prefetch_steps| {
-        let config = LoaderConfig { num_threads, prefetch_steps, ..config(4) };
+        let config = LoaderConfig {
+            num_threads,
+            prefetch_steps,
+            ..config(4)
+        };
         load(Numbered::new(50), plan(50, 8, (0, 1)), config)
     };
     let expected = steps(0, 0);
@@ -154,13 +185,20 @@ fn steps_come_in_the_order_of_the_plan() {
         assert_eq!(step.step_in_epoch, step_in_epoch);
         let shard = plan.step(step_in_epoch);
         assert_eq!(step.global_num_samples, shard.global_num_samples);
-        let indices: Vec<usize> = step.micro_batches.iter().flat_map(|batch| batch.indices.clone()).collect();
+        let indices: Vec<usize> = step
+            .micro_batches
+            .iter()
+            .flat_map(|batch| batch.indices.clone())
+            .collect();
         assert_eq!(indices, shard.indices);
         for batch in &step.micro_batches {
             let labels: Vec<usize> = batch.labels.iter().map(|label| *label as usize).collect();
             assert_eq!(labels, batch.indices);
             assert_eq!(batch.num_samples(), batch.indices.len());
-            assert_eq!(batch.normalised_pixels().len(), batch.indices.len() * SHAPE.num_values());
+            assert_eq!(
+                batch.normalised_pixels().len(),
+                batch.indices.len() * SHAPE.num_values()
+            );
         }
     }
 }
@@ -191,7 +229,11 @@ fn the_pixels_of_a_sample_do_not_depend_on_the_number_of_shards() {
     let by_index = |num_shards| {
         let mut images = vec![Vec::new(); 30];
         for shard in 0..num_shards {
-            let steps = load(Numbered::new(30), plan(30, 12, (shard, num_shards)), config(3));
+            let steps = load(
+                Numbered::new(30),
+                plan(30, 12, (shard, num_shards)),
+                config(3),
+            );
             for batch in steps.into_iter().flat_map(|step| step.micro_batches) {
                 let pixels = batch.normalised_pixels();
                 for (index, pixels) in batch.indices.iter().zip(pixels.chunks(SHAPE.num_values())) {
@@ -213,7 +255,12 @@ fn a_loader_that_begins_inside_an_epoch_gives_the_same_rest() {
     let all = load(Numbered::new(50), plan(50, 8, (0, 1)), config(4));
     for first_step in 0..=7 {
         for num_threads in [0, 1, 3] {
-            let config = LoaderConfig { first_step, num_threads, prefetch_steps: 3, ..config(4) };
+            let config = LoaderConfig {
+                first_step,
+                num_threads,
+                prefetch_steps: 3,
+                ..config(4)
+            };
             let rest = load(Numbered::new(50), plan(50, 8, (0, 1)), config);
             assert_eq!(rest, all[first_step..]);
         }
@@ -224,7 +271,10 @@ fn a_loader_that_begins_inside_an_epoch_gives_the_same_rest() {
 fn each_of_many_threads_has_a_step_to_make() {
     for (num_threads, ahead) in [(0, 2), (1, 2), (2, 2), (8, 8)] {
         let config = config(4).with_threads(num_threads);
-        assert_eq!((config.num_threads, config.prefetch_steps), (num_threads, ahead));
+        assert_eq!(
+            (config.num_threads, config.prefetch_steps),
+            (num_threads, ahead)
+        );
     }
 }
 
@@ -232,7 +282,11 @@ fn each_of_many_threads_has_a_step_to_make() {
 fn no_more_than_prefetch_steps_are_made_ahead() {
     for (num_threads, prefetch_steps) in [(1, 1), (1, 3), (2, 3), (4, 2)] {
         let dataset = Arc::new(Numbered::new(100));
-        let config = LoaderConfig { num_threads, prefetch_steps, ..config(1) };
+        let config = LoaderConfig {
+            num_threads,
+            prefetch_steps,
+            ..config(1)
+        };
         let mut loader = Loader::start(dataset.clone(), plan(100, 1, (0, 1)), config);
         for taken in 1..5 {
             loader.next().unwrap().unwrap();
@@ -251,7 +305,11 @@ fn no_more_than_prefetch_steps_are_made_ahead() {
 #[test]
 fn threads_end_when_the_loader_is_dropped() {
     let dataset = Arc::new(Numbered::new(1000));
-    let config = LoaderConfig { num_threads: 3, prefetch_steps: 6, ..config(4) };
+    let config = LoaderConfig {
+        num_threads: 3,
+        prefetch_steps: 6,
+        ..config(4)
+    };
     let mut loader = Loader::start(dataset.clone(), plan(1000, 8, (0, 1)), config);
     loader.next().unwrap().unwrap();
     drop(loader);
@@ -261,7 +319,11 @@ fn threads_end_when_the_loader_is_dropped() {
 
 /// The error of the first step that fails and the number of steps before it.
 fn failure(dataset: Numbered, num_threads: usize) -> (usize, DatasetError) {
-    let config = LoaderConfig { num_threads, prefetch_steps: 4, ..config(4) };
+    let config = LoaderConfig {
+        num_threads,
+        prefetch_steps: 4,
+        ..config(4)
+    };
     let mut loader = Loader::start(Arc::new(dataset), plan(50, 4, (0, 1)), config);
     let mut num_good = 0;
     loop {
@@ -277,7 +339,9 @@ fn failure(dataset: Numbered, num_threads: usize) -> (usize, DatasetError) {
 
 fn step_of(index: usize) -> usize {
     let plan = plan(50, 4, (0, 1));
-    (0..plan.num_steps()).find(|step| plan.step(*step).indices.contains(&index)).unwrap()
+    (0..plan.num_steps())
+        .find(|step| plan.step(*step).indices.contains(&index))
+        .unwrap()
 }
 
 #[test]
@@ -287,7 +351,10 @@ fn a_bad_image_comes_out_as_an_error_at_its_step() {
         dataset.fails_at = Some(17);
         let (num_good, error) = failure(dataset, num_threads);
         assert_eq!(num_good, step_of(17));
-        assert_eq!(error.to_string(), "cannot decode the image bad.png: for the test");
+        assert_eq!(
+            error.to_string(),
+            "cannot decode the image bad.png: for the test"
+        );
     }
 }
 

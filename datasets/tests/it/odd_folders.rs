@@ -18,7 +18,9 @@ fn write_image(path: PathBuf) -> PathBuf {
 /// A PNG of 2x2 pixels, whatever its file will be called.
 fn encoded() -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
-    RgbImage::from_pixel(2, 2, Rgb([9; 3])).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    RgbImage::from_pixel(2, 2, Rgb([9; 3]))
+        .write_to(&mut bytes, image::ImageFormat::Png)
+        .unwrap();
     bytes.into_inner()
 }
 
@@ -33,8 +35,18 @@ fn folder() -> TempDir {
 
 /// Opened with images in memory and with images decoded on demand: both must see the same.
 fn opened(root: &TempDir) -> DatasetSplits {
-    let config = ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(Sizing::square(2)) };
-    let on_demand = open(root.path(), &ImageFolderConfig { memory_limit_bytes: 0, ..config.clone() }).unwrap();
+    let config = ImageFolderConfig {
+        num_threads: 2,
+        ..ImageFolderConfig::new(Sizing::square(2))
+    };
+    let on_demand = open(
+        root.path(),
+        &ImageFolderConfig {
+            memory_limit_bytes: 0,
+            ..config.clone()
+        },
+    )
+    .unwrap();
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(on_demand.train.checksum(), splits.train.checksum());
     for index in 0..splits.train.len() {
@@ -44,7 +56,9 @@ fn opened(root: &TempDir) -> DatasetSplits {
 }
 
 fn message(root: &TempDir) -> String {
-    open(root.path(), &ImageFolderConfig::new(Sizing::square(2))).unwrap_err().to_string()
+    open(root.path(), &ImageFolderConfig::new(Sizing::square(2)))
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
@@ -59,13 +73,27 @@ fn an_empty_file_is_refused_or_skipped_as_any_that_does_not_decode() {
     let root = folder();
     fs::write(root.path().join("train/cat/b.png"), "").unwrap();
     assert!(message(&root).contains("b.png: the file is empty"));
-    fs::write(root.path().join("train/cat/b.png"), "../.git/annex/objects/b.png\n").unwrap();
+    fs::write(
+        root.path().join("train/cat/b.png"),
+        "../.git/annex/objects/b.png\n",
+    )
+    .unwrap();
     assert!(message(&root).contains("b.png: the file is a few words of text"));
     fs::write(root.path().join("train/cat/b.png"), "").unwrap();
-    let config = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(Sizing::square(2)) };
+    let config = ImageFolderConfig {
+        on_bad_image: OnBadImage::Skip,
+        ..ImageFolderConfig::new(Sizing::square(2))
+    };
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(splits.train.len(), 2);
-    assert!(splits.train.notes().last().unwrap().starts_with("1 of 3 image files were skipped"));
+    assert!(
+        splits
+            .train
+            .notes()
+            .last()
+            .unwrap()
+            .starts_with("1 of 3 image files were skipped")
+    );
 }
 
 #[test]
@@ -74,7 +102,10 @@ fn a_file_larger_than_any_image_is_refused_without_reading_it() {
     let path = root.path().join("train/cat/b.png");
     fs::File::create(&path).unwrap().set_len(10 << 30).unwrap();
     let text = message(&root);
-    assert!(text.contains("b.png: expected at most 536870912 bytes, got 10737418240"), "{text}");
+    assert!(
+        text.contains("b.png: expected at most 536870912 bytes, got 10737418240"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -83,7 +114,10 @@ fn a_single_class_is_refused_since_there_is_nothing_to_learn() {
     fs::remove_dir_all(root.path().join("train/dog")).unwrap();
     fs::remove_dir_all(root.path().join("test/dog")).unwrap();
     let text = message(&root);
-    assert!(text.contains("expected at least 2 class folders, got 1 (cat)"), "{text}");
+    assert!(
+        text.contains("expected at least 2 class folders, got 1 (cat)"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -93,19 +127,31 @@ fn folders_without_any_image_are_refused_and_named() {
         fs::remove_file(root.path().join(class).join("a.png")).unwrap();
     }
     let text = message(&root);
-    assert!(text.contains("train/cat: expected at least one image"), "{text}");
+    assert!(
+        text.contains("train/cat: expected at least one image"),
+        "{text}"
+    );
     fs::write(root.path().join("train/cat/a.heic"), "").unwrap();
     let text = message(&root);
-    assert!(text.contains("got none (1 files are of other formats)"), "{text}");
+    assert!(
+        text.contains("got none (1 files are of other formats)"),
+        "{text}"
+    );
 }
 
 #[test]
 fn an_image_size_out_of_range_is_refused() {
     let root = folder();
     for size in [0, 16_385, usize::MAX] {
-        let text = open(root.path(), &ImageFolderConfig::new(Sizing::square(size))).unwrap_err().to_string();
-        assert_eq!(text, format!("image size: expected 1 to 16384 pixels, got {size}"));
-        let of_file = load_image(root.path().join("train/cat/a.png"), Sizing::square(size), 3).unwrap_err();
+        let text = open(root.path(), &ImageFolderConfig::new(Sizing::square(size)))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            text,
+            format!("image size: expected 1 to 16384 pixels, got {size}")
+        );
+        let of_file =
+            load_image(root.path().join("train/cat/a.png"), Sizing::square(size), 3).unwrap_err();
         assert_eq!(of_file.to_string(), text);
     }
 }
@@ -121,23 +167,48 @@ mod unix {
     fn a_named_pipe_called_as_an_image_is_ignored_and_not_waited_for() {
         let root = folder();
         let pipe = root.path().join("train/cat/x.png");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
         let splits = opened(&root);
         assert_eq!(splits.train.len(), 2);
         let note = &splits.train.notes()[0];
-        assert!(note.starts_with("left out: 1 entries are pipes") && note.ends_with("x.png"), "{note}");
+        assert!(
+            note.starts_with("left out: 1 entries are pipes") && note.ends_with("x.png"),
+            "{note}"
+        );
     }
 
     #[test]
     fn a_pipe_that_takes_the_place_of_an_image_later_is_refused_when_read() {
         let root = folder();
-        let config = ImageFolderConfig { memory_limit_bytes: 0, ..ImageFolderConfig::new(Sizing::square(2)) };
+        let config = ImageFolderConfig {
+            memory_limit_bytes: 0,
+            ..ImageFolderConfig::new(Sizing::square(2))
+        };
         let splits = open(root.path(), &config).unwrap();
         let path = root.path().join("train/cat/a.png");
         fs::remove_file(&path).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let text = splits.train.read_image(0, &mut [0; 12]).unwrap_err().to_string();
-        assert!(text.contains("a.png: expected a regular file, got a named pipe"), "{text}");
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let text = splits
+            .train
+            .read_image(0, &mut [0; 12])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("a.png: expected a regular file, got a named pipe"),
+            "{text}"
+        );
         assert!(!splits.train.checksum().is_empty());
     }
 
@@ -150,11 +221,15 @@ mod unix {
         symlink(class.join("self.png"), class.join("self.png")).unwrap();
         symlink(root.path().join("train"), root.path().join("train/loop")).unwrap();
         let splits = opened(&root);
-        assert_eq!((splits.train.len(), splits.train.class_names().len()), (2, 2));
+        assert_eq!(
+            (splits.train.len(), splits.train.class_names().len()),
+            (2, 2)
+        );
         let note = &splits.train.notes()[0];
         let names = ["again", "self.png", "train/loop"];
         assert!(
-            note.starts_with("left out: 3 links lead back") && names.iter().all(|name| note.contains(name)),
+            note.starts_with("left out: 3 links lead back")
+                && names.iter().all(|name| note.contains(name)),
             "{note}"
         );
     }
@@ -162,7 +237,11 @@ mod unix {
     #[test]
     fn a_link_to_an_image_is_an_image() {
         let root = folder();
-        symlink(root.path().join("test/cat/a.png"), root.path().join("train/cat/b.png")).unwrap();
+        symlink(
+            root.path().join("test/cat/a.png"),
+            root.path().join("train/cat/b.png"),
+        )
+        .unwrap();
         assert_eq!(opened(&root).train.len(), 3);
     }
 
@@ -181,9 +260,15 @@ mod unix {
             symlink("/proc/self/mem", &path).unwrap();
         }
         for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
-            let config = ImageFolderConfig { on_bad_image, ..ImageFolderConfig::new(Sizing::square(2)) };
+            let config = ImageFolderConfig {
+                on_bad_image,
+                ..ImageFolderConfig::new(Sizing::square(2))
+            };
             let text = open(root.path(), &config).unwrap_err().to_string();
-            assert!(text.starts_with("cannot read ") && text.contains("b.png: "), "{text}");
+            assert!(
+                text.starts_with("cannot read ") && text.contains("b.png: "),
+                "{text}"
+            );
         }
     }
 
@@ -201,9 +286,17 @@ mod unix {
     fn a_class_name_that_is_not_utf_8_is_refused() {
         let root = folder();
         for split in ["train", "test"] {
-            write_image(root.path().join(split).join(OsStr::from_bytes(b"caf\xE9")).join("a.png"));
+            write_image(
+                root.path()
+                    .join(split)
+                    .join(OsStr::from_bytes(b"caf\xE9"))
+                    .join("a.png"),
+            );
         }
         let text = message(&root);
-        assert!(text.contains("caf\u{FFFD}: expected a name in UTF-8"), "{text}");
+        assert!(
+            text.contains("caf\u{FFFD}: expected a name in UTF-8"),
+            "{text}"
+        );
     }
 }

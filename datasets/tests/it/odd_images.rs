@@ -6,11 +6,15 @@ use std::path::{Path, PathBuf};
 use datasets::{ImageFolderConfig, OnBadImage, Sizing, image_folder, load_image};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/images")
+        .join(name)
 }
 
 fn message(path: &Path) -> String {
-    load_image(path, Sizing::square(16), 3).unwrap_err().to_string()
+    load_image(path, Sizing::square(16), 3)
+        .unwrap_err()
+        .to_string()
 }
 
 /// Writes a file of these bytes and returns the error of loading it.
@@ -31,9 +35,16 @@ fn rare_kinds_of_images_have_the_pixels_that_pillow_finds() {
     let mut num_images = 0;
     for line in expected.lines() {
         let (name, colours) = line.split_once(' ').unwrap();
-        let colours: Vec<i32> = colours.split(' ').map(|value| value.parse().unwrap()).collect();
+        let colours: Vec<i32> = colours
+            .split(' ')
+            .map(|value| value.parse().unwrap())
+            .collect();
         let pixels = load_image(fixture(name), Sizing::square(16), 3).unwrap();
-        let at = |x: usize| pixels[(8 * 16 + x) * 3..][..3].iter().map(|value| i32::from(*value));
+        let at = |x: usize| {
+            pixels[(8 * 16 + x) * 3..][..3]
+                .iter()
+                .map(|value| i32::from(*value))
+        };
         assert_eq!(at(3).chain(at(12)).collect::<Vec<_>>(), colours, "{name}");
         num_images += 1;
     }
@@ -50,8 +61,13 @@ fn a_format_we_do_not_read_is_named_whatever_the_file_is_called() {
 fn an_image_of_one_pixel_fills_the_square() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pixel.png");
-    image::RgbImage::from_pixel(1, 1, image::Rgb([3, 5, 7])).save(&path).unwrap();
-    assert_eq!(load_image(&path, Sizing::square(16), 3).unwrap(), [3, 5, 7].repeat(256));
+    image::RgbImage::from_pixel(1, 1, image::Rgb([3, 5, 7]))
+        .save(&path)
+        .unwrap();
+    assert_eq!(
+        load_image(&path, Sizing::square(16), 3).unwrap(),
+        [3, 5, 7].repeat(256)
+    );
 }
 
 #[test]
@@ -91,34 +107,53 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
 #[test]
 fn a_training_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
     let root = tempfile::tempdir().unwrap();
-    for (class, number) in
-        ["train/cat", "train/dog", "test/cat", "test/dog"].iter().flat_map(|class| [(class, 0), (class, 1)])
+    for (class, number) in ["train/cat", "train/dog", "test/cat", "test/dog"]
+        .iter()
+        .flat_map(|class| [(class, 0), (class, 1)])
     {
         let class = root.path().join(class);
         fs::create_dir_all(&class).unwrap();
         let drawn = |x: u32, y: u32| image::Rgb([(x * 7) as u8, (y * 5) as u8, (x * y) as u8]);
-        image::RgbImage::from_fn(40, 160, drawn).save(class.join(format!("{number}.jpg"))).unwrap();
+        image::RgbImage::from_fn(40, 160, drawn)
+            .save(class.join(format!("{number}.jpg")))
+            .unwrap();
     }
     let path = root.path().join("train/cat/1.jpg");
     let mut bytes = fs::read(&path).unwrap();
     let near_end = bytes.len() * 19 / 20;
     bytes[near_end..near_end + 20].copy_from_slice(&b"\xFF\x00".repeat(10));
     fs::write(&path, bytes).unwrap();
-    let sizing = Sizing { size: 16, shorter_side: Some(16) };
+    let sizing = Sizing {
+        size: 16,
+        shorter_side: Some(16),
+    };
     load_image(&path, sizing, 3).unwrap();
-    let how = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(sizing) };
+    let how = ImageFolderConfig {
+        on_bad_image: OnBadImage::Skip,
+        ..ImageFolderConfig::new(sizing)
+    };
     fs::copy(&path, root.path().join("test/cat/1.jpg")).unwrap();
     let splits = image_folder::open(root.path(), &how).unwrap();
-    assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (3, 4));
+    assert_eq!(
+        (splits.train.len(), splits.evaluated().unwrap().len()),
+        (3, 4)
+    );
     let train = splits.train;
-    assert!(train.notes().iter().any(|note| note.contains("1.jpg")), "{:?}", train.notes());
+    assert!(
+        train.notes().iter().any(|note| note.contains("1.jpg")),
+        "{:?}",
+        train.notes()
+    );
 }
 
 #[test]
 fn bytes_between_the_headers_of_a_jpeg_change_nothing() {
     for name in ["progressive.jpg", "cmyk.jpg", "resize/rows_420.jpg"] {
         let mut bytes = fs::read(fixture(name)).unwrap();
-        let tables = bytes.windows(2).position(|pair| pair == b"\xFF\xC4").unwrap();
+        let tables = bytes
+            .windows(2)
+            .position(|pair| pair == b"\xFF\xC4")
+            .unwrap();
         bytes.splice(tables..tables, *b"between");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jpg");
@@ -138,7 +173,12 @@ fn png(width: u32, height: u32) -> Vec<u8> {
         bytes.extend(data);
         bytes.extend(crc32(&bytes[start..]).to_be_bytes());
     };
-    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    let header = [
+        &width.to_be_bytes()[..],
+        &height.to_be_bytes(),
+        &[8, 2, 0, 0, 0],
+    ]
+    .concat();
     chunk(&mut bytes, b"IHDR", &header);
     chunk(&mut bytes, b"IDAT", &[0x78, 0x9C]);
     chunk(&mut bytes, b"IEND", &[]);
@@ -146,14 +186,26 @@ fn png(width: u32, height: u32) -> Vec<u8> {
 }
 
 fn crc32(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, bit| if (crc ^ bit) & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 };
-    !bytes.iter().flat_map(|byte| (0..8).map(move |shift| u32::from(byte >> shift))).fold(!0, step)
+    let step = |crc: u32, bit| {
+        if (crc ^ bit) & 1 == 1 {
+            (crc >> 1) ^ 0xEDB8_8320
+        } else {
+            crc >> 1
+        }
+    };
+    !bytes
+        .iter()
+        .flat_map(|byte| (0..8).map(move |shift| u32::from(byte >> shift)))
+        .fold(!0, step)
 }
 
 /// A JPEG with a frame header of these sides.
 fn jpeg(width: u16, height: u16) -> Vec<u8> {
     let mut bytes = fs::read(fixture("cmyk.jpg")).unwrap();
-    let frame = bytes.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+    let frame = bytes
+        .windows(2)
+        .position(|pair| pair == [0xFF, 0xC0])
+        .unwrap();
     bytes[frame + 5..frame + 7].copy_from_slice(&height.to_be_bytes());
     bytes[frame + 7..frame + 9].copy_from_slice(&width.to_be_bytes());
     bytes
@@ -197,17 +249,25 @@ fn a_header_that_claims_a_huge_image_is_refused_without_that_memory_and_says_wha
         ("largest.webp", webp(16_383, 16_383)),
     ] {
         let text = refused(name, &bytes);
-        assert!(text.contains("131072 pixels a side and 64 MiB from a file of"), "{text}");
+        assert!(
+            text.contains("131072 pixels a side and 64 MiB from a file of"),
+            "{text}"
+        );
         // The smallest of them claims 412 MiB.
         let peak_kib = peak_kib().unwrap_or(0);
-        assert!(peak_kib < 300 << 10, "{name}: the peak of memory was {peak_kib} KiB");
+        assert!(
+            peak_kib < 300 << 10,
+            "{name}: the peak of memory was {peak_kib} KiB"
+        );
     }
 }
 
 /// The largest memory of this process so far, where the system tells it.
 fn peak_kib() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
@@ -218,7 +278,13 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     #[cfg(unix)]
     {
         let pipe = folder.path().join("pipe.png");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
         assert!(message(&pipe).contains("pipe.png: expected a regular file, got a named pipe"));
         assert!(message(Path::new("/dev/zero")).contains("got a device"));
         let cycle = folder.path().join("cycle.png");

@@ -10,21 +10,36 @@ use std::thread;
 use datasets::image_folder;
 use datasets::parquet_files::{ParquetConfig, is_reading, open, open_split};
 use datasets::tar_shards;
-use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig};
+use datasets::{
+    DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing,
+    TarShardsConfig,
+};
 use parquet::basic::Compression;
-use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type};
+use parquet::data_type::{
+    BoolType, ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type,
+};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 
-const SIZING: Sizing = Sizing { size: 12, shorter_side: Some(14) };
+const SIZING: Sizing = Sizing {
+    size: 12,
+    shorter_side: Some(14),
+};
 
 fn images() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images")
 }
 
 fn opened(dir: &Path) -> Result<DatasetSplits, DatasetError> {
-    open(dir, &ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 })
+    open(
+        dir,
+        &ParquetConfig {
+            sizing: SIZING,
+            on_bad_image: OnBadImage::Fail,
+            num_threads: 1,
+        },
+    )
 }
 
 /// (label, pixels) of each sample.
@@ -40,8 +55,14 @@ fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, Vec<u8>)> {
 #[test]
 fn samples_of_all_files_and_row_groups_are_those_of_a_folder_and_of_its_shards() {
     let splits = opened(&images().join("parquet")).unwrap();
-    assert_eq!((splits.train.len(), splits.evaluated().unwrap().len()), (8, 2));
-    assert_eq!((splits.train.name(), splits.evaluated().unwrap().name()), ("parquet train", "parquet validation"));
+    assert_eq!(
+        (splits.train.len(), splits.evaluated().unwrap().len()),
+        (8, 2)
+    );
+    assert_eq!(
+        (splits.train.name(), splits.evaluated().unwrap().name()),
+        ("parquet train", "parquet validation")
+    );
     assert_eq!(splits.train.class_names(), ["cat", "dog"]);
     let labels: Vec<usize> = (0..8).map(|index| splits.train.label(index)).collect();
     assert_eq!(labels, [0, 0, 0, 0, 1, 1, 1, 1]);
@@ -61,15 +82,29 @@ fn samples_of_all_files_and_row_groups_are_those_of_a_folder_and_of_its_shards()
         for split in ["train", "val"] {
             let class = folder.path().join(split).join(["cat", "dog"][number / 4]);
             fs::create_dir_all(&class).unwrap();
-            fs::copy(images().join(format!("{name}.jpg")), class.join(format!("{number}.jpg"))).unwrap();
+            fs::copy(
+                images().join(format!("{name}.jpg")),
+                class.join(format!("{number}.jpg")),
+            )
+            .unwrap();
         }
     }
     let expected = samples(&*splits.train);
-    let of_folder = image_folder::open(folder.path(), &ImageFolderConfig::new(SIZING)).unwrap().train;
+    let of_folder = image_folder::open(folder.path(), &ImageFolderConfig::new(SIZING))
+        .unwrap()
+        .train;
     assert_eq!(samples(&*of_folder), expected);
     tar_shards::write(folder.path(), shards.path(), 3, &mut |_| true).unwrap();
-    let how = TarShardsConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1, cache_dir: None };
-    assert_eq!(samples(&*tar_shards::open(shards.path(), &how).unwrap().train), expected);
+    let how = TarShardsConfig {
+        sizing: SIZING,
+        on_bad_image: OnBadImage::Fail,
+        num_threads: 1,
+        cache_dir: None,
+    };
+    assert_eq!(
+        samples(&*tar_shards::open(shards.path(), &how).unwrap().train),
+        expected
+    );
 }
 
 #[test]
@@ -106,13 +141,30 @@ fn a_split_opens_alone_and_none_is_taken_for_another() {
     let folder = tempfile::tempdir().unwrap();
     for split in ["validation", "test"] {
         let from = images().join("parquet/validation-00000-of-00001.parquet");
-        fs::copy(from, folder.path().join(format!("{split}-00000-of-00001.parquet"))).unwrap();
+        fs::copy(
+            from,
+            folder
+                .path()
+                .join(format!("{split}-00000-of-00001.parquet")),
+        )
+        .unwrap();
     }
-    let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
-    let expected = samples(&**opened(&images().join("parquet")).unwrap().evaluated().unwrap());
-    for (name, called) in
-        [("val", "parquet validation"), ("validation", "parquet validation"), ("test", "parquet test")]
-    {
+    let how = ParquetConfig {
+        sizing: SIZING,
+        on_bad_image: OnBadImage::Fail,
+        num_threads: 1,
+    };
+    let expected = samples(
+        &**opened(&images().join("parquet"))
+            .unwrap()
+            .evaluated()
+            .unwrap(),
+    );
+    for (name, called) in [
+        ("val", "parquet validation"),
+        ("validation", "parquet validation"),
+        ("test", "parquet test"),
+    ] {
         let split = open_split(folder.path(), name, None, &how).unwrap();
         assert_eq!((split.name(), samples(&*split)), (called, expected.clone()));
         assert_eq!(split.class_names(), ["cat", "dog"]);
@@ -123,10 +175,21 @@ fn a_split_opens_alone_and_none_is_taken_for_another() {
 fn damaged_and_missing_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let text = opened(folder.path()).unwrap_err().to_string();
-    assert!(text.contains("files of the split train not found"), "{text}");
-    for name in ["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"] {
+    assert!(
+        text.contains("files of the split train not found"),
+        "{text}"
+    );
+    for name in [
+        "train-00000-of-00002",
+        "train-00001-of-00002",
+        "validation-00000-of-00001",
+    ] {
         let name = format!("{name}.parquet");
-        fs::copy(images().join("parquet").join(&name), folder.path().join(&name)).unwrap();
+        fs::copy(
+            images().join("parquet").join(&name),
+            folder.path().join(&name),
+        )
+        .unwrap();
     }
     let path = folder.path().join("train-00001-of-00002.parquet");
     let bytes = fs::read(&path).unwrap();
@@ -140,23 +203,37 @@ fn damaged_and_missing_files_are_named() {
     changed[200..4000].fill(7);
     fs::write(&path, changed).unwrap();
     let train = opened(folder.path()).unwrap().train;
-    let text = train.read_image(5, &mut [0; 12 * 12 * 3]).unwrap_err().to_string();
-    assert!(text.contains("train-00001") && text.contains("row group 0 row 0"), "{text}");
+    let text = train
+        .read_image(5, &mut [0; 12 * 12 * 3])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("train-00001") && text.contains("row group 0 row 0"),
+        "{text}"
+    );
 }
 
 /// Row groups with the same image in every row, which takes few bytes but for the first group's.
 fn write_alike(path: &Path, num_groups: usize, num_rows: usize) {
-    let schema = "message m { required group image { required binary bytes; } required int64 label; }";
+    let schema =
+        "message m { required group image { required binary bytes; } required int64 label; }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
-    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut writer =
+        SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
     for number in 0..num_groups {
         let image = ByteArray::from(vec![7; if number == 0 { num_rows } else { 1 }]);
         let mut group = writer.next_row_group().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(&vec![image; num_rows], None, None).unwrap();
+        column
+            .typed::<ByteArrayType>()
+            .write_batch(&vec![image; num_rows], None, None)
+            .unwrap();
         column.close().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<Int64Type>().write_batch(&vec![0; num_rows], None, None).unwrap();
+        column
+            .typed::<Int64Type>()
+            .write_batch(&vec![0; num_rows], None, None)
+            .unwrap();
         column.close().unwrap();
         group.close().unwrap();
     }
@@ -168,13 +245,34 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
     let folder = tempfile::tempdir().unwrap();
     write_alike(&folder.path().join("test-0.parquet"), 1, 10);
     let train = folder.path().join("train-0.parquet");
-    fs::copy(images().join("parquet/train-00000-of-00002.parquet"), &train).unwrap();
-    let how = ParquetConfig { sizing: SIZING, on_bad_image: OnBadImage::Fail, num_threads: 1 };
-    let names =
-        |classes: Option<&[String]>| open_split(folder.path(), "test", classes, &how).unwrap().class_names().to_vec();
+    fs::copy(
+        images().join("parquet/train-00000-of-00002.parquet"),
+        &train,
+    )
+    .unwrap();
+    let how = ParquetConfig {
+        sizing: SIZING,
+        on_bad_image: OnBadImage::Fail,
+        num_threads: 1,
+    };
+    let names = |classes: Option<&[String]>| {
+        open_split(folder.path(), "test", classes, &how)
+            .unwrap()
+            .class_names()
+            .to_vec()
+    };
     let three = ["dog", "emu", "cat"].map(str::to_owned);
-    assert_eq!((names(None), names(Some(&three))), (vec!["cat".to_owned(), "dog".to_owned()], three.to_vec()));
-    assert_eq!(open_split(folder.path(), "test", Some(&three), &how).unwrap().label(0), 2, "by the name cat");
+    assert_eq!(
+        (names(None), names(Some(&three))),
+        (vec!["cat".to_owned(), "dog".to_owned()], three.to_vec())
+    );
+    assert_eq!(
+        open_split(folder.path(), "test", Some(&three), &how)
+            .unwrap()
+            .label(0),
+        2,
+        "by the name cat"
+    );
     fs::write(train, "no file of columns").unwrap();
     assert_eq!([names(None).len(), names(Some(&three)).len()], [2, 3]);
 }
@@ -183,15 +281,29 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
 type WriteLabels<'a> = &'a dyn Fn(&mut SerializedColumnWriter<'_>);
 
 /// A file of these images in the column that `schema` names first, and the labels that `write` writes to the second.
-fn write_rows(path: &Path, schema: &str, compression: Compression, num_rows: usize, write: WriteLabels<'_>) {
+fn write_rows(
+    path: &Path,
+    schema: &str,
+    compression: Compression,
+    num_rows: usize,
+    write: WriteLabels<'_>,
+) {
     let image = fs::read(images().join("grey.jpg")).unwrap();
     let schema = Arc::new(parse_message_type(&format!("message m {{ {schema} }}")).unwrap());
-    let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
-    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
+    let properties = Arc::new(
+        WriterProperties::builder()
+            .set_compression(compression)
+            .build(),
+    );
+    let mut writer =
+        SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
     let images = vec![ByteArray::from(image); num_rows];
-    column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
+    column
+        .typed::<ByteArrayType>()
+        .write_batch(&images, None, None)
+        .unwrap();
     column.close().unwrap();
     if let Some(mut column) = group.next_column().unwrap() {
         write(&mut column);
@@ -205,42 +317,108 @@ fn write_rows(path: &Path, schema: &str, compression: Compression, num_rows: usi
 fn labels_of_any_type_in_columns_of_any_usual_name_and_compression_are_those_of_the_rows() {
     let texts = ["dog", "cat", "dog"].map(ByteArray::from);
     let int64 = |column: &mut SerializedColumnWriter<'_>| {
-        column.typed::<Int64Type>().write_batch(&[1, 0, 1], None, None).unwrap();
+        column
+            .typed::<Int64Type>()
+            .write_batch(&[1, 0, 1], None, None)
+            .unwrap();
     };
     let cases: [(&str, Compression, WriteLabels<'_>); 9] = [
         (
             "required group image { required binary bytes; } required int32 label (INTEGER(8, false));",
             Compression::UNCOMPRESSED,
             &|column| {
-                column.typed::<Int32Type>().write_batch(&[1, 0, 1], None, None).unwrap();
+                column
+                    .typed::<Int32Type>()
+                    .write_batch(&[1, 0, 1], None, None)
+                    .unwrap();
             },
         ),
-        ("required group img { required binary bytes; } required float labels;", Compression::SNAPPY, &|column| {
-            column.typed::<FloatType>().write_batch(&[1.0, 0.0, 1.0], None, None).unwrap();
-        }),
-        ("required binary image; required double fine_label;", Compression::LZ4_RAW, &|column| {
-            column.typed::<DoubleType>().write_batch(&[1.0, 0.0, 1.0], None, None).unwrap();
-        }),
-        ("required binary img; required boolean label;", Compression::UNCOMPRESSED, &|column| {
-            column.typed::<BoolType>().write_batch(&[true, false, true], None, None).unwrap();
-        }),
-        ("required binary image; required binary label (STRING);", Compression::UNCOMPRESSED, &|column| {
-            column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
-        }),
-        ("required binary image; required int64 label;", Compression::GZIP(Default::default()), &int64),
-        ("required binary image; required int64 label;", Compression::ZSTD(Default::default()), &int64),
-        ("required binary image; required int64 label;", Compression::BROTLI(Default::default()), &int64),
-        ("required binary image; optional int64 label;", Compression::LZ4, &|column| {
-            column.typed::<Int64Type>().write_batch(&[1, 0, 1], Some(&[1, 1, 1]), None).unwrap();
-        }),
+        (
+            "required group img { required binary bytes; } required float labels;",
+            Compression::SNAPPY,
+            &|column| {
+                column
+                    .typed::<FloatType>()
+                    .write_batch(&[1.0, 0.0, 1.0], None, None)
+                    .unwrap();
+            },
+        ),
+        (
+            "required binary image; required double fine_label;",
+            Compression::LZ4_RAW,
+            &|column| {
+                column
+                    .typed::<DoubleType>()
+                    .write_batch(&[1.0, 0.0, 1.0], None, None)
+                    .unwrap();
+            },
+        ),
+        (
+            "required binary img; required boolean label;",
+            Compression::UNCOMPRESSED,
+            &|column| {
+                column
+                    .typed::<BoolType>()
+                    .write_batch(&[true, false, true], None, None)
+                    .unwrap();
+            },
+        ),
+        (
+            "required binary image; required binary label (STRING);",
+            Compression::UNCOMPRESSED,
+            &|column| {
+                column
+                    .typed::<ByteArrayType>()
+                    .write_batch(&texts, None, None)
+                    .unwrap();
+            },
+        ),
+        (
+            "required binary image; required int64 label;",
+            Compression::GZIP(Default::default()),
+            &int64,
+        ),
+        (
+            "required binary image; required int64 label;",
+            Compression::ZSTD(Default::default()),
+            &int64,
+        ),
+        (
+            "required binary image; required int64 label;",
+            Compression::BROTLI(Default::default()),
+            &int64,
+        ),
+        (
+            "required binary image; optional int64 label;",
+            Compression::LZ4,
+            &|column| {
+                column
+                    .typed::<Int64Type>()
+                    .write_batch(&[1, 0, 1], Some(&[1, 1, 1]), None)
+                    .unwrap();
+            },
+        ),
     ];
     for (schema, compression, write) in cases {
         let folder = tempfile::tempdir().unwrap();
-        write_rows(&folder.path().join("train-0.parquet"), schema, compression, 3, write);
+        write_rows(
+            &folder.path().join("train-0.parquet"),
+            schema,
+            compression,
+            3,
+            write,
+        );
         let train = opened(folder.path()).unwrap().train;
-        let labels: Vec<usize> = samples(&*train).into_iter().map(|(label, _)| label).collect();
+        let labels: Vec<usize> = samples(&*train)
+            .into_iter()
+            .map(|(label, _)| label)
+            .collect();
         assert_eq!(labels, [1, 0, 1], "{schema} {compression}");
-        let expected = if schema.contains("STRING") { ["cat", "dog"] } else { ["0", "1"] };
+        let expected = if schema.contains("STRING") {
+            ["cat", "dog"]
+        } else {
+            ["0", "1"]
+        };
         assert_eq!(train.class_names(), expected, "{schema}");
     }
 }
@@ -251,17 +429,44 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
     let columns = "required binary image; optional int64 label;";
     let write = |name: &str, values: &[i64], present: &[i16]| {
         let column = |column: &mut SerializedColumnWriter<'_>| {
-            column.typed::<Int64Type>().write_batch(values, Some(present), None).unwrap();
+            column
+                .typed::<Int64Type>()
+                .write_batch(values, Some(present), None)
+                .unwrap();
         };
-        write_rows(&folder.path().join(name), columns, Compression::UNCOMPRESSED, present.len(), &column);
+        write_rows(
+            &folder.path().join(name),
+            columns,
+            Compression::UNCOMPRESSED,
+            present.len(),
+            &column,
+        );
     };
-    let open_as = |on_bad_image| open(folder.path(), &ParquetConfig { sizing: SIZING, on_bad_image, num_threads: 1 });
+    let open_as = |on_bad_image| {
+        open(
+            folder.path(),
+            &ParquetConfig {
+                sizing: SIZING,
+                on_bad_image,
+                num_threads: 1,
+            },
+        )
+    };
     write("train-0.parquet", &[1, -1, 0], &[1, 1, 0, 1]);
     write("val-0.parquet", &[0], &[1]);
     let text = open_as(OnBadImage::Fail).unwrap_err().to_string();
-    assert!(text.contains("row group 0 row 1: no label") && text.contains("row 2: no label"), "{text}");
+    assert!(
+        text.contains("row group 0 row 1: no label") && text.contains("row 2: no label"),
+        "{text}"
+    );
     let train = open_as(OnBadImage::Skip).unwrap().train;
-    assert_eq!(samples(&*train).iter().map(|(label, _)| *label).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(
+        samples(&*train)
+            .iter()
+            .map(|(label, _)| *label)
+            .collect::<Vec<_>>(),
+        [1, 0]
+    );
     assert!(
         train.notes()[0].starts_with("2 rows were skipped: train-0.parquet/row group 0 row 1"),
         "{:?}",
@@ -283,7 +488,11 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
         }
         let splits = open_as(OnBadImage::Fail).unwrap();
         assert!(splits.test.is_none() && splits.val.is_some(), "{number}");
-        assert!(splits.notes[0].contains("none of 2 rows of the files test has a label"), "{:?}", splits.notes);
+        assert!(
+            splits.notes[0].contains("none of 2 rows of the files test has a label"),
+            "{:?}",
+            splits.notes
+        );
     }
 }
 
@@ -302,7 +511,10 @@ fn row_groups_together_have_no_more_rows_than_the_file_has_bytes() {
         );
         match opened(folder.path()) {
             Ok(splits) => assert!(is_read && splits.train.len() == NUM_ROWS),
-            Err(error) => assert!(!is_read && error.to_string().contains("got 20000"), "{error}"),
+            Err(error) => assert!(
+                !is_read && error.to_string().contains("got 20000"),
+                "{error}"
+            ),
         }
     }
 }
@@ -311,7 +523,8 @@ fn row_groups_together_have_no_more_rows_than_the_file_has_bytes() {
 fn a_panic_hook_can_tell_the_librarys_panics_from_others() {
     static WAS_TOLD: AtomicBool = AtomicBool::new(false);
     let folder = tempfile::tempdir().unwrap();
-    let damaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trainer/fuzz/corpus/parquet/crash-length-beyond-page");
+    let damaged = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../trainer/fuzz/corpus/parquet/crash-length-beyond-page");
     for name in ["train-0.parquet", "val-0.parquet"] {
         fs::copy(&damaged, folder.path().join(name)).unwrap();
     }
@@ -321,7 +534,12 @@ fn a_panic_hook_can_tell_the_librarys_panics_from_others() {
         false => hook(panic),
     }));
     let train = opened(folder.path()).unwrap().train;
-    let read = |index| train.read_image(index, &mut [0; 12 * 12 * 3]).unwrap_err().to_string();
+    let read = |index| {
+        train
+            .read_image(index, &mut [0; 12 * 12 * 3])
+            .unwrap_err()
+            .to_string()
+    };
     let told: Vec<String> = (0..train.len()).map(read).collect();
     let is_named = |text: &String| text.contains("train-0.parquet") && text.contains("panicked");
     assert!(told.iter().any(is_named), "{told:?}");

@@ -11,12 +11,24 @@ const MAX_PER_SHARD: usize = 4;
 /// All plans of a job, one a shard.
 fn plans(base: &ShardConfig, num_shards: usize) -> Vec<ShardPlan> {
     (0..num_shards)
-        .map(|shard_index| ShardPlan::new(ShardConfig { shard_index, num_shards, ..base.clone() }).unwrap())
+        .map(|shard_index| {
+            ShardPlan::new(ShardConfig {
+                shard_index,
+                num_shards,
+                ..base.clone()
+            })
+            .unwrap()
+        })
         .collect()
 }
 
 fn config(num_samples: usize, global_batch_size: usize) -> ShardConfig {
-    ShardConfig { seed: 3, epoch: 1, shuffle: true, ..ShardConfig::new(num_samples, global_batch_size) }
+    ShardConfig {
+        seed: 3,
+        epoch: 1,
+        shuffle: true,
+        ..ShardConfig::new(num_samples, global_batch_size)
+    }
 }
 
 /// Every valid combination of small sizes.
@@ -44,7 +56,9 @@ fn for_all_small_sizes(mut check: impl FnMut(&ShardConfig, &[ShardPlan])) {
 fn global_batch(plans: &[ShardPlan], step: usize) -> Vec<usize> {
     let shards: Vec<Vec<usize>> = plans.iter().map(|plan| plan.step(step).indices).collect();
     let len = shards.iter().map(Vec::len).sum();
-    (0..len).map(|position| shards[position % shards.len()][position / shards.len()]).collect()
+    (0..len)
+        .map(|position| shards[position % shards.len()][position / shards.len()])
+        .collect()
 }
 
 #[test]
@@ -60,7 +74,11 @@ fn every_sample_is_seen_once_per_epoch() {
         }
         let num_dropped = seen.iter().filter(|count| **count == 0).count();
         assert!(seen.iter().all(|count| *count <= 1), "{config:?}: {seen:?}");
-        let expected = if config.drop_last { config.num_samples % config.global_batch_size } else { 0 };
+        let expected = if config.drop_last {
+            config.num_samples % config.global_batch_size
+        } else {
+            0
+        };
         assert_eq!(num_dropped, expected, "{config:?}");
     });
 }
@@ -90,8 +108,11 @@ fn shares_of_a_step_add_up_to_its_weight_and_differ_by_one_at_most() {
             assert!(lens[0] - lens[lens.len() - 1] <= 1, "{config:?}: {lens:?}");
             let is_last = step + 1 == plans[0].num_steps();
             let remainder = config.num_samples % config.global_batch_size;
-            let expected =
-                if is_last && remainder > 0 && !config.drop_last { remainder } else { config.global_batch_size };
+            let expected = if is_last && remainder > 0 && !config.drop_last {
+                remainder
+            } else {
+                config.global_batch_size
+            };
             assert_eq!(global_num_samples, expected, "{config:?}");
         }
     });
@@ -122,7 +143,9 @@ fn a_global_batch_is_the_same_for_every_number_of_shards() {
 fn without_shuffling_samples_come_by_index() {
     for_all_small_sizes(|config, plans| {
         if !config.shuffle {
-            let order: Vec<usize> = (0..plans[0].num_steps()).flat_map(|step| global_batch(plans, step)).collect();
+            let order: Vec<usize> = (0..plans[0].num_steps())
+                .flat_map(|step| global_batch(plans, step))
+                .collect();
             assert_eq!(order, (0..order.len()).collect::<Vec<_>>(), "{config:?}");
         }
     });
@@ -131,7 +154,11 @@ fn without_shuffling_samples_come_by_index() {
 #[test]
 fn seed_and_epoch_alone_decide_the_order() {
     let order = |seed, epoch| {
-        let config = ShardConfig { seed, epoch, ..config(1000, 1000) };
+        let config = ShardConfig {
+            seed,
+            epoch,
+            ..config(1000, 1000)
+        };
         ShardPlan::new(config).unwrap().step(0).indices
     };
     assert_eq!(order(1, 2), order(1, 2));
@@ -151,7 +178,10 @@ fn the_order_of_a_seed_never_changes_between_versions() {
 fn the_first_position_is_uniform_over_epochs() {
     let mut seen = BTreeSet::new();
     for epoch in 0..200 {
-        let config = ShardConfig { epoch, ..config(10, 10) };
+        let config = ShardConfig {
+            epoch,
+            ..config(10, 10)
+        };
         seen.insert(ShardPlan::new(config).unwrap().step(0).indices[0]);
     }
     assert_eq!(seen.len(), 10);
@@ -160,20 +190,33 @@ fn the_first_position_is_uniform_over_epochs() {
 #[test]
 fn a_partial_batch_may_leave_shards_empty() {
     let config = config(9, 8);
-    let lens: Vec<usize> = plans(&config, 4).iter().map(|plan| plan.step(1).indices.len()).collect();
+    let lens: Vec<usize> = plans(&config, 4)
+        .iter()
+        .map(|plan| plan.step(1).indices.len())
+        .collect();
     assert_eq!(lens, [1, 0, 0, 0]);
 }
 
 #[test]
 fn settings_that_cannot_work_are_refused_with_both_numbers() {
     let message = |config| ShardPlan::new(config).unwrap_err().to_string();
-    let shards = |config, shard_index, num_shards| ShardConfig { shard_index, num_shards, ..config };
+    let shards = |config, shard_index, num_shards| ShardConfig {
+        shard_index,
+        num_shards,
+        ..config
+    };
     assert_eq!(
         message(shards(config(10, 7), 0, 2)),
         "global_batch_size: expected a positive multiple of num_shards 2, got 7"
     );
-    assert_eq!(message(shards(config(10, 4), 2, 2)), "shard_index: expected below num_shards 2, got 2");
-    let dropped = ShardConfig { drop_last: true, ..config(3, 4) };
+    assert_eq!(
+        message(shards(config(10, 4), 2, 2)),
+        "shard_index: expected below num_shards 2, got 2"
+    );
+    let dropped = ShardConfig {
+        drop_last: true,
+        ..config(3, 4)
+    };
     assert_eq!(
         message(dropped),
         "global_batch_size: expected at most num_samples 3 when drop_last drops the partial batch, got 4"
@@ -196,7 +239,11 @@ impl ImageDataset for Unbalanced {
     }
 
     fn image_shape(&self) -> ImageShape {
-        ImageShape { height: 1, width: 1, channels: 1 }
+        ImageShape {
+            height: 1,
+            width: 1,
+            channels: 1,
+        }
     }
 
     fn class_names(&self) -> &[String] {
@@ -224,23 +271,48 @@ impl ImageDataset for Unbalanced {
 fn a_balanced_order_draws_every_class_alike_and_the_same_global_batches_on_any_number_of_shards() {
     let dataset = Unbalanced(["a", "b", "c", "d"].map(str::to_owned).to_vec());
     let plans = |epoch: u64, num_shards: usize| -> Vec<ShardPlan> {
-        let of_shard = |shard_index| ShardConfig { epoch, shard_index, num_shards, ..config(100, 12) };
-        (0..num_shards).map(|shard| ShardPlan::balanced(of_shard(shard), &dataset).unwrap()).collect()
+        let of_shard = |shard_index| ShardConfig {
+            epoch,
+            shard_index,
+            num_shards,
+            ..config(100, 12)
+        };
+        (0..num_shards)
+            .map(|shard| ShardPlan::balanced(of_shard(shard), &dataset).unwrap())
+            .collect()
     };
     let mut counts = [0usize; 4];
     for epoch in 0..300 {
         let alone = &plans(epoch, 1)[0];
-        let order: Vec<usize> = (0..alone.num_steps()).flat_map(|step| alone.global_batch(step)).collect();
+        let order: Vec<usize> = (0..alone.num_steps())
+            .flat_map(|step| alone.global_batch(step))
+            .collect();
         assert_eq!(order.len(), 100);
-        order.iter().for_each(|index| counts[dataset.label(*index)] += 1);
-        let draws: BTreeSet<usize> = (0..alone.num_steps()).flat_map(|step| alone.step(step).draws).collect();
-        assert_eq!(draws.len(), 100, "random changes of a sample that comes again are drawn anew");
+        order
+            .iter()
+            .for_each(|index| counts[dataset.label(*index)] += 1);
+        let draws: BTreeSet<usize> = (0..alone.num_steps())
+            .flat_map(|step| alone.step(step).draws)
+            .collect();
+        assert_eq!(
+            draws.len(),
+            100,
+            "random changes of a sample that comes again are drawn anew"
+        );
         for num_shards in if epoch < 3 { 2..=4 } else { 2..=2 } {
             let shards = plans(epoch, num_shards);
-            let of_shards: Vec<usize> = (0..alone.num_steps()).flat_map(|step| global_batch(&shards, step)).collect();
+            let of_shards: Vec<usize> = (0..alone.num_steps())
+                .flat_map(|step| global_batch(&shards, step))
+                .collect();
             assert_eq!(of_shards, order, "{num_shards} shards");
         }
     }
     // Five standard deviations of a binomial with n = 30,000 and p = 1/3 are 408.
-    assert!([0, 1, 3].iter().all(|class| counts[*class].abs_diff(10_000) < 408) && counts[2] == 0, "{counts:?}");
+    assert!(
+        [0, 1, 3]
+            .iter()
+            .all(|class| counts[*class].abs_diff(10_000) < 408)
+            && counts[2] == 0,
+        "{counts:?}"
+    );
 }

@@ -50,7 +50,11 @@ impl ExactReducer {
     pub fn new(communicator: Arc<dyn Communicator>) -> Result<Self, CollectiveError> {
         let nodes = HierarchicalReducer::new(Arc::clone(&communicator))?;
         let nodes = Some(nodes).filter(HierarchicalReducer::shares_memory);
-        Ok(Self { communicator, nodes, fixed: Vec::new() })
+        Ok(Self {
+            communicator,
+            nodes,
+            fixed: Vec::new(),
+        })
     }
 
     /// Replaces `values`, one shard, by the sum over all ranks.
@@ -83,8 +87,15 @@ impl ExactReducer {
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
-    pub fn sum_shards(&mut self, shards: &[&[f32]], sums: &mut [f32]) -> Result<(), CollectiveError> {
-        assert!(shards.iter().all(|shard| shard.len() == sums.len()), "shards are as long as their sum");
+    pub fn sum_shards(
+        &mut self,
+        shards: &[&[f32]],
+        sums: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        assert!(
+            shards.iter().all(|shard| shard.len() == sums.len()),
+            "shards are as long as their sum"
+        );
         let Some(scale) = self.scale(shards)? else {
             sums.fill(f32::NAN);
             return Ok(());
@@ -100,7 +111,9 @@ impl ExactReducer {
                 }
                 [first, others @ ..] => {
                     self.set(&first[range.clone()], scale);
-                    others.iter().for_each(|shard| self.add(&shard[range.clone()], scale));
+                    others
+                        .iter()
+                        .for_each(|shard| self.add(&shard[range.clone()], scale));
                 }
             }
             self.finish(scale, sums)?;
@@ -110,12 +123,23 @@ impl ExactReducer {
 
     /// Numbers that are summed at once: those that stay in the cache of a core, or that are worth a message.
     fn piece(&self) -> usize {
-        piece(&*self.communicator, if self.nodes.is_some() { SHARED_PIECE } else { MESSAGE_PIECE })
+        piece(
+            &*self.communicator,
+            if self.nodes.is_some() {
+                SHARED_PIECE
+            } else {
+                MESSAGE_PIECE
+            },
+        )
     }
 
     /// The power of two by which numbers become integers, the same on every rank; none when a number is not finite.
     fn scale(&self, shards: &[&[f32]]) -> Result<Option<f64>, CollectiveError> {
-        let largest = shards.iter().map(|shard| largest_magnitude(shard)).max().unwrap_or(0);
+        let largest = shards
+            .iter()
+            .map(|shard| largest_magnitude(shard))
+            .max()
+            .unwrap_or(0);
         let mut largest = [u64::from(largest)];
         let mut num_shards = [shards.len() as u64];
         self.communicator.all_reduce_max_u64(&mut largest)?;
@@ -126,13 +150,15 @@ impl ExactReducer {
         }
         // 2^exponent is above the largest magnitude; subnormals have the exponent of the smallest normal number.
         let exponent = (largest >> 23).max(1) as i32 - 126;
-        let headroom = (num_shards[0].max(1).next_power_of_two().ilog2() as i32 - SHARDS_BITS).max(0);
+        let headroom =
+            (num_shards[0].max(1).next_power_of_two().ilog2() as i32 - SHARDS_BITS).max(0);
         Ok(Some(2.0_f64.powi(MAGNITUDE_BITS - exponent - headroom)))
     }
 
     fn set(&mut self, values: &[f32], scale: f64) {
         self.fixed.clear();
-        self.fixed.extend(values.iter().map(|&value| to_fixed(value, scale)));
+        self.fixed
+            .extend(values.iter().map(|&value| to_fixed(value, scale)));
     }
 
     fn add(&mut self, values: &[f32], scale: f64) {
@@ -147,7 +173,9 @@ impl ExactReducer {
             None => self.communicator.all_reduce_sum_u64(&mut self.fixed)?,
         }
         let unit = scale.recip();
-        sums.iter_mut().zip(&self.fixed).for_each(|(sum, &fixed)| *sum = (from_fixed(fixed) * unit) as f32);
+        sums.iter_mut()
+            .zip(&self.fixed)
+            .for_each(|(sum, &fixed)| *sum = (from_fixed(fixed) * unit) as f32);
         Ok(())
     }
 }
@@ -155,13 +183,17 @@ impl ExactReducer {
 /// The bits of the largest magnitude; those of infinities and NaNs are above all others.
 fn largest_magnitude(values: &[f32]) -> u32 {
     // Magnitudes fit an i32, which has a maximum in more vector instruction sets.
-    let largest = values.iter().fold(0, |largest: i32, value| largest.max(value.abs().to_bits().cast_signed()));
+    let largest = values.iter().fold(0, |largest: i32, value| {
+        largest.max(value.abs().to_bits().cast_signed())
+    });
     largest.cast_unsigned()
 }
 
 /// `value * scale`, rounded to an integer in two's complement.
 fn to_fixed(value: f32, scale: f64) -> u64 {
-    (f64::from(value) * scale + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits())
+    (f64::from(value) * scale + ROUNDER)
+        .to_bits()
+        .wrapping_sub(ROUNDER.to_bits())
 }
 
 /// `fixed`, in two's complement, rounded to an f64.
@@ -184,15 +216,32 @@ mod tests {
     #[test]
     fn integers_are_rounded_to_even_and_signed() {
         let fixed = |value| to_fixed(value, 1.0).cast_signed();
-        assert_eq!([0.0, -0.0, 0.5, 1.5, -2.5, -3.0, 8_388_607.0].map(fixed), [0, 0, 0, 2, -2, -3, 8_388_607]);
+        assert_eq!(
+            [0.0, -0.0, 0.5, 1.5, -2.5, -3.0, 8_388_607.0].map(fixed),
+            [0, 0, 0, 2, -2, -3, 8_388_607]
+        );
         let largest = 2.0_f64.powi(MAGNITUDE_BITS);
         assert_eq!(to_fixed(1.0, largest).cast_signed(), 1 << MAGNITUDE_BITS);
-        assert_eq!(to_fixed(-1.0, largest).cast_signed(), -(1 << MAGNITUDE_BITS));
+        assert_eq!(
+            to_fixed(-1.0, largest).cast_signed(),
+            -(1 << MAGNITUDE_BITS)
+        );
     }
 
     #[test]
     fn integers_become_the_nearest_f64() {
-        let values = [0, 1, -1, i64::MAX, i64::MIN, (1 << 62) + 1, -(1 << 62) - 513, 0xffff_ffff, -(1 << 32), 12_345];
+        let values = [
+            0,
+            1,
+            -1,
+            i64::MAX,
+            i64::MIN,
+            (1 << 62) + 1,
+            -(1 << 62) - 513,
+            0xffff_ffff,
+            -(1 << 32),
+            12_345,
+        ];
         for value in values {
             assert_eq!(from_fixed(value.cast_unsigned()), value as f64, "{value}");
         }

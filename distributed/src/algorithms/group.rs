@@ -18,7 +18,10 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn world(communicator: &dyn Communicator) -> Self {
-        Self { ranks: (0..communicator.world_size()).collect(), index: communicator.rank() }
+        Self {
+            ranks: (0..communicator.world_size()).collect(),
+            index: communicator.rank(),
+        }
     }
 
     /// The group of `ranks` if `rank` is one of them.
@@ -78,8 +81,14 @@ impl Number for u64 {
 /// # Panics
 /// When their lengths differ.
 pub(crate) fn add<T: Number>(sums: &mut [T], values: &[T]) {
-    assert_eq!(sums.len(), values.len(), "buffers that are added have one length");
-    sums.iter_mut().zip(values).for_each(|(sum, &value)| *sum = sum.plus(value));
+    assert_eq!(
+        sums.len(),
+        values.len(),
+        "buffers that are added have one length"
+    );
+    sums.iter_mut()
+        .zip(values)
+        .for_each(|(sum, &value)| *sum = sum.plus(value));
 }
 
 /// A second buffer, kept for the next call.
@@ -111,5 +120,10 @@ pub(super) fn exchange<T: Number>(
     from: usize,
     incoming: &mut [T],
 ) -> Result<(), CollectiveError> {
-    communicator.exchange(to, bytemuck::cast_slice(outgoing), from, bytemuck::cast_slice_mut(incoming))
+    communicator.exchange(
+        to,
+        bytemuck::cast_slice(outgoing),
+        from,
+        bytemuck::cast_slice_mut(incoming),
+    )
 }

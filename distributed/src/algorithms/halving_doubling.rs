@@ -34,10 +34,22 @@ pub(super) fn sum<T: Number>(
         add(values, received);
     }
     // Those that go on are numbered anew.
-    let place = if index < 2 * extra { index / 2 } else { index - extra };
-    let rank_at = |place: usize| group.ranks[if place < extra { 2 * place + 1 } else { place + extra }];
+    let place = if index < 2 * extra {
+        index / 2
+    } else {
+        index - extra
+    };
+    let rank_at = |place: usize| {
+        group.ranks[if place < extra {
+            2 * place + 1
+        } else {
+            place + extra
+        }]
+    };
     halve_and_double(communicator, &rank_at, scratch, values, place, power / 2)?;
-    neighbour.map_or(Ok(()), |neighbour| communicator.send(neighbour, EXTRA_TAG, bytemuck::cast_slice(values)))
+    neighbour.map_or(Ok(()), |neighbour| {
+        communicator.send(neighbour, EXTRA_TAG, bytemuck::cast_slice(values))
+    })
 }
 
 /// Sums `values` over the places that differ from `place` in bits up to `mask`.
@@ -54,7 +66,11 @@ fn halve_and_double<T: Number>(
     }
     let partner = rank_at(place ^ mask);
     let (left, right) = values.split_at_mut(values.len() / 2);
-    let (kept, given) = if place & mask == 0 { (left, right) } else { (right, left) };
+    let (kept, given) = if place & mask == 0 {
+        (left, right)
+    } else {
+        (right, left)
+    };
     let received = scratch.take(kept.len());
     exchange(communicator, partner, given, partner, received)?;
     add(kept, received);

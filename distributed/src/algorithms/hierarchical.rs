@@ -46,7 +46,12 @@ impl HierarchicalReducer {
         let nodes = communicator.all_gather(&mine.to_le_bytes())?;
         let nodes: Vec<usize> = nodes
             .iter()
-            .map(|bytes| bytes.iter().rev().fold(0, |index, &byte| (index << 8) | usize::from(byte)))
+            .map(|bytes| {
+                bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |index, &byte| (index << 8) | usize::from(byte))
+            })
             .collect();
         Self::with_nodes(communicator, &nodes)
     }
@@ -61,16 +66,36 @@ impl HierarchicalReducer {
     ///
     /// # Collective
     /// Must be called by all ranks, with the same nodes.
-    pub fn with_nodes(communicator: Arc<dyn Communicator>, nodes: &[usize]) -> Result<Self, CollectiveError> {
+    pub fn with_nodes(
+        communicator: Arc<dyn Communicator>,
+        nodes: &[usize],
+    ) -> Result<Self, CollectiveError> {
         let rank = communicator.rank();
-        assert_eq!(nodes.len(), communicator.world_size(), "every rank has a node");
-        let ranks_of = |node: usize| (0..nodes.len()).filter(|&rank| nodes[rank] == node).collect::<Vec<_>>();
+        assert_eq!(
+            nodes.len(),
+            communicator.world_size(),
+            "every rank has a node"
+        );
+        let ranks_of = |node: usize| {
+            (0..nodes.len())
+                .filter(|&rank| nodes[rank] == node)
+                .collect::<Vec<_>>()
+        };
         let first_of = |node: usize| nodes.iter().position(|&other| other == node);
-        let leaders: Vec<usize> = (0..nodes.len()).filter(|&rank| first_of(nodes[rank]) == Some(rank)).collect();
+        let leaders: Vec<usize> = (0..nodes.len())
+            .filter(|&rank| first_of(nodes[rank]) == Some(rank))
+            .collect();
         let node = Group::of(rank, ranks_of(nodes[rank])).expect("a rank is on its own node");
         let memory = communicator.node_memory(&node.ranks, SHARED_BYTES)?;
         let (num_nodes, leaders) = (leaders.len(), Group::of(rank, leaders));
-        Ok(Self { communicator, node, leaders, num_nodes, memory, scratch: Scratch::default() })
+        Ok(Self {
+            communicator,
+            node,
+            leaders,
+            num_nodes,
+            memory,
+            scratch: Scratch::default(),
+        })
     }
 
     /// Whether the ranks of a node share memory.
@@ -90,7 +115,14 @@ impl HierarchicalReducer {
     }
 
     pub(super) fn reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
-        let Self { communicator, node, leaders, num_nodes, memory, scratch } = self;
+        let Self {
+            communicator,
+            node,
+            leaders,
+            num_nodes,
+            memory,
+            scratch,
+        } = self;
         if communicator.world_size() == 1 {
             return Ok(());
         }
@@ -125,5 +157,7 @@ fn by_messages<T: Number>(
         add(values, received);
     }
     ring::sum(communicator, leaders, scratch, values)?;
-    node.ranks[1..].iter().try_for_each(|&rank| communicator.send(rank, NODE_TAG, bytemuck::cast_slice(values)))
+    node.ranks[1..]
+        .iter()
+        .try_for_each(|&rank| communicator.send(rank, NODE_TAG, bytemuck::cast_slice(values)))
 }

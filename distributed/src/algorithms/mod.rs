@@ -63,7 +63,10 @@ impl AllReducer {
     ///
     /// # Collective
     /// Must be called by all ranks, with the same kind.
-    pub fn new(kind: ReductionKind, communicator: Arc<dyn Communicator>) -> Result<Self, CollectiveError> {
+    pub fn new(
+        kind: ReductionKind,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Self, CollectiveError> {
         let world = Group::world(&*communicator);
         let algorithm = match kind {
             ReductionKind::Library => Algorithm::Library,
@@ -74,7 +77,11 @@ impl AllReducer {
             }
             ReductionKind::Exact => Algorithm::Exact(ExactReducer::new(Arc::clone(&communicator))?),
         };
-        Ok(Self { communicator, kind, algorithm })
+        Ok(Self {
+            communicator,
+            kind,
+            algorithm,
+        })
     }
 
     /// The algorithm.
@@ -94,7 +101,9 @@ impl AllReducer {
     pub fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
         match &mut self.algorithm {
             Algorithm::Library => self.communicator.all_reduce_sum(values),
-            Algorithm::Ring(group, scratch) => ring::sum(&*self.communicator, group, scratch, values),
+            Algorithm::Ring(group, scratch) => {
+                ring::sum(&*self.communicator, group, scratch, values)
+            }
             Algorithm::HalvingDoubling(group, scratch) => {
                 halving_doubling::sum(&*self.communicator, group, scratch, values)
             }

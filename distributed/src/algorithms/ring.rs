@@ -23,7 +23,10 @@ pub(super) fn sum<T: Number>(
     if size == 1 {
         return Ok(());
     }
-    let (next, previous) = (group.ranks[(index + 1) % size], group.ranks[(index + size - 1) % size]);
+    let (next, previous) = (
+        group.ranks[(index + 1) % size],
+        group.ranks[(index + size - 1) % size],
+    );
     let segment = piece(communicator, SEGMENT_BYTES / size_of::<T>());
     // All slices have as many segments as the longest, so that both ends of a message agree on their number.
     let segments = length.div_ceil(size).div_ceil(segment);
@@ -44,7 +47,9 @@ pub(super) fn sum<T: Number>(
         for number in 0..segments {
             // The slice that was complete last goes on.
             let (outgoing, incoming) = (range(step + size - 1, number), range(step + size, number));
-            let [outgoing, incoming] = values.get_disjoint_mut([outgoing, incoming]).expect("slices do not overlap");
+            let [outgoing, incoming] = values
+                .get_disjoint_mut([outgoing, incoming])
+                .expect("slices do not overlap");
             exchange(communicator, next, outgoing, previous, incoming)?;
         }
     }

@@ -56,7 +56,12 @@ where
 {
     /// For a bucket of `length` elements.
     pub(super) fn new(length: usize) -> Self {
-        Self { wire: vec![T::default(); length], parts: Vec::new(), sum: Vec::new(), part: Vec::new() }
+        Self {
+            wire: vec![T::default(); length],
+            parts: Vec::new(),
+            sum: Vec::new(),
+            part: Vec::new(),
+        }
     }
 
     /// Replaces `values` by the rounded sum, and `residual` by the roundings this rank made.
@@ -73,8 +78,10 @@ where
             exponent = agree_on_exponent(values, communicator)?;
             bytes_sent += gather_bytes_sent(world_size, size_of::<f32>());
         }
-        for ((values, wire), residual) in
-            values.chunks_mut(BLOCK).zip(self.wire.chunks_mut(BLOCK)).zip(residual.chunks_mut(BLOCK))
+        for ((values, wire), residual) in values
+            .chunks_mut(BLOCK)
+            .zip(self.wire.chunks_mut(BLOCK))
+            .zip(residual.chunks_mut(BLOCK))
         {
             scale(values, exponent);
             round(values, wire, residual);
@@ -83,36 +90,64 @@ where
         let own = segment(rank, world_size, values.len());
         self.parts.resize(world_size * own.len(), T::default());
         for round in 1..world_size {
-            let (to, from) = ((rank + round) % world_size, (rank + world_size - round) % world_size);
+            let (to, from) = (
+                (rank + round) % world_size,
+                (rank + world_size - round) % world_size,
+            );
             let outgoing = &self.wire[segment(to, world_size, values.len())];
             let incoming = &mut self.parts[from * own.len()..][..own.len()];
-            communicator.exchange(to, bytemuck::cast_slice(outgoing), from, bytemuck::cast_slice_mut(incoming))?;
+            communicator.exchange(
+                to,
+                bytemuck::cast_slice(outgoing),
+                from,
+                bytemuck::cast_slice_mut(incoming),
+            )?;
             bytes_sent += size_of_val(outgoing) as u64;
         }
         for start in (0..own.len()).step_by(BLOCK) {
             let piece = start..own.len().min(start + BLOCK);
             let place = own.start + piece.start..own.start + piece.end;
             self.add_up(rank, own.len(), piece, &values[place.clone()]);
-            round(&self.sum, &mut self.wire[place.clone()], &mut residual[place]);
+            round(
+                &self.sum,
+                &mut self.wire[place.clone()],
+                &mut residual[place],
+            );
         }
 
         for round in 1..world_size {
-            let (to, from) = ((rank + round) % world_size, (rank + world_size - round) % world_size);
+            let (to, from) = (
+                (rank + round) % world_size,
+                (rank + world_size - round) % world_size,
+            );
             let ranges = [own.clone(), segment(from, world_size, values.len())];
-            let [outgoing, incoming] = self.wire.get_disjoint_mut(ranges).expect("segments do not overlap");
-            communicator.exchange(to, bytemuck::cast_slice(outgoing), from, bytemuck::cast_slice_mut(incoming))?;
+            let [outgoing, incoming] = self
+                .wire
+                .get_disjoint_mut(ranges)
+                .expect("segments do not overlap");
+            communicator.exchange(
+                to,
+                bytemuck::cast_slice(outgoing),
+                from,
+                bytemuck::cast_slice_mut(incoming),
+            )?;
             bytes_sent += size_of_val(outgoing) as u64;
         }
         let mut error_squared = 0.0;
-        for ((values, wire), residual) in
-            values.chunks_mut(BLOCK).zip(self.wire.chunks(BLOCK)).zip(residual.chunks_mut(BLOCK))
+        for ((values, wire), residual) in values
+            .chunks_mut(BLOCK)
+            .zip(self.wire.chunks(BLOCK))
+            .zip(residual.chunks_mut(BLOCK))
         {
             wire.convert_to_f32_slice(values);
             scale(values, -exponent);
             scale(residual, -exponent);
             error_squared += norm_squared(residual);
         }
-        Ok(Outcome { bytes_sent, error_squared })
+        Ok(Outcome {
+            bytes_sent,
+            error_squared,
+        })
     }
 
     /// Adds up `piece` of this rank's segment of `length` elements, in rank order; `own` is the part of `rank`, not rounded.
@@ -129,7 +164,10 @@ where
             if sender == 0 {
                 self.sum.extend_from_slice(part);
             } else {
-                self.sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+                self.sum
+                    .iter_mut()
+                    .zip(part)
+                    .for_each(|(sum, part)| *sum += part);
             }
         }
     }
@@ -142,7 +180,10 @@ where
 {
     wire.convert_from_f32_slice(values);
     wire.convert_to_f32_slice(residual);
-    residual.iter_mut().zip(values).for_each(|(residual, value)| *residual = value - *residual);
+    residual
+        .iter_mut()
+        .zip(values)
+        .for_each(|(residual, value)| *residual = value - *residual);
 }
 
 /// The elements that `rank` adds up.
@@ -154,9 +195,14 @@ fn segment(rank: usize, world_size: usize, length: usize) -> Range<usize> {
 ///
 /// So no part and no sum overflows `f16`, and what lies within 2^29 of the largest keeps all 11 bits. Where a rank has a value that
 /// is not finite the exponent is 0, and the value passes as infinity or NaN.
-fn agree_on_exponent(values: &[f32], communicator: &dyn Communicator) -> Result<i64, CollectiveError> {
+fn agree_on_exponent(
+    values: &[f32],
+    communicator: &dyn Communicator,
+) -> Result<i64, CollectiveError> {
     // The bits of a magnitude order as the magnitudes do, NaN as the largest.
-    let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
+    let largest = values
+        .iter()
+        .fold(0, |largest, value| value.abs().to_bits().max(largest));
     let gathered = communicator.all_gather(&largest.to_ne_bytes())?;
     let bound: f64 = gathered
         .iter()
@@ -188,7 +234,9 @@ mod tests {
     #[test]
     fn segments_cover_the_bucket_in_order() {
         for (world_size, length) in [(1, 5), (3, 10), (4, 3), (3, 0)] {
-            let covered: Vec<usize> = (0..world_size).flat_map(|rank| segment(rank, world_size, length)).collect();
+            let covered: Vec<usize> = (0..world_size)
+                .flat_map(|rank| segment(rank, world_size, length))
+                .collect();
             assert_eq!(covered, (0..length).collect::<Vec<_>>());
         }
     }
@@ -200,8 +248,14 @@ mod tests {
                 agree_on_exponent(&[0.0, -magnitude, magnitude / 2.0], &communicator).unwrap()
             });
             let scaled = 3.0 * f64::from(magnitude) * 2.0_f64.powi(exponents[0] as i32);
-            assert!(exponents.iter().all(|exponent| *exponent == exponents[0]) && scaled < 32768.0, "{magnitude}");
-            assert!(magnitude < 1e-30 || scaled >= 16384.0, "{magnitude}: {scaled}");
+            assert!(
+                exponents.iter().all(|exponent| *exponent == exponents[0]) && scaled < 32768.0,
+                "{magnitude}"
+            );
+            assert!(
+                magnitude < 1e-30 || scaled >= 16384.0,
+                "{magnitude}: {scaled}"
+            );
         }
     }
 }

@@ -54,18 +54,27 @@ impl FromStr for CompressionKind {
             ("none", None) => Ok(Self::None),
             ("bf16", None) => Ok(Self::Bf16),
             ("f16", None) => Ok(Self::F16),
-            ("none" | "bf16" | "f16", Some(_)) => {
-                Err(ParseCompressionError::Argument { name: name.to_owned(), got: text.to_owned() })
-            }
+            ("none" | "bf16" | "f16", Some(_)) => Err(ParseCompressionError::Argument {
+                name: name.to_owned(),
+                got: text.to_owned(),
+            }),
             ("powersgd", argument) => match argument.map(str::parse) {
                 Some(Ok(rank)) if rank >= 1 => Ok(Self::PowerSgd { rank }),
-                _ => Err(ParseCompressionError::Rank { got: text.to_owned() }),
+                _ => Err(ParseCompressionError::Rank {
+                    got: text.to_owned(),
+                }),
             },
             ("topk", argument) => match argument.map(str::parse) {
-                Some(Ok(percent)) if percent > 0.0 && percent <= 100.0 => Ok(Self::TopK { percent }),
-                _ => Err(ParseCompressionError::Percent { got: text.to_owned() }),
+                Some(Ok(percent)) if percent > 0.0 && percent <= 100.0 => {
+                    Ok(Self::TopK { percent })
+                }
+                _ => Err(ParseCompressionError::Percent {
+                    got: text.to_owned(),
+                }),
             },
-            _ => Err(ParseCompressionError::Name { got: text.to_owned() }),
+            _ => Err(ParseCompressionError::Name {
+                got: text.to_owned(),
+            }),
         }
     }
 }
@@ -73,7 +82,10 @@ impl FromStr for CompressionKind {
 /// A text names no kind of compression.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ParseCompressionError {
     /// No kind has this name.
     #[error("compression: expected none, bf16, f16, powersgd:R or topk:P, got \"{got}\"")]
@@ -82,10 +94,14 @@ pub enum ParseCompressionError {
     #[error("compression: expected {name} without an argument, got \"{got}\"; write {name}")]
     Argument { name: String, got: String },
     /// The rank is missing, zero or no number.
-    #[error("compression: expected powersgd:R with a whole rank R of at least 1, got \"{got}\"; try powersgd:2")]
+    #[error(
+        "compression: expected powersgd:R with a whole rank R of at least 1, got \"{got}\"; try powersgd:2"
+    )]
     Rank { got: String },
     /// The percentage is missing, out of range or no number.
-    #[error("compression: expected topk:P with P percent above 0 and at most 100, got \"{got}\"; try topk:1")]
+    #[error(
+        "compression: expected topk:P with P percent above 0 and at most 100, got \"{got}\"; try topk:1"
+    )]
     Percent { got: String },
 }
 
@@ -95,23 +111,61 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        for text in ["none", "bf16", "f16", "powersgd:1", "powersgd:32", "topk:0.1", "topk:1", "topk:100"] {
+        for text in [
+            "none",
+            "bf16",
+            "f16",
+            "powersgd:1",
+            "powersgd:32",
+            "topk:0.1",
+            "topk:1",
+            "topk:100",
+        ] {
             let kind: CompressionKind = text.parse().unwrap();
             assert_eq!(kind.to_string(), text);
         }
-        assert_eq!("powersgd:4".parse(), Ok(CompressionKind::PowerSgd { rank: 4 }));
-        assert_eq!("topk:2.50".parse(), Ok(CompressionKind::TopK { percent: 2.5 }));
+        assert_eq!(
+            "powersgd:4".parse(),
+            Ok(CompressionKind::PowerSgd { rank: 4 })
+        );
+        assert_eq!(
+            "topk:2.50".parse(),
+            Ok(CompressionKind::TopK { percent: 2.5 })
+        );
     }
 
     #[test]
     fn errors_tell_what_was_expected() {
         let error = |text: &str| text.parse::<CompressionKind>().unwrap_err().to_string();
-        assert_eq!(error("zip"), "compression: expected none, bf16, f16, powersgd:R or topk:P, got \"zip\"");
-        assert_eq!(error("bf16:2"), "compression: expected bf16 without an argument, got \"bf16:2\"; write bf16");
-        for text in ["powersgd", "powersgd:", "powersgd:0", "powersgd:-1", "powersgd:1.5"] {
-            assert!(error(text).contains("a whole rank R of at least 1"), "{text}");
+        assert_eq!(
+            error("zip"),
+            "compression: expected none, bf16, f16, powersgd:R or topk:P, got \"zip\""
+        );
+        assert_eq!(
+            error("bf16:2"),
+            "compression: expected bf16 without an argument, got \"bf16:2\"; write bf16"
+        );
+        for text in [
+            "powersgd",
+            "powersgd:",
+            "powersgd:0",
+            "powersgd:-1",
+            "powersgd:1.5",
+        ] {
+            assert!(
+                error(text).contains("a whole rank R of at least 1"),
+                "{text}"
+            );
         }
-        for text in ["topk", "topk:0", "topk:-1", "topk:100.1", "topk:NaN", "topk:inf", "topk:x"] {
+        for text in [
+            "topk",
+            "topk:0",
+            "topk:-1",
+            "topk:100.1",
+            "topk:NaN",
+            "topk:inf",
+            "topk:x",
+        ] {
             assert!(error(text).contains("above 0 and at most 100"), "{text}");
         }
         assert!(error("BF16").contains("expected none"));

@@ -36,7 +36,12 @@ pub(super) fn times_factor(matrix: &[f32], columns: usize, factor: &[f32], out: 
 /// `out[c][j] = Σ_i factor[c][i] matrix[i][j]`: the product `Mᵀ P`, transposed.
 ///
 /// `matrix` is `[rows, columns]`, `factor` `[rank, rows]`, `out` `[rank, columns]`.
-pub(super) fn transposed_times_factor(matrix: &[f32], columns: usize, factor: &[f32], out: &mut [f32]) {
+pub(super) fn transposed_times_factor(
+    matrix: &[f32],
+    columns: usize,
+    factor: &[f32],
+    out: &mut [f32],
+) {
     let rows = matrix.len() / columns;
     out.fill(0.0);
     for start in (0..columns).step_by(BLOCK) {
@@ -53,7 +58,13 @@ pub(super) fn transposed_times_factor(matrix: &[f32], columns: usize, factor: &[
 /// `out[i][j] += scale Σ_c left[c][i] right[c][j]`: the product `P Qᵀ`, scaled.
 ///
 /// `left` is `[rank, rows]`, `right` `[rank, columns]`, `out` `[rows, columns]`.
-pub(super) fn add_product(left: &[f32], right: &[f32], columns: usize, scale: f32, out: &mut [f32]) {
+pub(super) fn add_product(
+    left: &[f32],
+    right: &[f32],
+    columns: usize,
+    scale: f32,
+    out: &mut [f32],
+) {
     let rows = out.len() / columns;
     for start in (0..columns).step_by(BLOCK) {
         let block = start..columns.min(start + BLOCK);
@@ -88,7 +99,8 @@ pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
         if norm.is_finite() && norm <= DEPENDENT * norm_before {
             row.fill(0.0);
         } else {
-            row.iter_mut().for_each(|value| *value = (f64::from(*value) / norm) as f32);
+            row.iter_mut()
+                .for_each(|value| *value = (f64::from(*value) / norm) as f32);
         }
     }
 }
@@ -140,38 +152,55 @@ mod tests {
     use super::*;
 
     fn ramp(length: usize) -> Vec<f32> {
-        (0..length).map(|index| ((index * 37) % 101) as f32 / 50.0 - 1.0).collect()
+        (0..length)
+            .map(|index| ((index * 37) % 101) as f32 / 50.0 - 1.0)
+            .collect()
     }
 
     #[test]
     fn products_agree_with_their_definition() {
         for (rows, columns, rank) in [(1, 1, 1), (3, 5, 2), (7, 33, 3), (2, 2500, 4)] {
-            let (matrix, p, q) = (ramp(rows * columns), ramp(rank * rows), ramp(rank * columns));
-            let (mut mq, mut mtp, mut pq) =
-                (vec![1.0; rank * rows], vec![1.0; rank * columns], vec![1.0; rows * columns]);
+            let (matrix, p, q) = (
+                ramp(rows * columns),
+                ramp(rank * rows),
+                ramp(rank * columns),
+            );
+            let (mut mq, mut mtp, mut pq) = (
+                vec![1.0; rank * rows],
+                vec![1.0; rank * columns],
+                vec![1.0; rows * columns],
+            );
             times_factor(&matrix, columns, &q, &mut mq);
             transposed_times_factor(&matrix, columns, &p, &mut mtp);
             pq.fill(0.0);
             add_product(&p, &q, columns, -0.5, &mut pq);
-            let close = |got: f32, expected: f64| assert!((f64::from(got) - expected).abs() < 1e-3, "{got} {expected}");
+            let close = |got: f32, expected: f64| {
+                assert!((f64::from(got) - expected).abs() < 1e-3, "{got} {expected}")
+            };
             let times = |left: f32, right: f32| f64::from(left) * f64::from(right);
             for c in 0..rank {
                 for i in 0..rows {
                     close(
                         mq[c * rows + i],
-                        (0..columns).map(|j| times(matrix[i * columns + j], q[c * columns + j])).sum(),
+                        (0..columns)
+                            .map(|j| times(matrix[i * columns + j], q[c * columns + j]))
+                            .sum(),
                     );
                 }
                 for j in 0..columns {
                     close(
                         mtp[c * columns + j],
-                        (0..rows).map(|i| times(matrix[i * columns + j], p[c * rows + i])).sum(),
+                        (0..rows)
+                            .map(|i| times(matrix[i * columns + j], p[c * rows + i]))
+                            .sum(),
                     );
                 }
             }
             for i in 0..rows {
                 for j in 0..columns {
-                    let sum: f64 = (0..rank).map(|c| times(p[c * rows + i], q[c * columns + j])).sum();
+                    let sum: f64 = (0..rank)
+                        .map(|c| times(p[c * rows + i], q[c * columns + j]))
+                        .sum();
                     close(pq[i * columns + j], -0.5 * sum);
                 }
             }
@@ -190,7 +219,11 @@ mod tests {
         for (a, left) in matrix.chunks_exact(length).enumerate() {
             for (b, right) in matrix.chunks_exact(length).enumerate() {
                 let expected = if a == b { 1.0 } else { 0.0 };
-                assert!((dot_f64(left, right) - expected).abs() < 1e-6, "{a} {b}: {}", dot_f64(left, right));
+                assert!(
+                    (dot_f64(left, right) - expected).abs() < 1e-6,
+                    "{a} {b}: {}",
+                    dot_f64(left, right)
+                );
             }
         }
     }
@@ -207,7 +240,10 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut matrix = [1.0, bad, 2.0, 1.0, 0.0, 0.0];
             orthogonalise(&mut matrix, 3);
-            assert!(matrix[1].is_nan() && matrix[3..].iter().all(|value| value.is_nan()), "{bad}: {matrix:?}");
+            assert!(
+                matrix[1].is_nan() && matrix[3..].iter().all(|value| value.is_nan()),
+                "{bad}: {matrix:?}"
+            );
         }
     }
 }

@@ -47,7 +47,10 @@ pub struct PowerSgdLimits {
 
 impl Default for PowerSgdLimits {
     fn default() -> Self {
-        Self { min_elements: 1000, min_rate: 2.0 }
+        Self {
+            min_elements: 1000,
+            min_rate: 2.0,
+        }
     }
 }
 
@@ -87,7 +90,11 @@ pub struct CompressionReport {
 impl CompressionReport {
     /// `sqrt(Σ error² / Σ input²)`; 0 where the input is 0.
     pub fn relative_error(&self) -> f64 {
-        if self.input_squared == 0.0 { 0.0 } else { (self.error_squared / self.input_squared).sqrt() }
+        if self.input_squared == 0.0 {
+            0.0
+        } else {
+            (self.error_squared / self.input_squared).sqrt()
+        }
     }
 }
 
@@ -151,9 +158,21 @@ impl BucketCompressor {
     /// that is not above 0 and at most 100.
     pub fn new(kind: CompressionKind, spans: Vec<TensorSpan>, seed: u64) -> Self {
         let mut length = 0;
-        for TensorSpan { range, rows, columns } in &spans {
-            assert_eq!(range.start, length, "spans: expected one after the other from element 0 on, got {range:?}");
-            assert_eq!(range.len(), rows * columns, "spans: expected {rows} x {columns} elements, got {range:?}");
+        for TensorSpan {
+            range,
+            rows,
+            columns,
+        } in &spans
+        {
+            assert_eq!(
+                range.start, length,
+                "spans: expected one after the other from element 0 on, got {range:?}"
+            );
+            assert_eq!(
+                range.len(),
+                rows * columns,
+                "spans: expected {rows} x {columns} elements, got {range:?}"
+            );
             length = range.end;
         }
         let limits = PowerSgdLimits::default();
@@ -161,13 +180,33 @@ impl BucketCompressor {
             CompressionKind::None => Method::None,
             CompressionKind::Bf16 => Method::Bf16(HalfWire::new(length)),
             CompressionKind::F16 => Method::F16(HalfWire::new(length)),
-            CompressionKind::PowerSgd { rank } => Method::PowerSgd(PowerSgd::new(rank, &spans, limits, seed)),
+            CompressionKind::PowerSgd { rank } => {
+                Method::PowerSgd(PowerSgd::new(rank, &spans, limits, seed))
+            }
             CompressionKind::TopK { percent } => Method::TopK(TopK::new(percent, length)),
         };
-        let residual = vec![0.0; if kind == CompressionKind::None { 0 } else { length }];
+        let residual = vec![
+            0.0;
+            if kind == CompressionKind::None {
+                0
+            } else {
+                length
+            }
+        ];
         let previous = residual.clone();
         let (error_feedback, warmup_steps, num_steps) = (true, 0, 0);
-        Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, residual, previous, method }
+        Self {
+            kind,
+            spans,
+            seed,
+            limits,
+            error_feedback,
+            warmup_steps,
+            num_steps,
+            residual,
+            previous,
+            method,
+        }
     }
 
     /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the start of a training.
@@ -231,7 +270,9 @@ impl BucketCompressor {
         self.num_steps = num_steps;
         self.residual.copy_from_slice(residual);
         match &mut self.method {
-            Method::PowerSgd(power_sgd) if !factors.is_empty() => power_sgd.go_on(factors, num_drawn),
+            Method::PowerSgd(power_sgd) if !factors.is_empty() => {
+                power_sgd.go_on(factors, num_drawn)
+            }
             _ => {}
         }
     }
@@ -243,9 +284,24 @@ impl BucketCompressor {
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn expect_equal_plans(&self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
-        let Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, .. } = self;
-        let shapes: Vec<String> = spans.iter().map(|span| format!("{}x{}", span.rows, span.columns)).collect();
+    pub fn expect_equal_plans(
+        &self,
+        communicator: &dyn Communicator,
+    ) -> Result<(), CollectiveError> {
+        let Self {
+            kind,
+            spans,
+            seed,
+            limits,
+            error_feedback,
+            warmup_steps,
+            num_steps,
+            ..
+        } = self;
+        let shapes: Vec<String> = spans
+            .iter()
+            .map(|span| format!("{}x{}", span.rows, span.columns))
+            .collect();
         let plan = format!(
             "{kind} of {} (seed {seed}, at least {} elements, at least {} times smaller, error feedback {error_feedback}, \
              warm-up {warmup_steps} steps, step {num_steps})",
@@ -272,7 +328,11 @@ impl BucketCompressor {
         communicator: &dyn Communicator,
     ) -> Result<CompressionReport, CollectiveError> {
         let length = self.spans.last().map_or(0, |span| span.range.end);
-        assert_eq!(values.len(), length, "compressed sum: expected one value for each of {length} elements");
+        assert_eq!(
+            values.len(),
+            length,
+            "compressed sum: expected one value for each of {length} elements"
+        );
         let uncompressed_bytes = reduce_bytes_sent(communicator.world_size(), length);
         self.num_steps += 1;
         let warming_up = self.num_steps <= self.warmup_steps;
@@ -280,7 +340,10 @@ impl BucketCompressor {
         // It is empty for `none`.
         for (index, values) in values.chunks_mut(BLOCK).enumerate() {
             let residual = self.residual.iter().skip(index * BLOCK);
-            values.iter_mut().zip(residual).for_each(|(value, residual)| *value += residual);
+            values
+                .iter_mut()
+                .zip(residual)
+                .for_each(|(value, residual)| *value += residual);
             input_squared += norm_squared(values);
         }
         std::mem::swap(&mut self.residual, &mut self.previous);
@@ -299,14 +362,28 @@ impl BucketCompressor {
         if !self.error_feedback {
             self.residual.fill(0.0);
         }
-        let Outcome { bytes_sent, error_squared } = outcome;
-        Ok(CompressionReport { bytes_sent, uncompressed_bytes, error_squared, input_squared })
+        let Outcome {
+            bytes_sent,
+            error_squared,
+        } = outcome;
+        Ok(CompressionReport {
+            bytes_sent,
+            uncompressed_bytes,
+            error_squared,
+            input_squared,
+        })
     }
 }
 
-fn sum_plain(values: &mut [f32], communicator: &dyn Communicator) -> Result<Outcome, CollectiveError> {
+fn sum_plain(
+    values: &mut [f32],
+    communicator: &dyn Communicator,
+) -> Result<Outcome, CollectiveError> {
     communicator.all_reduce_sum(values)?;
-    Ok(Outcome { bytes_sent: reduce_bytes_sent(communicator.world_size(), values.len()), error_squared: 0.0 })
+    Ok(Outcome {
+        bytes_sent: reduce_bytes_sent(communicator.world_size(), values.len()),
+        error_squared: 0.0,
+    })
 }
 
 /// Bytes a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N of them, rounded down.

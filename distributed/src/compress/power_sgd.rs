@@ -16,7 +16,9 @@
 
 use std::ops::Range;
 
-use super::matrix::{add_product, norm_squared, orthogonalise, times_factor, transposed_times_factor};
+use super::matrix::{
+    add_product, norm_squared, orthogonalise, times_factor, transposed_times_factor,
+};
 use super::random::Random;
 use super::{Outcome, PowerSgdLimits, TensorSpan, reduce_bytes_sent};
 use crate::{CollectiveError, Communicator};
@@ -56,9 +58,15 @@ impl PowerSgd {
     ///
     /// # Panics
     /// When `rank` is 0.
-    pub(super) fn new(rank: usize, spans: &[TensorSpan], limits: PowerSgdLimits, seed: u64) -> Self {
+    pub(super) fn new(
+        rank: usize,
+        spans: &[TensorSpan],
+        limits: PowerSgdLimits,
+        seed: u64,
+    ) -> Self {
         assert!(rank > 0, "powersgd: expected a rank of at least 1, got 0");
-        let (factored, plain): (Vec<_>, Vec<_>) = spans.iter().partition(|span| limits.compress(rank, span));
+        let (factored, plain): (Vec<_>, Vec<_>) =
+            spans.iter().partition(|span| limits.compress(rank, span));
         let plain: Vec<_> = plain.into_iter().map(|span| span.range.clone()).collect();
         let mut first = plain.iter().map(Range::len).sum();
         let mut second = 0;
@@ -80,7 +88,15 @@ impl PowerSgd {
             })
             .collect();
         let (first, second) = (vec![0.0; first], vec![0.0; second]);
-        let mut state = Self { factored, plain, first, second, seed, drawn: 0, previous: (Vec::new(), 0) };
+        let mut state = Self {
+            factored,
+            plain,
+            first,
+            second,
+            seed,
+            drawn: 0,
+            previous: (Vec::new(), 0),
+        };
         state.prepare_factors();
         state.previous = (state.second.clone(), state.drawn);
         state
@@ -116,7 +132,13 @@ impl PowerSgd {
     ) -> Result<Outcome, CollectiveError> {
         self.previous.0.copy_from_slice(&self.second);
         self.previous.1 = self.drawn;
-        let Self { factored, plain, first, second, .. } = self;
+        let Self {
+            factored,
+            plain,
+            first,
+            second,
+            ..
+        } = self;
         let mut end = 0;
         for range in &*plain {
             first[end..end + range.len()].copy_from_slice(&values[range.clone()]);
@@ -124,7 +146,12 @@ impl PowerSgd {
         }
         for tensor in &*factored {
             let matrix = &values[tensor.range.clone()];
-            times_factor(matrix, tensor.columns, &second[tensor.q.clone()], &mut first[tensor.p.clone()]);
+            times_factor(
+                matrix,
+                tensor.columns,
+                &second[tensor.q.clone()],
+                &mut first[tensor.p.clone()],
+            );
         }
         communicator.all_reduce_sum(first)?;
 
@@ -152,11 +179,21 @@ impl PowerSgd {
         for tensor in &*factored {
             let values = &mut values[tensor.range.clone()];
             values.fill(0.0);
-            add_product(&first[tensor.p.clone()], &second[tensor.q.clone()], tensor.columns, 1.0, values);
+            add_product(
+                &first[tensor.p.clone()],
+                &second[tensor.q.clone()],
+                tensor.columns,
+                1.0,
+                values,
+            );
         }
-        let bytes_sent = [&*first, &*second].map(|message| reduce_bytes_sent(communicator.world_size(), message.len()));
+        let bytes_sent = [&*first, &*second]
+            .map(|message| reduce_bytes_sent(communicator.world_size(), message.len()));
         self.prepare_factors();
-        Ok(Outcome { bytes_sent: bytes_sent.iter().sum(), error_squared })
+        Ok(Outcome {
+            bytes_sent: bytes_sent.iter().sum(),
+            error_squared,
+        })
     }
 
     /// Makes every Q orthonormal and draws the columns anew that are zero.
@@ -180,34 +217,63 @@ mod tests {
     use crate::SingleCommunicator;
 
     fn span(start: usize, rows: usize, columns: usize) -> TensorSpan {
-        TensorSpan { range: start..start + rows * columns, rows, columns }
+        TensorSpan {
+            range: start..start + rows * columns,
+            rows,
+            columns,
+        }
     }
 
     #[test]
     fn small_tensors_and_vectors_travel_as_they_are() {
         let limits = PowerSgdLimits::default();
         let compressed = |rank, rows, columns| limits.compress(rank, &span(0, rows, columns));
-        assert!(!compressed(1, 1, 5000) && !compressed(1, 5000, 1), "vectors");
-        assert!(!compressed(1, 10, 99) && compressed(1, 10, 100), "1000 elements");
+        assert!(
+            !compressed(1, 1, 5000) && !compressed(1, 5000, 1),
+            "vectors"
+        );
+        assert!(
+            !compressed(1, 10, 99) && compressed(1, 10, 100),
+            "1000 elements"
+        );
         // 2 R (64 + 576) < 64 * 576 holds up to R = 28.
-        assert!(compressed(28, 64, 576) && !compressed(29, 64, 576), "least saving");
-        let state = PowerSgd::new(2, &[span(0, 1, 64), span(64, 64, 576), span(36928, 8, 8)], limits, 0);
-        assert_eq!((state.first.len(), state.second.len()), (64 + 64 + 2 * 64, 2 * 576));
+        assert!(
+            compressed(28, 64, 576) && !compressed(29, 64, 576),
+            "least saving"
+        );
+        let state = PowerSgd::new(
+            2,
+            &[span(0, 1, 64), span(64, 64, 576), span(36928, 8, 8)],
+            limits,
+            0,
+        );
+        assert_eq!(
+            (state.first.len(), state.second.len()),
+            (64 + 64 + 2 * 64, 2 * 576)
+        );
     }
 
     #[test]
     fn a_vanished_column_is_drawn_anew() {
-        let limits = PowerSgdLimits { min_elements: 0, min_rate: 0.0 };
+        let limits = PowerSgdLimits {
+            min_elements: 0,
+            min_rate: 0.0,
+        };
         let mut state = PowerSgd::new(2, &[span(0, 3, 4)], limits, 9);
         let communicator = SingleCommunicator::new();
         let mut residual = [0.0; 12];
-        state.sum(&mut [0.0; 12], &mut residual, &communicator).unwrap();
+        state
+            .sum(&mut [0.0; 12], &mut residual, &communicator)
+            .unwrap();
         assert_eq!(state.drawn, 4);
-        let matrix: [f32; 12] = std::array::from_fn(|index| if index < 4 { 1.0 } else { (index as f32).sin() });
+        let matrix: [f32; 12] =
+            std::array::from_fn(|index| if index < 4 { 1.0 } else { (index as f32).sin() });
         let mut values = matrix;
         for _ in 0..30 {
             values = matrix;
-            state.sum(&mut values, &mut residual, &communicator).unwrap();
+            state
+                .sum(&mut values, &mut residual, &communicator)
+                .unwrap();
         }
         assert_eq!(state.drawn, 4);
         // The best matrix of rank 2 keeps more than that of rank 1, which leaves at least one singular value more.
@@ -217,7 +283,17 @@ mod tests {
             best = matrix;
             alone.sum(&mut best, &mut residual, &communicator).unwrap();
         }
-        let missed = |sum: &[f32]| sum.iter().zip(matrix).map(|(sum, value)| (sum - value).powi(2)).sum::<f32>();
-        assert!(missed(&values) < 0.5 * missed(&best), "{} {}", missed(&values), missed(&best));
+        let missed = |sum: &[f32]| {
+            sum.iter()
+                .zip(matrix)
+                .map(|(sum, value)| (sum - value).powi(2))
+                .sum::<f32>()
+        };
+        assert!(
+            missed(&values) < 0.5 * missed(&best),
+            "{} {}",
+            missed(&values),
+            missed(&best)
+        );
     }
 }

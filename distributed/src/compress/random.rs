@@ -22,7 +22,9 @@ impl Random {
     pub(super) fn fill(&mut self, values: &mut [f32]) {
         for value in values {
             let bits = self.next();
-            let sum = (0..4).map(|quarter| (bits >> (16 * quarter)) & 0xffff).sum::<u64>();
+            let sum = (0..4)
+                .map(|quarter| (bits >> (16 * quarter)) & 0xffff)
+                .sum::<u64>();
             // Four times 0..=65535: the mean is 131070, and all differences fit a `f32`.
             *value = (sum as f32 - 131_070.0) / 65536.0;
         }
@@ -50,7 +52,10 @@ mod tests {
         let values = draw(1, 2);
         let mean = values.iter().sum::<f32>() / 10_000.0;
         let variance = values.iter().map(|value| value * value).sum::<f32>() / 10_000.0;
-        assert!(mean.abs() < 0.02 && (variance - 1.0 / 3.0).abs() < 0.02, "{mean} {variance}");
+        assert!(
+            mean.abs() < 0.02 && (variance - 1.0 / 3.0).abs() < 0.02,
+            "{mean} {variance}"
+        );
         assert_eq!(values, draw(1, 2));
         assert_ne!(values, draw(1, 3));
         assert_ne!(values, draw(2, 2));

@@ -36,13 +36,21 @@ impl TopK {
             percent > 0.0 && percent <= 100.0,
             "top-k: expected a percentage above 0 and at most 100, got {percent}"
         );
-        assert!(u32::try_from(length).is_ok(), "top-k: expected a bucket of less than 2^32 elements, got {length}");
+        assert!(
+            u32::try_from(length).is_ok(),
+            "top-k: expected a bucket of less than 2^32 elements, got {length}"
+        );
         // In whole millionths of a percent, as 0.1 is no number of base 2.
         let millionths = (f64::from(percent) * 1e6).round() as u64;
         let count = (millionths * length as u64).div_ceil(100_000_000).max(1) as usize;
         let count = count.min(length);
         let message = Vec::with_capacity(count * ELEMENT_BYTES);
-        Self { count, histogram: vec![0; 1 << (32 - TRAILING_BITS)], candidates: Vec::new(), message }
+        Self {
+            count,
+            histogram: vec![0; 1 << (32 - TRAILING_BITS)],
+            candidates: Vec::new(),
+            message,
+        }
     }
 
     /// Replaces `values` by the sparse sum, and `residual` by what this rank did not send.
@@ -62,24 +70,40 @@ impl TopK {
             }
             num_least -= usize::from(bits == least);
             let value = std::mem::take(residual);
-            self.message.extend_from_slice(&(index as u32).to_le_bytes());
+            self.message
+                .extend_from_slice(&(index as u32).to_le_bytes());
             self.message.extend_from_slice(&value.to_le_bytes());
         }
         let messages = communicator.all_gather(&self.message)?;
         let expected = messages[ROOT].len();
-        if let Some(rank) = messages.iter().position(|message| message.len() != expected) {
-            let (expected, got) = (expected / ELEMENT_BYTES, messages[rank].len() / ELEMENT_BYTES);
-            return Err(CollectiveError::LengthMismatch { collective: "top-k gather", rank, expected, got });
+        if let Some(rank) = messages
+            .iter()
+            .position(|message| message.len() != expected)
+        {
+            let (expected, got) = (
+                expected / ELEMENT_BYTES,
+                messages[rank].len() / ELEMENT_BYTES,
+            );
+            return Err(CollectiveError::LengthMismatch {
+                collective: "top-k gather",
+                rank,
+                expected,
+                got,
+            });
         }
         values.fill(0.0);
         for message in &messages {
             for element in message.as_chunks::<ELEMENT_BYTES>().0 {
                 let [i0, i1, i2, i3, v0, v1, v2, v3] = *element;
-                values[u32::from_le_bytes([i0, i1, i2, i3]) as usize] += f32::from_le_bytes([v0, v1, v2, v3]);
+                values[u32::from_le_bytes([i0, i1, i2, i3]) as usize] +=
+                    f32::from_le_bytes([v0, v1, v2, v3]);
             }
         }
         let bytes_sent = gather_bytes_sent(communicator.world_size(), self.message.len());
-        Ok(Outcome { bytes_sent, error_squared: norm_squared(residual) })
+        Ok(Outcome {
+            bytes_sent,
+            error_squared: norm_squared(residual),
+        })
     }
 
     /// The least magnitude that is sent, and how many elements of just this magnitude are: those with the lowest indices.
@@ -99,9 +123,15 @@ impl TopK {
         }
         self.candidates.clear();
         let magnitudes = values.iter().map(|&value| magnitude(value));
-        self.candidates.extend(magnitudes.filter(|bits| (bits >> TRAILING_BITS) as usize == leading));
-        let (larger, &mut least, _) = self.candidates.select_nth_unstable_by(missing - 1, |a, b| b.cmp(a));
-        (least, missing - larger.iter().filter(|bits| **bits > least).count())
+        self.candidates
+            .extend(magnitudes.filter(|bits| (bits >> TRAILING_BITS) as usize == leading));
+        let (larger, &mut least, _) = self
+            .candidates
+            .select_nth_unstable_by(missing - 1, |a, b| b.cmp(a));
+        (
+            least,
+            missing - larger.iter().filter(|bits| **bits > least).count(),
+        )
     }
 }
 
@@ -118,8 +148,12 @@ mod tests {
     fn selected(percent: f32, values: &[f32]) -> Vec<usize> {
         let (mut sum, mut residual) = (values.to_vec(), vec![0.0; values.len()]);
         let mut top_k = TopK::new(percent, values.len());
-        top_k.sum(&mut sum, &mut residual, &SingleCommunicator::new()).unwrap();
-        let index = |element: &[u8; ELEMENT_BYTES]| u32::from_le_bytes(element[..4].try_into().unwrap()) as usize;
+        top_k
+            .sum(&mut sum, &mut residual, &SingleCommunicator::new())
+            .unwrap();
+        let index = |element: &[u8; ELEMENT_BYTES]| {
+            u32::from_le_bytes(element[..4].try_into().unwrap()) as usize
+        };
         top_k.message.as_chunks().0.iter().map(index).collect()
     }
 
@@ -137,7 +171,9 @@ mod tests {
 
     #[test]
     fn selection_agrees_with_sorting() {
-        let values: Vec<f32> = (0..5000_u32).map(|index| ((index * 7919) % 997) as f32 / 31.0 - 16.0).collect();
+        let values: Vec<f32> = (0..5000_u32)
+            .map(|index| ((index * 7919) % 997) as f32 / 31.0 - 16.0)
+            .collect();
         for percent in [0.1, 1.0, 7.0, 50.0, 99.0] {
             let mut sorted: Vec<usize> = (0..values.len()).collect();
             sorted.sort_by_key(|&index| (std::cmp::Reverse(magnitude(values[index])), index));
@@ -158,7 +194,11 @@ mod tests {
             (0.7, 1000, 7),
             (100.0, 7, 7),
         ] {
-            assert_eq!(TopK::new(percent, length).count, count, "{percent} % of {length}");
+            assert_eq!(
+                TopK::new(percent, length).count,
+                count,
+                "{percent} % of {length}"
+            );
         }
     }
 }

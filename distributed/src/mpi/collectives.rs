@@ -32,12 +32,19 @@ impl MpiCommunicator {
             return self.check(blocking_name, blocking(communicator));
         }
         // SAFETY: the caller's promise; the request is done before this returns.
-        let request =
-            unsafe { Request::start(started_name, self.topology.rank, |request| start(communicator, request)) }?;
+        let request = unsafe {
+            Request::start(started_name, self.topology.rank, |request| {
+                start(communicator, request)
+            })
+        }?;
         self.finish(request)
     }
 
-    pub(super) fn reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<(), CollectiveError> {
+    pub(super) fn reduce<T: Element>(
+        &self,
+        values: &mut [T],
+        operation: Operation,
+    ) -> Result<(), CollectiveError> {
         let mut scratch = self.lock();
         // MPI forbids one buffer for both directions. MPI_IN_PLACE, which would allow it, is a macro with another value in each
         // library and not among the constants of the mpi crate: so the values are sent from a copy.
@@ -45,30 +52,46 @@ impl MpiCommunicator {
         for values in values.chunks_mut(REDUCE_MAX_ELEMENTS) {
             copy.clear();
             copy.extend_from_slice(values);
-            let (from, to) = (copy.as_ptr().cast::<c_void>(), values.as_mut_ptr().cast::<c_void>());
-            let (length, datatype, operation) = (count(values.len()), T::datatype(), operation.raw());
+            let (from, to) = (
+                copy.as_ptr().cast::<c_void>(),
+                values.as_mut_ptr().cast::<c_void>(),
+            );
+            let (length, datatype, operation) =
+                (count(values.len()), T::datatype(), operation.raw());
             // SAFETY: both buffers hold `length` elements of the datatype, do not overlap and outlive the call.
             unsafe {
                 self.collective(
                     ["MPI_Allreduce", "MPI_Iallreduce"],
                     |comm| ffi::MPI_Allreduce(from, to, length, datatype, operation, comm),
-                    |comm, request| ffi::MPI_Iallreduce(from, to, length, datatype, operation, comm, request),
+                    |comm, request| {
+                        ffi::MPI_Iallreduce(from, to, length, datatype, operation, comm, request)
+                    },
                 )
             }?;
         }
         Ok(())
     }
 
-    pub(super) fn broadcast_bytes(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+    pub(super) fn broadcast_bytes(
+        &self,
+        root: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         let _turn = self.lock();
         for bytes in bytes.chunks_mut(COPY_MAX_BYTES) {
-            let (start, length, root) = (bytes.as_mut_ptr().cast::<c_void>(), count(bytes.len()), count(root));
+            let (start, length, root) = (
+                bytes.as_mut_ptr().cast::<c_void>(),
+                count(bytes.len()),
+                count(root),
+            );
             // SAFETY: the buffer holds `length` bytes and outlives the call; `root` is a rank.
             unsafe {
                 self.collective(
                     ["MPI_Bcast", "MPI_Ibcast"],
                     |comm| ffi::MPI_Bcast(start, length, ffi::RSMPI_UINT8_T, root, comm),
-                    |comm, request| ffi::MPI_Ibcast(start, length, ffi::RSMPI_UINT8_T, root, comm, request),
+                    |comm, request| {
+                        ffi::MPI_Ibcast(start, length, ffi::RSMPI_UINT8_T, root, comm, request)
+                    },
                 )
             }?;
         }
@@ -78,7 +101,10 @@ impl MpiCommunicator {
     pub(super) fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let _turn = self.lock();
         let lengths = self.gather_lengths(bytes.len())?;
-        let mut gathered: Vec<Vec<u8>> = lengths.iter().map(|&length| Vec::with_capacity(length)).collect();
+        let mut gathered: Vec<Vec<u8>> = lengths
+            .iter()
+            .map(|&length| Vec::with_capacity(length))
+            .collect();
         let round_bytes = COPY_MAX_BYTES / lengths.len();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         for start in (0..longest).step_by(round_bytes) {
@@ -100,7 +126,10 @@ impl MpiCommunicator {
     fn gather_lengths(&self, length: usize) -> Result<Vec<usize>, CollectiveError> {
         let mine = [length as u64];
         let mut lengths = vec![0_u64; self.topology.world_size];
-        let (from, to) = (mine.as_ptr().cast::<c_void>(), lengths.as_mut_ptr().cast::<c_void>());
+        let (from, to) = (
+            mine.as_ptr().cast::<c_void>(),
+            lengths.as_mut_ptr().cast::<c_void>(),
+        );
         let one = u64::datatype();
         // SAFETY: every rank sends one u64 and `lengths` has room for one of each; both outlive the call.
         unsafe {
@@ -115,7 +144,11 @@ impl MpiCommunicator {
 
     /// One round of a gather: `bytes` of this rank, `lengths[r]` bytes of rank r; all of them, end to end, in rank order.
     fn gather_round(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, CollectiveError> {
-        assert_eq!(bytes.len(), lengths[self.topology.rank], "a rank brings as many bytes as it announced");
+        assert_eq!(
+            bytes.len(),
+            lengths[self.topology.rank],
+            "a rank brings as many bytes as it announced"
+        );
         let counts: Vec<c_int> = lengths.iter().map(|&length| count(length)).collect();
         let mut offset = 0;
         let mut offsets: Vec<c_int> = Vec::with_capacity(lengths.len());
@@ -124,8 +157,11 @@ impl MpiCommunicator {
             offset += length;
         }
         let mut gathered = vec![0_u8; offset];
-        let (from, length, to) =
-            (bytes.as_ptr().cast::<c_void>(), count(bytes.len()), gathered.as_mut_ptr().cast::<c_void>());
+        let (from, length, to) = (
+            bytes.as_ptr().cast::<c_void>(),
+            count(bytes.len()),
+            gathered.as_mut_ptr().cast::<c_void>(),
+        );
         let (counts, offsets) = (counts.as_ptr(), offsets.as_ptr());
         // SAFETY: `gathered` has room for the sum of all counts at the given offsets, `bytes` for this rank's count (asserted), and
         // all buffers outlive the call.
@@ -134,7 +170,11 @@ impl MpiCommunicator {
             self.collective(
                 ["MPI_Allgatherv", "MPI_Iallgatherv"],
                 |comm| ffi::MPI_Allgatherv(from, length, byte, to, counts, offsets, byte, comm),
-                |comm, request| ffi::MPI_Iallgatherv(from, length, byte, to, counts, offsets, byte, comm, request),
+                |comm, request| {
+                    ffi::MPI_Iallgatherv(
+                        from, length, byte, to, counts, offsets, byte, comm, request,
+                    )
+                },
             )
         }?;
         Ok(gathered)

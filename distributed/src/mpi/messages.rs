@@ -18,17 +18,28 @@ use crate::CollectiveError;
 pub(super) const EXCHANGE_TAG: c_int = 1 << 16;
 
 impl MpiCommunicator {
-    pub(super) fn send_bytes(&self, to: usize, tag: c_int, bytes: &[u8]) -> Result<(), CollectiveError> {
+    pub(super) fn send_bytes(
+        &self,
+        to: usize,
+        tag: c_int,
+        bytes: &[u8],
+    ) -> Result<(), CollectiveError> {
         let _turn = self.message_turn();
         pieces(bytes.len(), COPY_MAX_BYTES)
             .try_for_each(|piece| self.finish(self.start_send(to, tag, &bytes[piece])?))
     }
 
-    pub(super) fn receive_bytes(&self, from: usize, tag: c_int, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+    pub(super) fn receive_bytes(
+        &self,
+        from: usize,
+        tag: c_int,
+        bytes: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         let _turn = self.message_turn();
         let total = bytes.len();
-        pieces(total, COPY_MAX_BYTES)
-            .try_for_each(|piece| self.receive_piece("receive", from, tag, piece.start, &mut bytes[piece], total))
+        pieces(total, COPY_MAX_BYTES).try_for_each(|piece| {
+            self.receive_piece("receive", from, tag, piece.start, &mut bytes[piece], total)
+        })
     }
 
     pub(super) fn exchange_bytes(
@@ -40,33 +51,55 @@ impl MpiCommunicator {
     ) -> Result<(), CollectiveError> {
         let _turn = self.message_turn();
         let total = incoming.len();
-        let (mut sends, mut receives) = (pieces(outgoing.len(), COPY_MAX_BYTES), pieces(total, COPY_MAX_BYTES));
+        let (mut sends, mut receives) = (
+            pieces(outgoing.len(), COPY_MAX_BYTES),
+            pieces(total, COPY_MAX_BYTES),
+        );
         loop {
             let (send, receive) = (sends.next(), receives.next());
             if send.is_none() && receive.is_none() {
                 return Ok(());
             }
-            let sending = send.map(|piece| self.start_send(to, EXCHANGE_TAG, &outgoing[piece])).transpose()?;
+            let sending = send
+                .map(|piece| self.start_send(to, EXCHANGE_TAG, &outgoing[piece]))
+                .transpose()?;
             let received = receive.map_or(Ok(()), |piece| {
-                self.receive_piece("exchange", from, EXCHANGE_TAG, piece.start, &mut incoming[piece], total)
+                self.receive_piece(
+                    "exchange",
+                    from,
+                    EXCHANGE_TAG,
+                    piece.start,
+                    &mut incoming[piece],
+                    total,
+                )
             });
             // The send is waited for whatever became of the receive, as MPI still reads its buffer.
-            sending.map_or(Ok(()), |request| self.finish(request)).and(received)?;
+            sending
+                .map_or(Ok(()), |request| self.finish(request))
+                .and(received)?;
         }
     }
 
     pub(super) fn receive_message(&self, tag: c_int) -> Result<(usize, Vec<u8>), CollectiveError> {
-        self.wait_policy.wait(|| self.try_receive_message(tag).transpose())
+        self.wait_policy
+            .wait(|| self.try_receive_message(tag).transpose())
     }
 
-    pub(super) fn try_receive_message(&self, tag: c_int) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
+    pub(super) fn try_receive_message(
+        &self,
+        tag: c_int,
+    ) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
         let _turn = self.message_turn();
         // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
         let any = unsafe { ffi::RSMPI_ANY_SOURCE };
-        let Some((from, mut bytes)) = self.try_receive_piece(any, tag)? else { return Ok(None) };
+        let Some((from, mut bytes)) = self.try_receive_piece(any, tag)? else {
+            return Ok(None);
+        };
         let mut last = bytes.len();
         while last == COPY_MAX_BYTES {
-            let piece = self.wait_policy.wait(|| self.try_receive_piece(count(from), tag).transpose());
+            let piece = self
+                .wait_policy
+                .wait(|| self.try_receive_piece(count(from), tag).transpose());
             let (_, piece) = piece?;
             last = piece.len();
             bytes.extend_from_slice(&piece);
@@ -75,8 +108,14 @@ impl MpiCommunicator {
     }
 
     /// One piece of a message of unknown length, if it is there.
-    fn try_receive_piece(&self, from: c_int, tag: c_int) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
-        let Some(mut found) = self.try_match(from, tag)? else { return Ok(None) };
+    fn try_receive_piece(
+        &self,
+        from: c_int,
+        tag: c_int,
+    ) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
+        let Some(mut found) = self.try_match(from, tag)? else {
+            return Ok(None);
+        };
         let mut bytes = vec![0_u8; found.bytes];
         self.finish(self.start_matched(&mut found, &mut bytes)?)?;
         Ok(Some((found.from, bytes)))
@@ -94,14 +133,21 @@ impl MpiCommunicator {
         bytes: &mut [u8],
         total: usize,
     ) -> Result<(), CollectiveError> {
-        let mut found = self.wait_policy.wait(|| self.try_match(count(from), tag).transpose())?;
+        let mut found = self
+            .wait_policy
+            .wait(|| self.try_match(count(from), tag).transpose())?;
         if found.bytes == bytes.len() {
             return self.finish(self.start_matched(&mut found, bytes)?);
         }
         let got = start + found.bytes;
         let mut refused = vec![0_u8; found.bytes];
         self.finish(self.start_matched(&mut found, &mut refused)?)?;
-        Err(CollectiveError::LengthMismatch { collective: call, rank: from, expected: total, got })
+        Err(CollectiveError::LengthMismatch {
+            collective: call,
+            rank: from,
+            expected: total,
+            got,
+        })
     }
 
     /// Takes the next message out of MPI's queues, if it is there; it must be received then.
@@ -110,14 +156,27 @@ impl MpiCommunicator {
         let mut message = MaybeUninit::<ffi::MPI_Message>::uninit();
         let mut status = Status::empty();
         // SAFETY: the communicator is live, and all three outlive the call that writes them.
-        let code = unsafe { ffi::MPI_Improbe(from, tag, self.raw(), &mut found, message.as_mut_ptr(), &mut status.0) };
+        let code = unsafe {
+            ffi::MPI_Improbe(
+                from,
+                tag,
+                self.raw(),
+                &mut found,
+                message.as_mut_ptr(),
+                &mut status.0,
+            )
+        };
         self.check("MPI_Improbe", code)?;
         if found == 0 {
             return Ok(None);
         }
         // SAFETY: MPI found a message, so it wrote its handle.
         let message = unsafe { message.assume_init() };
-        Ok(Some(Matched { message, from: status.source(), bytes: status.bytes(self.topology.rank)? }))
+        Ok(Some(Matched {
+            message,
+            from: status.source(),
+            bytes: status.bytes(self.topology.rank)?,
+        }))
     }
 
     fn start_matched<'buffer>(
@@ -125,12 +184,22 @@ impl MpiCommunicator {
         found: &mut Matched,
         bytes: &'buffer mut [u8],
     ) -> Result<Request<'buffer>, CollectiveError> {
-        assert_eq!(bytes.len(), found.bytes, "a matched message is received whole");
+        assert_eq!(
+            bytes.len(),
+            found.bytes,
+            "a matched message is received whole"
+        );
         let (start, length) = (bytes.as_mut_ptr().cast::<c_void>(), count(bytes.len()));
         // SAFETY: the buffer holds the `length` bytes of the message and stays borrowed, by this request alone, as long as the request.
         unsafe {
             Request::start("MPI_Imrecv", self.topology.rank, |request| {
-                ffi::MPI_Imrecv(start, length, ffi::RSMPI_UINT8_T, &mut found.message, request)
+                ffi::MPI_Imrecv(
+                    start,
+                    length,
+                    ffi::RSMPI_UINT8_T,
+                    &mut found.message,
+                    request,
+                )
             })
         }
     }
@@ -145,7 +214,15 @@ impl MpiCommunicator {
         // SAFETY: the buffer holds `length` bytes and stays borrowed as long as the request.
         unsafe {
             Request::start("MPI_Isend", self.topology.rank, |request| {
-                ffi::MPI_Isend(start, length, ffi::RSMPI_UINT8_T, count(to), tag, self.raw(), request)
+                ffi::MPI_Isend(
+                    start,
+                    length,
+                    ffi::RSMPI_UINT8_T,
+                    count(to),
+                    tag,
+                    self.raw(),
+                    request,
+                )
             })
         }
     }
@@ -169,7 +246,11 @@ mod tests {
 
     #[test]
     fn messages_end_with_a_short_piece() {
-        let cut = |length| pieces(length, 4).map(|piece| (piece.start, piece.end)).collect::<Vec<_>>();
+        let cut = |length| {
+            pieces(length, 4)
+                .map(|piece| (piece.start, piece.end))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(cut(0), [(0, 0)]);
         assert_eq!(cut(3), [(0, 3)]);
         assert_eq!(cut(4), [(0, 4), (4, 4)]);

@@ -83,8 +83,8 @@ impl MpiCommunicator {
     /// # Collective
     /// Must be called by all processes of the job.
     pub fn init() -> Result<Self, CollectiveError> {
-        let (universe, thread_level) =
-            initialize_with_threading(Threading::Multiple).ok_or(CollectiveError::MpiInitializedBefore)?;
+        let (universe, thread_level) = initialize_with_threading(Threading::Multiple)
+            .ok_or(CollectiveError::MpiInitializedBefore)?;
         if spans_nodes() && Self::library_name().starts_with("Open MPI") {
             sleep(STARTING);
         }
@@ -105,10 +105,13 @@ impl MpiCommunicator {
             });
         }
         // SAFETY: MPI is initialized; the error handler is one of MPI's own.
-        let code = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
+        let code = unsafe {
+            ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN)
+        };
         check("MPI_Comm_set_errhandler", rank, code)?;
 
-        let node = processor_name().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let node = processor_name()
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
         let topology = Topology::from_nodes(0, &vec![node.clone(); world_size]);
         let mut communicator = Self {
             duplicate: None,
@@ -124,7 +127,11 @@ impl MpiCommunicator {
             let (node, limits) = text.split_once('\n').unwrap_or((&text, ""));
             (node.to_owned(), CpuLimits::parse(limits))
         };
-        let ranks: Vec<(String, CpuLimits)> = communicator.all_gather(own.as_bytes())?.iter().map(place).collect();
+        let ranks: Vec<(String, CpuLimits)> = communicator
+            .all_gather(own.as_bytes())?
+            .iter()
+            .map(place)
+            .collect();
         communicator.topology = Topology::from_ranks(rank, &ranks);
         communicator.membership.begin(&communicator.topology);
         Ok(communicator)
@@ -132,10 +139,15 @@ impl MpiCommunicator {
 
     /// What the library tells first of itself; it may be asked before [`init`](MpiCommunicator::init).
     pub(crate) fn library_name() -> String {
-        let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let text = library_version()
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
         let first = text.lines().next().unwrap_or("MPI").trim_matches('\0');
         // MPICH: "MPICH Version:\t4.0.2".
-        first.split_whitespace().filter(|word| *word != "Version:").collect::<Vec<_>>().join(" ")
+        first
+            .split_whitespace()
+            .filter(|word| *word != "Version:")
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// The thread level MPI gave: `Serialized` or `Multiple`.
@@ -153,7 +165,10 @@ impl MpiCommunicator {
 
     fn raw(&self) -> ffi::MPI_Comm {
         // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
-        self.duplicate.map_or_else(|| unsafe { ffi::RSMPI_COMM_WORLD }, |Handle(communicator)| communicator)
+        self.duplicate.map_or_else(
+            || unsafe { ffi::RSMPI_COMM_WORLD },
+            |Handle(communicator)| communicator,
+        )
     }
 
     /// Waits for a call as patiently as this communicator is.
@@ -162,7 +177,11 @@ impl MpiCommunicator {
     }
 
     /// Wraps a communicator that MPI made of this one.
-    fn relative(&self, communicator: ffi::MPI_Comm, topology: Topology) -> Result<Self, CollectiveError> {
+    fn relative(
+        &self,
+        communicator: ffi::MPI_Comm,
+        topology: Topology,
+    ) -> Result<Self, CollectiveError> {
         // SAFETY: the communicator is live; the error handler is one of MPI's own.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(communicator, ffi::RSMPI_ERRORS_RETURN) };
         self.check("MPI_Comm_set_errhandler", code)?;
@@ -189,7 +208,10 @@ impl MpiCommunicator {
 impl std::fmt::Debug for MpiCommunicator {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut fields = formatter.debug_struct("MpiCommunicator");
-        fields.field("topology", &self.topology).field("thread_level", &self.thread_level).finish_non_exhaustive()
+        fields
+            .field("topology", &self.topology)
+            .field("thread_level", &self.thread_level)
+            .finish_non_exhaustive()
     }
 }
 
@@ -221,7 +243,11 @@ impl Communicator for MpiCommunicator {
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
         let world_size = self.topology.world_size;
         if root >= world_size {
-            return Err(CollectiveError::NoSuchRoot { collective: "broadcast", root, world_size });
+            return Err(CollectiveError::NoSuchRoot {
+                collective: "broadcast",
+                root,
+                world_size,
+            });
         }
         self.broadcast_bytes(root, bytes)
     }
@@ -250,7 +276,13 @@ impl Communicator for MpiCommunicator {
         self.receive_bytes(from, c_int::from(tag), bytes)
     }
 
-    fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError> {
+    fn exchange(
+        &self,
+        to: usize,
+        outgoing: &[u8],
+        from: usize,
+        incoming: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         expect_peer(&self.topology, "exchange", to)?;
         expect_peer(&self.topology, "exchange", from)?;
         self.exchange_bytes(to, outgoing, from, incoming)
@@ -271,26 +303,40 @@ impl Communicator for MpiCommunicator {
         let _turn = self.lock();
         let mut duplicate = self.raw();
         // SAFETY: the communicator is live, and `duplicate` outlives the call that writes it.
-        self.check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.raw(), &mut duplicate) })?;
+        self.check("MPI_Comm_dup", unsafe {
+            ffi::MPI_Comm_dup(self.raw(), &mut duplicate)
+        })?;
         Ok(Arc::new(self.relative(duplicate, self.topology.clone())?))
     }
 
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
-        let Topology { rank, world_size, .. } = self.topology;
-        assert!((1..=world_size).contains(&count), "first ranks: {count} of {world_size}");
+        let Topology {
+            rank, world_size, ..
+        } = self.topology;
+        assert!(
+            (1..=world_size).contains(&count),
+            "first ranks: {count} of {world_size}"
+        );
         let nodes = self.all_gather(self.topology.node.as_bytes())?;
         let _turn = self.lock();
         let mut part = self.raw();
         // The others make up a communicator too, which nobody uses.
         let color = c_int::from(rank >= count);
         // SAFETY: the communicator is live, and `part` outlives the call that writes it.
-        let code = unsafe { ffi::MPI_Comm_split(self.raw(), color, element::count(rank), &mut part) };
+        let code =
+            unsafe { ffi::MPI_Comm_split(self.raw(), color, element::count(rank), &mut part) };
         self.check("MPI_Comm_split", code)?;
         if rank >= count {
             return Ok(None);
         }
-        let nodes: Vec<String> = nodes[..count].iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
-        let topology = Topology { num_cpus: self.topology.num_cpus, ..Topology::from_nodes(rank, &nodes) };
+        let nodes: Vec<String> = nodes[..count]
+            .iter()
+            .map(|name| String::from_utf8_lossy(name).into_owned())
+            .collect();
+        let topology = Topology {
+            num_cpus: self.topology.num_cpus,
+            ..Topology::from_nodes(rank, &nodes)
+        };
         Ok(Some(Arc::new(self.relative(part, topology)?)))
     }
 
@@ -302,8 +348,14 @@ impl Communicator for MpiCommunicator {
         self.wait_policy.set(wait_policy);
     }
 
-    fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
-        Ok(self.share_memory(members, bytes)?.map(|memory| -> Box<dyn NodeMemory> { Box::new(memory) }))
+    fn node_memory(
+        &self,
+        members: &[usize],
+        bytes: usize,
+    ) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
+        Ok(self
+            .share_memory(members, bytes)?
+            .map(|memory| -> Box<dyn NodeMemory> { Box::new(memory) }))
     }
 
     fn abort(&self, _reason: &str, exit_code: i32) {

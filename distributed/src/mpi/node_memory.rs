@@ -77,8 +77,12 @@ impl MpiCommunicator {
         let base = self.allocate(node, if leads { total } else { 0 });
         let mut failed = [u64::from(base.is_err())];
         self.reduce(&mut failed, super::Operation::Max)?;
-        let (Ok(base), 0) = (base, failed[0]) else { return Ok(None) };
-        let index = members.iter().position(|&member| member == self.topology.rank);
+        let (Ok(base), 0) = (base, failed[0]) else {
+            return Ok(None);
+        };
+        let index = members
+            .iter()
+            .position(|&member| member == self.topology.rank);
         let memory = SharedMemory {
             base,
             size: members.len(),
@@ -104,11 +108,19 @@ impl MpiCommunicator {
         let colour = count(members.first().copied().unwrap_or(0));
         // SAFETY: the communicator is live, and `machine` outlives the call that writes it.
         let code = unsafe {
-            ffi::MPI_Comm_split_type(self.raw(), ffi::RSMPI_COMM_TYPE_SHARED, key, ffi::RSMPI_INFO_NULL, &mut machine)
+            ffi::MPI_Comm_split_type(
+                self.raw(),
+                ffi::RSMPI_COMM_TYPE_SHARED,
+                key,
+                ffi::RSMPI_INFO_NULL,
+                &mut machine,
+            )
         };
         self.check("MPI_Comm_split_type", code)?;
         // SAFETY: as above.
-        self.check("MPI_Comm_split", unsafe { ffi::MPI_Comm_split(machine, colour, key, &mut node) })?;
+        self.check("MPI_Comm_split", unsafe {
+            ffi::MPI_Comm_split(machine, colour, key, &mut node)
+        })?;
         // SAFETY: the communicator is live; the error handler is one of MPI's own.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(node, ffi::RSMPI_ERRORS_RETURN) };
         self.check("MPI_Comm_set_errhandler", code)?;
@@ -118,13 +130,16 @@ impl MpiCommunicator {
     fn group_size(&self, communicator: ffi::MPI_Comm) -> Result<usize, CollectiveError> {
         let mut size: c_int = 0;
         // SAFETY: the communicator is live, and `size` outlives the call that writes it.
-        self.check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(communicator, &mut size) })?;
+        self.check("MPI_Comm_size", unsafe {
+            ffi::MPI_Comm_size(communicator, &mut size)
+        })?;
         Ok(usize::try_from(size).expect("sizes are not negative"))
     }
 
     /// Shared memory, of which each process gives `bytes`; where that of the first process lies.
     fn allocate(&self, node: ffi::MPI_Comm, bytes: usize) -> Result<NonNull<u8>, CollectiveError> {
-        let bytes = ffi::MPI_Aint::try_from(bytes).expect("shared memory is far smaller than memory");
+        let bytes =
+            ffi::MPI_Aint::try_from(bytes).expect("shared memory is far smaller than memory");
         let mut mine: *mut c_void = std::ptr::null_mut();
         // SAFETY: the mpi crate's C shim initializes these constants before `main`; nobody writes them.
         let (mut window, info) = unsafe { (ffi::RSMPI_WIN_NULL, ffi::RSMPI_INFO_NULL) };
@@ -134,7 +149,8 @@ impl MpiCommunicator {
             ffi::MPI_Win_allocate_shared(bytes, 1, info, node, address, &mut window)
         };
         self.check("MPI_Win_allocate_shared", code)?;
-        let (mut size, mut unit, mut base): (ffi::MPI_Aint, c_int, *mut c_void) = (0, 0, std::ptr::null_mut());
+        let (mut size, mut unit, mut base): (ffi::MPI_Aint, c_int, *mut c_void) =
+            (0, 0, std::ptr::null_mut());
         // SAFETY: the window is live; MPI writes the address of the first process's memory to `base`; all outlive the call.
         let code = unsafe {
             let address = (&raw mut base).cast::<c_void>();
@@ -186,31 +202,52 @@ impl SharedMemory {
     /// # Safety
     /// Nobody writes them while the slice lives.
     unsafe fn read<T: Number>(&self, part: usize, range: Range<usize>) -> &[T] {
-        assert!(range.start <= range.end && range.end * size_of::<T>() <= self.bytes, "pieces fit into a part");
+        assert!(
+            range.start <= range.end && range.end * size_of::<T>() <= self.bytes,
+            "pieces fit into a part"
+        );
         // SAFETY: the range lies within the part, whose start is aligned to FLAGS_BYTES; any bits are a number.
-        unsafe { std::slice::from_raw_parts(self.part::<T>(part).add(range.start).as_ptr(), range.len()) }
+        unsafe {
+            std::slice::from_raw_parts(self.part::<T>(part).add(range.start).as_ptr(), range.len())
+        }
     }
 
     /// Elements of a part, to be written.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else uses them")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller promises that nobody else uses them"
+    )]
     unsafe fn write<T: Number>(&self, part: usize, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end * size_of::<T>() <= self.bytes, "pieces fit into a part");
+        assert!(
+            range.start <= range.end && range.end * size_of::<T>() <= self.bytes,
+            "pieces fit into a part"
+        );
         // SAFETY: as for `read`.
-        unsafe { std::slice::from_raw_parts_mut(self.part::<T>(part).add(range.start).as_ptr(), range.len()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.part::<T>(part).add(range.start).as_ptr(),
+                range.len(),
+            )
+        }
     }
 
     /// Waits until `flag` of all processes in `who` has reached `round`.
     fn wait(&self, who: Range<usize>, round: u64, flag: impl Fn(&Flags) -> &AtomicU64) {
         for index in who {
             let flag = flag(self.flags(index));
-            self.wait_policy.wait(|| (flag.load(Ordering::Acquire) >= round).then_some(()));
+            self.wait_policy
+                .wait(|| (flag.load(Ordering::Acquire) >= round).then_some(()));
         }
     }
 
-    fn sum<T: Number>(&mut self, values: &mut [T], mut between: Option<Between<'_, T>>) -> Result<(), CollectiveError> {
+    fn sum<T: Number>(
+        &mut self,
+        values: &mut [T],
+        mut between: Option<Between<'_, T>>,
+    ) -> Result<(), CollectiveError> {
         for piece in values.chunks_mut(self.bytes / size_of::<T>()) {
             self.round += 1;
             self.sum_piece(piece, &mut between)?;
@@ -244,7 +281,11 @@ impl SharedMemory {
                 // SAFETY: its process wrote it before `arrived`, and does not write it again before this one has `reduced`.
                 unsafe { self.read(part, mine.clone()) }
             };
-            if part == 0 { result.copy_from_slice(values) } else { add(result, values) }
+            if part == 0 {
+                result.copy_from_slice(values)
+            } else {
+                add(result, values)
+            }
         }
         self.flags(index).reduced.store(round, Ordering::Release);
 
@@ -278,16 +319,27 @@ impl SharedMemory {
 impl std::fmt::Debug for SharedMemory {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut fields = formatter.debug_struct("SharedMemory");
-        fields.field("size", &self.size).field("bytes", &self.bytes).finish_non_exhaustive()
+        fields
+            .field("size", &self.size)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 
 impl NodeMemory for SharedMemory {
-    fn sum_f32(&mut self, values: &mut [f32], between: Option<Between<'_, f32>>) -> Result<(), CollectiveError> {
+    fn sum_f32(
+        &mut self,
+        values: &mut [f32],
+        between: Option<Between<'_, f32>>,
+    ) -> Result<(), CollectiveError> {
         self.sum(values, between)
     }
 
-    fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError> {
+    fn sum_u64(
+        &mut self,
+        values: &mut [u64],
+        between: Option<Between<'_, u64>>,
+    ) -> Result<(), CollectiveError> {
         self.sum(values, between)
     }
 }

@@ -36,12 +36,19 @@ impl<'buffers> Request<'buffers> {
         // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
         let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
         check(call, rank, start(&mut raw))?;
-        Ok(Self { call, rank, raw: Some(raw), buffers: PhantomData })
+        Ok(Self {
+            call,
+            rank,
+            raw: Some(raw),
+            buffers: PhantomData,
+        })
     }
 
     /// Waits until MPI is done with the call and its buffers.
     pub(super) fn wait(mut self, wait_policy: &SharedWaitPolicy) -> Result<(), CollectiveError> {
-        let Some(mut raw) = self.raw else { return Ok(()) };
+        let Some(mut raw) = self.raw else {
+            return Ok(());
+        };
         let code = wait_policy.wait(|| {
             let mut done: c_int = 0;
             let mut status = Status::empty();
@@ -58,7 +65,10 @@ impl<'buffers> Request<'buffers> {
 impl Drop for Request<'_> {
     fn drop(&mut self) {
         if self.raw.is_some() {
-            write_line(&format!("error (rank {}): {} was begun and cannot be finished\n", self.rank, self.call));
+            write_line(&format!(
+                "error (rank {}): {} was begun and cannot be finished\n",
+                self.rank, self.call
+            ));
             end_job(1);
         }
     }
@@ -75,7 +85,8 @@ impl Status {
     }
 
     pub(super) fn source(&self) -> usize {
-        usize::try_from(self.0.MPI_SOURCE).expect("a message that has come has a rank as its source")
+        usize::try_from(self.0.MPI_SOURCE)
+            .expect("a message that has come has a rank as its source")
     }
 
     /// Number of bytes of the message.

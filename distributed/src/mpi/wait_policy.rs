@@ -49,11 +49,16 @@ impl SharedWaitPolicy {
             }
             _ => {}
         }
-        self.sleeping.store(wait_policy == WaitPolicy::Sleep, Ordering::Relaxed);
+        self.sleeping
+            .store(wait_policy == WaitPolicy::Sleep, Ordering::Relaxed);
     }
 
     pub(super) fn get(&self) -> WaitPolicy {
-        if self.sleeping.load(Ordering::Relaxed) { WaitPolicy::Sleep } else { WaitPolicy::Spin }
+        if self.sleeping.load(Ordering::Relaxed) {
+            WaitPolicy::Sleep
+        } else {
+            WaitPolicy::Spin
+        }
     }
 
     /// Looks until `look` finds something.
@@ -81,7 +86,9 @@ impl SharedWaitPolicy {
                         std::thread::park_timeout(pause);
                     }
                 }
-                WaitPolicy::Spin if looks.is_multiple_of(YIELD_INTERVAL) => std::thread::yield_now(),
+                WaitPolicy::Spin if looks.is_multiple_of(YIELD_INTERVAL) => {
+                    std::thread::yield_now()
+                }
                 _ => std::hint::spin_loop(),
             }
         }
@@ -119,7 +126,11 @@ mod tests {
         let start = Instant::now();
         wait_policy.wait(|| {
             looks += 1;
-            wait_policy.set(if looks < 1000 { WaitPolicy::Spin } else { WaitPolicy::Sleep });
+            wait_policy.set(if looks < 1000 {
+                WaitPolicy::Spin
+            } else {
+                WaitPolicy::Sleep
+            });
             (start.elapsed() > Duration::from_millis(20)).then_some(())
         });
         // 20 ms have room for 400 sleeps; without sleeps it would look hundreds of thousands of times.

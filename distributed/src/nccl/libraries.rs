@@ -29,7 +29,12 @@ pub fn library_version() -> Option<String> {
 /// NCCL's number of its version in words: up to 2.8 the minor version had one digit less.
 fn version_text(code: i32) -> String {
     let thousands = if code < 10_000 { 1_000 } else { 10_000 };
-    format!("{}.{}.{}", code / thousands, code % thousands / 100, code % 100)
+    format!(
+        "{}.{}.{}",
+        code / thousands,
+        code % thousands / 100,
+        code % 100
+    )
 }
 
 fn driver_loads() -> bool {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice};
+use cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice,
+};
 
 use super::api::{Api, Connection, UniqueId};
 use super::libraries;
@@ -26,7 +28,10 @@ pub(super) struct Failure {
 }
 
 fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
-    move |error| Failure { call, text: error.to_string() }
+    move |error| Failure {
+        call,
+        text: error.to_string(),
+    }
 }
 
 /// What this rank can do with `gpu`, and the GPU with NCCL's functions if it can.
@@ -35,17 +40,33 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
         Ok(api) => api,
         Err(lacking) => return (lacking, None),
     };
-    let lacking = |problem: String, remedy: &str| (Readiness::Lacking { problem, remedy: remedy.to_owned() }, None);
+    let lacking = |problem: String, remedy: &str| {
+        (
+            Readiness::Lacking {
+                problem,
+                remedy: remedy.to_owned(),
+            },
+            None,
+        )
+    };
     let Some(version) = libraries::library_version() else {
-        return lacking("expected NCCL to tell its version, got an error".to_owned(), "load another NCCL");
+        return lacking(
+            "expected NCCL to tell its version, got an error".to_owned(),
+            "load another NCCL",
+        );
     };
     let opened = CudaContext::new(gpu).and_then(|context| Ok((context.uuid()?, context)));
     match opened {
-        Ok((uuid, context)) => {
-            (Readiness::Ready { version, gpu: name(bytemuck::cast_slice(&uuid.bytes)) }, Some((context, api)))
-        }
+        Ok((uuid, context)) => (
+            Readiness::Ready {
+                version,
+                gpu: name(bytemuck::cast_slice(&uuid.bytes)),
+            },
+            Some((context, api)),
+        ),
         Err(error) => {
-            let count = CudaContext::device_count().map_or("unknown".to_owned(), |count| count.to_string());
+            let count =
+                CudaContext::device_count().map_or("unknown".to_owned(), |count| count.to_string());
             lacking(
                 format!("expected GPU {gpu} to open, got {error} (GPUs seen: {count})"),
                 "start as many ranks a node as it has GPUs, or give --device cuda:0 where every rank sees only its own",
@@ -56,8 +77,15 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
 
 /// A GPU's number as `nvidia-smi -L` prints it.
 fn name(uuid: &[u8]) -> String {
-    let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let parts: Vec<String> = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hexadecimal(&uuid[part])).to_vec();
+    let hexadecimal = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let parts: Vec<String> = [0..4, 4..6, 6..8, 8..10, 10..16]
+        .map(|part| hexadecimal(&uuid[part]))
+        .to_vec();
     format!("GPU-{}", parts.join("-"))
 }
 
@@ -88,35 +116,62 @@ impl Link {
         id: UniqueId,
     ) -> Result<Self, Failure> {
         // NCCL takes the GPU whose context is current.
-        context.bind_to_thread().map_err(by_driver("cuCtxSetCurrent"))?;
+        context
+            .bind_to_thread()
+            .map_err(by_driver("cuCtxSetCurrent"))?;
         let stream = context.new_stream().map_err(by_driver("cuStreamCreate"))?;
-        Ok(Self { connection: Connection::new(api, rank, world_size, id)?, stream })
+        Ok(Self {
+            connection: Connection::new(api, rank, world_size, id)?,
+            stream,
+        })
     }
 
     /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it does not fit.
-    pub(super) fn sum(&self, staging: &mut Option<Staging>, values: &mut [f32]) -> Result<(), Failure> {
+    pub(super) fn sum(
+        &self,
+        staging: &mut Option<Staging>,
+        values: &mut [f32],
+    ) -> Result<(), Failure> {
         if values.is_empty() {
             return Ok(());
         }
-        if staging.as_ref().is_none_or(|staging| staging.host.len() != values.len()) {
+        if staging
+            .as_ref()
+            .is_none_or(|staging| staging.host.len() != values.len())
+        {
             *staging = None;
         }
         let Staging { host, device } = match staging {
             Some(staging) => staging,
             None => staging.insert(self.staging(values.len())?),
         };
-        host.as_mut_slice().map_err(by_driver("cuEventSynchronize"))?.copy_from_slice(values);
-        self.stream.memcpy_htod(host, device).map_err(by_driver("cuMemcpyHtoDAsync"))?;
+        host.as_mut_slice()
+            .map_err(by_driver("cuEventSynchronize"))?
+            .copy_from_slice(values);
+        self.stream
+            .memcpy_htod(host, device)
+            .map_err(by_driver("cuMemcpyHtoDAsync"))?;
         {
             let (address, _written) = device.device_ptr_mut(&self.stream);
             // SAFETY: the staging's memory on this GPU, which has as many values, and the stream that all its copies are on.
-            unsafe { self.connection.sum_in_place(address, values.len(), self.stream.cu_stream().cast())? };
+            unsafe {
+                self.connection.sum_in_place(
+                    address,
+                    values.len(),
+                    self.stream.cu_stream().cast(),
+                )?
+            };
         }
-        self.stream.memcpy_dtoh(device, host).map_err(by_driver("cuMemcpyDtoHAsync"))?;
+        self.stream
+            .memcpy_dtoh(device, host)
+            .map_err(by_driver("cuMemcpyDtoHAsync"))?;
         self.wait()?;
         let sums = host.as_slice().map_err(by_driver("cuEventSynchronize"))?;
         // Errors on the way here that cudarc keeps.
-        self.stream.context().check_err().map_err(by_driver("ncclAllReduce"))?;
+        self.stream
+            .context()
+            .check_err()
+            .map_err(by_driver("ncclAllReduce"))?;
         values.copy_from_slice(sums);
         Ok(())
     }
@@ -124,7 +179,10 @@ impl Link {
     /// Until all of the stream is done, or a connection is known to have failed, after which it would never be. Sleeps between looks, where
     /// waiting for the stream would keep the core busy.
     fn wait(&self) -> Result<(), Failure> {
-        let done = self.stream.record_event(None).map_err(by_driver("cuEventRecord"))?;
+        let done = self
+            .stream
+            .record_event(None)
+            .map_err(by_driver("cuEventRecord"))?;
         let start = Instant::now();
         while !done.try_is_complete().map_err(by_driver("cuEventQuery"))? {
             self.connection.check()?;
@@ -138,7 +196,10 @@ impl Link {
         // No flags: the one for combined writes would make reading it slow.
         let host = unsafe { self.stream.context().alloc_pinned_with_flags(len, 0) };
         let host = host.map_err(by_driver("cuMemHostAlloc"))?;
-        let device = self.stream.alloc_zeros(len).map_err(by_driver("cuMemAllocAsync"))?;
+        let device = self
+            .stream
+            .alloc_zeros(len)
+            .map_err(by_driver("cuMemAllocAsync"))?;
         Ok(Staging { host, device })
     }
 }

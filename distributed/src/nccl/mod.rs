@@ -9,7 +9,10 @@
 //! beside a call, as when a connection breaks, are asked for while a sum is waited for, and end it. Ranks that are threads of one process
 //! do not end by a watchdog.
 
-#![allow(unsafe_code, reason = "loading libraries, page-locked memory, a handle that changes threads")]
+#![allow(
+    unsafe_code,
+    reason = "loading libraries, page-locked memory, a handle that changes threads"
+)]
 
 use std::sync::Arc;
 
@@ -60,24 +63,47 @@ impl NcclReduction {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let (own, context) = link::open(gpu);
         let gathered = communicator.all_gather(own.to_text().as_bytes())?;
-        verdict(&gathered.iter().map(|text| Readiness::from_text(&String::from_utf8_lossy(text))).collect::<Vec<_>>())?;
+        verdict(
+            &gathered
+                .iter()
+                .map(|text| Readiness::from_text(&String::from_utf8_lossy(text)))
+                .collect::<Vec<_>>(),
+        )?;
         let (context, api) = context.expect("a rank that is ready has opened its GPU");
         let id = unique_id(communicator, api)?;
         let noted = rank_status.note(Call::NcclInit);
-        let link = Link::new((context, api), (rank, world_size), id).map_err(|failure| failed(rank, failure))?;
+        let link = Link::new((context, api), (rank, world_size), id)
+            .map_err(|failure| failed(rank, failure))?;
         drop(noted);
-        Ok(Self { staging: Vec::new(), link, rank, world_size, rank_status })
+        Ok(Self {
+            staging: Vec::new(),
+            link,
+            rank,
+            world_size,
+            rank_status,
+        })
     }
 }
 
 impl BucketReduction for NcclReduction {
-    fn reduce(&mut self, _: BucketContext, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         let _noted = self.rank_status.note(Call::NcclSum);
         if self.staging.len() <= bucket {
             self.staging.resize_with(bucket + 1, || None);
         }
-        self.link.sum(&mut self.staging[bucket], values).map_err(|failure| failed(self.rank, failure))?;
-        Ok(Traffic::of_sum(values.len(), size_of::<f32>(), self.world_size))
+        self.link
+            .sum(&mut self.staging[bucket], values)
+            .map_err(|failure| failed(self.rank, failure))?;
+        Ok(Traffic::of_sum(
+            values.len(),
+            size_of::<f32>(),
+            self.world_size,
+        ))
     }
 }
 
@@ -98,6 +124,10 @@ fn unique_id(communicator: &dyn Communicator, api: &Api) -> Result<UniqueId, Col
     communicator.broadcast(ROOT, &mut bytes)?;
     match bytes[0] {
         0 => Ok(UniqueId(std::array::from_fn(|index| bytes[1 + index]))),
-        result => Err(CollectiveError::Nccl { call: "ncclGetUniqueId", rank: ROOT, text: api.words(result.into()) }),
+        result => Err(CollectiveError::Nccl {
+            call: "ncclGetUniqueId",
+            rank: ROOT,
+            text: api.words(result.into()),
+        }),
     }
 }

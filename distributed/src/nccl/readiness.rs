@@ -30,16 +30,29 @@ impl Readiness {
             Self::Lacking { problem, remedy } => ("lacking", problem, remedy),
         };
         // A system's words might have lines.
-        format!("{word}\n{}\n{}", first.replace('\n', " "), second.replace('\n', " "))
+        format!(
+            "{word}\n{}\n{}",
+            first.replace('\n', " "),
+            second.replace('\n', " ")
+        )
     }
 
     pub(super) fn from_text(text: &str) -> Self {
         let mut lines = text.lines().map(str::to_owned);
         let is_ready = lines.next().as_deref() == Some("ready");
-        let (first, second) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let (first, second) = (
+            lines.next().unwrap_or_default(),
+            lines.next().unwrap_or_default(),
+        );
         match is_ready {
-            true => Self::Ready { version: first, gpu: second },
-            false => Self::Lacking { problem: first, remedy: second },
+            true => Self::Ready {
+                version: first,
+                gpu: second,
+            },
+            false => Self::Lacking {
+                problem: first,
+                remedy: second,
+            },
         }
     }
 }
@@ -50,7 +63,11 @@ impl Readiness {
 /// [`CollectiveError::NcclUnavailable`]: some rank lacks something, versions differ, or two ranks have the same GPU.
 pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
     let refuse = |ranks: Vec<usize>, problem: String, remedy: &str| {
-        Err(CollectiveError::NcclUnavailable { ranks, problem, remedy: remedy.to_owned() })
+        Err(CollectiveError::NcclUnavailable {
+            ranks,
+            problem,
+            remedy: remedy.to_owned(),
+        })
     };
     let where_it_is = |wanted: &dyn Fn(&Readiness) -> bool| -> Vec<usize> {
         (0..all.len()).filter(|&rank| wanted(&all[rank])).collect()
@@ -59,18 +76,35 @@ pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
     if let Some(Readiness::Lacking { problem, remedy }) = lacking.first().map(|&rank| &all[rank]) {
         return refuse(lacking, problem.clone(), remedy);
     }
-    let Some(Readiness::Ready { version: expected, .. }) = all.first() else { return Ok(()) };
-    let other = where_it_is(&|readiness| matches!(readiness, Readiness::Ready { version, .. } if version != expected));
+    let Some(Readiness::Ready {
+        version: expected, ..
+    }) = all.first()
+    else {
+        return Ok(());
+    };
+    let other = where_it_is(
+        &|readiness| matches!(readiness, Readiness::Ready { version, .. } if version != expected),
+    );
     if let Some(Readiness::Ready { version, .. }) = other.first().map(|&rank| &all[rank]) {
         let problem = format!("expected NCCL {expected} as on rank {ROOT}, got {version}");
         return refuse(other, problem, "load the same NCCL on every node");
     }
     for readiness in all {
-        let Readiness::Ready { gpu, .. } = readiness else { continue };
-        let sharing = where_it_is(&|other| matches!(other, Readiness::Ready { gpu: its, .. } if its == gpu));
+        let Readiness::Ready { gpu, .. } = readiness else {
+            continue;
+        };
+        let sharing =
+            where_it_is(&|other| matches!(other, Readiness::Ready { gpu: its, .. } if its == gpu));
         if sharing.len() > 1 {
-            let problem = format!("expected a GPU for every rank, got {gpu} for {} of them", sharing.len());
-            return refuse(sharing, problem, "start as many ranks a node as it has GPUs, with --device cuda");
+            let problem = format!(
+                "expected a GPU for every rank, got {gpu} for {} of them",
+                sharing.len()
+            );
+            return refuse(
+                sharing,
+                problem,
+                "start as many ranks a node as it has GPUs, with --device cuda",
+            );
         }
     }
     Ok(())

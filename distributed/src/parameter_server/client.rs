@@ -23,16 +23,33 @@ pub struct ServerClient {
 
 impl ServerClient {
     /// A connection; `beside` is this rank's own server, if it has one.
-    pub fn new(plan: ServerPlan, communicator: Arc<dyn Communicator>, beside: Option<Arc<Server>>) -> Self {
-        Self { plan, communicator, beside, turn: Mutex::new(()) }
+    pub fn new(
+        plan: ServerPlan,
+        communicator: Arc<dyn Communicator>,
+        beside: Option<Arc<Server>>,
+    ) -> Self {
+        Self {
+            plan,
+            communicator,
+            beside,
+            turn: Mutex::new(()),
+        }
     }
 
     /// A bucket's parameters and optimizer state, of `len` elements each, as the server has them now.
     ///
     /// # Errors
     /// When the job ends.
-    pub fn fetch(&self, bucket: usize, len: usize) -> Result<(Vec<f32>, Vec<f32>), CollectiveError> {
-        let bytes = self.ask(self.plan.rank_of(bucket), Request::Fetch { bucket }, 8 * len)?;
+    pub fn fetch(
+        &self,
+        bucket: usize,
+        len: usize,
+    ) -> Result<(Vec<f32>, Vec<f32>), CollectiveError> {
+        let bytes = self.ask(
+            self.plan.rank_of(bucket),
+            Request::Fetch { bucket },
+            8 * len,
+        )?;
         let mut parameters = bytes_to_floats(&bytes);
         let velocities = parameters.split_off(len);
         Ok((parameters, velocities))
@@ -42,8 +59,17 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the job ends.
-    pub fn restore(&self, bucket: usize, parameters: &[f32], velocities: &[f32]) -> Result<(), CollectiveError> {
-        let request = Request::Restore { bucket, parameters: parameters.to_vec(), velocities: velocities.to_vec() };
+    pub fn restore(
+        &self,
+        bucket: usize,
+        parameters: &[f32],
+        velocities: &[f32],
+    ) -> Result<(), CollectiveError> {
+        let request = Request::Restore {
+            bucket,
+            parameters: parameters.to_vec(),
+            velocities: velocities.to_vec(),
+        };
         self.tell(self.plan.rank_of(bucket), request)
     }
 
@@ -61,7 +87,13 @@ impl ServerClient {
                 // Its length is not known here.
                 None => self.communicator.receive_any(TO_WORKER)?.1,
             };
-            for (staleness, count) in bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).enumerate() {
+            for (staleness, count) in bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| u64::from_le_bytes(*bytes))
+                .enumerate()
+            {
                 if total.len() <= staleness {
                     total.resize(staleness + 1, 0);
                 }
@@ -76,11 +108,16 @@ impl ServerClient {
     /// # Errors
     /// When the job ends.
     pub fn leave(&self) -> Result<(), CollectiveError> {
-        self.plan.servers.iter().try_for_each(|&server| self.tell(server, Request::Leave))
+        self.plan
+            .servers
+            .iter()
+            .try_for_each(|&server| self.tell(server, Request::Leave))
     }
 
     fn own(&self, server: usize) -> Option<&Server> {
-        self.beside.as_deref().filter(|_| server == self.communicator.rank())
+        self.beside
+            .as_deref()
+            .filter(|_| server == self.communicator.rank())
     }
 
     /// The answer of this rank's server, which may wait for other workers.
@@ -93,11 +130,18 @@ impl ServerClient {
     fn tell(&self, server: usize, request: Request) -> Result<(), CollectiveError> {
         match self.own(server) {
             Some(own) => own.handle(server, request),
-            None => self.communicator.send(server, TO_SERVER, &request.to_bytes()),
+            None => self
+                .communicator
+                .send(server, TO_SERVER, &request.to_bytes()),
         }
     }
 
-    fn ask(&self, server: usize, request: Request, answer_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
+    fn ask(
+        &self,
+        server: usize,
+        request: Request,
+        answer_bytes: usize,
+    ) -> Result<Vec<u8>, CollectiveError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.tell(server, request)?;
         match self.own(server) {
@@ -114,18 +158,40 @@ impl ServerClient {
 impl BucketReduction for Arc<ServerClient> {
     fn reduce(
         &mut self,
-        BucketContext { learning_rate, has_samples }: BucketContext,
+        BucketContext {
+            learning_rate,
+            has_samples,
+        }: BucketContext,
         bucket: usize,
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError> {
         let len = values.len();
-        let gradient = if has_samples { std::mem::take(values) } else { Vec::new() };
+        let gradient = if has_samples {
+            std::mem::take(values)
+        } else {
+            Vec::new()
+        };
         let server = self.plan.rank_of(bucket);
-        let answer = self.ask(server, Request::Push { bucket, learning_rate, gradient }, 4 * len)?;
+        let answer = self.ask(
+            server,
+            Request::Push {
+                bucket,
+                learning_rate,
+                gradient,
+            },
+            4 * len,
+        )?;
         *values = bytes_to_floats(&answer);
-        let sent = if self.own(server).is_some() { 0 } else { 4 * len as u64 };
+        let sent = if self.own(server).is_some() {
+            0
+        } else {
+            4 * len as u64
+        };
         let ring = Traffic::of_sum(len, size_of::<f32>(), self.plan.num_workers);
-        Ok(Traffic { bytes_sent: sent, ..ring })
+        Ok(Traffic {
+            bytes_sent: sent,
+            ..ring
+        })
     }
 
     fn is_needed_alone(&self) -> bool {

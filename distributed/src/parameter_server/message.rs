@@ -14,11 +14,19 @@ pub(super) const TO_WORKER: u16 = 2;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
     /// Update this bucket and send it; an empty gradient is of no samples.
-    Push { bucket: usize, learning_rate: f64, gradient: Vec<f32> },
+    Push {
+        bucket: usize,
+        learning_rate: f64,
+        gradient: Vec<f32>,
+    },
     /// Send this bucket's parameters and optimizer state.
     Fetch { bucket: usize },
     /// Hold these parameters and optimizer state from now on.
-    Restore { bucket: usize, parameters: Vec<f32>, velocities: Vec<f32> },
+    Restore {
+        bucket: usize,
+        parameters: Vec<f32>,
+        velocities: Vec<f32>,
+    },
     /// Send the staleness histogram.
     Histogram,
     /// Expect no more of this worker.
@@ -33,14 +41,22 @@ impl Request {
             bytes
         };
         match self {
-            Self::Push { bucket, learning_rate, gradient } => {
+            Self::Push {
+                bucket,
+                learning_rate,
+                gradient,
+            } => {
                 let mut bytes = head(0, *bucket);
                 bytes.extend(learning_rate.to_le_bytes());
                 bytes.extend(floats_to_bytes(gradient));
                 bytes
             }
             Self::Fetch { bucket } => head(1, *bucket),
-            Self::Restore { bucket, parameters, velocities } => {
+            Self::Restore {
+                bucket,
+                parameters,
+                velocities,
+            } => {
                 let mut bytes = head(2, *bucket);
                 bytes.extend(floats_to_bytes(parameters));
                 bytes.extend(floats_to_bytes(velocities));
@@ -60,13 +76,22 @@ impl Request {
             0 => {
                 let (rate, gradient) = rest.split_at(8);
                 let learning_rate = f64::from_le_bytes(std::array::from_fn(|index| rate[index]));
-                Self::Push { bucket, learning_rate, gradient: bytes_to_floats(gradient) }
+                Self::Push {
+                    bucket,
+                    learning_rate,
+                    gradient: bytes_to_floats(gradient),
+                }
             }
             1 => Self::Fetch { bucket },
             2 => {
                 let (parameters, velocities) = rest.split_at(rest.len() / 2);
-                let (parameters, velocities) = (bytes_to_floats(parameters), bytes_to_floats(velocities));
-                Self::Restore { bucket, parameters, velocities }
+                let (parameters, velocities) =
+                    (bytes_to_floats(parameters), bytes_to_floats(velocities));
+                Self::Restore {
+                    bucket,
+                    parameters,
+                    velocities,
+                }
             }
             3 => Self::Histogram,
             4 => Self::Leave,
@@ -82,10 +107,22 @@ mod tests {
     #[test]
     fn every_request_survives_its_bytes() {
         let requests = [
-            Request::Push { bucket: 3, learning_rate: 0.1, gradient: vec![1.5, -2.0, f32::MIN_POSITIVE] },
-            Request::Push { bucket: 0, learning_rate: 0.0, gradient: Vec::new() },
+            Request::Push {
+                bucket: 3,
+                learning_rate: 0.1,
+                gradient: vec![1.5, -2.0, f32::MIN_POSITIVE],
+            },
+            Request::Push {
+                bucket: 0,
+                learning_rate: 0.0,
+                gradient: Vec::new(),
+            },
             Request::Fetch { bucket: 70_000 },
-            Request::Restore { bucket: 1, parameters: vec![1.0, 2.0], velocities: vec![3.0, 4.0] },
+            Request::Restore {
+                bucket: 1,
+                parameters: vec![1.0, 2.0],
+                velocities: vec![3.0, 4.0],
+            },
             Request::Histogram,
             Request::Leave,
         ];

@@ -27,9 +27,23 @@ pub struct ServerPlan {
 
 impl ServerPlan {
     /// Buckets shared over `servers` by size.
-    pub fn new(plan: &BucketPlan, num_workers: usize, servers: Vec<usize>, consistency: Consistency) -> Self {
-        let sizes: Vec<usize> = plan.buckets().iter().map(|bucket| bucket.elements.len()).collect();
-        Self { num_workers, server_of: assign_buckets(&sizes, servers.len()), servers, consistency }
+    pub fn new(
+        plan: &BucketPlan,
+        num_workers: usize,
+        servers: Vec<usize>,
+        consistency: Consistency,
+    ) -> Self {
+        let sizes: Vec<usize> = plan
+            .buckets()
+            .iter()
+            .map(|bucket| bucket.elements.len())
+            .collect();
+        Self {
+            num_workers,
+            server_of: assign_buckets(&sizes, servers.len()),
+            servers,
+            consistency,
+        }
     }
 
     /// The rank that serves a bucket.
@@ -55,10 +69,24 @@ pub struct Server {
 
 impl Server {
     /// The server of this rank; `update` holds the buckets that the plan gives it.
-    pub fn new(plan: &ServerPlan, communicator: Arc<dyn Communicator>, update: Box<dyn ShardUpdate>) -> Self {
+    pub fn new(
+        plan: &ServerPlan,
+        communicator: Arc<dyn Communicator>,
+        update: Box<dyn ShardUpdate>,
+    ) -> Self {
         let buckets: Vec<usize> = plan.buckets_of(communicator.rank()).collect();
-        let shard = Mutex::new(Shard::new(update, plan.consistency, plan.num_workers, buckets));
-        Self { communicator, shard, own_answers: Mutex::new(VecDeque::new()), answered: Condvar::new() }
+        let shard = Mutex::new(Shard::new(
+            update,
+            plan.consistency,
+            plan.num_workers,
+            buckets,
+        ));
+        Self {
+            communicator,
+            shard,
+            own_answers: Mutex::new(VecDeque::new()),
+            answered: Condvar::new(),
+        }
     }
 
     /// Serves the workers of other ranks until all workers have left.
@@ -76,7 +104,11 @@ impl Server {
             // Ranks that have left cannot be listened to.
             let listens = !shard.is_abandoned_but_by(self.communicator.rank());
             drop(shard);
-            let request = if listens { self.communicator.try_receive_any(TO_SERVER)? } else { None };
+            let request = if listens {
+                self.communicator.try_receive_any(TO_SERVER)?
+            } else {
+                None
+            };
             match request {
                 Some((worker, bytes)) => {
                     self.handle(worker, Request::from_bytes(&bytes))?;
@@ -101,7 +133,8 @@ impl Server {
     /// As [`serve`](Self::serve), where the communicator's abort returns.
     pub fn serve_or_end_the_job(&self) -> Result<(), CollectiveError> {
         self.serve().inspect_err(|error| {
-            self.communicator.abort(&format!("parameter server: {error}"), 1);
+            self.communicator
+                .abort(&format!("parameter server: {error}"), 1);
             self.answer_own(Err(error.clone()));
         })
     }
@@ -110,7 +143,11 @@ impl Server {
     pub(super) fn handle(&self, worker: usize, request: Request) -> Result<(), CollectiveError> {
         let mut shard = lock(&self.shard);
         match request {
-            Request::Push { bucket, learning_rate, gradient } => {
+            Request::Push {
+                bucket,
+                learning_rate,
+                gradient,
+            } => {
                 for to in shard.push(worker, bucket, learning_rate, gradient) {
                     self.answer(to, floats_to_bytes(shard.state(bucket).0))?;
                 }
@@ -118,11 +155,22 @@ impl Server {
             Request::Fetch { bucket } => {
                 shard.fetch(worker, bucket);
                 let (parameters, velocities) = shard.state(bucket);
-                self.answer(worker, [floats_to_bytes(parameters), floats_to_bytes(velocities)].concat())?;
+                self.answer(
+                    worker,
+                    [floats_to_bytes(parameters), floats_to_bytes(velocities)].concat(),
+                )?;
             }
-            Request::Restore { bucket, parameters, velocities } => shard.restore(bucket, &parameters, &velocities),
+            Request::Restore {
+                bucket,
+                parameters,
+                velocities,
+            } => shard.restore(bucket, &parameters, &velocities),
             Request::Histogram => {
-                let counts = shard.histogram().iter().flat_map(|count| count.to_le_bytes()).collect();
+                let counts = shard
+                    .histogram()
+                    .iter()
+                    .flat_map(|count| count.to_le_bytes())
+                    .collect();
                 self.answer(worker, counts)?;
             }
             Request::Leave => {
@@ -140,7 +188,12 @@ impl Server {
         loop {
             match answers.pop_front() {
                 Some(answer) => return answer,
-                None => answers = self.answered.wait(answers).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    answers = self
+                        .answered
+                        .wait(answers)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
             }
         }
     }

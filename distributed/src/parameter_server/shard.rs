@@ -77,8 +77,18 @@ impl Shard {
             gradients: vec![None; num_workers],
             waits: vec![false; num_workers],
         };
-        let buckets = buckets.into_iter().map(|bucket| (bucket, state())).collect();
-        Self { update, consistency, num_workers, buckets, has_left: vec![false; num_workers], histogram: Vec::new() }
+        let buckets = buckets
+            .into_iter()
+            .map(|bucket| (bucket, state()))
+            .collect();
+        Self {
+            update,
+            consistency,
+            num_workers,
+            buckets,
+            has_left: vec![false; num_workers],
+            histogram: Vec::new(),
+        }
     }
 
     /// Takes a worker's gradient of a bucket; an empty one counts as a push without samples. The workers to be answered now, with
@@ -86,16 +96,32 @@ impl Shard {
     ///
     /// # Panics
     /// When the bucket is not of this shard, or the worker pushes before it was answered.
-    pub fn push(&mut self, worker: usize, bucket: usize, learning_rate: f64, gradient: Vec<f32>) -> Vec<usize> {
-        let state = self.buckets.get_mut(&bucket).expect("a bucket goes to the server that holds it");
-        assert!(!state.waits[worker], "bucket {bucket}: worker {worker} pushed again before it was answered");
+    pub fn push(
+        &mut self,
+        worker: usize,
+        bucket: usize,
+        learning_rate: f64,
+        gradient: Vec<f32>,
+    ) -> Vec<usize> {
+        let state = self
+            .buckets
+            .get_mut(&bucket)
+            .expect("a bucket goes to the server that holds it");
+        assert!(
+            !state.waits[worker],
+            "bucket {bucket}: worker {worker} pushed again before it was answered"
+        );
         state.waits[worker] = true;
         state.num_pushes[worker] += 1;
         match self.consistency {
             Consistency::Synchronous => {
                 state.gradients[worker] = Some(gradient);
                 if state.gradients.iter().all(Option::is_some) {
-                    let gradients: Vec<Vec<f32>> = state.gradients.iter_mut().filter_map(Option::take).collect();
+                    let gradients: Vec<Vec<f32>> = state
+                        .gradients
+                        .iter_mut()
+                        .filter_map(Option::take)
+                        .collect();
                     let sum = sum(gradients);
                     self.apply(bucket, learning_rate, &sum, None);
                 }
@@ -112,7 +138,14 @@ impl Shard {
     pub fn leave(&mut self, worker: usize) -> Vec<(usize, usize)> {
         self.has_left[worker] = true;
         let buckets: Vec<usize> = self.buckets.keys().copied().collect();
-        buckets.into_iter().flat_map(|bucket| self.answerable(bucket).into_iter().map(move |to| (bucket, to))).collect()
+        buckets
+            .into_iter()
+            .flat_map(|bucket| {
+                self.answerable(bucket)
+                    .into_iter()
+                    .map(move |to| (bucket, to))
+            })
+            .collect()
     }
 
     /// Whether all workers have left.
@@ -122,12 +155,18 @@ impl Shard {
 
     /// Whether all workers but `worker` have left.
     pub(crate) fn is_abandoned_but_by(&self, worker: usize) -> bool {
-        self.has_left.iter().enumerate().all(|(other, &left)| left || other == worker)
+        self.has_left
+            .iter()
+            .enumerate()
+            .all(|(other, &left)| left || other == worker)
     }
 
     /// A worker is sent a bucket's [`state`](Self::state) apart from any push: its next gradient is of these parameters.
     pub fn fetch(&mut self, worker: usize, bucket: usize) {
-        let state = self.buckets.get_mut(&bucket).expect("a bucket is asked for at the server that holds it");
+        let state = self
+            .buckets
+            .get_mut(&bucket)
+            .expect("a bucket is asked for at the server that holds it");
         state.seen[worker] = state.version;
     }
 
@@ -146,7 +185,13 @@ impl Shard {
         &self.histogram
     }
 
-    fn apply(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32], worker: Option<usize>) {
+    fn apply(
+        &mut self,
+        bucket: usize,
+        learning_rate: f64,
+        gradient: &[f32],
+        worker: Option<usize>,
+    ) {
         self.update.update(bucket, learning_rate, gradient);
         let state = self.buckets.get_mut(&bucket).expect("the caller found it");
         let staleness = worker.map_or(0, |worker| state.version - state.seen[worker]) as usize;
@@ -161,7 +206,10 @@ impl Shard {
     fn answerable(&mut self, bucket: usize) -> Vec<usize> {
         let state = self.buckets.get_mut(&bucket).expect("the caller found it");
         let present = (0..self.num_workers).filter(|&worker| !self.has_left[worker]);
-        let slowest = present.map(|worker| state.num_pushes[worker]).min().unwrap_or(u64::MAX);
+        let slowest = present
+            .map(|worker| state.num_pushes[worker])
+            .min()
+            .unwrap_or(u64::MAX);
         let mut answered = Vec::new();
         for worker in 0..self.num_workers {
             let may_go = match self.consistency {
@@ -183,7 +231,9 @@ impl Shard {
 
 /// In the order given; empty ones are zero.
 fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
-    let mut gradients = gradients.into_iter().filter(|gradient| !gradient.is_empty());
+    let mut gradients = gradients
+        .into_iter()
+        .filter(|gradient| !gradient.is_empty());
     let mut total = gradients.next().unwrap_or_default();
     for gradient in gradients {
         add(&mut total, &gradient);
@@ -198,7 +248,9 @@ pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> 
     let mut loads = vec![0; num_servers];
     let mut servers = vec![0; bucket_sizes.len()];
     for bucket in order {
-        let server = (0..num_servers).min_by_key(|&server| loads[server]).expect("there is a server");
+        let server = (0..num_servers)
+            .min_by_key(|&server| loads[server])
+            .expect("there is a server");
         loads[server] += bucket_sizes[bucket];
         servers[bucket] = server;
     }
@@ -221,7 +273,9 @@ mod tests {
         }
 
         fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
-            self.0.get(&bucket).map_or((&[], &[]), |(parameters, updates)| (parameters, updates))
+            self.0
+                .get(&bucket)
+                .map_or((&[], &[]), |(parameters, updates)| (parameters, updates))
         }
 
         fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]) {
@@ -230,7 +284,12 @@ mod tests {
     }
 
     fn shard(consistency: Consistency, num_workers: usize) -> Shard {
-        Shard::new(Box::new(Descent::default()), consistency, num_workers, [0, 1])
+        Shard::new(
+            Box::new(Descent::default()),
+            consistency,
+            num_workers,
+            [0, 1],
+        )
     }
 
     #[test]
@@ -292,12 +351,23 @@ mod tests {
     #[test]
     fn every_bucket_has_a_server_and_loads_differ_by_no_more_than_one_bucket() {
         for num_servers in 1..=4 {
-            for sizes in [vec![5, 1, 1, 1, 4], vec![3; 7], vec![9], (1..20).collect::<Vec<usize>>()] {
+            for sizes in [
+                vec![5, 1, 1, 1, 4],
+                vec![3; 7],
+                vec![9],
+                (1..20).collect::<Vec<usize>>(),
+            ] {
                 let servers = assign_buckets(&sizes, num_servers);
                 let mut loads = vec![0; num_servers];
-                servers.iter().zip(&sizes).for_each(|(&server, size)| loads[server] += size);
+                servers
+                    .iter()
+                    .zip(&sizes)
+                    .for_each(|(&server, size)| loads[server] += size);
                 let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
-                assert!(most - least <= *sizes.iter().max().unwrap(), "{sizes:?} on {num_servers}: {loads:?}");
+                assert!(
+                    most - least <= *sizes.iter().max().unwrap(),
+                    "{sizes:?} on {num_servers}: {loads:?}"
+                );
             }
         }
     }

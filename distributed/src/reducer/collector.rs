@@ -74,12 +74,22 @@ pub struct MicroStepConfig {
 
 impl Default for MicroStepConfig {
     fn default() -> Self {
-        Self { weight: 1.0, slot: 0, is_last: false, discard: false }
+        Self {
+            weight: 1.0,
+            slot: 0,
+            is_last: false,
+            discard: false,
+        }
     }
 }
 
 impl GradientCollector {
-    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slots: usize, job_sender: JobSender) -> Self {
+    pub(super) fn new(
+        layout: ParameterLayout,
+        plan: BucketPlan,
+        num_slots: usize,
+        job_sender: JobSender,
+    ) -> Self {
         let mut bucket_of = vec![0; layout.entries().len()];
         for (index, bucket) in plan.buckets().iter().enumerate() {
             bucket_of[bucket.parameters.clone()].fill(index);
@@ -90,10 +100,16 @@ impl GradientCollector {
             entries: by_id(&layout),
             has_taken: false,
             was_used: vec![false; layout.entries().len()],
-            buffers: buckets.iter().map(|bucket| vec![0.0; num_slots * bucket.elements.len()]).collect(),
+            buffers: buckets
+                .iter()
+                .map(|bucket| vec![0.0; num_slots * bucket.elements.len()])
+                .collect(),
             has_arrived: vec![false; layout.entries().len()],
             arrivals: vec![None; layout.entries().len()],
-            num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
+            num_missing: buckets
+                .iter()
+                .map(|bucket| bucket.parameters.len())
+                .collect(),
             context: BucketContext::default(),
             micro_step: MicroStepConfig::default(),
             is_written: vec![false; num_slots],
@@ -103,7 +119,13 @@ impl GradientCollector {
             squares: None,
             largest: vec![(0, 0.0); buckets.len()],
         };
-        Self { layout, plan, bucket_of, num_slots, state: Mutex::new(state) }
+        Self {
+            layout,
+            plan,
+            bucket_of,
+            num_slots,
+            state: Mutex::new(state),
+        }
     }
 
     /// Takes one parameter's gradient of the pass in progress. Gradients of other modules are ignored. Parameters are known by their ids: those of
@@ -174,12 +196,19 @@ impl GradientCollector {
     pub(super) fn unused(&self) -> Vec<usize> {
         let was_used = &self.lock().was_used;
         let is_known = was_used.contains(&true);
-        (0..was_used.len()).filter(|&entry| is_known && !was_used[entry]).collect()
+        (0..was_used.len())
+            .filter(|&entry| is_known && !was_used[entry])
+            .collect()
     }
 
     /// Opens the next micro-step of this step.
     pub(super) fn begin_micro_step(&self, how: MicroStepConfig) {
-        assert!(how.slot < self.num_slots, "slot {}: expected below {}", how.slot, self.num_slots);
+        assert!(
+            how.slot < self.num_slots,
+            "slot {}: expected below {}",
+            how.slot,
+            self.num_slots
+        );
         let mut state = self.lock();
         state.micro_step = how;
         if !how.discard {
@@ -216,20 +245,33 @@ impl GradientCollector {
     }
 
     /// Closes the step without letting a bucket leave; `use_buckets` learns whether all values are finite.
-    pub(super) fn finish_alone<T>(&self, use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T) -> T {
+    pub(super) fn finish_alone<T>(
+        &self,
+        use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
+    ) -> T {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
         state.is_written.fill(false);
         let buckets = self.plan.buckets().iter().zip(&state.buffers);
-        let buckets: Vec<_> =
-            buckets.map(|(bucket, values)| LocalBucket { elements: bucket.elements.clone(), values }).collect();
-        use_buckets(&buckets, buckets.iter().all(|bucket| are_finite(bucket.values)))
+        let buckets: Vec<_> = buckets
+            .map(|(bucket, values)| LocalBucket {
+                elements: bucket.elements.clone(),
+                values,
+            })
+            .collect();
+        use_buckets(
+            &buckets,
+            buckets.iter().all(|bucket| are_finite(bucket.values)),
+        )
     }
 
     /// Takes a bucket's buffer back; with the last one the next step may begin.
     pub(super) fn give_back(&self, index: usize, mut buffer: Vec<f32>) {
         let mut state = self.lock();
-        buffer.resize(self.num_slots * self.plan.buckets()[index].elements.len(), 0.0);
+        buffer.resize(
+            self.num_slots * self.plan.buckets()[index].elements.len(),
+            0.0,
+        );
         state.buffers[index] = buffer;
         state.next -= 1;
         if state.next == 0 {
@@ -253,7 +295,12 @@ impl GradientCollector {
     }
 
     fn put(&self, state: &mut State, entry: usize, gradient: Option<&[f32]>) {
-        let MicroStepConfig { weight, slot, is_last, discard } = state.micro_step;
+        let MicroStepConfig {
+            weight,
+            slot,
+            is_last,
+            discard,
+        } = state.micro_step;
         if discard {
             return;
         }
@@ -275,10 +322,21 @@ impl GradientCollector {
                 if let Some(sum) = &mut state.squares {
                     *sum += f64::from(weight).powi(2) * squares(gradient);
                 }
-                assert_eq!(gradient.len(), sums.len(), "{}: gradient and parameter differ in length", description.path);
+                assert_eq!(
+                    gradient.len(),
+                    sums.len(),
+                    "{}: gradient and parameter differ in length",
+                    description.path
+                );
                 match state.overwrites {
-                    true => sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum = weight * value),
-                    false => sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += weight * value),
+                    true => sums
+                        .iter_mut()
+                        .zip(gradient)
+                        .for_each(|(sum, value)| *sum = weight * value),
+                    false => sums
+                        .iter_mut()
+                        .zip(gradient)
+                        .for_each(|(sum, value)| *sum += weight * value),
                 }
             }
             None if state.overwrites => sums.fill(0.0),
@@ -308,7 +366,12 @@ impl GradientCollector {
             state.largest[index] = self.largest_of(index, &values);
             state.next += 1;
             let context = state.context;
-            state.job_sender.send(Job::Bucket { context, index, values, ready: Instant::now() });
+            state.job_sender.send(Job::Bucket {
+                context,
+                index,
+                values,
+                ready: Instant::now(),
+            });
         }
     }
 
@@ -316,7 +379,10 @@ impl GradientCollector {
         let bucket = &self.plan.buckets()[index];
         let mut largest = (0, 0);
         for slot in values.chunks_exact(bucket.elements.len().max(1)) {
-            for (entry, description) in bucket.parameters.clone().zip(&self.layout.entries()[bucket.parameters.clone()])
+            for (entry, description) in bucket
+                .parameters
+                .clone()
+                .zip(&self.layout.entries()[bucket.parameters.clone()])
             {
                 let start = description.offset - bucket.elements.start;
                 let bits = largest_magnitude_bits(&slot[start..start + description.len]);
@@ -340,5 +406,10 @@ fn ids(layout: &ParameterLayout) -> Vec<ParamId> {
 
 /// The index in the layout of every parameter's id.
 fn by_id(layout: &ParameterLayout) -> HashMap<ParamId, usize> {
-    layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect()
+    layout
+        .entries()
+        .iter()
+        .enumerate()
+        .map(|(index, entry)| (entry.id, index))
+        .collect()
 }

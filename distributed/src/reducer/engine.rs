@@ -59,7 +59,12 @@ pub struct BucketTimes {
 #[derive(Debug)]
 pub(super) enum Finished {
     Headers(Vec<Vec<u8>>),
-    Bucket { index: usize, values: Vec<f32>, traffic: Traffic, times: BucketTimes },
+    Bucket {
+        index: usize,
+        values: Vec<f32>,
+        traffic: Traffic,
+        times: BucketTimes,
+    },
 }
 
 /// A reduction that the worker uses within a step, and whoever owns the worker between steps.
@@ -103,12 +108,28 @@ pub(super) enum Engine {
 }
 
 impl Worker {
-    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: SharedReduction) -> (Self, JobSender) {
+    pub(super) fn new(
+        communicator: Arc<dyn Communicator>,
+        reduction: SharedReduction,
+    ) -> (Self, JobSender) {
         let (job_sender, jobs) = channel();
         let is_needed = communicator.world_size() > 1 || reduction.lock().is_needed_alone();
         let num_pending = Arc::new(AtomicUsize::new(0));
-        let job_sender = JobSender { jobs: job_sender, num_pending: Arc::clone(&num_pending) };
-        (Self { jobs, communicator, reduction, is_needed, num_pending, failure: None }, job_sender)
+        let job_sender = JobSender {
+            jobs: job_sender,
+            num_pending: Arc::clone(&num_pending),
+        };
+        (
+            Self {
+                jobs,
+                communicator,
+                reduction,
+                is_needed,
+                num_pending,
+                failure: None,
+            },
+            job_sender,
+        )
     }
 
     fn work(&mut self, job: Job) -> Result<Finished, CollectiveError> {
@@ -117,15 +138,29 @@ impl Worker {
         }
         let result = match job {
             Job::Header(bytes) => self.communicator.all_gather(&bytes).map(Finished::Headers),
-            Job::Bucket { context, index, mut values, ready } => {
+            Job::Bucket {
+                context,
+                index,
+                mut values,
+                ready,
+            } => {
                 let start = Instant::now();
                 let traffic = match self.is_needed {
                     true => self.reduction.lock().reduce(context, index, &mut values),
                     false => Ok(Traffic::default()),
                 };
                 traffic.map(|traffic| {
-                    let times = BucketTimes { ready, start, end: Instant::now() };
-                    Finished::Bucket { index, values, traffic, times }
+                    let times = BucketTimes {
+                        ready,
+                        start,
+                        end: Instant::now(),
+                    };
+                    Finished::Bucket {
+                        index,
+                        values,
+                        traffic,
+                        times,
+                    }
                 })
             }
             Job::End => unreachable!("it ends the loop that asks for jobs"),
@@ -148,18 +183,25 @@ impl Engine {
         communicators.extend(worker.reduction.lock().waits_on());
         let num_pending = Arc::clone(&worker.num_pending);
         let (results, finished) = channel();
-        let thread = Builder::new().name("communication".to_owned()).spawn(move || {
-            while let Ok(job) = worker.jobs.recv() {
-                if matches!(job, Job::End) {
-                    return;
+        let thread = Builder::new()
+            .name("communication".to_owned())
+            .spawn(move || {
+                while let Ok(job) = worker.jobs.recv() {
+                    if matches!(job, Job::End) {
+                        return;
+                    }
+                    let result = worker.work(job);
+                    if results.send(result).is_err() {
+                        return;
+                    }
                 }
-                let result = worker.work(job);
-                if results.send(result).is_err() {
-                    return;
-                }
-            }
-        })?;
-        Ok(Self::Background { finished, communicators, thread: Some(thread), num_pending })
+            })?;
+        Ok(Self::Background {
+            finished,
+            communicators,
+            thread: Some(thread),
+            num_pending,
+        })
     }
 
     pub(super) fn is_beside(&self) -> bool {
@@ -169,14 +211,23 @@ impl Engine {
     /// The caller begins to compute: the thread leaves it the core.
     pub(super) fn begin(&self) {
         if let Self::Background { communicators, .. } = self {
-            communicators.iter().for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Sleep));
+            communicators
+                .iter()
+                .for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Sleep));
         }
     }
 
     /// The caller has nothing left but to wait.
     pub(super) fn spin(&self) {
-        if let Self::Background { communicators, thread, .. } = self {
-            communicators.iter().for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Spin));
+        if let Self::Background {
+            communicators,
+            thread,
+            ..
+        } = self
+        {
+            communicators
+                .iter()
+                .for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Spin));
             if let Some(thread) = thread {
                 thread.thread().unpark();
             }
@@ -187,14 +238,24 @@ impl Engine {
     pub(super) fn next(&mut self) -> Result<Finished, CollectiveError> {
         match self {
             Self::Inline(worker) => {
-                let job = worker.jobs.try_recv().expect("as many jobs were sent as results are asked for");
+                let job = worker
+                    .jobs
+                    .try_recv()
+                    .expect("as many jobs were sent as results are asked for");
                 worker.work(job)
             }
-            Self::Background { finished, communicators, .. } => {
+            Self::Background {
+                finished,
+                communicators,
+                ..
+            } => {
                 // A panic of the thread has been told by the panic hook.
                 finished.recv().unwrap_or_else(|_| {
                     let reason = "the communication thread panicked".to_owned();
-                    Err(CollectiveError::Aborted { rank: communicators[0].rank(), reason })
+                    Err(CollectiveError::Aborted {
+                        rank: communicators[0].rank(),
+                        reason,
+                    })
                 })
             }
         }
@@ -204,7 +265,11 @@ impl Engine {
 impl Engine {
     /// Waits for the thread's end after [`Job::End`], unless it may be waiting for ranks that will never come.
     pub(super) fn join(&mut self) {
-        if let Self::Background { thread, num_pending, .. } = self
+        if let Self::Background {
+            thread,
+            num_pending,
+            ..
+        } = self
             && num_pending.load(Ordering::SeqCst) == 0
             && let Some(thread) = thread.take()
         {

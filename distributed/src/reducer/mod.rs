@@ -26,7 +26,10 @@ use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_
 use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
 use crate::reduction::{BucketContext, BucketReduction, Carried, Traffic};
-use crate::{AllReducer, BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
+use crate::{
+    AllReducer, BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout,
+    ReductionKind,
+};
 
 /// How gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +42,10 @@ pub struct ReducerConfig {
 
 impl Default for ReducerConfig {
     fn default() -> Self {
-        Self { bucket_cap_bytes: None, overlap: true }
+        Self {
+            bucket_cap_bytes: None,
+            overlap: true,
+        }
     }
 }
 
@@ -133,13 +139,20 @@ impl GradientReducer {
             plan.hash()
         );
         expect_equal(&*communicator, "bucket plan", &description)?;
-        let overlaps = config.overlap && communicator.world_size() > 1 && communicator.supports_threads();
-        let own = if overlaps { communicator.duplicate()? } else { Arc::clone(&communicator) };
+        let overlaps =
+            config.overlap && communicator.world_size() > 1 && communicator.supports_threads();
+        let own = if overlaps {
+            communicator.duplicate()?
+        } else {
+            Arc::clone(&communicator)
+        };
         let reduction = SharedReduction::new(reduction((&layout, &plan), Arc::clone(&own))?);
         let num_slots = reduction.lock().num_slots();
         let (worker, job_sender) = Worker::new(own, reduction.clone());
         let engine = match overlaps {
-            true => Engine::background(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
+            true => Engine::background(worker).map_err(|error| CollectiveError::Thread {
+                text: error.to_string(),
+            })?,
             false => Engine::Inline(worker),
         };
         let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, job_sender));
@@ -216,7 +229,12 @@ impl GradientReducer {
     /// [`rename`](Self::rename) the reducer first.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
         self.expect_ids(module);
-        let gradients = take_gradients(module, self.collector.layout(), ElementOrder::Module, gradients);
+        let gradients = take_gradients(
+            module,
+            self.collector.layout(),
+            ElementOrder::Module,
+            gradients,
+        );
         self.close_micro_step(gradients, weight);
     }
 
@@ -224,7 +242,12 @@ impl GradientReducer {
     ///
     /// # Panics
     /// As [`accumulate`](Self::accumulate).
-    pub fn accumulate_params<M: Module>(&mut self, module: &M, gradients: GradientsParams, weight: f32) {
+    pub fn accumulate_params<M: Module>(
+        &mut self,
+        module: &M,
+        gradients: GradientsParams,
+        weight: f32,
+    ) {
         self.expect_ids(module);
         let gradients = take_params(module, self.collector.layout(), gradients);
         self.close_micro_step(gradients, weight);
@@ -232,7 +255,10 @@ impl GradientReducer {
 
     fn close_micro_step(&mut self, gradients: Vec<Option<Tensor<1>>>, weight: f32) {
         if !self.is_open {
-            self.begin_micro_step(MicroStepConfig { weight, ..MicroStepConfig::default() });
+            self.begin_micro_step(MicroStepConfig {
+                weight,
+                ..MicroStepConfig::default()
+            });
         }
         self.is_open = false;
         for (index, gradient) in gradients.into_iter().enumerate() {
@@ -254,7 +280,10 @@ impl GradientReducer {
     /// Must be called by all ranks.
     pub fn reduce(&mut self) -> Result<SyncedGradients<'_>, CollectiveError> {
         self.finish()?;
-        Ok(SyncedGradients::new(self.collector.layout(), &mut self.synced))
+        Ok(SyncedGradients::new(
+            self.collector.layout(),
+            &mut self.synced,
+        ))
     }
 
     /// As [`reduce`](Self::reduce), with agreement on a posted header and a look at finiteness; the sums are [`synced`](Self::synced).
@@ -287,9 +316,21 @@ impl GradientReducer {
         }
         let mut broken = None;
         for _ in 0..self.plan().buckets().len() {
-            let Finished::Bucket { index, values, traffic, times } = self.engine.next()? else { continue };
+            let Finished::Bucket {
+                index,
+                values,
+                traffic,
+                times,
+            } = self.engine.next()?
+            else {
+                continue;
+            };
             let elements = self.plan().buckets()[index].elements.clone();
-            let bucket = SyncedBucket { index, elements, values };
+            let bucket = SyncedBucket {
+                index,
+                elements,
+                values,
+            };
             self.report.traffic += traffic;
             self.report.buckets.push(times);
             if broken.is_none() && !bucket.is_finite() {
@@ -308,7 +349,12 @@ impl GradientReducer {
             (_, Some(bucket), Some(header)) => {
                 let (parameter, value) = self.collector.largest(bucket);
                 let own = Largest { parameter, value };
-                Err(diagnose(&*self.communicator, header.step, own, self.layout())?)
+                Err(diagnose(
+                    &*self.communicator,
+                    header.step,
+                    own,
+                    self.layout(),
+                )?)
             }
             (status, ..) => Ok(status),
         }
@@ -316,7 +362,10 @@ impl GradientReducer {
 
     /// Ends a step that this rank takes alone: its own sums go to `use_buckets`, with whether all values are finite, and nothing to the
     /// others. Neither [`post_header`](Self::post_header) nor a last micro-step may have been part of it.
-    pub fn finish_alone<T>(&mut self, use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T) -> T {
+    pub fn finish_alone<T>(
+        &mut self,
+        use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
+    ) -> T {
         self.reclaim_buffers();
         self.collector.finish_alone(use_buckets)
     }

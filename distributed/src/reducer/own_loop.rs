@@ -35,7 +35,10 @@ impl GradientReducer {
     ) -> Result<GradientsParams, CollectiveError> {
         self.identify(module)?;
         self.share = Some(share);
-        self.begin_micro_step(MicroStepConfig { is_last: true, ..MicroStepConfig::default() });
+        self.begin_micro_step(MicroStepConfig {
+            is_last: true,
+            ..MicroStepConfig::default()
+        });
         // Weighted ahead of the pass, in which synchronised norms sum over ranks.
         let gradients = loss.mul_scalar(share).backward();
         self.accumulate(module, gradients, 1.0);
@@ -58,14 +61,20 @@ impl GradientReducer {
     /// asked after the first step.
     pub fn unused_parameters(&self) -> Vec<&str> {
         let entries = self.layout().entries();
-        self.collector.unused().into_iter().map(|index| entries[index].path.as_str()).collect()
+        self.collector
+            .unused()
+            .into_iter()
+            .map(|index| entries[index].path.as_str())
+            .collect()
     }
 
     /// # Panics
     /// When hooks gave gradients of this pass under other ids than those of `module`.
     pub(super) fn expect_ids<M: Module>(&self, module: &M) {
         let has_taken = self.collector.has_taken();
-        let is_renamed = self.identify(module).unwrap_or_else(|error| panic!("{error}"));
+        let is_renamed = self
+            .identify(module)
+            .unwrap_or_else(|error| panic!("{error}"));
         assert!(
             !(is_renamed && has_taken),
             "gradient reducer: the module's parameter ids have changed since the last step, so gradients given by hooks are lost (a loaded \
@@ -96,10 +105,17 @@ impl GradientReducer {
     /// Must be called by all ranks.
     pub(super) fn check_shares(&mut self) -> Result<(), CollectiveError> {
         let share = self.share.take();
-        let mut sums = [share.unwrap_or_default(), f64::from(u8::from(share.is_some()))];
+        let mut sums = [
+            share.unwrap_or_default(),
+            f64::from(u8::from(share.is_some())),
+        ];
         self.communicator.all_reduce_sum_f64(&mut sums)?;
         let [total, num_given] = sums;
         let is_whole = (total - 1.0).abs() <= SHARE_TOLERANCE;
-        if num_given == 0.0 || is_whole { Ok(()) } else { Err(CollectiveError::Shares { total }) }
+        if num_given == 0.0 || is_whole {
+            Ok(())
+        } else {
+            Err(CollectiveError::Shares { total })
+        }
     }
 }

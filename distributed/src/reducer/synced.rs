@@ -97,7 +97,11 @@ impl<'a> SyncedGradients<'a> {
 
     /// L2 norm over all parameters, added up in double precision.
     pub fn norm(&self) -> f64 {
-        self.buckets.iter().map(|bucket| squares(&bucket.values)).sum::<f64>().sqrt()
+        self.buckets
+            .iter()
+            .map(|bucket| squares(&bucket.values))
+            .sum::<f64>()
+            .sqrt()
     }
 
     /// Multiplies all gradients by `factor`; the same on every rank, or replicas drift apart.
@@ -113,7 +117,10 @@ impl<'a> SyncedGradients<'a> {
     /// When `limit` is negative or NaN.
     pub fn clamp(&mut self, limit: f32) {
         for bucket in &mut *self.buckets {
-            bucket.values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+            bucket
+                .values
+                .iter_mut()
+                .for_each(|value| *value = value.clamp(-limit, limit));
         }
     }
 

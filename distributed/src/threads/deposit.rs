@@ -66,16 +66,29 @@ pub(super) fn combine(deposits: Vec<Deposit>) -> Result<Deposit, CollectiveError
     let (collective, expected) = (root_deposit.collective(), root_deposit.signature());
     for (rank, deposit) in deposits.iter().enumerate() {
         if deposit.signature() != expected {
-            return Err(CollectiveError::OperationMismatch { rank, expected, got: deposit.signature() });
+            return Err(CollectiveError::OperationMismatch {
+                rank,
+                expected,
+                got: deposit.signature(),
+            });
         }
         if deposit.len() != root_deposit.len() {
             let (expected, got) = (root_deposit.len(), deposit.len());
-            return Err(CollectiveError::LengthMismatch { collective, rank, expected, got });
+            return Err(CollectiveError::LengthMismatch {
+                collective,
+                rank,
+                expected,
+                got,
+            });
         }
     }
     if let Deposit::Broadcast { root, .. } = *root_deposit {
         let sent = deposits.into_iter().nth(root);
-        return sent.ok_or(CollectiveError::NoSuchRoot { collective, root, world_size });
+        return sent.ok_or(CollectiveError::NoSuchRoot {
+            collective,
+            root,
+            world_size,
+        });
     }
     let mut deposits = deposits.into_iter();
     let first = deposits.next().expect("a world has at least one rank");
@@ -86,16 +99,28 @@ pub(super) fn combine(deposits: Vec<Deposit>) -> Result<Deposit, CollectiveError
 fn add(mut total: Deposit, deposit: Deposit) -> Deposit {
     match (&mut total, deposit) {
         (Deposit::SumF32(total), Deposit::SumF32(values)) => {
-            total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
+            total
+                .iter_mut()
+                .zip(values)
+                .for_each(|(total, value)| *total += value);
         }
         (Deposit::SumF64(total), Deposit::SumF64(values)) => {
-            total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
+            total
+                .iter_mut()
+                .zip(values)
+                .for_each(|(total, value)| *total += value);
         }
         (Deposit::SumU64(total), Deposit::SumU64(values)) => {
-            total.iter_mut().zip(values).for_each(|(total, value)| *total = total.wrapping_add(value));
+            total
+                .iter_mut()
+                .zip(values)
+                .for_each(|(total, value)| *total = total.wrapping_add(value));
         }
         (Deposit::MaxU64(total), Deposit::MaxU64(values)) => {
-            total.iter_mut().zip(values).for_each(|(total, value)| *total = value.max(*total));
+            total
+                .iter_mut()
+                .zip(values)
+                .for_each(|(total, value)| *total = value.max(*total));
         }
         (Deposit::Gather(total), Deposit::Gather(mut bytes)) => total.append(&mut bytes),
         _ => {}

@@ -41,7 +41,11 @@ impl ThreadCommunicator {
     }
 
     fn in_world(world: Arc<World>, topology: Topology) -> Self {
-        Self { world, topology, round: Mutex::new(0) }
+        Self {
+            world,
+            topology,
+            round: Mutex::new(0),
+        }
     }
 
     /// Brings `deposit`, waits for every rank's, and returns the common result.
@@ -53,18 +57,36 @@ impl ThreadCommunicator {
     }
 
     /// The message that `call` waits for, which must fill `bytes`.
-    fn receive_into(&self, call: &'static str, from: usize, tag: Tag, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+    fn receive_into(
+        &self,
+        call: &'static str,
+        from: usize,
+        tag: Tag,
+        bytes: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         let message = self.world.receive(self.topology.rank, Some(from), tag)?;
         if message.bytes.len() != bytes.len() {
             let (expected, got) = (bytes.len(), message.bytes.len());
-            return Err(CollectiveError::LengthMismatch { collective: call, rank: from, expected, got });
+            return Err(CollectiveError::LengthMismatch {
+                collective: call,
+                rank: from,
+                expected,
+                got,
+            });
         }
         bytes.copy_from_slice(&message.bytes);
         Ok(())
     }
 
     fn send_as(&self, to: usize, tag: Tag, bytes: &[u8]) -> Result<(), CollectiveError> {
-        self.world.send(to, Message { from: self.topology.rank, tag, bytes: bytes.to_vec() })
+        self.world.send(
+            to,
+            Message {
+                from: self.topology.rank,
+                tag,
+                bytes: bytes.to_vec(),
+            },
+        )
     }
 }
 
@@ -106,9 +128,10 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        if let Deposit::Broadcast { bytes: sent, .. } =
-            &*self.combine(Deposit::Broadcast { root, bytes: bytes.to_vec() })?
-        {
+        if let Deposit::Broadcast { bytes: sent, .. } = &*self.combine(Deposit::Broadcast {
+            root,
+            bytes: bytes.to_vec(),
+        })? {
             bytes.copy_from_slice(sent);
         }
         Ok(())
@@ -135,7 +158,13 @@ impl Communicator for ThreadCommunicator {
         self.receive_into("receive", from, Tag::User(tag), bytes)
     }
 
-    fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError> {
+    fn exchange(
+        &self,
+        to: usize,
+        outgoing: &[u8],
+        from: usize,
+        incoming: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         expect_peer(&self.topology, "exchange", to)?;
         expect_peer(&self.topology, "exchange", from)?;
         self.send_as(to, Tag::Exchange, outgoing)?;
@@ -146,7 +175,9 @@ impl Communicator for ThreadCommunicator {
         if self.world_size() == 1 {
             expect_peer(&self.topology, "receive_any", self.topology.rank)?;
         }
-        let message = self.world.receive(self.topology.rank, None, Tag::User(tag))?;
+        let message = self
+            .world
+            .receive(self.topology.rank, None, Tag::User(tag))?;
         Ok((message.from, message.bytes))
     }
 
@@ -160,13 +191,20 @@ impl Communicator for ThreadCommunicator {
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
         match &*self.combine(Deposit::Duplicate(self.world.duplicate()))? {
-            Deposit::Duplicate(world) => Ok(Arc::new(Self::in_world(Arc::clone(world), self.topology.clone()))),
+            Deposit::Duplicate(world) => Ok(Arc::new(Self::in_world(
+                Arc::clone(world),
+                self.topology.clone(),
+            ))),
             _ => unreachable!("combine keeps the kind of the deposits"),
         }
     }
 
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
-        assert!((1..=self.world_size()).contains(&count), "first ranks: {count} of {}", self.world_size());
+        assert!(
+            (1..=self.world_size()).contains(&count),
+            "first ranks: {count} of {}",
+            self.world_size()
+        );
         match &*self.combine(Deposit::Duplicate(self.world.relative(count)))? {
             Deposit::Duplicate(world) if self.topology.rank < count => {
                 let topology = Topology::on_one_node(self.topology.rank, count);
@@ -212,7 +250,10 @@ impl Drop for ThreadCommunicator {
 ///
 /// # Panics
 /// When `world_size` is 0 or a rank panics.
-pub fn run_ranks<T: Send>(world_size: usize, rank_main: impl Fn(ThreadCommunicator) -> T + Sync) -> Vec<T> {
+pub fn run_ranks<T: Send>(
+    world_size: usize,
+    rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
+) -> Vec<T> {
     let first_panic = Mutex::new(None);
     let outcomes: Vec<Option<T>> = std::thread::scope(|scope| {
         let threads: Vec<_> = ThreadCommunicator::world(world_size)
@@ -230,12 +271,18 @@ pub fn run_ranks<T: Send>(world_size: usize, rank_main: impl Fn(ThreadCommunicat
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().ok().and_then(Result::ok)).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().ok().and_then(Result::ok))
+            .collect()
     });
     if let Some(panic) = lock(&first_panic).take() {
         resume_unwind(panic);
     }
-    outcomes.into_iter().map(|outcome| outcome.expect("a rank without a result has panicked")).collect()
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.expect("a rank without a result has panicked"))
+        .collect()
 }
 
 /// A rank that panics inside a collective ends the world; its poisoned lock says nothing more.

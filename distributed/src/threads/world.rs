@@ -76,7 +76,11 @@ impl World {
             aborted: None,
             left: vec![false; world_size],
         };
-        let world = Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), family });
+        let world = Arc::new(Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            family,
+        });
         let mut family = lock(&world.family);
         family.retain(|world| world.strong_count() > 0);
         family.push(Arc::downgrade(&world));
@@ -86,7 +90,10 @@ impl World {
 
     /// Ends this world and its duplicates, all at once: a rank that learns of it and leaves must not be named as the cause elsewhere.
     pub(super) fn abort(&self, rank: usize, reason: &str) {
-        let error = CollectiveError::Aborted { rank, reason: reason.to_owned() };
+        let error = CollectiveError::Aborted {
+            rank,
+            reason: reason.to_owned(),
+        };
         // The family stays locked, so that no other abort takes the worlds in another order.
         let family = lock(&self.family);
         let worlds: Vec<Arc<Self>> = family.iter().filter_map(Weak::upgrade).collect();
@@ -107,14 +114,20 @@ impl World {
     }
 
     /// Brings the `deposit` of `rank`, waits for every rank's, and returns the common result.
-    pub(super) fn combine(&self, rank: usize, round: u64, deposit: Deposit) -> Result<Arc<Deposit>, CollectiveError> {
+    pub(super) fn combine(
+        &self,
+        rank: usize,
+        round: u64,
+        deposit: Deposit,
+    ) -> Result<Arc<Deposit>, CollectiveError> {
         let mut state = lock(&self.state);
         if let Some(ended) = &state.ended {
             return Err(ended.clone());
         }
         state.deposits[rank] = Some(deposit);
         if state.deposits.iter().all(Option::is_some) {
-            let deposits: Vec<Deposit> = state.deposits.iter_mut().filter_map(Option::take).collect();
+            let deposits: Vec<Deposit> =
+                state.deposits.iter_mut().filter_map(Option::take).collect();
             state.result = Some((round, combine(deposits).map(Arc::new)));
             self.changed.notify_all();
         }
@@ -128,7 +141,10 @@ impl World {
             if let Some(ended) = &state.ended {
                 return Err(ended.clone());
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -145,26 +161,44 @@ impl World {
     }
 
     /// Takes the oldest message for `rank` with this tag, from rank `from` or from any, and waits for it if need be.
-    pub(super) fn receive(&self, rank: usize, from: Option<usize>, tag: Tag) -> Result<Message, CollectiveError> {
+    pub(super) fn receive(
+        &self,
+        rank: usize,
+        from: Option<usize>,
+        tag: Tag,
+    ) -> Result<Message, CollectiveError> {
         let mut state = lock(&self.state);
         loop {
             if let Some(message) = state.take(rank, from, tag)? {
                 return Ok(message);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Takes the oldest message for `rank` with this tag, if there is one.
-    pub(super) fn try_receive(&self, rank: usize, tag: Tag) -> Result<Option<Message>, CollectiveError> {
+    pub(super) fn try_receive(
+        &self,
+        rank: usize,
+        tag: Tag,
+    ) -> Result<Option<Message>, CollectiveError> {
         lock(&self.state).take(rank, None, tag)
     }
 }
 
 impl State {
     /// A message that was sent before the end of the world comes before it.
-    fn take(&mut self, rank: usize, from: Option<usize>, tag: Tag) -> Result<Option<Message>, CollectiveError> {
-        let wanted = |message: &Message| message.tag == tag && from.is_none_or(|from| message.from == from);
+    fn take(
+        &mut self,
+        rank: usize,
+        from: Option<usize>,
+        tag: Tag,
+    ) -> Result<Option<Message>, CollectiveError> {
+        let wanted =
+            |message: &Message| message.tag == tag && from.is_none_or(|from| message.from == from);
         if let Some(index) = self.mailboxes[rank].iter().position(wanted) {
             return Ok(self.mailboxes[rank].remove(index));
         }
@@ -183,5 +217,8 @@ impl State {
 }
 
 fn has_left(rank: usize) -> CollectiveError {
-    CollectiveError::Aborted { rank, reason: "the rank has left".to_owned() }
+    CollectiveError::Aborted {
+        rank,
+        reason: "the rank has left".to_owned(),
+    }
 }

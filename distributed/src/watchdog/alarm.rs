@@ -51,7 +51,9 @@ impl Verdict {
     /// the last `timeout`.
     pub(super) fn on(answers: &[Option<Report>], timeout: Duration) -> Option<Self> {
         let ranks = |wanted: &dyn Fn(Option<&Report>) -> bool| -> Vec<usize> {
-            (0..answers.len()).filter(|&rank| wanted(answers[rank].as_ref())).collect()
+            (0..answers.len())
+                .filter(|&rank| wanted(answers[rank].as_ref()))
+                .collect()
         };
         let silent = ranks(&|answer| answer.is_none());
         if !silent.is_empty() {
@@ -60,7 +62,11 @@ impl Verdict {
         let concerns = |answer: Option<&Report>, test: &dyn Fn(&Report) -> bool| {
             answer.is_some_and(|report| !is_at_rest(report) && test(report))
         };
-        let busy = ranks(&|answer| concerns(answer, &|report| report.call.is_none() && report.still_for >= timeout));
+        let busy = ranks(&|answer| {
+            concerns(answer, &|report| {
+                report.call.is_none() && report.still_for >= timeout
+            })
+        });
         if !busy.is_empty() {
             return Some(Self::Busy(busy));
         }
@@ -69,13 +75,25 @@ impl Verdict {
         }
         let common = majority(answers).map(meeting);
         let apart = ranks(&|answer| concerns(answer, &|report| Some(meeting(report)) != common));
-        Some(if apart.is_empty() { Self::Together } else { Self::Apart(apart) })
+        Some(if apart.is_empty() {
+            Self::Together
+        } else {
+            Self::Apart(apart)
+        })
     }
 
     /// How long it takes at least until there can be a verdict on ranks that do not change.
     pub(super) fn is_due_in(answers: &[Option<Report>], timeout: Duration) -> Duration {
-        let concerned = || answers.iter().flatten().filter(|report| !is_at_rest(report));
-        let busy = concerned().filter(|report| report.call.is_none()).map(|report| report.still_for).max();
+        let concerned = || {
+            answers
+                .iter()
+                .flatten()
+                .filter(|report| !is_at_rest(report))
+        };
+        let busy = concerned()
+            .filter(|report| report.call.is_none())
+            .map(|report| report.still_for)
+            .max();
         let all = concerned().map(|report| report.still_for).min();
         timeout.saturating_sub(busy.max(all).unwrap_or_default())
     }
@@ -107,32 +125,51 @@ impl Alarm {
         let call = |report: &Report| report.call.map_or("no call", |(name, _)| name);
         match &self.verdict {
             Verdict::Silent(ranks) => {
-                let (do_not, their) =
-                    if ranks.len() == 1 { ("does not", "its machine is") } else { ("do not", "their machines are") };
-                format!("{} {do_not} answer: stopped or ended, or {their} gone or overloaded", list(ranks))
+                let (do_not, their) = if ranks.len() == 1 {
+                    ("does not", "its machine is")
+                } else {
+                    ("do not", "their machines are")
+                };
+                format!(
+                    "{} {do_not} answer: stopped or ended, or {their} gone or overloaded",
+                    list(ranks)
+                )
             }
             Verdict::Busy(ranks) => told(ranks, &|rank, report| {
-                let (phase, place, busy) = (report.phase, report.place(), seconds(report.phase_for));
+                let (phase, place, busy) =
+                    (report.phase, report.place(), seconds(report.phase_for));
                 format!("rank {rank} waits for nobody, busy in {phase} of {place} for {busy}")
             }),
             Verdict::Apart(ranks) => {
-                let apart =
-                    told(ranks, &|rank, report| format!("rank {rank} waits in {} of {}", call(report), report.place()));
+                let apart = told(ranks, &|rank, report| {
+                    format!(
+                        "rank {rank} waits in {} of {}",
+                        call(report),
+                        report.place()
+                    )
+                });
                 let rule = "every rank must make the same calls in the same order";
                 match majority(&self.answers) {
-                    Some(most) => format!("{apart}, most in {} of {}; {rule}", call(most), most.place()),
+                    Some(most) => format!(
+                        "{apart}, most in {} of {}; {rule}",
+                        call(most),
+                        most.place()
+                    ),
                     None => format!("{apart}; {rule}"),
                 }
             }
             Verdict::Together => {
                 let most = majority(&self.answers);
-                let place =
-                    most.map_or_else(String::new, |report| format!(" in {} of {}", call(report), report.place()));
+                let place = most.map_or_else(String::new, |report| {
+                    format!(" in {} of {}", call(report), report.place())
+                });
                 let full = match most.map(call) {
                     Some("node_memory") => "/dev/shm of a node has too little space, ",
                     _ => "",
                 };
-                format!("all ranks wait{place}: {full}a connection is lost, or the call takes longer than the timeout")
+                format!(
+                    "all ranks wait{place}: {full}a connection is lost, or the call takes longer than the timeout"
+                )
             }
             Verdict::NotStarted => "not all ranks have started their watchdogs".to_owned(),
         }
@@ -145,7 +182,11 @@ impl Display for Alarm {
         for (rank, answer) in self.answers.iter().enumerate() {
             match answer {
                 Some(report) => write!(formatter, "\n  rank {rank}: {report}")?,
-                None => write!(formatter, "\n  rank {rank}: no answer within {}", seconds(self.asked_for))?,
+                None => write!(
+                    formatter,
+                    "\n  rank {rank}: no answer within {}",
+                    seconds(self.asked_for)
+                )?,
             }
         }
         Ok(())
@@ -154,14 +195,30 @@ impl Display for Alarm {
 
 /// What must be equal on ranks that wait for each other.
 fn meeting(report: &Report) -> (u64, u64, Option<usize>, Option<&'static str>) {
-    (report.epoch, report.step, report.bucket, report.call.map(|(name, _)| name))
+    (
+        report.epoch,
+        report.step,
+        report.bucket,
+        report.call.map(|(name, _)| name),
+    )
 }
 
 /// A report of the ranks that are more than half of all and wait at the same place.
 fn majority(answers: &[Option<Report>]) -> Option<&Report> {
-    let concerned = || answers.iter().flatten().filter(|report| !is_at_rest(report));
-    let same = |report: &&Report| concerned().filter(|other| meeting(other) == meeting(report)).count();
-    concerned().max_by_key(same).filter(|report| 2 * same(report) > concerned().count())
+    let concerned = || {
+        answers
+            .iter()
+            .flatten()
+            .filter(|report| !is_at_rest(report))
+    };
+    let same = |report: &&Report| {
+        concerned()
+            .filter(|other| meeting(other) == meeting(report))
+            .count()
+    };
+    concerned()
+        .max_by_key(same)
+        .filter(|report| 2 * same(report) > concerned().count())
 }
 
 #[cfg(test)]
@@ -185,7 +242,13 @@ mod tests {
 
     fn alarm(answers: Vec<Option<Report>>) -> Alarm {
         let verdict = Verdict::on(&answers, TIMEOUT).unwrap();
-        Alarm { rank: 0, waited: TIMEOUT, asked_for: TIMEOUT, answers, verdict }
+        Alarm {
+            rank: 0,
+            waited: TIMEOUT,
+            asked_for: TIMEOUT,
+            answers,
+            verdict,
+        }
     }
 
     #[test]
@@ -202,19 +265,29 @@ mod tests {
 
     /// A rank with a change `seconds` ago.
     fn changed(seconds: u64, phase: Phase, call: Option<&'static str>) -> Option<Report> {
-        report(7, call).map(|report| Report { phase, still_for: Duration::from_secs(seconds), ..report })
+        report(7, call).map(|report| Report {
+            phase,
+            still_for: Duration::from_secs(seconds),
+            ..report
+        })
     }
 
     #[test]
     fn there_is_no_verdict_while_a_rank_makes_progress() {
         let waits = || changed(70, Phase::Waiting, Some("barrier"));
-        for progresses in [changed(59, Phase::Data, None), changed(1, Phase::Data, Some("send"))] {
+        for progresses in [
+            changed(59, Phase::Data, None),
+            changed(1, Phase::Data, Some("send")),
+        ] {
             let answers = [waits(), progresses.clone(), waits()];
             assert_eq!(Verdict::on(&answers, TIMEOUT), None);
             let still_for = progresses.unwrap().still_for;
             assert_eq!(Verdict::is_due_in(&answers, TIMEOUT), TIMEOUT - still_for);
         }
-        assert_eq!(Verdict::on(&[waits(), waits()], TIMEOUT), Some(Verdict::Together));
+        assert_eq!(
+            Verdict::on(&[waits(), waits()], TIMEOUT),
+            Some(Verdict::Together)
+        );
     }
 
     #[test]
@@ -232,16 +305,32 @@ mod tests {
     fn a_rank_that_serves_is_named_only_where_it_waits_itself() {
         let idle = || changed(600, Phase::Serving, None);
         let waits = |call| changed(70, Phase::Waiting, Some(call));
-        assert_eq!(Verdict::on(&[waits("receive"), changed(3, Phase::Data, None), idle()], TIMEOUT), None);
-        assert_eq!(Verdict::on(&[waits("barrier"), idle(), idle()], TIMEOUT), Some(Verdict::Together));
+        assert_eq!(
+            Verdict::on(
+                &[waits("receive"), changed(3, Phase::Data, None), idle()],
+                TIMEOUT
+            ),
+            None
+        );
+        assert_eq!(
+            Verdict::on(&[waits("barrier"), idle(), idle()], TIMEOUT),
+            Some(Verdict::Together)
+        );
         let sends = changed(70, Phase::Serving, Some("send"));
         let answers = [waits("barrier"), waits("barrier"), sends];
-        assert_eq!(Verdict::on(&answers, TIMEOUT), Some(Verdict::Apart(vec![2])));
+        assert_eq!(
+            Verdict::on(&answers, TIMEOUT),
+            Some(Verdict::Apart(vec![2]))
+        );
     }
 
     #[test]
     fn a_busy_rank_comes_before_one_elsewhere() {
-        let alarm = alarm(vec![report(7, Some("barrier")), report(6, None), report(8, Some("barrier"))]);
+        let alarm = alarm(vec![
+            report(7, Some("barrier")),
+            report(6, None),
+            report(8, Some("barrier")),
+        ]);
         assert_eq!(alarm.verdict, Verdict::Busy(vec![1]));
         let text = "no progress for 60 s: rank 1 waits for nobody, busy in backward of epoch 0, step 6 for 61 s";
         assert_eq!(alarm.reason(), text);
@@ -250,19 +339,32 @@ mod tests {
     #[test]
     fn the_minority_is_named() {
         let rule = "every rank must make the same calls in the same order";
-        let other_call =
-            alarm(vec![report(7, Some("barrier")), report(7, Some("exchange")), report(7, Some("exchange"))]);
+        let other_call = alarm(vec![
+            report(7, Some("barrier")),
+            report(7, Some("exchange")),
+            report(7, Some("exchange")),
+        ]);
         assert_eq!(other_call.verdict, Verdict::Apart(vec![0]));
-        let text = "rank 0 waits in barrier of epoch 0, step 7, most in exchange of epoch 0, step 7";
-        assert_eq!(other_call.reason(), format!("no progress for 60 s: {text}; {rule}"));
-        let other_step =
-            alarm(vec![report(7, Some("barrier")), report(7, Some("barrier")), report(8, Some("barrier"))]);
+        let text =
+            "rank 0 waits in barrier of epoch 0, step 7, most in exchange of epoch 0, step 7";
+        assert_eq!(
+            other_call.reason(),
+            format!("no progress for 60 s: {text}; {rule}")
+        );
+        let other_step = alarm(vec![
+            report(7, Some("barrier")),
+            report(7, Some("barrier")),
+            report(8, Some("barrier")),
+        ]);
         assert_eq!(other_step.verdict, Verdict::Apart(vec![2]));
     }
 
     #[test]
     fn without_a_majority_all_are_named() {
-        let alarm = alarm(vec![report(7, Some("barrier")), report(7, Some("exchange"))]);
+        let alarm = alarm(vec![
+            report(7, Some("barrier")),
+            report(7, Some("exchange")),
+        ]);
         assert_eq!(alarm.verdict, Verdict::Apart(vec![0, 1]));
         let text = "rank 0 waits in barrier of epoch 0, step 7; rank 1 waits in exchange of epoch 0, step 7";
         assert!(alarm.reason().contains(text), "{alarm}");
@@ -272,9 +374,19 @@ mod tests {
     fn nobody_is_named_where_all_wait_together() {
         let alarm = alarm(vec![report(7, Some("barrier")); 3]);
         assert_eq!(alarm.verdict, Verdict::Together);
-        assert!(alarm.reason().contains("all ranks wait in barrier of epoch 0, step 7: a connection "), "{alarm}");
+        assert!(
+            alarm
+                .reason()
+                .contains("all ranks wait in barrier of epoch 0, step 7: a connection "),
+            "{alarm}"
+        );
         let allocates = self::alarm(vec![report(0, Some("node_memory")); 2]);
-        assert!(allocates.reason().contains("step 0: /dev/shm of a node has too little space, a "), "{allocates}");
+        assert!(
+            allocates
+                .reason()
+                .contains("step 0: /dev/shm of a node has too little space, a "),
+            "{allocates}"
+        );
     }
 
     #[test]

@@ -39,7 +39,11 @@ struct Message {
 
 impl Post {
     pub(super) fn new(communicator: Arc<dyn Communicator>) -> Self {
-        Self { communicator, threads: Vec::new(), waiting: VecDeque::new() }
+        Self {
+            communicator,
+            threads: Vec::new(),
+            waiting: VecDeque::new(),
+        }
     }
 
     /// Sends a message on a thread of its own; messages are rare, and to one rank go few at a time.
@@ -55,7 +59,9 @@ impl Post {
             let Message { to, tag, bytes } = message;
             let thread = builder().name("watchdog-post".to_owned());
             // What cannot be sent is an answer that does not come.
-            let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else { return };
+            let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else {
+                return;
+            };
             self.threads.push(thread);
             self.waiting.pop_front();
         }
@@ -75,7 +81,9 @@ impl Post {
 impl Drop for Post {
     fn drop(&mut self) {
         let start = Instant::now();
-        while self.threads.iter().any(|thread| !thread.is_finished()) && start.elapsed() < LAST_POSTS {
+        while self.threads.iter().any(|thread| !thread.is_finished())
+            && start.elapsed() < LAST_POSTS
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -102,7 +110,13 @@ impl Inquiry {
             post.send(to, QUESTION, number.to_le_bytes().to_vec());
         }
         let now = Instant::now();
-        Self { number, call, started: now, asked: now, answers }
+        Self {
+            number,
+            call,
+            started: now,
+            asked: now,
+            answers,
+        }
     }
 
     /// Asks those who have answered once more, while others have not.
@@ -137,7 +151,11 @@ mod tests {
             let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
             let mut post = Post::new(communicator.clone());
             if rank == 0 {
-                post.waiting.push_back(Message { to: 1, tag: ANSWER, bytes: vec![7] });
+                post.waiting.push_back(Message {
+                    to: 1,
+                    tag: ANSWER,
+                    bytes: vec![7],
+                });
                 // No thread has such a stack.
                 post.send_waiting(|| Builder::new().stack_size(1 << 60));
                 assert_eq!(post.waiting.len(), 1);

@@ -78,20 +78,42 @@ impl Watchdog {
         on_alarm: OnAlarm,
     ) -> Result<Self, CollectiveError> {
         if communicator.world_size() == 1 {
-            return Ok(Self { stop: None, thread: None, timeout: Timeout::new(timeout), _communicator: None });
+            return Ok(Self {
+                stop: None,
+                thread: None,
+                timeout: Timeout::new(timeout),
+                _communicator: None,
+            });
         }
         if !communicator.supports_threads() {
-            return Err(CollectiveError::WatchdogNeedsThreads { library: communicator.library() });
+            return Err(CollectiveError::WatchdogNeedsThreads {
+                library: communicator.library(),
+            });
         }
         let (duplicate, on_alarm) = duplicate_in_time(communicator, timeout, on_alarm)?;
         duplicate.set_wait_policy(WaitPolicy::Sleep);
         let (stop, stopped) = channel();
         let timeout = Timeout::new(timeout);
-        let watch = Watch::new(Arc::clone(&duplicate), rank_status, timeout.clone(), on_alarm);
+        let watch = Watch::new(
+            Arc::clone(&duplicate),
+            rank_status,
+            timeout.clone(),
+            on_alarm,
+        );
         let rank = communicator.rank();
-        let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch.run(&stopped));
-        let thread = thread.map_err(|error| CollectiveError::WatchdogThread { rank, text: error.to_string() })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), timeout, _communicator: Some(duplicate) })
+        let thread = std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || watch.run(&stopped));
+        let thread = thread.map_err(|error| CollectiveError::WatchdogThread {
+            rank,
+            text: error.to_string(),
+        })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+            timeout,
+            _communicator: Some(duplicate),
+        })
     }
 
     /// Changes the timeout, for calls under way, too; all ranks should take the same.
@@ -118,7 +140,8 @@ fn duplicate_in_time(
 ) -> Result<(Arc<dyn Communicator>, OnAlarm), CollectiveError> {
     let rank = communicator.rank();
     let start = Instant::now();
-    let limit = timeout.saturating_add(STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED));
+    let limit = timeout
+        .saturating_add(STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED));
     let (done, waits) = channel::<()>();
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("watchdog-start".to_owned());
@@ -142,7 +165,9 @@ fn duplicate_in_time(
         // Its own calls must not look like progress of this rank.
         let duplicate = communicator.unwatched_duplicate();
         drop(done);
-        let on_alarm = thread.join().map_err(|_| failed("it panicked".to_owned()))?;
+        let on_alarm = thread
+            .join()
+            .map_err(|_| failed("it panicked".to_owned()))?;
         Ok((duplicate?, on_alarm))
     })
 }

@@ -48,7 +48,10 @@ impl Phase {
     ];
 
     pub(super) fn from_code(code: u64) -> Option<Self> {
-        usize::try_from(code).ok().and_then(|code| Self::ALL.get(code)).copied()
+        usize::try_from(code)
+            .ok()
+            .and_then(|code| Self::ALL.get(code))
+            .copied()
     }
 }
 

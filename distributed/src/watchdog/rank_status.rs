@@ -32,9 +32,15 @@ pub(crate) enum Call {
     NodeMemory,
     NodeSumF32,
     NodeSumU64,
-    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "noted by NCCL's calls alone"))]
+    #[cfg_attr(
+        not(feature = "nccl"),
+        allow(dead_code, reason = "noted by NCCL's calls alone")
+    )]
     NcclInit,
-    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "noted by NCCL's calls alone"))]
+    #[cfg_attr(
+        not(feature = "nccl"),
+        allow(dead_code, reason = "noted by NCCL's calls alone")
+    )]
     NcclSum,
 }
 
@@ -63,7 +69,10 @@ const CALLS: [&str; 19] = [
 
 /// The name of a call from its code; `None` for the code 0 and for unknown ones.
 pub(super) fn call_name(code: u64) -> Option<&'static str> {
-    let name = usize::try_from(code).ok().and_then(|code| CALLS.get(code)).copied();
+    let name = usize::try_from(code)
+        .ok()
+        .and_then(|code| CALLS.get(code))
+        .copied();
     name.filter(|name| !name.is_empty())
 }
 
@@ -138,7 +147,8 @@ impl RankStatus {
     /// Begins a phase, also if it is the one before.
     pub fn enter(&self, phase: Phase) {
         self.count_before.store(self.count(), Ordering::Relaxed);
-        self.phase.store(self.stamp(phase as u64), Ordering::Relaxed);
+        self.phase
+            .store(self.stamp(phase as u64), Ordering::Relaxed);
     }
 
     /// Begins a step.
@@ -149,7 +159,10 @@ impl RankStatus {
 
     /// Tells which bucket of gradients is being reduced.
     pub fn bucket(&self, bucket: Option<usize>) {
-        self.bucket.store(bucket.map_or(0, |bucket| bucket as u64 + 1), Ordering::Relaxed);
+        self.bucket.store(
+            bucket.map_or(0, |bucket| bucket as u64 + 1),
+            Ordering::Relaxed,
+        );
     }
 
     /// Tells of progress inside a phase that may take long: bytes, files, batches.
@@ -159,26 +172,42 @@ impl RankStatus {
 
     /// Where this rank is now.
     pub fn report(&self) -> Report {
-        let [phase, bucket] = [&self.phase, &self.bucket].map(|place| place.load(Ordering::Relaxed));
+        let [phase, bucket] =
+            [&self.phase, &self.bucket].map(|place| place.load(Ordering::Relaxed));
         let oldest = self.oldest_call();
         Report {
             epoch: self.epoch.load(Ordering::Relaxed),
             step: self.step.load(Ordering::Relaxed),
             phase: Phase::from_code(code(phase)).unwrap_or(Phase::Starting),
             phase_for: self.since(phase),
-            count: self.count().saturating_sub(self.count_before.load(Ordering::Relaxed)),
+            count: self
+                .count()
+                .saturating_sub(self.count_before.load(Ordering::Relaxed)),
             still_for: self.still_for(),
-            bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
-            call: oldest.and_then(|call| call_name(code(call.0)).map(|name| (name, self.since(call.0)))),
+            bucket: bucket
+                .checked_sub(1)
+                .and_then(|bucket| usize::try_from(bucket).ok()),
+            call: oldest
+                .and_then(|call| call_name(code(call.0)).map(|name| (name, self.since(call.0)))),
         }
     }
 
     /// For how long nothing has been noted, as far as its readers could see: they look again and again.
     fn still_for(&self) -> Duration {
-        let places = [&self.epoch, &self.step, &self.bucket, &self.phase, &self.num_ended];
-        let [epoch, step, bucket, phase, num_ended] = places.map(|place| place.load(Ordering::Relaxed));
+        let places = [
+            &self.epoch,
+            &self.step,
+            &self.bucket,
+            &self.phase,
+            &self.num_ended,
+        ];
+        let [epoch, step, bucket, phase, num_ended] =
+            places.map(|place| place.load(Ordering::Relaxed));
         let calls = std::array::from_fn(|slot| self.calls[slot].load(Ordering::Relaxed));
-        let trace = Trace { place: [epoch, step, bucket, phase, num_ended, self.count()], calls };
+        let trace = Trace {
+            place: [epoch, step, bucket, phase, num_ended, self.count()],
+            calls,
+        };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.0 != trace {
             *seen = (trace, Instant::now());
@@ -188,7 +217,9 @@ impl RankStatus {
 
     /// All progress that was counted.
     fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed).wrapping_add(self.source.map_or(0, |source| source()))
+        self.count
+            .load(Ordering::Relaxed)
+            .wrapping_add(self.source.map_or(0, |source| source()))
     }
 
     /// Notes `call` until the result is dropped.
@@ -196,9 +227,14 @@ impl RankStatus {
         let stamp = self.stamp(call as u64);
         let free = |slot: &&AtomicU64| {
             slot.load(Ordering::Relaxed) == 0
-                && slot.compare_exchange(0, stamp, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+                && slot
+                    .compare_exchange(0, stamp, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
         };
-        Noted { slot: self.calls.iter().find(free), num_ended: &self.num_ended }
+        Noted {
+            slot: self.calls.iter().find(free),
+            num_ended: &self.num_ended,
+        }
     }
 
     /// The call that has been under way for longest.
@@ -221,7 +257,9 @@ impl RankStatus {
 
     /// The time since a stamp.
     fn since(&self, stamp: u64) -> Duration {
-        self.base.elapsed().saturating_sub(Duration::from_micros(stamp >> 8))
+        self.base
+            .elapsed()
+            .saturating_sub(Duration::from_micros(stamp >> 8))
     }
 }
 
@@ -265,17 +303,29 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         let inner = rank_status.note(Call::Exchange);
         let report = rank_status.report();
-        assert_eq!((report.epoch, report.step, report.phase, report.bucket), (2, 7, Phase::Backward, Some(0)));
+        assert_eq!(
+            (report.epoch, report.step, report.phase, report.bucket),
+            (2, 7, Phase::Backward, Some(0))
+        );
         assert!(
             report
                 .call
-                .is_some_and(|(name, waited)| name == "node_memory.sum_f32" && waited >= Duration::from_millis(2))
+                .is_some_and(|(name, waited)| name == "node_memory.sum_f32"
+                    && waited >= Duration::from_millis(2))
         );
         drop(outer);
-        assert!(rank_status.report().call.is_some_and(|(name, _)| name == "exchange"));
+        assert!(
+            rank_status
+                .report()
+                .call
+                .is_some_and(|(name, _)| name == "exchange")
+        );
         drop(inner);
         rank_status.bucket(None);
-        assert_eq!((rank_status.report().call, rank_status.report().bucket), (None, None));
+        assert_eq!(
+            (rank_status.report().call, rank_status.report().bucket),
+            (None, None)
+        );
     }
 
     #[test]
@@ -297,7 +347,9 @@ mod tests {
         assert!(is_progress(&|| rank_status.advance(1)));
         assert!(is_progress(&|| rank_status.bucket(Some(0))));
         assert!(is_progress(&|| drop(rank_status.note(Call::Barrier))));
-        assert!(is_progress(&|| std::mem::forget(rank_status.note(Call::Barrier))));
+        assert!(is_progress(&|| std::mem::forget(
+            rank_status.note(Call::Barrier)
+        )));
         assert!(!is_progress(&|| {}));
         assert!(!is_progress(&|| assert_eq!(rank_status.report().count, 1)));
     }
@@ -317,7 +369,9 @@ mod tests {
     #[test]
     fn more_calls_than_slots_are_not_noted_and_do_no_harm() {
         let rank_status = RankStatus::new();
-        let noted: Vec<_> = (0..SLOTS + 2).map(|_| rank_status.note(Call::Barrier)).collect();
+        let noted: Vec<_> = (0..SLOTS + 2)
+            .map(|_| rank_status.note(Call::Barrier))
+            .collect();
         assert_eq!(noted.iter().filter(|noted| noted.slot.is_none()).count(), 2);
         drop(noted);
         assert_eq!(rank_status.oldest_call(), None);
@@ -326,7 +380,10 @@ mod tests {
     #[test]
     fn every_call_has_its_name() {
         assert_eq!(Call::NcclSum as usize + 1, CALLS.len());
-        assert_eq!((call_name(Call::Barrier as u64), call_name(0), call_name(99)), (Some("barrier"), None, None));
+        assert_eq!(
+            (call_name(Call::Barrier as u64), call_name(0), call_name(99)),
+            (Some("barrier"), None, None)
+        );
         assert_eq!(call_code("barrier"), Call::Barrier as u64);
     }
 }

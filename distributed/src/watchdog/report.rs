@@ -41,20 +41,49 @@ impl Report {
 
     pub(super) fn to_bytes(&self) -> [u8; REPORT_BYTES] {
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let (call, waited) = self.call.map_or((0, 0), |(name, waited)| (call_code(name), millis(waited)));
+        let (call, waited) = self
+            .call
+            .map_or((0, 0), |(name, waited)| (call_code(name), millis(waited)));
         let bucket = self.bucket.map_or(0, |bucket| bucket as u64 + 1);
-        let (phase, phase_for, still_for) = (self.phase as u64, millis(self.phase_for), millis(self.still_for));
-        let numbers = [self.epoch, self.step, phase, phase_for, self.count, still_for, bucket, call, waited];
+        let (phase, phase_for, still_for) = (
+            self.phase as u64,
+            millis(self.phase_for),
+            millis(self.still_for),
+        );
+        let numbers = [
+            self.epoch, self.step, phase, phase_for, self.count, still_for, bucket, call, waited,
+        ];
         let mut bytes = [0; REPORT_BYTES];
-        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
+        bytes
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .zip(numbers)
+            .for_each(|(place, number)| *place = number.to_le_bytes());
         bytes
     }
 
     /// `None` if the bytes are no report.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (numbers, []) = bytes.as_chunks() else { return None };
-        let numbers: Vec<u64> = numbers.iter().map(|&number| u64::from_le_bytes(number)).collect();
-        let [epoch, step, phase, phase_for, count, still_for, bucket, call, waited] = *numbers.as_slice() else {
+        let (numbers, []) = bytes.as_chunks() else {
+            return None;
+        };
+        let numbers: Vec<u64> = numbers
+            .iter()
+            .map(|&number| u64::from_le_bytes(number))
+            .collect();
+        let [
+            epoch,
+            step,
+            phase,
+            phase_for,
+            count,
+            still_for,
+            bucket,
+            call,
+            waited,
+        ] = *numbers.as_slice()
+        else {
             return None;
         };
         Some(Self {
@@ -64,7 +93,9 @@ impl Report {
             phase_for: Duration::from_millis(phase_for),
             count,
             still_for: Duration::from_millis(still_for),
-            bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
+            bucket: bucket
+                .checked_sub(1)
+                .and_then(|bucket| usize::try_from(bucket).ok()),
             call: call_name(call).map(|name| (name, Duration::from_millis(waited))),
         })
     }
@@ -72,14 +103,22 @@ impl Report {
     /// Epoch, step and bucket.
     pub(super) fn place(&self) -> String {
         let Self { epoch, step, .. } = self;
-        let bucket = self.bucket.map_or_else(String::new, |bucket| format!(", bucket {bucket}"));
+        let bucket = self
+            .bucket
+            .map_or_else(String::new, |bucket| format!(", bucket {bucket}"));
         format!("epoch {epoch}, step {step}{bucket}")
     }
 }
 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}, {} for {}", self.place(), self.phase, seconds(self.phase_for))?;
+        write!(
+            formatter,
+            "{}, {} for {}",
+            self.place(),
+            self.phase,
+            seconds(self.phase_for)
+        )?;
         if self.count > 0 {
             write!(formatter, ", {} counted", self.count)?;
         }
@@ -93,7 +132,11 @@ impl Display for Report {
 /// `2.5 s` or, from 10 s on, `12 s`.
 pub(super) fn seconds(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
-    if seconds < 9.95 { format!("{seconds:.1} s") } else { format!("{seconds:.0} s") }
+    if seconds < 9.95 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{seconds:.0} s")
+    }
 }
 
 #[cfg(test)]
@@ -113,7 +156,11 @@ mod tests {
             call: Some(("barrier", Duration::from_millis(1_500))),
         };
         assert_eq!(Report::from_bytes(&report.to_bytes()), Some(report.clone()));
-        let idle = Report { bucket: None, call: None, ..report };
+        let idle = Report {
+            bucket: None,
+            call: None,
+            ..report
+        };
         assert_eq!(Report::from_bytes(&idle.to_bytes()), Some(idle));
         assert_eq!(Report::from_bytes(&[0; 5]), None);
         assert_eq!(Report::from_bytes(&[255; REPORT_BYTES]), None);
@@ -133,7 +180,16 @@ mod tests {
         };
         let text = "epoch 1, step 7, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
         assert_eq!(report.to_string(), text);
-        let opening = Report { phase: Phase::Opening, count: 4096, bucket: None, call: None, ..report };
-        assert_eq!(opening.to_string(), "epoch 1, step 7, opening for 12 s, 4096 counted; waits for nobody");
+        let opening = Report {
+            phase: Phase::Opening,
+            count: 4096,
+            bucket: None,
+            call: None,
+            ..report
+        };
+        assert_eq!(
+            opening.to_string(),
+            "epoch 1, step 7, opening for 12 s, 4096 counted; waits for nobody"
+        );
     }
 }

@@ -37,7 +37,10 @@ impl Timeout {
     }
 
     pub(super) fn set(&self, timeout: Duration) {
-        self.0.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0.store(
+            u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
     }
 
     fn get(&self) -> Duration {
@@ -119,13 +122,18 @@ impl Watch {
 
     /// For how long `call` has waited while this process ran.
     fn waited(&self, call: Underway) -> Duration {
-        self.rank_status.waited(call).min(self.running_since.elapsed())
+        self.rank_status
+            .waited(call)
+            .min(self.running_since.elapsed())
     }
 
     /// Where this rank is; while it was stopped from outside it could make no progress.
     fn report(&self) -> Report {
         let report = self.rank_status.report();
-        Report { still_for: report.still_for.min(self.running_since.elapsed()), ..report }
+        Report {
+            still_for: report.still_for.min(self.running_since.elapsed()),
+            ..report
+        }
     }
 
     fn look(&mut self) -> Result<Option<Alarm>, CollectiveError> {
@@ -138,14 +146,22 @@ impl Watch {
         self.last_look = Instant::now();
         let report = self.report();
         self.post.answer(&report)?;
-        let long = self.rank_status.oldest_call().filter(|&call| self.waited(call) > timeout / PART);
+        let long = self
+            .rank_status
+            .oldest_call()
+            .filter(|&call| self.waited(call) > timeout / PART);
         let Some(call) = long else {
             (self.inquiry, self.held_since) = (None, None);
             return Ok(None);
         };
         let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.call == call) else {
             if self.pause_until <= Instant::now() {
-                self.inquiry = Some(Inquiry::start(&mut self.post, self.next_number, call, report));
+                self.inquiry = Some(Inquiry::start(
+                    &mut self.post,
+                    self.next_number,
+                    call,
+                    report,
+                ));
                 self.next_number += 1;
             }
             return Ok(None);
@@ -172,16 +188,23 @@ impl Watch {
 
     /// What follows from answers to a question that was asked `age` ago.
     fn decide(&mut self, call: Underway, answers: Vec<Option<Report>>, age: Duration) -> Decision {
-        let (rank, timeout, waited) = (self.communicator.rank(), self.timeout.get(), self.waited(call));
+        let (rank, timeout, waited) = (
+            self.communicator.rank(),
+            self.timeout.get(),
+            self.waited(call),
+        );
         let verdict = Verdict::on(&answers, timeout).filter(|_| waited >= timeout);
         let Some(verdict) = verdict else {
             self.held_since = None;
             let due = Verdict::is_due_in(&answers, timeout).max(timeout.saturating_sub(waited));
-            return Decision::AskAgain(due.clamp(self.interval(), timeout / PART + self.interval()));
+            return Decision::AskAgain(
+                due.clamp(self.interval(), timeout / PART + self.interval()),
+            );
         };
         // An earlier rank that is about to find the same speaks in this one's place.
         let soon = (timeout / 2).min(MAX_SOON);
-        let is_about_to_speak = |earlier: &Report| earlier.call.is_some() && earlier.waited() + age + soon > timeout;
+        let is_about_to_speak =
+            |earlier: &Report| earlier.call.is_some() && earlier.waited() + age + soon > timeout;
         if answers[..rank].iter().flatten().any(is_about_to_speak) {
             let held = self.held_since.get_or_insert_with(Instant::now).elapsed();
             if held < (3 * soon).max(timeout / 2) {
@@ -192,6 +215,12 @@ impl Watch {
                 };
             }
         }
-        Decision::Speak(Alarm { rank, waited, asked_for: timeout, answers, verdict })
+        Decision::Speak(Alarm {
+            rank,
+            waited,
+            asked_for: timeout,
+            answers,
+            verdict,
+        })
     }
 }

@@ -85,7 +85,13 @@ impl Communicator for WatchedCommunicator {
         self.inner.receive(from, tag, bytes)
     }
 
-    fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError> {
+    fn exchange(
+        &self,
+        to: usize,
+        outgoing: &[u8],
+        from: usize,
+        incoming: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         let _noted = self.rank_status.note(Call::Exchange);
         self.inner.exchange(to, outgoing, from, incoming)
     }
@@ -101,7 +107,10 @@ impl Communicator for WatchedCommunicator {
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
         let _noted = self.rank_status.note(Call::Duplicate);
-        Ok(Arc::new(Self::new(self.inner.duplicate()?, Arc::clone(&self.rank_status))))
+        Ok(Arc::new(Self::new(
+            self.inner.duplicate()?,
+            Arc::clone(&self.rank_status),
+        )))
     }
 
     fn unwatched_duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
@@ -112,7 +121,9 @@ impl Communicator for WatchedCommunicator {
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
         let _noted = self.rank_status.note(Call::Duplicate);
         let part = self.inner.first_ranks(count)?;
-        Ok(part.map(|part| -> Arc<dyn Communicator> { Arc::new(Self::new(part, Arc::clone(&self.rank_status))) }))
+        Ok(part.map(|part| -> Arc<dyn Communicator> {
+            Arc::new(Self::new(part, Arc::clone(&self.rank_status)))
+        }))
     }
 
     fn waiting(&self, wait: &mut dyn FnMut()) {
@@ -132,11 +143,18 @@ impl Communicator for WatchedCommunicator {
         self.inner.set_wait_policy(wait_policy);
     }
 
-    fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
+    fn node_memory(
+        &self,
+        members: &[usize],
+        bytes: usize,
+    ) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
         let _noted = self.rank_status.note(Call::NodeMemory);
         let memory = self.inner.node_memory(members, bytes)?;
         Ok(memory.map(|inner| -> Box<dyn NodeMemory> {
-            Box::new(WatchedMemory { inner, rank_status: Arc::clone(&self.rank_status) })
+            Box::new(WatchedMemory {
+                inner,
+                rank_status: Arc::clone(&self.rank_status),
+            })
         }))
     }
 
@@ -161,12 +179,20 @@ struct WatchedMemory {
 }
 
 impl NodeMemory for WatchedMemory {
-    fn sum_f32(&mut self, values: &mut [f32], between: Option<Between<'_, f32>>) -> Result<(), CollectiveError> {
+    fn sum_f32(
+        &mut self,
+        values: &mut [f32],
+        between: Option<Between<'_, f32>>,
+    ) -> Result<(), CollectiveError> {
         let _noted = self.rank_status.note(Call::NodeSumF32);
         self.inner.sum_f32(values, between)
     }
 
-    fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError> {
+    fn sum_u64(
+        &mut self,
+        values: &mut [u64],
+        between: Option<Between<'_, u64>>,
+    ) -> Result<(), CollectiveError> {
         let _noted = self.rank_status.note(Call::NodeSumU64);
         self.inner.sum_u64(values, between)
     }

@@ -37,7 +37,9 @@ fn all_checks(communicator: &dyn Communicator) {
 }
 
 fn bytes_of(rank: usize, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (rank * 29 + index * 3 + 1) as u8).collect()
+    (0..length)
+        .map(|index| (rank * 29 + index * 3 + 1) as u8)
+        .collect()
 }
 
 fn maxima_are_by_position(communicator: &dyn Communicator) {
@@ -50,14 +52,32 @@ fn maxima_are_by_position(communicator: &dyn Communicator) {
 fn peers_must_be_other_ranks(communicator: &dyn Communicator) {
     let (rank, world_size) = (communicator.rank(), communicator.world_size());
     for peer in [rank, world_size] {
-        let refused = |call| Err(CollectiveError::NoSuchPeer { call, peer, rank, world_size });
+        let refused = |call| {
+            Err(CollectiveError::NoSuchPeer {
+                call,
+                peer,
+                rank,
+                world_size,
+            })
+        };
         assert_eq!(communicator.send(peer, 1, &[1]), refused("send"));
         assert_eq!(communicator.receive(peer, 1, &mut [1]), refused("receive"));
-        assert_eq!(communicator.exchange(peer, &[1], peer, &mut [1]), refused("exchange"));
+        assert_eq!(
+            communicator.exchange(peer, &[1], peer, &mut [1]),
+            refused("exchange")
+        );
     }
     if world_size == 1 {
         let error = communicator.receive_any(1).unwrap_err();
-        assert_eq!(error, CollectiveError::NoSuchPeer { call: "receive_any", peer: 0, rank: 0, world_size: 1 });
+        assert_eq!(
+            error,
+            CollectiveError::NoSuchPeer {
+                call: "receive_any",
+                peer: 0,
+                rank: 0,
+                world_size: 1
+            }
+        );
     }
     assert_eq!(communicator.try_receive_any(999).unwrap(), None);
 }
@@ -67,12 +87,26 @@ fn a_ring_of_exchanges_never_waits_forever(communicator: &dyn Communicator, leng
     if world_size == 1 {
         return;
     }
-    let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let (next, previous) = (
+        (rank + 1) % world_size,
+        (rank + world_size - 1) % world_size,
+    );
     // Every rank sends another length.
     let mut incoming = vec![0; length + previous];
     for _ in 0..3 {
-        communicator.exchange(next, &bytes_of(rank, length + rank), previous, &mut incoming).unwrap();
-        assert_eq!(incoming, bytes_of(previous, length + previous), "{length} bytes");
+        communicator
+            .exchange(
+                next,
+                &bytes_of(rank, length + rank),
+                previous,
+                &mut incoming,
+            )
+            .unwrap();
+        assert_eq!(
+            incoming,
+            bytes_of(previous, length + previous),
+            "{length} bytes"
+        );
     }
 }
 
@@ -83,10 +117,18 @@ fn messages_arrive_in_order_and_whole(communicator: &dyn Communicator, length: u
             let mut bytes = vec![0; length];
             for round in 0..3 {
                 communicator.receive(0, 5, &mut bytes).unwrap();
-                assert_eq!(bytes, bytes_of(round, length), "message {round} of {length} bytes");
+                assert_eq!(
+                    bytes,
+                    bytes_of(round, length),
+                    "message {round} of {length} bytes"
+                );
             }
         } else if rank == 0 {
-            (0..3).for_each(|round| communicator.send(receiver, 5, &bytes_of(round, length)).unwrap());
+            (0..3).for_each(|round| {
+                communicator
+                    .send(receiver, 5, &bytes_of(round, length))
+                    .unwrap()
+            });
         }
     }
 }
@@ -94,13 +136,19 @@ fn messages_arrive_in_order_and_whole(communicator: &dyn Communicator, length: u
 fn root_hears_every_rank(communicator: &dyn Communicator, length: usize) {
     let (rank, world_size) = (communicator.rank(), communicator.world_size());
     if rank > 0 {
-        communicator.send(0, 7, &bytes_of(rank, length + rank)).unwrap();
+        communicator
+            .send(0, 7, &bytes_of(rank, length + rank))
+            .unwrap();
         communicator.send(0, 8, &bytes_of(rank, length)).unwrap();
     } else if world_size > 1 {
         let mut heard: Vec<usize> = (1..world_size)
             .map(|_| {
                 let (from, bytes) = communicator.receive_any(7).unwrap();
-                assert_eq!(bytes, bytes_of(from, length + from), "{length} bytes of rank {from}");
+                assert_eq!(
+                    bytes,
+                    bytes_of(from, length + from),
+                    "{length} bytes of rank {from}"
+                );
                 from
             })
             .collect();
@@ -108,13 +156,22 @@ fn root_hears_every_rank(communicator: &dyn Communicator, length: usize) {
             match communicator.try_receive_any(8).unwrap() {
                 None => std::thread::yield_now(),
                 Some((from, bytes)) => {
-                    assert_eq!(bytes, bytes_of(from, length), "{length} bytes of rank {from}");
+                    assert_eq!(
+                        bytes,
+                        bytes_of(from, length),
+                        "{length} bytes of rank {from}"
+                    );
                     heard.push(from);
                 }
             }
         }
         heard.sort_unstable();
-        assert_eq!(heard, (1..world_size).flat_map(|rank| [rank, rank]).collect::<Vec<_>>());
+        assert_eq!(
+            heard,
+            (1..world_size)
+                .flat_map(|rank| [rank, rank])
+                .collect::<Vec<_>>()
+        );
     }
     // Messages of the next check must not overtake these.
     communicator.barrier().unwrap();
@@ -126,7 +183,10 @@ fn calls_of_duplicates_do_not_mix(communicator: &dyn Communicator, duplicate: &d
         communicator.send(0, 3, b"first").unwrap();
         duplicate.send(0, 3, b"duplicate").unwrap();
     } else if rank == 0 && world_size > 1 {
-        assert_eq!(duplicate.receive_any(3).unwrap(), (1, b"duplicate".to_vec()));
+        assert_eq!(
+            duplicate.receive_any(3).unwrap(),
+            (1, b"duplicate".to_vec())
+        );
         assert_eq!(communicator.receive_any(3).unwrap(), (1, b"first".to_vec()));
         assert_eq!(duplicate.try_receive_any(3).unwrap(), None);
     }
@@ -141,7 +201,12 @@ fn a_message_of_another_length_is_refused(communicator: &dyn Communicator) {
             duplicate.send(0, 3, &bytes_of(1, sent)).unwrap();
         } else if rank == 0 && world_size > 1 {
             let error = duplicate.receive(1, 3, &mut [0; 4]).unwrap_err();
-            let expected = CollectiveError::LengthMismatch { collective: "receive", rank: 1, expected: 4, got: sent };
+            let expected = CollectiveError::LengthMismatch {
+                collective: "receive",
+                rank: 1,
+                expected: 4,
+                got: sent,
+            };
             assert_eq!(error, expected);
         }
     }

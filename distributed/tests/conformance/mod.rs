@@ -36,13 +36,20 @@ fn collectives(communicator: &dyn Communicator) {
 }
 
 fn ranks_agree_with_their_topology(communicator: &dyn Communicator) {
-    let (rank, world_size, topology) = (communicator.rank(), communicator.world_size(), communicator.topology());
+    let (rank, world_size, topology) = (
+        communicator.rank(),
+        communicator.world_size(),
+        communicator.topology(),
+    );
     assert!(rank < world_size);
     assert_eq!((topology.rank, topology.world_size), (rank, world_size));
     assert!(topology.local_rank < topology.local_size && topology.local_size <= world_size);
     assert!(topology.node_index < topology.num_nodes && topology.num_nodes <= world_size);
     assert!(!topology.node.is_empty() && !communicator.library().is_empty());
-    let mine = format!("{} {} {}", topology.node_index, topology.node, topology.local_rank);
+    let mine = format!(
+        "{} {} {}",
+        topology.node_index, topology.node, topology.local_rank
+    );
     let mut places = communicator.all_gather(mine.as_bytes()).unwrap();
     assert_eq!(places[rank], mine.as_bytes());
     places.sort();
@@ -52,22 +59,35 @@ fn ranks_agree_with_their_topology(communicator: &dyn Communicator) {
 
 fn sums_are_right_and_equal_on_all_ranks(communicator: &dyn Communicator, length: usize) {
     let sum = |values: &mut [f32]| communicator.all_reduce_sum(values).unwrap();
-    reductions::sums_are_right_and_equal(communicator, length, &format!("all_reduce_sum of {length}"), sum);
+    reductions::sums_are_right_and_equal(
+        communicator,
+        length,
+        &format!("all_reduce_sum of {length}"),
+        sum,
+    );
 }
 
 fn integers_are_summed_exactly(communicator: &dyn Communicator, length: usize) {
     let (rank, world_size) = (communicator.rank() as u64, communicator.world_size() as u64);
     let ranks_sum = world_size * (world_size - 1) / 2;
-    let mut values: Vec<u64> = (0..length as u64).map(|index| (1 << 40) + rank * index).collect();
+    let mut values: Vec<u64> = (0..length as u64)
+        .map(|index| (1 << 40) + rank * index)
+        .collect();
     communicator.all_reduce_sum_u64(&mut values).unwrap();
     for (index, &sum) in values.iter().enumerate() {
-        assert_eq!(sum, world_size * (1 << 40) + ranks_sum * index as u64, "element {index} of {length}");
+        assert_eq!(
+            sum,
+            world_size * (1 << 40) + ranks_sum * index as u64,
+            "element {index} of {length}"
+        );
     }
 }
 
 fn every_root_can_broadcast(communicator: &dyn Communicator, length: usize) {
     for root in 0..communicator.world_size() {
-        let of = |rank: usize| -> Vec<u8> { (0..length).map(|index| (rank * 17 + index) as u8).collect() };
+        let of = |rank: usize| -> Vec<u8> {
+            (0..length).map(|index| (rank * 17 + index) as u8).collect()
+        };
         let mut bytes = of(communicator.rank());
         communicator.broadcast(root, &mut bytes).unwrap();
         assert_eq!(bytes, of(root), "root {root}, {length} bytes");
@@ -77,7 +97,16 @@ fn every_root_can_broadcast(communicator: &dyn Communicator, length: usize) {
 fn gathered_bytes_come_in_rank_order(communicator: &dyn Communicator, length: usize) {
     // Every rank brings another length, and the last one brings nothing.
     let world_size = communicator.world_size();
-    let of = |rank: usize| vec![rank as u8 + 1; if rank + 1 == world_size { 0 } else { length + rank }];
+    let of = |rank: usize| {
+        vec![
+            rank as u8 + 1;
+            if rank + 1 == world_size {
+                0
+            } else {
+                length + rank
+            }
+        ]
+    };
     let gathered = communicator.all_gather(&of(communicator.rank())).unwrap();
     assert_eq!(gathered, (0..world_size).map(of).collect::<Vec<_>>());
 }
@@ -98,7 +127,11 @@ fn integer_sums_wrap(communicator: &dyn Communicator) {
 
 fn special_values_pass(communicator: &dyn Communicator) {
     let last = communicator.rank() + 1 == communicator.world_size();
-    let mut values = if last { [f32::NAN, f32::INFINITY, -0.0] } else { [1.0, 1.0, -0.0] };
+    let mut values = if last {
+        [f32::NAN, f32::INFINITY, -0.0]
+    } else {
+        [1.0, 1.0, -0.0]
+    };
     communicator.all_reduce_sum(&mut values).unwrap();
     assert!(values[0].is_nan());
     assert_eq!(values[1], f32::INFINITY);
@@ -108,7 +141,14 @@ fn special_values_pass(communicator: &dyn Communicator) {
 fn a_root_outside_the_world_is_refused(communicator: &dyn Communicator) {
     let world_size = communicator.world_size();
     let error = communicator.broadcast(world_size, &mut [1]).unwrap_err();
-    assert_eq!(error, CollectiveError::NoSuchRoot { collective: "broadcast", root: world_size, world_size });
+    assert_eq!(
+        error,
+        CollectiveError::NoSuchRoot {
+            collective: "broadcast",
+            root: world_size,
+            world_size
+        }
+    );
 }
 
 fn barriers_hold_in_a_row(communicator: &dyn Communicator) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, ReducerConfig, SingleCommunicator,
-    ThreadCommunicator, Traffic, launch_with, run_ranks,
+    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, ReducerConfig,
+    SingleCommunicator, ThreadCommunicator, Traffic, launch_with, run_ranks,
 };
 
 use crate::conformance;
@@ -36,7 +36,9 @@ fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting
     let told = run_ranks(2, |communicator| {
         let mut told = None;
         let work = |communicator: &Arc<dyn Communicator>| match communicator.rank() {
-            0 => Err(CollectiveError::Thread { text: "gone".to_owned() }),
+            0 => Err(CollectiveError::Thread {
+                text: "gone".to_owned(),
+            }),
             // The last rank would wait here.
             _ => communicator.barrier(),
         };
@@ -52,7 +54,10 @@ fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting
     });
     let (root, other) = (&told[0], &told[1]);
     assert!(root.0 == Some(0) && root.1.contains("gone"), "{root:?}");
-    assert!(other.0 == Some(1) && other.1.contains("job aborted by rank 0"), "{other:?}");
+    assert!(
+        other.0 == Some(1) && other.1.contains("job aborted by rank 0"),
+        "{other:?}"
+    );
 }
 
 #[test]
@@ -63,7 +68,11 @@ fn work_that_succeeds_leaves_when_all_ranks_have_finished() {
             num_done.fetch_add(1, Ordering::SeqCst);
             Ok::<(), CollectiveError>(())
         };
-        launch_with(|| Ok(Arc::new(communicator) as _), work, |_, error| panic!("{error}"));
+        launch_with(
+            || Ok(Arc::new(communicator) as _),
+            work,
+            |_, error| panic!("{error}"),
+        );
         assert_eq!(num_done.load(Ordering::SeqCst), 3);
     });
 }
@@ -75,7 +84,9 @@ fn thread_sums_are_added_in_rank_order() {
     for _ in 0..20 {
         let sums = run_ranks(3, |communicator| {
             // The last rank comes first.
-            std::thread::sleep(Duration::from_micros(200 * (2 - communicator.rank() as u64)));
+            std::thread::sleep(Duration::from_micros(
+                200 * (2 - communicator.rank() as u64),
+            ));
             let mut values = [parts[communicator.rank()]];
             communicator.all_reduce_sum(&mut values).unwrap();
             values[0]
@@ -93,8 +104,14 @@ fn different_lengths_fail_on_every_rank() {
         (first, communicator.broadcast(0, &mut bytes).unwrap_err())
     });
     for (first, second) in outcomes {
-        assert_eq!(first.to_string(), "all_reduce_sum: expected 4 elements as on rank 0, got 5 (rank 2)");
-        assert_eq!(second.to_string(), "broadcast: expected 3 elements as on rank 0, got 2 (rank 1)");
+        assert_eq!(
+            first.to_string(),
+            "all_reduce_sum: expected 4 elements as on rank 0, got 5 (rank 2)"
+        );
+        assert_eq!(
+            second.to_string(),
+            "broadcast: expected 3 elements as on rank 0, got 2 (rank 1)"
+        );
     }
 }
 
@@ -105,12 +122,21 @@ fn different_collectives_and_roots_fail_on_every_rank() {
             0 => communicator.barrier(),
             _ => communicator.all_reduce_sum_u64(&mut []),
         };
-        (mixed.unwrap_err(), communicator.broadcast(communicator.rank(), &mut []).unwrap_err())
+        (
+            mixed.unwrap_err(),
+            communicator
+                .broadcast(communicator.rank(), &mut [])
+                .unwrap_err(),
+        )
     });
     for (mixed, roots) in outcomes {
         let rule = "every rank must make the same collectives in the same order";
-        assert_eq!(mixed.to_string(), format!("rank 1 called all_reduce_sum_u64 while rank 0 called barrier; {rule}"));
-        let called = "rank 1 called broadcast from root 1 while rank 0 called broadcast from root 0";
+        assert_eq!(
+            mixed.to_string(),
+            format!("rank 1 called all_reduce_sum_u64 while rank 0 called barrier; {rule}")
+        );
+        let called =
+            "rank 1 called broadcast from root 1 while rank 0 called broadcast from root 0";
         assert_eq!(roots.to_string(), format!("{called}; {rule}"));
     }
 }
@@ -121,9 +147,15 @@ fn an_abort_ends_pending_and_later_collectives_on_every_rank() {
         if communicator.rank() == 1 {
             communicator.abort("out of disk", 1);
         }
-        (communicator.barrier().unwrap_err(), communicator.all_gather(&[1]).unwrap_err())
+        (
+            communicator.barrier().unwrap_err(),
+            communicator.all_gather(&[1]).unwrap_err(),
+        )
     });
-    let aborted = CollectiveError::Aborted { rank: 1, reason: "out of disk".to_owned() };
+    let aborted = CollectiveError::Aborted {
+        rank: 1,
+        reason: "out of disk".to_owned(),
+    };
     for outcome in outcomes {
         assert_eq!(outcome, (aborted.clone(), aborted.clone()));
     }
@@ -133,9 +165,16 @@ fn an_abort_ends_pending_and_later_collectives_on_every_rank() {
 fn a_rank_that_leaves_early_ends_the_waiting_of_the_others() {
     let outcomes = run_ranks(3, |communicator| {
         communicator.barrier().unwrap();
-        if communicator.rank() == 2 { Ok(()) } else { communicator.barrier() }
+        if communicator.rank() == 2 {
+            Ok(())
+        } else {
+            communicator.barrier()
+        }
     });
-    let left = Err(CollectiveError::Aborted { rank: 2, reason: "the rank has left".to_owned() });
+    let left = Err(CollectiveError::Aborted {
+        rank: 2,
+        reason: "the rank has left".to_owned(),
+    });
     assert_eq!(outcomes, [left.clone(), left, Ok(())]);
 }
 
@@ -145,12 +184,20 @@ fn an_abort_ends_messages_and_duplicates_too() {
         let duplicate = communicator.duplicate().unwrap();
         match communicator.rank() {
             0 => duplicate.abort("out of disk", 1),
-            1 => return (communicator.receive(2, 1, &mut [0]), communicator.send(2, 1, &[0])),
+            1 => {
+                return (
+                    communicator.receive(2, 1, &mut [0]),
+                    communicator.send(2, 1, &[0]),
+                );
+            }
             _ => {}
         }
         (communicator.receive_any(1).map(|_| ()), duplicate.barrier())
     });
-    let aborted = Err(CollectiveError::Aborted { rank: 0, reason: "out of disk".to_owned() });
+    let aborted = Err(CollectiveError::Aborted {
+        rank: 0,
+        reason: "out of disk".to_owned(),
+    });
     for outcome in outcomes {
         assert_eq!(outcome, (aborted.clone(), aborted.clone()));
     }
@@ -167,7 +214,12 @@ fn messages_of_a_rank_that_has_left_arrive_and_then_an_error() {
         // A world with one rank left hears nobody.
         _ => communicator.receive_any(1).map(|_| ()),
     });
-    let left = |rank| Err(CollectiveError::Aborted { rank, reason: "the rank has left".to_owned() });
+    let left = |rank| {
+        Err(CollectiveError::Aborted {
+            rank,
+            reason: "the rank has left".to_owned(),
+        })
+    };
     assert_eq!(outcomes, [left(1), Ok(()), left(1)]);
 }
 
@@ -203,12 +255,21 @@ fn a_panicking_rank_ends_the_others_and_goes_on_in_the_caller() {
             std::mem::forget(Arc::clone(&communicator));
             assert!(communicator.rank() != 1, "rank 1 fails on purpose");
             let error = communicator.barrier().unwrap_err();
-            assert_eq!(error, CollectiveError::Aborted { rank: 1, reason: "the rank panicked".to_owned() });
+            assert_eq!(
+                error,
+                CollectiveError::Aborted {
+                    rank: 1,
+                    reason: "the rank panicked".to_owned()
+                }
+            );
             aborted.fetch_add(1, Ordering::Relaxed);
         })
     }))
     .unwrap_err();
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"rank 1 fails on purpose"));
+    assert_eq!(
+        panic.downcast_ref::<&str>(),
+        Some(&"rank 1 fails on purpose")
+    );
     assert_eq!(aborted.into_inner(), 3);
 }
 
@@ -238,7 +299,12 @@ fn two_threads_of_a_rank_take_turns() {
 struct Broken;
 
 impl BucketReduction for Broken {
-    fn reduce(&mut self, _: BucketContext, _: usize, _: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        _: usize,
+        _: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         panic!("a sum fails on purpose")
     }
 }
@@ -246,11 +312,22 @@ impl BucketReduction for Broken {
 #[test]
 fn a_panic_of_the_communication_thread_is_told_with_the_number_of_its_rank() {
     run_ranks(2, |communicator| {
-        let (rank, layer) = (communicator.rank(), LinearConfig::new(2, 2).init(&Device::flex().autodiff()));
-        let config = ReducerConfig { overlap: true, ..ReducerConfig::default() };
+        let (rank, layer) = (
+            communicator.rank(),
+            LinearConfig::new(2, 2).init(&Device::flex().autodiff()),
+        );
+        let config = ReducerConfig {
+            overlap: true,
+            ..ReducerConfig::default()
+        };
         let reducer =
-            GradientReducer::with_reduction(&layer, Arc::new(communicator), &config, |_, _| Ok(Box::new(Broken)));
+            GradientReducer::with_reduction(&layer, Arc::new(communicator), &config, |_, _| {
+                Ok(Box::new(Broken))
+            });
         let reason = "the communication thread panicked".to_owned();
-        assert_eq!(reducer.unwrap().reduce().unwrap_err(), CollectiveError::Aborted { rank, reason });
+        assert_eq!(
+            reducer.unwrap().reduce().unwrap_err(),
+            CollectiveError::Aborted { rank, reason }
+        );
     });
 }

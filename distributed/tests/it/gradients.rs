@@ -10,9 +10,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, LocalBucket, MicroStepConfig,
-    ParameterLayout, ReducerConfig, SingleCommunicator, StepHeader, Traffic, WaitPolicy, WatchedReduction, run_ranks,
-    write,
+    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, LocalBucket,
+    MicroStepConfig, ParameterLayout, ReducerConfig, SingleCommunicator, StepHeader, Traffic,
+    WaitPolicy, WatchedReduction, run_ranks, write,
 };
 
 use crate::watchdog_refusals::Unthreaded;
@@ -37,7 +37,9 @@ impl Net {
             head: LinearConfig::new(4 * (SIDE - 2) * (SIDE - 2), NUM_CLASSES).init(device),
         };
         let layout = ParameterLayout::new(&net);
-        let values: Vec<f32> = (0..layout.num_elements()).map(|index| wave(index) * 0.3).collect();
+        let values: Vec<f32> = (0..layout.num_elements())
+            .map(|index| wave(index) * 0.3)
+            .collect();
         write(net, &layout, &values)
     }
 
@@ -46,26 +48,40 @@ impl Net {
         let num_pixels = CHANNELS * SIDE * SIDE;
         let pixels: Vec<f32> = samples
             .iter()
-            .flat_map(|sample| (0..num_pixels).map(move |index| wave(sample * num_pixels + index + 7)))
+            .flat_map(|sample| {
+                (0..num_pixels).map(move |index| wave(sample * num_pixels + index + 7))
+            })
             .collect();
         let mut targets = vec![0.0_f32; samples.len() * NUM_CLASSES];
         for (row, sample) in samples.iter().enumerate() {
             targets[row * NUM_CLASSES + sample % NUM_CLASSES] = 1.0;
         }
-        let images: Tensor<4> =
-            Tensor::from_data(TensorData::new(pixels, [samples.len(), CHANNELS, SIDE, SIDE]), device);
-        let targets: Tensor<2> = Tensor::from_data(TensorData::new(targets, [samples.len(), NUM_CLASSES]), device);
+        let images: Tensor<4> = Tensor::from_data(
+            TensorData::new(pixels, [samples.len(), CHANNELS, SIDE, SIDE]),
+            device,
+        );
+        let targets: Tensor<2> = Tensor::from_data(
+            TensorData::new(targets, [samples.len(), NUM_CLASSES]),
+            device,
+        );
         let features: Tensor<2> = relu(self.conv.forward(images)).flatten(1, 3);
-        (log_softmax(self.head.forward(features), 1) * targets).sum().neg()
+        (log_softmax(self.head.forward(features), 1) * targets)
+            .sum()
+            .neg()
     }
 
     fn gradients(&self, samples: &[usize], divisor: usize, device: &Device) -> Gradients {
-        self.loss_sum(samples, device).div_scalar(divisor as f64).backward()
+        self.loss_sum(samples, device)
+            .div_scalar(divisor as f64)
+            .backward()
     }
 }
 
 fn capped(bucket_cap_bytes: usize) -> ReducerConfig {
-    ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes), ..ReducerConfig::default() }
+    ReducerConfig {
+        bucket_cap_bytes: Some(bucket_cap_bytes),
+        ..ReducerConfig::default()
+    }
 }
 
 /// A smooth sequence without structure, in -1..1.
@@ -75,23 +91,36 @@ fn wave(index: usize) -> f32 {
 
 /// The samples of a rank: every `world_size`-th of the global batch.
 fn shard(communicator: &dyn Communicator, global_batch_size: usize) -> Vec<usize> {
-    (communicator.rank()..global_batch_size).step_by(communicator.world_size()).collect()
+    (communicator.rank()..global_batch_size)
+        .step_by(communicator.world_size())
+        .collect()
 }
 
 /// The reduced gradient of a global batch, from micro-batches of `micro_batch_size`, which all ranks must agree on.
-fn gradient(world_size: usize, global_batch_size: usize, micro_batch_size: usize, cap_bytes: usize) -> Vec<f32> {
+fn gradient(
+    world_size: usize,
+    global_batch_size: usize,
+    micro_batch_size: usize,
+    cap_bytes: usize,
+) -> Vec<f32> {
     let gradients = run_ranks(world_size, |communicator| {
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
         let samples = shard(&communicator, global_batch_size);
-        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), &capped(cap_bytes)).unwrap();
+        let mut reducer =
+            GradientReducer::new(&net, Arc::new(communicator), &capped(cap_bytes)).unwrap();
         for samples in samples.chunks(micro_batch_size) {
             let gradients = net.gradients(samples, global_batch_size, &device);
             reducer.accumulate(&net, gradients, 1.0);
         }
         reducer.reduce().unwrap().to_flat()
     });
-    assert!(gradients.iter().all(|others| bits(others) == bits(&gradients[0])), "ranks hold different bits");
+    assert!(
+        gradients
+            .iter()
+            .all(|others| bits(others) == bits(&gradients[0])),
+        "ranks hold different bits"
+    );
     gradients.into_iter().next().unwrap()
 }
 
@@ -101,8 +130,15 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 fn relative_l2(got: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(got.len(), expected.len());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let difference = norm(&mut got.iter().zip(expected).map(|(&got, &expected)| f64::from(got) - f64::from(expected)));
+    let norm = |values: &mut dyn Iterator<Item = f64>| {
+        values.map(|value| value * value).sum::<f64>().sqrt()
+    };
+    let difference = norm(
+        &mut got
+            .iter()
+            .zip(expected)
+            .map(|(&got, &expected)| f64::from(got) - f64::from(expected)),
+    );
     difference / norm(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
@@ -112,8 +148,14 @@ fn any_number_of_ranks_gives_the_gradient_of_one_also_when_shards_are_uneven_or_
         let expected = gradient(1, global_batch_size, usize::MAX, 1 << 20);
         assert!(expected.iter().any(|value| value.abs() > 1e-3));
         for world_size in 2..=4 {
-            let error = relative_l2(&gradient(world_size, global_batch_size, usize::MAX, 1 << 20), &expected);
-            assert!(error <= 1e-5, "{world_size} ranks, {global_batch_size} samples: relative L2 {error}");
+            let error = relative_l2(
+                &gradient(world_size, global_batch_size, usize::MAX, 1 << 20),
+                &expected,
+            );
+            assert!(
+                error <= 1e-5,
+                "{world_size} ranks, {global_batch_size} samples: relative L2 {error}"
+            );
         }
     }
 }
@@ -122,8 +164,14 @@ fn any_number_of_ranks_gives_the_gradient_of_one_also_when_shards_are_uneven_or_
 fn accumulating_micro_steps_gives_the_gradient_of_one_batch() {
     let expected = gradient(1, 11, usize::MAX, 1 << 20);
     for (world_size, micro_batch_size) in [(1, 1), (1, 4), (2, 3), (3, 2)] {
-        let error = relative_l2(&gradient(world_size, 11, micro_batch_size, 1 << 20), &expected);
-        assert!(error <= 1e-5, "{world_size} ranks, micro-batches of {micro_batch_size}: relative L2 {error}");
+        let error = relative_l2(
+            &gradient(world_size, 11, micro_batch_size, 1 << 20),
+            &expected,
+        );
+        assert!(
+            error <= 1e-5,
+            "{world_size} ranks, micro-batches of {micro_batch_size}: relative L2 {error}"
+        );
     }
 }
 
@@ -134,7 +182,8 @@ fn local_means_weighted_by_the_share_of_samples_give_the_global_mean() {
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
         let samples = shard(&communicator, 7);
-        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), &capped(1 << 20)).unwrap();
+        let mut reducer =
+            GradientReducer::new(&net, Arc::new(communicator), &capped(1 << 20)).unwrap();
         let local_mean = net.gradients(&samples, samples.len(), &device);
         reducer.accumulate(&net, local_mean, samples.len() as f32 / 7.0);
         reducer.reduce().unwrap().to_flat()
@@ -146,7 +195,11 @@ fn local_means_weighted_by_the_share_of_samples_give_the_global_mean() {
 fn the_bucket_size_does_not_change_a_bit() {
     let expected = bits(&gradient(3, 7, usize::MAX, 1 << 20));
     for cap_bytes in [0, 64, 700] {
-        assert_eq!(bits(&gradient(3, 7, usize::MAX, cap_bytes)), expected, "cap of {cap_bytes} bytes");
+        assert_eq!(
+            bits(&gradient(3, 7, usize::MAX, cap_bytes)),
+            expected,
+            "cap of {cap_bytes} bytes"
+        );
     }
 }
 
@@ -154,17 +207,53 @@ fn the_bucket_size_does_not_change_a_bit() {
 fn every_gradient_lies_where_the_layout_says_and_an_unused_parameter_has_zeros() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
-    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(64)).unwrap();
+    let mut reducer =
+        GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(64)).unwrap();
     assert!(reducer.plan().buckets().len() > 2);
-    let paths: Vec<&str> = reducer.layout().entries().iter().map(|entry| entry.path.as_str()).collect();
-    assert_eq!(paths, ["conv.weight", "conv.bias", "unused", "head.weight", "head.bias"]);
+    let paths: Vec<&str> = reducer
+        .layout()
+        .entries()
+        .iter()
+        .map(|entry| entry.path.as_str())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "conv.weight",
+            "conv.bias",
+            "unused",
+            "head.weight",
+            "head.bias"
+        ]
+    );
     let gradients = net.gradients(&[0, 1, 2], 3, &device);
     let data = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
-    let conv: Vec<f32> = data(net.conv.weight.val().grad(&gradients).unwrap().reshape([-1]));
-    let head: Vec<f32> = data(net.head.weight.val().grad(&gradients).unwrap().reshape([-1]));
+    let conv: Vec<f32> = data(
+        net.conv
+            .weight
+            .val()
+            .grad(&gradients)
+            .unwrap()
+            .reshape([-1]),
+    );
+    let head: Vec<f32> = data(
+        net.head
+            .weight
+            .val()
+            .grad(&gradients)
+            .unwrap()
+            .reshape([-1]),
+    );
     reducer.accumulate(&net, gradients, 1.0);
     let layout = reducer.layout().clone();
-    let range = |path: &str| layout.entries().iter().find(|entry| entry.path == path).unwrap().range();
+    let range = |path: &str| {
+        layout
+            .entries()
+            .iter()
+            .find(|entry| entry.path == path)
+            .unwrap()
+            .range()
+    };
     let reduced = reducer.reduce().unwrap().to_flat();
     assert_eq!(reduced[range("conv.weight")], conv);
     assert_eq!(reduced[range("head.weight")], head);
@@ -175,57 +264,113 @@ fn every_gradient_lies_where_the_layout_says_and_an_unused_parameter_has_zeros()
 fn a_step_starts_from_zero_after_a_reduction_whatever_was_done_to_the_result() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
-    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(1 << 20)).unwrap();
+    let mut reducer =
+        GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(1 << 20)).unwrap();
     let mut runs = Vec::new();
     for _ in 0..2 {
         reducer.accumulate(&net, net.gradients(&[3, 4], 2, &device), 1.0);
         let mut reduced = reducer.reduce().unwrap();
         runs.push(reduced.to_flat());
         let norm = reduced.norm();
-        let expected: f64 = runs[0].iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        let expected: f64 = runs[0]
+            .iter()
+            .map(|&value| f64::from(value).powi(2))
+            .sum::<f64>()
+            .sqrt();
         assert!((norm - expected).abs() <= 1e-9 * expected);
         let limit = runs[0].iter().map(|value| value.abs()).sum::<f32>() / runs[0].len() as f32;
         reduced.clamp(limit);
-        let clamped: Vec<f32> = runs[0].iter().map(|value| value.max(-limit).min(limit)).collect();
-        assert!(clamped != runs[0] && bits(&reduced.to_flat()) == bits(&clamped), "{clamped:?}");
+        let clamped: Vec<f32> = runs[0]
+            .iter()
+            .map(|value| value.max(-limit).min(limit))
+            .collect();
+        assert!(
+            clamped != runs[0] && bits(&reduced.to_flat()) == bits(&clamped),
+            "{clamped:?}"
+        );
         reduced.scale(f32::NAN);
         assert!(!reduced.is_finite());
     }
     assert_eq!(bits(&runs[0]), bits(&runs[1]));
-    assert!(reducer.reduce().unwrap().to_flat().iter().all(|&value| value == 0.0), "nothing accumulated is zero");
+    assert!(
+        reducer
+            .reduce()
+            .unwrap()
+            .to_flat()
+            .iter()
+            .all(|&value| value == 0.0),
+        "nothing accumulated is zero"
+    );
 }
 
 #[test]
 fn a_rank_with_another_plan_is_named_on_all_ranks() {
     let errors = run_ranks(3, |communicator| {
-        let cap_bytes = if communicator.rank() == 2 { 64 } else { 1 << 20 };
+        let cap_bytes = if communicator.rank() == 2 {
+            64
+        } else {
+            1 << 20
+        };
         let net = Net::new(&Device::flex().autodiff());
         GradientReducer::new(&net, Arc::new(communicator), &capped(cap_bytes)).unwrap_err()
     });
     for error in &errors {
-        assert!(matches!(error, CollectiveError::PlanMismatch { what: "bucket plan", rank: 2, .. }), "{error}");
-        assert!(error.to_string().contains("in 1 buckets") && error.to_string().contains("(rank 2)"), "{error}");
+        assert!(
+            matches!(
+                error,
+                CollectiveError::PlanMismatch {
+                    what: "bucket plan",
+                    rank: 2,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("in 1 buckets") && error.to_string().contains("(rank 2)"),
+            "{error}"
+        );
         assert_eq!(error, &errors[0]);
     }
 }
 
 fn header(reducer: &GradientReducer) -> StepHeader {
-    StepHeader { epoch: 0, step: 12, plan_hash: reducer.plan().hash(), stop: false, num_samples: 4, finite: true }
+    StepHeader {
+        epoch: 0,
+        step: 12,
+        plan_hash: reducer.plan().hash(),
+        stop: false,
+        num_samples: 4,
+        finite: true,
+    }
 }
 
 #[test]
-fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the_next_step_is_whole() {
+fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the_next_step_is_whole()
+ {
     for overlap in [false, true] {
         let errors = run_ranks(3, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let device = Device::flex().autodiff();
             let net = Net::new(&device);
-            let config = ReducerConfig { bucket_cap_bytes: Some(64), overlap };
-            let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
+            let config = ReducerConfig {
+                bucket_cap_bytes: Some(64),
+                overlap,
+            };
+            let mut reducer =
+                GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             assert_eq!(reducer.overlaps(), overlap);
-            let factor = if communicator.rank() == 1 { f64::INFINITY } else { 1.0 };
+            let factor = if communicator.rank() == 1 {
+                f64::INFINITY
+            } else {
+                1.0
+            };
             reducer.post_header(header(&reducer));
-            reducer.accumulate(&net, net.unused.val().mul_scalar(factor).sum().backward(), 1.0);
+            reducer.accumulate(
+                &net,
+                net.unused.val().mul_scalar(factor).sum().backward(),
+                1.0,
+            );
             let error = reducer.finish().unwrap_err();
             assert!(!reducer.synced().is_finite());
             reducer.post_header(header(&reducer));
@@ -235,8 +380,7 @@ fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the
             error
         });
         for error in errors {
-            let expected =
-                "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
+            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
             assert!(error.to_string().starts_with(expected), "{error}");
         }
     }
@@ -248,16 +392,29 @@ fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
         let errors = run_ranks(2, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let net = Net::new(&Device::flex().autodiff());
-            let config = ReducerConfig { bucket_cap_bytes: Some(64), overlap };
-            let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
+            let config = ReducerConfig {
+                bucket_cap_bytes: Some(64),
+                overlap,
+            };
+            let mut reducer =
+                GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             let step = if communicator.rank() == 1 { 13 } else { 12 };
-            reducer.post_header(StepHeader { step, ..header(&reducer) });
+            reducer.post_header(StepHeader {
+                step,
+                ..header(&reducer)
+            });
             let error = reducer.finish().unwrap_err();
-            assert!(reducer.synced().buckets().is_empty(), "there are sums to use");
+            assert!(
+                reducer.synced().buckets().is_empty(),
+                "there are sums to use"
+            );
             error
         });
         for error in errors {
-            assert_eq!(error.to_string(), "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0");
+            assert_eq!(
+                error.to_string(),
+                "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0"
+            );
         }
     }
 }
@@ -268,7 +425,10 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
-        let config = ReducerConfig { bucket_cap_bytes: Some(700), overlap };
+        let config = ReducerConfig {
+            bucket_cap_bytes: Some(700),
+            overlap,
+        };
         let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
         let collector = reducer.collector();
         let mut steps = Vec::new();
@@ -281,10 +441,14 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
                 if is_last {
                     reducer.post_header(header(&reducer));
                 }
-                reducer.begin_micro_step(MicroStepConfig { is_last, ..MicroStepConfig::default() });
+                reducer.begin_micro_step(MicroStepConfig {
+                    is_last,
+                    ..MicroStepConfig::default()
+                });
                 let mut gradients = net.gradients(samples, global_batch_size, &device);
                 if streams {
-                    let values = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
+                    let values =
+                        |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
                     let head = net.head.weight.val().grad_remove(&mut gradients).unwrap();
                     collector.take(net.head.weight.id, &values(head.reshape([-1])));
                     let conv = net.conv.weight.val().grad_remove(&mut gradients).unwrap();
@@ -301,7 +465,10 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
         steps
     });
     let of_root = of_ranks.swap_remove(0);
-    assert!(of_ranks.iter().all(|steps| *steps == of_root), "ranks hold different bits");
+    assert!(
+        of_ranks.iter().all(|steps| *steps == of_root),
+        "ranks hold different bits"
+    );
     of_root
 }
 
@@ -309,7 +476,11 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
 fn hooks_and_a_communication_thread_do_not_change_a_bit() {
     let expected = of_three_steps(false, false);
     for (streams, overlap) in [(true, false), (false, true), (true, true)] {
-        assert_eq!(of_three_steps(streams, overlap), expected, "streams {streams}, overlap {overlap}");
+        assert_eq!(
+            of_three_steps(streams, overlap),
+            expected,
+            "streams {streams}, overlap {overlap}"
+        );
     }
 }
 
@@ -319,11 +490,14 @@ fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
-        let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &capped(700)).unwrap();
+        let mut reducer =
+            GradientReducer::new(&net, Arc::clone(&communicator), &capped(700)).unwrap();
         let samples = shard(&*communicator, 8);
         let mut own = vec![0.0; reducer.layout().num_elements()];
         let mut keep = |buckets: &[LocalBucket<'_>], is_finite: bool| {
-            buckets.iter().for_each(|bucket| own[bucket.elements()].copy_from_slice(bucket.values()));
+            buckets
+                .iter()
+                .for_each(|bucket| own[bucket.elements()].copy_from_slice(bucket.values()));
             assert!(is_finite);
         };
         if communicator.rank() == 0 {
@@ -347,7 +521,12 @@ fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
 struct Elsewhere(Arc<Unthreaded>);
 
 impl BucketReduction for Elsewhere {
-    fn reduce(&mut self, _: BucketContext, _: usize, _: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        _: BucketContext,
+        _: usize,
+        _: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         Ok(Traffic::default())
     }
 
@@ -361,11 +540,17 @@ fn what_a_watched_reduction_waits_on_is_to_sleep_beside_the_pass_and_to_spin_aft
     run_ranks(2, |communicator| {
         let net = Net::new(&Device::flex().autodiff());
         let own = Arc::new(Unthreaded::default());
-        let reduction = WatchedReduction::new(Box::new(Elsewhere(Arc::clone(&own))), Arc::default());
-        let config = ReducerConfig { bucket_cap_bytes: Some(700), overlap: true };
+        let reduction =
+            WatchedReduction::new(Box::new(Elsewhere(Arc::clone(&own))), Arc::default());
+        let config = ReducerConfig {
+            bucket_cap_bytes: Some(700),
+            overlap: true,
+        };
         let mut reducer =
-            GradientReducer::with_reduction(&net, Arc::new(communicator), &config, |_, _| Ok(Box::new(reduction)))
-                .unwrap();
+            GradientReducer::with_reduction(&net, Arc::new(communicator), &config, |_, _| {
+                Ok(Box::new(reduction))
+            })
+            .unwrap();
         for _ in 0..2 {
             reducer.begin_micro_step(MicroStepConfig::default());
             reducer.reduce().unwrap();
@@ -379,9 +564,16 @@ fn what_a_watched_reduction_waits_on_is_to_sleep_beside_the_pass_and_to_spin_aft
 #[should_panic(expected = "the module has no tensor conv.weight at its place")]
 fn gradients_of_another_module_are_refused() {
     let device = Device::flex().autodiff();
-    let mut reducer =
-        GradientReducer::new(&Net::new(&device), Arc::new(SingleCommunicator::new()), &capped(1 << 20)).unwrap();
+    let mut reducer = GradientReducer::new(
+        &Net::new(&device),
+        Arc::new(SingleCommunicator::new()),
+        &capped(1 << 20),
+    )
+    .unwrap();
     let other = LinearConfig::new(2, 2).init(&device);
-    let gradients = other.forward(Tensor::<2>::ones([1, 2], &device)).sum().backward();
+    let gradients = other
+        .forward(Tensor::<2>::ones([1, 2], &device))
+        .sum()
+        .backward();
     reducer.accumulate(&other, gradients, 1.0);
 }

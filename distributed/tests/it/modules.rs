@@ -8,9 +8,9 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, ReducerConfig,
-    SingleCommunicator, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, read, run_ranks,
-    write,
+    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout,
+    ReducerConfig, SingleCommunicator, average_norm_statistics, broadcast_module,
+    check_fingerprint, fingerprint, read, run_ranks, write,
 };
 
 #[derive(Module, Debug)]
@@ -34,26 +34,44 @@ impl Net {
 
     fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         let hidden = self.blocks[1].forward(self.blocks[0].forward(input));
-        self.head.as_ref().unwrap().forward(self.norm.forward(hidden))
+        self.head
+            .as_ref()
+            .unwrap()
+            .forward(self.norm.forward(hidden))
     }
 }
 
 fn paths(layout: &ParameterLayout) -> Vec<&str> {
-    layout.entries().iter().map(|entry| entry.path.as_str()).collect()
+    layout
+        .entries()
+        .iter()
+        .map(|entry| entry.path.as_str())
+        .collect()
 }
 
 fn autodiff() -> Device {
     Device::flex().autodiff()
 }
 
-const PARAMETERS: [&str; 6] =
-    ["blocks.0.weight", "blocks.1.weight", "blocks.1.bias", "norm.gamma", "norm.beta", "head.weight"];
+const PARAMETERS: [&str; 6] = [
+    "blocks.0.weight",
+    "blocks.1.weight",
+    "blocks.1.bias",
+    "norm.gamma",
+    "norm.beta",
+    "head.weight",
+];
 const STATISTICS: [&str; 2] = ["norm.running_mean", "norm.running_var"];
 
 #[test]
 fn parameters_and_statistics_are_told_apart_in_training_and_in_validation() {
     let net = Net::new(5, &autodiff());
-    for net in [net.clone(), net.valid(), net.valid().train(), Net::new(5, &Device::flex())] {
+    for net in [
+        net.clone(),
+        net.valid(),
+        net.valid().train(),
+        Net::new(5, &Device::flex()),
+    ] {
         assert_eq!(paths(&ParameterLayout::new(&net)), PARAMETERS);
         assert_eq!(paths(&ParameterLayout::state(&net)), STATISTICS);
         assert_eq!(paths(&ParameterLayout::statistics(&net)), STATISTICS);
@@ -71,7 +89,10 @@ fn a_frozen_parameter_comes_from_root_and_is_no_statistic() {
         net.head = net.head.map(Module::no_grad);
         assert!(!paths(&ParameterLayout::new(&net)).contains(&"head.weight"));
         for net in [net.clone(), net.valid(), net.valid().train()] {
-            assert_eq!(paths(&ParameterLayout::state(&net)), [&STATISTICS[..], &["head.weight"]].concat());
+            assert_eq!(
+                paths(&ParameterLayout::state(&net)),
+                [&STATISTICS[..], &["head.weight"]].concat()
+            );
             assert_eq!(paths(&ParameterLayout::statistics(&net)), STATISTICS);
         }
         let net = broadcast_module(net, &communicator, 0).unwrap();
@@ -86,8 +107,18 @@ fn a_parameter_that_two_modules_share_is_refused_with_both_names() {
     let mut net = Net::new(4, &autodiff());
     ParameterLayout::new(&net).expect_unshared().unwrap();
     net.blocks.push(net.blocks[1].clone());
-    let error = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &ReducerConfig::default()).unwrap_err();
-    assert!(error.to_string().starts_with("blocks.1.weight and blocks.2.weight are one parameter"), "{error}");
+    let error = GradientReducer::new(
+        &net,
+        Arc::new(SingleCommunicator::new()),
+        &ReducerConfig::default(),
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("blocks.1.weight and blocks.2.weight are one parameter"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -102,11 +133,17 @@ fn what_is_written_is_read_back_and_ids_and_gradients_stay() {
     for device in [autodiff(), Device::flex()] {
         let net = Net::new(5, &device);
         let layout = ParameterLayout::new(&net);
-        let values: Vec<f32> = (0..layout.num_elements()).map(|index| index as f32 * 0.01 - 0.2).collect();
+        let values: Vec<f32> = (0..layout.num_elements())
+            .map(|index| index as f32 * 0.01 - 0.2)
+            .collect();
         let net = write(net, &layout, &values);
         assert_eq!(read(&net, &layout), values);
         assert_eq!(read(&net.valid(), &layout), values);
-        assert_eq!(ParameterLayout::new(&net), layout, "ids, paths and gradient requirements stay");
+        assert_eq!(
+            ParameterLayout::new(&net),
+            layout,
+            "ids, paths and gradient requirements stay"
+        );
         assert_eq!(net.devices(), std::slice::from_ref(&device));
         let tracked = net.blocks[0].weight.is_require_grad();
         assert_eq!(tracked, device.is_autodiff());
@@ -121,13 +158,19 @@ fn what_is_written_is_read_back_and_ids_and_gradients_stay() {
 fn a_bare_parameter_is_a_module_too() {
     let bare: Param<Tensor<1>> = Param::from_tensor(Tensor::ones([3], &autodiff()));
     let layout = ParameterLayout::new(&bare);
-    assert_eq!(read(&write(bare, &layout, &[1.0, 2.0, 3.0]), &layout), [1.0, 2.0, 3.0]);
+    assert_eq!(
+        read(&write(bare, &layout, &[1.0, 2.0, 3.0]), &layout),
+        [1.0, 2.0, 3.0]
+    );
 }
 
 /// A batch of four rows whose mean over rows is `mean` in each column.
 fn batch(mean: f32, device: &Device) -> Tensor<2> {
     let spread = [-1.0, 1.0, -2.0, 2.0];
-    let rows: Vec<f32> = spread.into_iter().flat_map(|offset| [mean + offset; 4]).collect();
+    let rows: Vec<f32> = spread
+        .into_iter()
+        .flat_map(|offset| [mean + offset; 4])
+        .collect();
     Tensor::<1>::from_floats(rows.as_slice(), device).reshape([4, 4])
 }
 
@@ -139,7 +182,10 @@ fn statistics_are_read_with_the_last_forward_pass() {
     for (mean, expected) in [(1.0, 0.1), (3.0, 0.39), (0.0, 0.351)] {
         norm.forward(batch(mean, &device));
         let running_mean = read(&norm, &layout)[0];
-        assert!((running_mean - expected).abs() < 1e-5, "expected {expected}, got {running_mean}");
+        assert!(
+            (running_mean - expected).abs() < 1e-5,
+            "expected {expected}, got {running_mean}"
+        );
     }
 }
 
@@ -153,7 +199,10 @@ fn written_statistics_survive_the_next_forward_pass() {
     assert_eq!(read(&norm, &layout), [2.0; 8]);
     norm.forward(batch(1.0, &device));
     let running_mean = read(&norm, &layout)[0];
-    assert!((running_mean - 1.9).abs() < 1e-5, "expected 0.9 * 2 + 0.1 * 1, got {running_mean}");
+    assert!(
+        (running_mean - 1.9).abs() < 1e-5,
+        "expected 0.9 * 2 + 0.1 * 1, got {running_mean}"
+    );
 }
 
 #[test]
@@ -192,7 +241,18 @@ fn a_broadcast_between_different_modules_fails_on_all_ranks() {
         broadcast_module(net, &communicator, 0).unwrap_err()
     });
     assert_eq!(errors[0], errors[1]);
-    assert!(matches!(errors[0], CollectiveError::PlanMismatch { what: "module", rank: 1, .. }), "{}", errors[0]);
+    assert!(
+        matches!(
+            errors[0],
+            CollectiveError::PlanMismatch {
+                what: "module",
+                rank: 1,
+                ..
+            }
+        ),
+        "{}",
+        errors[0]
+    );
 }
 
 #[test]
@@ -205,7 +265,10 @@ fn statistics_are_averaged_plainly_over_ranks() {
         read(&norm, &ParameterLayout::state(&norm))[0]
     });
     for mean in means {
-        assert!((mean - 1.5).abs() < 1e-5, "expected the mean of 0, 1, 2, 3, got {mean}");
+        assert!(
+            (mean - 1.5).abs() < 1e-5,
+            "expected the mean of 0, 1, 2, 3, got {mean}"
+        );
     }
 }
 
@@ -232,7 +295,12 @@ fn one_rank_keeps_every_bit() {
     let net = broadcast_module(net, &communicator, 0).unwrap();
     let net = average_norm_statistics(net, &communicator).unwrap();
     assert_eq!(fingerprint(&net), before);
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let bits = |values: &[f32]| {
+        values
+            .iter()
+            .map(|value| value.to_bits())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(bits(&read(&net, &layout)), bits(&odd));
 }
 
@@ -256,8 +324,13 @@ fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
         check_fingerprint(&write(norm, &layout, &values), &communicator, 6).unwrap_err()
     });
     for error in errors {
-        assert!(matches!(&error, CollectiveError::FingerprintMismatch { epoch: 6, ranks, .. } if *ranks == [1, 3]));
-        assert!(error.to_string().contains("on ranks 1, 3, expected "), "{error}");
+        assert!(
+            matches!(&error, CollectiveError::FingerprintMismatch { epoch: 6, ranks, .. } if *ranks == [1, 3])
+        );
+        assert!(
+            error.to_string().contains("on ranks 1, 3, expected "),
+            "{error}"
+        );
     }
 }
 
@@ -268,11 +341,15 @@ fn three_steps_of_adamw(
 ) -> Result<Vec<f32>, CollectiveError> {
     let device = autodiff();
     let mut model = write_ramp(LinearConfig::new(3, 2).init(&device));
-    let mut reducer = GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
+    let mut reducer =
+        GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
     let mut optimizer = AdamWConfig::new().init();
     let own = parts[communicator.rank()].clone();
     for _ in 0..3 {
-        let inputs: Vec<f32> = own.clone().flat_map(|i| (0..3).map(move |j| ((5 * i + j) as f32).sin())).collect();
+        let inputs: Vec<f32> = own
+            .clone()
+            .flat_map(|i| (0..3).map(move |j| ((5 * i + j) as f32).sin()))
+            .collect();
         let inputs = Tensor::<2>::from_data(TensorData::new(inputs, [own.len(), 3]), &device);
         let loss = model.forward(inputs).powi_scalar(2).mean();
         let gradients = reducer.backward(&model, loss, own.len() as f64 / 8.0)?;
@@ -284,22 +361,35 @@ fn three_steps_of_adamw(
 
 fn write_ramp(model: Linear) -> Linear {
     let layout = ParameterLayout::new(&model);
-    let ramp: Vec<f32> = (0..layout.num_elements()).map(|i| 0.1 * i as f32 - 0.3).collect();
+    let ramp: Vec<f32> = (0..layout.num_elements())
+        .map(|i| 0.1 * i as f32 - 0.3)
+        .collect();
     write(model, &layout, &ramp)
 }
 
 #[test]
 fn a_loop_over_burns_optimizers_takes_the_steps_of_one_rank_whatever_the_shares() {
     let alone = three_steps_of_adamw(Arc::new(SingleCommunicator::new()), &[0..8, 0..0]).unwrap();
-    let ranks = run_ranks(3, |communicator| three_steps_of_adamw(Arc::new(communicator), &[0..5, 5..6, 6..8]));
+    let ranks = run_ranks(3, |communicator| {
+        three_steps_of_adamw(Arc::new(communicator), &[0..5, 5..6, 6..8])
+    });
     for rank in &ranks {
         let rank = rank.as_ref().unwrap();
         assert_eq!(rank, ranks[0].as_ref().unwrap());
         for (found, expected) in rank.iter().zip(&alone) {
-            assert!((found - expected).abs() <= 1e-5 * expected.abs().max(0.1), "{rank:?} against {alone:?}");
+            assert!(
+                (found - expected).abs() <= 1e-5 * expected.abs().max(0.1),
+                "{rank:?} against {alone:?}"
+            );
         }
     }
-    assert!(alone.iter().zip(0..).any(|(value, i)| (value - (0.1 * i as f32 - 0.3)).abs() > 0.1), "{alone:?}");
+    assert!(
+        alone
+            .iter()
+            .zip(0..)
+            .any(|(value, i)| (value - (0.1 * i as f32 - 0.3)).abs() > 0.1),
+        "{alone:?}"
+    );
 }
 
 #[test]
@@ -308,7 +398,8 @@ fn shares_that_are_not_the_whole_batch_are_refused_on_all_ranks_and_a_rank_may_h
         run_ranks(3, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let model = write_ramp(LinearConfig::new(3, 2).init(&autodiff()));
-            let mut reducer = GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
+            let mut reducer =
+                GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
             match shares[communicator.rank()] {
                 Some(share) => {
                     let loss = model.forward(Tensor::<2>::ones([2, 3], &autodiff())).mean();
@@ -318,11 +409,18 @@ fn shares_that_are_not_the_whole_batch_are_refused_on_all_ranks_and_a_rank_may_h
             }
         })
     };
-    for shares in [[Some(0.5), Some(0.25), Some(0.25)], [Some(0.4), None, Some(0.6)], [None; 3]] {
+    for shares in [
+        [Some(0.5), Some(0.25), Some(0.25)],
+        [Some(0.4), None, Some(0.6)],
+        [None; 3],
+    ] {
         assert_eq!(backward(shares), vec![Ok(()); 3], "{shares:?}");
     }
     for (shares, total) in [([Some(1.0); 3], 3.0), ([Some(0.5), Some(0.25), None], 0.75)] {
-        assert_eq!(backward(shares), vec![Err(CollectiveError::Shares { total }); 3]);
+        assert_eq!(
+            backward(shares),
+            vec![Err(CollectiveError::Shares { total }); 3]
+        );
     }
 }
 
@@ -334,7 +432,12 @@ fn loaded(net: Net) -> Net {
 }
 
 fn reducer_of(net: &Net) -> GradientReducer {
-    GradientReducer::new(net, Arc::new(SingleCommunicator::new()), &ReducerConfig::default()).unwrap()
+    GradientReducer::new(
+        net,
+        Arc::new(SingleCommunicator::new()),
+        &ReducerConfig::default(),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -343,7 +446,11 @@ fn gradients_of_hooks_belong_to_the_ids_of_the_module_that_the_step_is_given() {
     let net = Net::new(5, &device);
     let mut reducer = reducer_of(&net);
     let head = |net: &Net| net.head.as_ref().unwrap().weight.id;
-    let loss = |net: &Net| net.forward(Tensor::ones([2, 3], &device)).powi_scalar(2).sum();
+    let loss = |net: &Net| {
+        net.forward(Tensor::ones([2, 3], &device))
+            .powi_scalar(2)
+            .sum()
+    };
     let net = loaded(net);
     reducer.backward(&net, loss(&net), 1.0).unwrap();
     reducer.begin_micro_step(MicroStepConfig::default());
@@ -355,9 +462,14 @@ fn gradients_of_hooks_belong_to_the_ids_of_the_module_that_the_step_is_given() {
     let again = loaded(net.clone());
     reducer.begin_micro_step(MicroStepConfig::default());
     reducer.collector().take(head(&again), &[3.0; 8]);
-    let lost = catch_unwind(AssertUnwindSafe(|| reducer.accumulate_params(&again, GradientsParams::new(), 1.0)));
+    let lost = catch_unwind(AssertUnwindSafe(|| {
+        reducer.accumulate_params(&again, GradientsParams::new(), 1.0)
+    }));
     let text = *lost.unwrap_err().downcast::<&str>().unwrap();
-    assert!(text.contains("parameter ids have changed") && text.contains("Call `rename`"), "{text}");
+    assert!(
+        text.contains("parameter ids have changed") && text.contains("Call `rename`"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -368,8 +480,15 @@ fn modules_loaded_from_one_file_are_refused_as_one_parameter() {
     let mut reducer = reducer_of(&net);
     let record = net.blocks[1].clone().into_record();
     net.blocks[2] = net.blocks[2].clone().load_record(record);
-    let error = reducer.backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0).unwrap_err();
-    assert!(error.to_string().starts_with("blocks.1.weight and blocks.2.weight are one parameter"), "{error}");
+    let error = reducer
+        .backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0)
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("blocks.1.weight and blocks.2.weight are one parameter"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -378,22 +497,43 @@ fn what_is_frozen_later_has_no_gradient_and_what_is_unfrozen_later_is_refused() 
     let net = Net::new(5, &device);
     let loss = |net: &Net| net.forward(Tensor::ones([2, 3], &device)).sum();
     let mut reducer = reducer_of(&net);
-    let frozen = Net { head: net.head.clone().map(Module::no_grad), ..net.clone() };
+    let frozen = Net {
+        head: net.head.clone().map(Module::no_grad),
+        ..net.clone()
+    };
     let gradients = reducer.backward(&frozen, loss(&frozen), 1.0).unwrap();
     assert_eq!(gradients.len(), PARAMETERS.len() - 1);
-    let error = reducer_of(&frozen).backward(&net, loss(&net), 1.0).unwrap_err();
-    assert_eq!(error, CollectiveError::Unfrozen { path: "head.weight".to_owned() });
+    let error = reducer_of(&frozen)
+        .backward(&net, loss(&net), 1.0)
+        .unwrap_err();
+    assert_eq!(
+        error,
+        CollectiveError::Unfrozen {
+            path: "head.weight".to_owned()
+        }
+    );
 }
 
 #[test]
 fn parameters_that_no_pass_has_used_are_named_once_there_are_gradients() {
     let device = autodiff();
     let mut net = Net::new(4, &device);
-    net.blocks.push(LinearConfig::new(4, 4).with_bias(false).init(&device));
+    net.blocks
+        .push(LinearConfig::new(4, 4).with_bias(false).init(&device));
     let mut reducer = reducer_of(&net);
     assert_eq!(reducer.unused_parameters(), [""; 0]);
-    reducer.backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0).unwrap();
+    reducer
+        .backward(&net, net.forward(Tensor::ones([2, 3], &device)).sum(), 1.0)
+        .unwrap();
     assert_eq!(reducer.unused_parameters(), ["blocks.2.weight"]);
-    reducer.backward(&net, net.blocks[2].forward(Tensor::<2>::ones([2, 4], &device)).sum(), 1.0).unwrap();
+    reducer
+        .backward(
+            &net,
+            net.blocks[2]
+                .forward(Tensor::<2>::ones([2, 4], &device))
+                .sum(),
+            1.0,
+        )
+        .unwrap();
     assert_eq!(reducer.unused_parameters(), [""; 0]);
 }

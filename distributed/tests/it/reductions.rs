@@ -82,9 +82,15 @@ fn exact_sums_of_extreme_magnitudes_do_not_overflow() {
     for magnitude in extremes {
         let sums = run_ranks(4, |communicator| {
             let mut values = [magnitude, -magnitude, magnitude];
-            ExactReducer::new(communicator.duplicate().unwrap()).unwrap().sum(&mut values).unwrap();
+            ExactReducer::new(communicator.duplicate().unwrap())
+                .unwrap()
+                .sum(&mut values)
+                .unwrap();
             values
         });
-        assert_eq!(sums, [[4.0 * magnitude, -4.0 * magnitude, 4.0 * magnitude]; 4]);
+        assert_eq!(
+            sums,
+            [[4.0 * magnitude, -4.0 * magnitude, 4.0 * magnitude]; 4]
+        );
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use distributed::watchdog::Verdict;
 use distributed::{
-    Alarm, BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency, HierarchicalReducer,
-    ParameterLayout, Phase, RankStatus, Server, ServerClient, ServerPlan, ShardUpdate, SingleCommunicator,
-    ThreadCommunicator, Watchdog, WatchedCommunicator, run_ranks,
+    Alarm, BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency,
+    HierarchicalReducer, ParameterLayout, Phase, RankStatus, Server, ServerClient, ServerPlan,
+    ShardUpdate, SingleCommunicator, ThreadCommunicator, Watchdog, WatchedCommunicator, run_ranks,
 };
 
 use crate::conformance;
@@ -21,13 +21,25 @@ struct Rank {
     watchdog: Watchdog,
 }
 
-fn watched(communicator: ThreadCommunicator, timeout: Duration, alarms: &Arc<Mutex<Vec<Alarm>>>) -> Rank {
+fn watched(
+    communicator: ThreadCommunicator,
+    timeout: Duration,
+    alarms: &Arc<Mutex<Vec<Alarm>>>,
+) -> Rank {
     let rank_status = Arc::new(RankStatus::new());
     let kept = Arc::clone(alarms);
     let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
-    let communicator = Arc::new(WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&rank_status)));
-    let watchdog = Watchdog::start(&*communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
-    Rank { communicator, rank_status, watchdog }
+    let communicator = Arc::new(WatchedCommunicator::new(
+        Arc::new(communicator),
+        Arc::clone(&rank_status),
+    ));
+    let watchdog =
+        Watchdog::start(&*communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+    Rank {
+        communicator,
+        rank_status,
+        watchdog,
+    }
 }
 
 /// Runs three ranks until one alarm; what they return, and the alarm.
@@ -70,19 +82,35 @@ fn a_rank_that_does_not_answer_is_named() {
             let unwatched = communicator.duplicate().unwrap();
             return unwatched.receive(0, 9, &mut []).unwrap_err();
         }
-        watched(communicator, TIMEOUT, &alarms).communicator.barrier().unwrap_err()
+        watched(communicator, TIMEOUT, &alarms)
+            .communicator
+            .barrier()
+            .unwrap_err()
     });
     let alarms = alarms.lock().unwrap();
-    let [alarm] = alarms.as_slice() else { panic!("{alarms:?}") };
+    let [alarm] = alarms.as_slice() else {
+        panic!("{alarms:?}")
+    };
     assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Silent(vec![2])));
-    assert!(alarm.answers[1].as_ref().is_some_and(|report| report.call.is_some_and(|(name, _)| name == "barrier")));
+    assert!(
+        alarm.answers[1]
+            .as_ref()
+            .is_some_and(|report| report.call.is_some_and(|(name, _)| name == "barrier"))
+    );
     let text = alarm.to_string();
     assert!(
-        text.starts_with("error (rank 0): no progress for ") && text.contains(": rank 2 does not answer"),
+        text.starts_with("error (rank 0): no progress for ")
+            && text.contains(": rank 2 does not answer"),
         "{text}"
     );
-    assert!(text.contains("\n  rank 2: no answer within 1.0 s"), "{text}");
-    let aborted = CollectiveError::Aborted { rank: 0, reason: alarm.reason() };
+    assert!(
+        text.contains("\n  rank 2: no answer within 1.0 s"),
+        "{text}"
+    );
+    let aborted = CollectiveError::Aborted {
+        rank: 0,
+        reason: alarm.reason(),
+    };
     assert_eq!(ends[..2], [aborted.clone(), aborted]);
 }
 
@@ -92,7 +120,11 @@ fn a_busy_rank_is_named_with_what_it_does() {
         rank.rank_status.at(1, 41);
         rank.communicator.barrier().unwrap();
         rank.rank_status.at(1, 42);
-        rank.rank_status.enter(if index == 0 { Phase::Checkpoint } else { Phase::Waiting });
+        rank.rank_status.enter(if index == 0 {
+            Phase::Checkpoint
+        } else {
+            Phase::Waiting
+        });
         match index {
             0 => sleep_until_the_end(rank),
             _ => drop(rank.communicator.all_reduce_sum(&mut [1.0]).unwrap_err()),
@@ -101,8 +133,14 @@ fn a_busy_rank_is_named_with_what_it_does() {
     assert_eq!((alarm.rank, &alarm.verdict), (1, &Verdict::Busy(vec![0])));
     let text = alarm.to_string();
     let told = "rank 0 waits for nobody, busy in checkpoint of epoch 1, step 42 for ";
-    assert!(text.starts_with("error (rank 1): no progress for ") && text.contains(told), "{text}");
-    assert!(text.contains("\n  rank 2: epoch 1, step 42, waiting for "), "{text}");
+    assert!(
+        text.starts_with("error (rank 1): no progress for ") && text.contains(told),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  rank 2: epoch 1, step 42, waiting for "),
+        "{text}"
+    );
     assert!(text.contains("; waits in all_reduce_sum for "), "{text}");
 }
 
@@ -140,16 +178,27 @@ fn a_missing_start_is_told() {
         let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
         if communicator.rank() != 1 {
             let timeout = Duration::from_millis(200);
-            let error = Watchdog::start(&communicator, Arc::default(), timeout, on_alarm).unwrap_err();
-            assert!(matches!(error, CollectiveError::Aborted { rank: 0, .. }), "{error}");
+            let error =
+                Watchdog::start(&communicator, Arc::default(), timeout, on_alarm).unwrap_err();
+            assert!(
+                matches!(error, CollectiveError::Aborted { rank: 0, .. }),
+                "{error}"
+            );
         } else {
             communicator.receive(0, 0, &mut []).unwrap_err();
         }
     });
     let alarms = alarms.lock().unwrap();
-    let [alarm] = alarms.as_slice() else { panic!("{alarms:?}") };
+    let [alarm] = alarms.as_slice() else {
+        panic!("{alarms:?}")
+    };
     assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::NotStarted));
-    assert!(alarm.to_string().ends_with(" s: not all ranks have started their watchdogs"), "{alarm}");
+    assert!(
+        alarm
+            .to_string()
+            .ends_with(" s: not all ranks have started their watchdogs"),
+        "{alarm}"
+    );
 }
 
 #[test]
@@ -178,7 +227,8 @@ fn quick_worlds_raise_no_alarm() {
     for world_size in [1, 2, 4] {
         run_ranks(world_size, |communicator| {
             let rank = watched(communicator, TIMEOUT, &alarms);
-            let mut reducer = HierarchicalReducer::new(rank.communicator.duplicate().unwrap()).unwrap();
+            let mut reducer =
+                HierarchicalReducer::new(rank.communicator.duplicate().unwrap()).unwrap();
             for step in 0..100 {
                 rank.rank_status.at(0, step);
                 let mut values = [1.0; 10];
@@ -196,7 +246,8 @@ fn a_drop_ends_the_thread_long_before_the_timeout() {
         let rank_status = Arc::new(RankStatus::new());
         let noted = Arc::clone(&rank_status);
         // A limit that no clock reaches is none.
-        let watchdog = Watchdog::start(&communicator, noted, Duration::MAX, Box::new(|_| {})).unwrap();
+        let watchdog =
+            Watchdog::start(&communicator, noted, Duration::MAX, Box::new(|_| {})).unwrap();
         communicator.barrier().unwrap();
         drop(watchdog);
         // The thread holds what it watches until its end.
@@ -233,7 +284,11 @@ fn ranks_wait_for_longer_than_the_timeout_for_one_that_makes_progress() {
         if !is_late(2) {
             // As ranks that exchange while another waits for both.
             let other = 1 - rank.communicator.rank();
-            progress(TIMEOUT, |_| rank.communicator.exchange(other, &[1], other, &mut [0]).unwrap());
+            progress(TIMEOUT, |_| {
+                rank.communicator
+                    .exchange(other, &[1], other, &mut [0])
+                    .unwrap()
+            });
         }
         rank.communicator.barrier().unwrap();
     });
@@ -253,7 +308,10 @@ fn a_rank_whose_progress_ends_is_named_with_what_it_counted() {
     assert_eq!((alarm.rank, &alarm.verdict), (1, &Verdict::Busy(vec![0])));
     assert!(alarm.waited > 3 * TIMEOUT, "{alarm}");
     let text = alarm.to_string();
-    assert!(text.contains("rank 0: epoch 0, step 0, opening for ") && text.contains(", 3000 counted; "), "{text}");
+    assert!(
+        text.contains("rank 0: epoch 0, step 0, opening for ") && text.contains(", 3000 counted; "),
+        "{text}"
+    );
 }
 
 #[test]
@@ -282,7 +340,10 @@ fn a_shorter_timeout_holds_for_a_call_that_waits_already() {
         }
     });
     let alarms = alarms.lock().unwrap();
-    assert!(matches!(alarms.as_slice(), [alarm] if alarm.verdict == Verdict::Busy(vec![1])), "{alarms:?}");
+    assert!(
+        matches!(alarms.as_slice(), [alarm] if alarm.verdict == Verdict::Busy(vec![1])),
+        "{alarms:?}"
+    );
 }
 
 /// A server's update that does nothing, over one element.
@@ -303,21 +364,36 @@ impl ShardUpdate for NoUpdate {
 fn a_worker_that_waits_for_its_own_server_finds_the_rank_that_this_one_waits_for() {
     let (_, alarm) = one_alarm(|index, rank| {
         let layout = ParameterLayout::from_shapes([("weight".to_owned(), vec![1])]);
-        let plan = ServerPlan::new(&BucketPlan::new(&layout, 4), 3, vec![0], Consistency::Synchronous);
+        let plan = ServerPlan::new(
+            &BucketPlan::new(&layout, 4),
+            3,
+            vec![0],
+            Consistency::Synchronous,
+        );
         let link = rank.communicator.duplicate().unwrap();
         if index > 0 {
             return sleep_until_the_end(rank);
         }
-        let server = Arc::new(Server::new(&plan, Arc::clone(&link), Box::new(NoUpdate([0.0]))));
+        let server = Arc::new(Server::new(
+            &plan,
+            Arc::clone(&link),
+            Box::new(NoUpdate([0.0])),
+        ));
         let beside = Arc::clone(&server);
         let thread = std::thread::spawn(move || beside.serve_or_end_the_job());
         let mut client = Arc::new(ServerClient::new(plan, link, Some(server)));
         let pushed = client.reduce(BucketContext::default(), 0, &mut vec![1.0]);
-        assert!(matches!(pushed, Err(CollectiveError::Aborted { rank: 0, .. })));
+        assert!(matches!(
+            pushed,
+            Err(CollectiveError::Aborted { rank: 0, .. })
+        ));
         thread.join().unwrap().unwrap_err();
     });
     // Both others hang; the one that was busy last may not have been so for long enough to be named, too.
-    assert!(matches!(&alarm.verdict, Verdict::Busy(ranks) if !ranks.contains(&0)), "{alarm}");
+    assert!(
+        matches!(&alarm.verdict, Verdict::Busy(ranks) if !ranks.contains(&0)),
+        "{alarm}"
+    );
 }
 
 #[test]

@@ -41,9 +41,19 @@ impl Communicator for Unthreaded {
 
 #[test]
 fn a_communicator_without_threads_is_refused_and_named() {
-    let error = Watchdog::start(&Unthreaded::default(), Arc::default(), Duration::from_secs(1), Box::new(|_| {}));
+    let error = Watchdog::start(
+        &Unthreaded::default(),
+        Arc::default(),
+        Duration::from_secs(1),
+        Box::new(|_| {}),
+    );
     let error = error.unwrap_err();
-    assert_eq!(error, CollectiveError::WatchdogNeedsThreads { library: "MPI without threads".to_owned() });
+    assert_eq!(
+        error,
+        CollectiveError::WatchdogNeedsThreads {
+            library: "MPI without threads".to_owned()
+        }
+    );
     let text = "the watchdog needs a communicator that two threads may use at once, which MPI without threads does not offer here; \
                 a rank that stops will keep the others waiting";
     assert_eq!(error.to_string(), text);

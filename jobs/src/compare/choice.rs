@@ -21,14 +21,26 @@ pub(super) struct Choice {
 const ALLOCATOR: &str = "allocator";
 
 /// Where Debian's and Red Hat's packages put libraries.
-const LIBRARIES: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"];
+const LIBRARIES: [&str; 3] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+];
 
 const fn choice(name: &'static str, options: &'static [&'static str]) -> Choice {
-    Choice { name, options, is_communication: false }
+    Choice {
+        name,
+        options,
+        is_communication: false,
+    }
 }
 
 const fn communication(name: &'static str, options: &'static [&'static str]) -> Choice {
-    Choice { name, options, is_communication: true }
+    Choice {
+        name,
+        options,
+        is_communication: true,
+    }
 }
 
 /// What can be chosen, in the order in which it is tried.
@@ -44,11 +56,17 @@ pub(super) fn choices(framework: Framework, ranks: usize, threads: usize) -> Vec
             communication("fusion-mib", &["default", "0", "1"]),
             communication("cycle-ms", &["default", "0.1", "5"]),
         ],
-        Framework::TensorFlow => vec![choice("xla", &["off", "auto"]), choice("onednn", &["on", "off"])],
+        Framework::TensorFlow => vec![
+            choice("xla", &["off", "auto"]),
+            choice("onednn", &["on", "off"]),
+        ],
         Framework::MxNet => Vec::new(),
         Framework::Jax => vec![choice("fast-math", &["off", "on"])],
     };
-    choices.push(choice(ALLOCATOR, &["glibc", "glibc-keep", "jemalloc", "tcmalloc"]));
+    choices.push(choice(
+        ALLOCATOR,
+        &["glibc", "glibc-keep", "jemalloc", "tcmalloc"],
+    ));
     if threads > 1 {
         choices.push(choice("affinity", &["free", "bound"]));
     }
@@ -88,30 +106,50 @@ impl Setting {
         if self.0.is_empty() {
             return "defaults".to_owned();
         }
-        self.0.iter().map(|(name, option)| format!("{name} {option}")).collect::<Vec<_>>().join(", ")
+        self.0
+            .iter()
+            .map(|(name, option)| format!("{name} {option}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// The flags of `peers/run.py`.
     pub(super) fn words(&self) -> Vec<String> {
         let told = self.0.iter().filter(|(name, _)| *name != ALLOCATOR);
-        told.flat_map(|(name, option)| ["--setting".to_owned(), format!("{name}={option}")]).collect()
+        told.flat_map(|(name, option)| ["--setting".to_owned(), format!("{name}={option}")])
+            .collect()
     }
 
     /// The environment in which a process must start.
     pub(super) fn environment(&self) -> Result<Vec<(String, String)>, String> {
         let option = self.0.get(ALLOCATOR).map_or("glibc", String::as_str);
-        let keep = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
+        let keep = [
+            ("MALLOC_MMAP_MAX_", "0"),
+            ("MALLOC_TRIM_THRESHOLD_", "1099511627776"),
+        ];
         let decay = "background_thread:true,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1";
         let (library, package, variables) = match option {
             "glibc" => return Ok(Vec::new()),
-            "glibc-keep" => return Ok(keep.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()),
+            "glibc-keep" => {
+                return Ok(keep
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .to_vec());
+            }
             "jemalloc" => ("libjemalloc.so.2", "libjemalloc2", ("MALLOC_CONF", decay)),
-            _ => ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", ("TCMALLOC_RELEASE_RATE", "0")),
+            _ => (
+                "libtcmalloc_minimal.so.4",
+                "libtcmalloc-minimal4",
+                ("TCMALLOC_RELEASE_RATE", "0"),
+            ),
         };
-        let file = library_file(library)
-            .ok_or_else(|| format!("{library} is not installed: on Debian it is in the package {package}"))?;
+        let file = library_file(library).ok_or_else(|| {
+            format!("{library} is not installed: on Debian it is in the package {package}")
+        })?;
         let pair = |name: &str, value: String| (name.to_owned(), value);
-        Ok(vec![pair("LD_PRELOAD", file.display().to_string()), pair(variables.0, variables.1.to_owned())])
+        Ok(vec![
+            pair("LD_PRELOAD", file.display().to_string()),
+            pair(variables.0, variables.1.to_owned()),
+        ])
     }
 }
 
@@ -128,7 +166,10 @@ impl From<Setting> for BTreeMap<String, String> {
 }
 
 fn library_file(name: &str) -> Option<PathBuf> {
-    LIBRARIES.iter().map(|folder| Path::new(folder).join(name)).find(|file| file.exists())
+    LIBRARIES
+        .iter()
+        .map(|folder| Path::new(folder).join(name))
+        .find(|file| file.exists())
 }
 
 #[cfg(test)]
@@ -139,20 +180,44 @@ mod tests {
     #[test]
     fn buckets_matter_among_ranks_and_affinity_among_threads() {
         let names = |ranks, threads| {
-            choices(Framework::PyTorch, ranks, threads).iter().map(|choice| choice.name).collect::<Vec<_>>()
+            choices(Framework::PyTorch, ranks, threads)
+                .iter()
+                .map(|choice| choice.name)
+                .collect::<Vec<_>>()
         };
         assert_eq!(names(1, 1), ["layout", "mode", "allocator"]);
-        assert_eq!(names(2, 2), ["layout", "mode", "bucket-mib", "graph", "allocator", "affinity"]);
+        assert_eq!(
+            names(2, 2),
+            [
+                "layout",
+                "mode",
+                "bucket-mib",
+                "graph",
+                "allocator",
+                "affinity"
+            ]
+        );
     }
 
     #[test]
     fn a_default_is_not_named_and_an_unknown_choice_is_left_behind() {
         let all = choices(Framework::PyTorch, 2, 1);
-        let setting = Setting::default().with(&all[1], "compile").with(&all[2], "1");
+        let setting = Setting::default()
+            .with(&all[1], "compile")
+            .with(&all[2], "1");
         assert_eq!(setting.shown(), "bucket-mib 1, mode compile");
-        assert_eq!(setting.words(), ["--setting", "bucket-mib=1", "--setting", "mode=compile"]);
-        assert_eq!(setting.with(&all[2], "25").with(&all[1], "eager").shown(), "defaults");
-        assert_eq!(setting.among(&choices(Framework::PyTorch, 1, 1)).shown(), "mode compile");
+        assert_eq!(
+            setting.words(),
+            ["--setting", "bucket-mib=1", "--setting", "mode=compile"]
+        );
+        assert_eq!(
+            setting.with(&all[2], "25").with(&all[1], "eager").shown(),
+            "defaults"
+        );
+        assert_eq!(
+            setting.among(&choices(Framework::PyTorch, 1, 1)).shown(),
+            "mode compile"
+        );
     }
 
     #[test]
@@ -160,7 +225,10 @@ mod tests {
         let all = choices(Framework::Jax, 1, 1);
         let keep = Setting::default().with(&all[1], "glibc-keep");
         assert_eq!(keep.words(), Vec::<String>::new());
-        assert_eq!(keep.environment().unwrap()[0], ("MALLOC_MMAP_MAX_".to_owned(), "0".to_owned()));
+        assert_eq!(
+            keep.environment().unwrap()[0],
+            ("MALLOC_MMAP_MAX_".to_owned(), "0".to_owned())
+        );
         match Setting::default().with(&all[1], "jemalloc").environment() {
             Ok(variables) => assert!(variables[0].1.ends_with("libjemalloc.so.2")),
             Err(reason) => assert!(reason.contains("libjemalloc2"), "{reason}"),
@@ -171,8 +239,15 @@ mod tests {
     fn every_option_but_the_allocators_is_understood_by_the_scripts() {
         let scripts = super::super::scripts::all().concat();
         for framework in ALL {
-            for choice in choices(framework, 2, 2).iter().filter(|choice| choice.name != ALLOCATOR) {
-                assert!(scripts.contains(&format!("\"{}\"", choice.name)), "{}", choice.name);
+            for choice in choices(framework, 2, 2)
+                .iter()
+                .filter(|choice| choice.name != ALLOCATOR)
+            {
+                assert!(
+                    scripts.contains(&format!("\"{}\"", choice.name)),
+                    "{}",
+                    choice.name
+                );
             }
         }
     }

@@ -40,7 +40,16 @@ impl Document {
         let path = directory.join("comparison.json");
         let created = machine::now().unwrap_or_default();
         let (rows, sweep, accuracy) = Default::default();
-        let new = Document { path, created, program, machine, job, rows, sweep, accuracy };
+        let new = Document {
+            path,
+            created,
+            program,
+            machine,
+            job,
+            rows,
+            sweep,
+            accuracy,
+        };
         if is_again || !new.path.exists() {
             return Ok(new);
         }
@@ -49,7 +58,11 @@ impl Document {
 
     /// Writes a file that is not there yet: by it the directory is known as a comparison's, whatever ends this start.
     pub(super) fn begin(&self) -> Outcome {
-        if self.path.exists() { Ok(()) } else { self.save() }
+        if self.path.exists() {
+            Ok(())
+        } else {
+            self.save()
+        }
     }
 
     /// With what was measured before, if anything was.
@@ -57,19 +70,30 @@ impl Document {
         let path = self.path.display();
         let remedy = "give another --output, or --again to measure all anew";
         let refused = |what: String| Failure::Failed(format!("{path}: {what}: {remedy}"));
-        let found: Comparison = read(&self.path).map_err(|error| Failure::Failed(format!("{error}: {remedy}")))?;
+        let found: Comparison =
+            read(&self.path).map_err(|error| Failure::Failed(format!("{error}: {remedy}")))?;
         if found.schema != COMPARISON_SCHEMA {
-            return Err(refused(format!("schema: expected {COMPARISON_SCHEMA}, got `{}`", found.schema)));
+            return Err(refused(format!(
+                "schema: expected {COMPARISON_SCHEMA}, got `{}`",
+                found.schema
+            )));
         }
-        let is_begun =
-            found.rows.iter().chain(&found.sweep).any(|row| !row.blocks.is_empty()) || !found.accuracy.is_empty();
+        let is_begun = found
+            .rows
+            .iter()
+            .chain(&found.sweep)
+            .any(|row| !row.blocks.is_empty())
+            || !found.accuracy.is_empty();
         if !is_begun {
             return Ok(self);
         }
         // More rounds of the same job may be measured.
         let without_rounds = |job: &Map<String, Value>| {
             let kept = job.iter().filter(|(key, _)| *key != "rounds");
-            Value::Object(kept.map(|(key, value)| (key.clone(), value.clone())).collect())
+            Value::Object(
+                kept.map(|(key, value)| (key.clone(), value.clone()))
+                    .collect(),
+            )
         };
         let (own, theirs) = (without_rounds(&self.job), without_rounds(&found.job));
         if own != theirs {
@@ -77,28 +101,46 @@ impl Document {
         }
         let (own, theirs) = (&self.machine.cpu_model, &found.machine.cpu_model);
         if own != theirs {
-            return Err(refused(format!("cpu_model: expected {own:?}, got {theirs:?}")));
+            return Err(refused(format!(
+                "cpu_model: expected {own:?}, got {theirs:?}"
+            )));
         }
         let (own, theirs) = (self.machine.cpu_count, found.machine.cpu_count);
         if own != theirs {
             return Err(refused(format!("cpu_count: expected {own}, got {theirs}")));
         }
-        let (own, theirs) = (self.program.commit.as_deref().unwrap_or_default(), &found.commit);
+        let (own, theirs) = (
+            self.program.commit.as_deref().unwrap_or_default(),
+            &found.commit,
+        );
         if own != theirs {
-            return Err(refused(format!("commit of our program: expected {own:?}, got {theirs:?}")));
+            return Err(refused(format!(
+                "commit of our program: expected {own:?}, got {theirs:?}"
+            )));
         }
         let (own, theirs) = (&self.program.sha256, &found.program_sha256);
         if own != theirs {
             let shown = |sum: &Option<String>| sum.clone().unwrap_or_else(|| "none".to_owned());
-            return Err(refused(format!("SHA-256 of our program: expected {}, got {}", shown(own), shown(theirs))));
+            return Err(refused(format!(
+                "SHA-256 of our program: expected {}, got {}",
+                shown(own),
+                shown(theirs)
+            )));
         }
         // What had no number is tried again; blocks before a failed one are kept.
         let measured = |rows: Vec<ComparisonRow>| -> Vec<Row> {
-            let rows = rows.into_iter().map(|row| Row { gap: None, ..Row::of(row) });
+            let rows = rows.into_iter().map(|row| Row {
+                gap: None,
+                ..Row::of(row)
+            });
             rows.filter(|row| !row.blocks.is_empty()).collect()
         };
         (self.rows, self.sweep) = (measured(found.rows), measured(found.sweep));
-        self.accuracy = found.accuracy.into_iter().filter(|course| course.gap.is_none()).collect();
+        self.accuracy = found
+            .accuracy
+            .into_iter()
+            .filter(|course| course.gap.is_none())
+            .collect();
         self.created = found.created;
         Ok(self)
     }
@@ -113,7 +155,11 @@ impl Document {
             machine: self.machine.clone(),
             job: self.job.clone(),
             rows: self.rows.iter().map(|row| row.record(&self.rows)).collect(),
-            sweep: self.sweep.iter().map(|row| row.record(&self.sweep)).collect(),
+            sweep: self
+                .sweep
+                .iter()
+                .map(|row| row.record(&self.sweep))
+                .collect(),
             accuracy: self.accuracy.clone(),
         };
         crate::json::write(&self.path, &document)
@@ -122,10 +168,13 @@ impl Document {
 
 /// The row of this key, made if it is not there.
 pub(super) fn row_of<'r>(rows: &'r mut Vec<Row>, key: &Key, threads: usize) -> &'r mut Row {
-    let index = rows.iter().position(|row| row.key == *key).unwrap_or_else(|| {
-        rows.push(Row::new(key.clone(), threads));
-        rows.len() - 1
-    });
+    let index = rows
+        .iter()
+        .position(|row| row.key == *key)
+        .unwrap_or_else(|| {
+            rows.push(Row::new(key.clone(), threads));
+            rows.len() - 1
+        });
     &mut rows[index]
 }
 
@@ -137,8 +186,17 @@ mod tests {
     use std::fs;
 
     fn open(folder: &Path, job: Value, is_again: bool) -> Outcome<Document> {
-        let machine = Machine { cpu_model: Some("x".to_owned()), ..Machine::default() };
-        Document::open(folder, Program::default(), machine, job.as_object().unwrap().clone(), is_again)
+        let machine = Machine {
+            cpu_model: Some("x".to_owned()),
+            ..Machine::default()
+        };
+        Document::open(
+            folder,
+            Program::default(),
+            machine,
+            job.as_object().unwrap().clone(),
+            is_again,
+        )
     }
 
     #[test]
@@ -147,8 +205,14 @@ mod tests {
         let mut document = open(folder.path(), json!({ "steps": 8 }), false).unwrap();
         document.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         document.rows.push(row("MXNet", 1, &[50.0], (2.5, 2.0)));
-        document.rows.push(Row { gap: Some("not installed".into()), ..row("JAX", 1, &[], (0.0, 0.0)) });
-        document.accuracy.push(Course { framework: "Lockstep".to_owned(), ..Course::default() });
+        document.rows.push(Row {
+            gap: Some("not installed".into()),
+            ..row("JAX", 1, &[], (0.0, 0.0))
+        });
+        document.accuracy.push(Course {
+            framework: "Lockstep".to_owned(),
+            ..Course::default()
+        });
         let measured = document.rows[..2].to_vec();
         // Its second block failed.
         document.rows[1].gap = Some("did not end".into());
@@ -165,8 +229,14 @@ mod tests {
     fn a_comparison_of_another_program_or_number_of_processors_is_not_gone_on_with() {
         let folder = tempfile::tempdir().unwrap();
         let open = |commit: &str, sum: &str, cpu_count: u64| {
-            let machine = Machine { cpu_count, ..Machine::default() };
-            let program = Program { commit: Some(commit.to_owned()), sha256: Some(sum.to_owned()) };
+            let machine = Machine {
+                cpu_count,
+                ..Machine::default()
+            };
+            let program = Program {
+                commit: Some(commit.to_owned()),
+                sha256: Some(sum.to_owned()),
+            };
             Document::open(folder.path(), program, machine, Map::new(), false)
         };
         let mut measured = open("a", "1", 2).unwrap();
@@ -174,20 +244,41 @@ mod tests {
         assert!(open("b", "2", 4).is_ok(), "nothing is measured yet");
         measured.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         measured.save().unwrap();
-        let found = [open("a", "1", 2), open("b", "2", 2), open("a", "2", 2), open("a", "1", 4)];
-        let [same, commit, changed, processors] = found.map(|document| document.map_err(|no| no.to_string()));
+        let found = [
+            open("a", "1", 2),
+            open("b", "2", 2),
+            open("a", "2", 2),
+            open("a", "1", 4),
+        ];
+        let [same, commit, changed, processors] =
+            found.map(|document| document.map_err(|no| no.to_string()));
         assert!(same.is_ok());
-        let (commit, changed, processors) = (commit.unwrap_err(), changed.unwrap_err(), processors.unwrap_err());
-        assert!(changed.contains("SHA-256 of our program: expected 2, got 1"), "{changed}");
-        assert!(commit.contains("expected \"b\", got \"a\"") && commit.contains("--again"), "{commit}");
-        assert!(processors.contains("cpu_count: expected 4, got 2"), "{processors}");
+        let (commit, changed, processors) = (
+            commit.unwrap_err(),
+            changed.unwrap_err(),
+            processors.unwrap_err(),
+        );
+        assert!(
+            changed.contains("SHA-256 of our program: expected 2, got 1"),
+            "{changed}"
+        );
+        assert!(
+            commit.contains("expected \"b\", got \"a\"") && commit.contains("--again"),
+            "{commit}"
+        );
+        assert!(
+            processors.contains("cpu_count: expected 4, got 2"),
+            "{processors}"
+        );
     }
 
     #[test]
     fn a_file_of_another_kind_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("comparison.json"), "{\"schema\": \"x\"}").unwrap();
-        let refusal = open(folder.path(), json!({}), false).unwrap_err().to_string();
+        let refusal = open(folder.path(), json!({}), false)
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains(COMPARISON_SCHEMA), "{refusal}");
     }
 }

@@ -15,18 +15,35 @@ pub(super) enum Framework {
     Jax,
 }
 
-pub(super) const ALL: [Framework; 5] =
-    [Framework::PyTorch, Framework::Horovod, Framework::TensorFlow, Framework::MxNet, Framework::Jax];
+pub(super) const ALL: [Framework; 5] = [
+    Framework::PyTorch,
+    Framework::Horovod,
+    Framework::TensorFlow,
+    Framework::MxNet,
+    Framework::Jax,
+];
 
 /// What we are called among them.
 pub(super) const OURS: &str = "Lockstep";
 
 impl Framework {
     /// What [`word`](Self::word), [`title`](Self::title), [`module`](Self::module) and [`requirements`](Self::requirements) tell.
-    fn names(self) -> (&'static str, &'static str, &'static str, &'static [&'static str]) {
+    fn names(
+        self,
+    ) -> (
+        &'static str,
+        &'static str,
+        &'static str,
+        &'static [&'static str],
+    ) {
         match self {
             Framework::PyTorch => ("pytorch", "PyTorch DDP", "torch", &["pytorch"]),
-            Framework::Horovod => ("horovod", "Horovod", "horovod.torch", &["pytorch", "horovod"]),
+            Framework::Horovod => (
+                "horovod",
+                "Horovod",
+                "horovod.torch",
+                &["pytorch", "horovod"],
+            ),
             Framework::TensorFlow => ("tensorflow", "TensorFlow", "tensorflow", &["tensorflow"]),
             Framework::MxNet => ("mxnet", "MXNet", "mxnet", &["mxnet"]),
             Framework::Jax => ("jax", "JAX", "jax", &["jax"]),
@@ -72,7 +89,9 @@ impl Framework {
     /// Why it does not do this job at all.
     pub(super) fn refusal(self, dtype: &str, ranks: usize) -> Option<&'static str> {
         match self {
-            Framework::MxNet if dtype != "f32" => Some("its CPU operations have no training path for bf16"),
+            Framework::MxNet if dtype != "f32" => {
+                Some("its CPU operations have no training path for bf16")
+            }
             Framework::Horovod if ranks == 1 => Some("on 1 rank it is PyTorch"),
             _ => None,
         }
@@ -80,7 +99,11 @@ impl Framework {
 
     /// Whose row of one rank its speedup is measured by.
     pub(super) fn alone(self) -> Framework {
-        if self == Framework::Horovod { Framework::PyTorch } else { self }
+        if self == Framework::Horovod {
+            Framework::PyTorch
+        } else {
+            self
+        }
     }
 
     /// Whether its ranks find each other only through MPI.
@@ -90,7 +113,11 @@ impl Framework {
 
     /// Processes beside the ranks.
     pub(super) fn roles(self, ranks: usize) -> &'static [&'static str] {
-        if self == Framework::MxNet && ranks > 1 { &["scheduler", "server"] } else { &[] }
+        if self == Framework::MxNet && ranks > 1 {
+            &["scheduler", "server"]
+        } else {
+            &[]
+        }
     }
 }
 
@@ -102,11 +129,21 @@ pub(super) fn titled(title: &str) -> Option<Framework> {
 /// The frameworks of `--with`, each once, in the order of the table.
 pub(super) fn named(list: &str) -> Outcome<Vec<Framework>> {
     let mut found = Vec::new();
-    for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-        let framework = ALL.into_iter().find(|framework| framework.word() == word).ok_or_else(|| {
-            let known: Vec<&str> = ALL.iter().map(|framework| framework.word()).collect();
-            Failure::Usage(format!("--with: unknown framework `{word}`, expected some of: {}", known.join(", ")))
-        })?;
+    for word in list
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+    {
+        let framework = ALL
+            .into_iter()
+            .find(|framework| framework.word() == word)
+            .ok_or_else(|| {
+                let known: Vec<&str> = ALL.iter().map(|framework| framework.word()).collect();
+                Failure::Usage(format!(
+                    "--with: unknown framework `{word}`, expected some of: {}",
+                    known.join(", ")
+                ))
+            })?;
         found.push(framework);
     }
     found.sort();
@@ -120,11 +157,17 @@ mod tests {
 
     #[test]
     fn a_list_is_read_in_any_order_and_an_unknown_name_is_refused_with_the_known() {
-        assert_eq!(named("jax, pytorch,jax").unwrap(), [Framework::PyTorch, Framework::Jax]);
+        assert_eq!(
+            named("jax, pytorch,jax").unwrap(),
+            [Framework::PyTorch, Framework::Jax]
+        );
         assert_eq!(named("").unwrap(), []);
         let refusal = named("pytorch,caffe").unwrap_err();
         assert_eq!(refusal.exit_code(), 2);
-        assert!(refusal.to_string().contains("`caffe`") && refusal.to_string().contains("mxnet"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("`caffe`") && refusal.to_string().contains("mxnet"),
+            "{refusal}"
+        );
     }
 
     #[test]
@@ -132,8 +175,13 @@ mod tests {
         for framework in ALL {
             for name in framework.requirements() {
                 let text = super::super::scripts::requirements(name);
-                let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-                assert!(lines.clone().count() > 0 && lines.clone().all(|line| line.contains("==")), "{name}: {text}");
+                let lines = text
+                    .lines()
+                    .filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+                assert!(
+                    lines.clone().count() > 0 && lines.clone().all(|line| line.contains("==")),
+                    "{name}: {text}"
+                );
             }
         }
     }

@@ -66,12 +66,16 @@ pub(super) struct Bench<'a> {
 impl Bench<'_> {
     /// Why a contender cannot do a job at all.
     pub(super) fn gap(&self, contender: Contender, key: &Key) -> Option<String> {
-        let Contender::Peer(framework) = contender else { return None };
+        let Contender::Peer(framework) = contender else {
+            return None;
+        };
         let servers = self.hosts.is_some() && !framework.roles(key.ranks).is_empty();
         let refusal = framework
             .refusal(&key.dtype, key.ranks)
             .or(servers.then_some("its scheduler and server are not started on emulated hosts"));
-        refusal.map(str::to_owned).or_else(|| self.python(framework).err())
+        refusal
+            .map(str::to_owned)
+            .or_else(|| self.python(framework).err())
     }
 
     /// One round of a row; the launcher is the one really used.
@@ -83,11 +87,20 @@ impl Bench<'_> {
     ) -> Result<(Launcher, About, Block), String> {
         let job = self.job(&key.model, key.ranks, SEED)?;
         let mark = format!("compare-{}", std::process::id());
-        let name = format!("{}-{}-r{}-{}-", key.model, key.dtype, key.ranks, contender.word());
+        let name = format!(
+            "{}-{}-r{}-{}-",
+            key.model,
+            key.dtype,
+            key.ranks,
+            contender.word()
+        );
         let name = if key.tried.is_empty() {
             format!("{name}round{}", round + 1)
         } else {
-            let setting = key.setting.shown().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
+            let setting = key
+                .setting
+                .shown()
+                .replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
             format!("{name}{}-{setting}", key.tried)
         };
         let patience = Patience {
@@ -96,7 +109,11 @@ impl Bench<'_> {
             patience: Duration::from_secs(30),
         };
         let watched = patience.watched(&mark, |attempt| {
-            let folder = self.settings.output.join("runs").join(format!("{name}a{attempt}"));
+            let folder = self
+                .settings
+                .output
+                .join("runs")
+                .join(format!("{name}a{attempt}"));
             fresh(&folder)?;
             let measured = match contender {
                 Contender::Ours => self.ours(key, &folder, &mark),
@@ -106,16 +123,34 @@ impl Bench<'_> {
             Ok((measured, window))
         })?;
         let (launcher, about, block) = watched.result;
-        Ok((launcher, about, Block { quiet: Some(watched.quiet), is_disturbed: watched.is_disturbed, ..block }))
+        Ok((
+            launcher,
+            about,
+            Block {
+                quiet: Some(watched.quiet),
+                is_disturbed: watched.is_disturbed,
+                ..block
+            },
+        ))
     }
 
-    fn ours(&self, key: &Key, folder: &Path, mark: &str) -> Result<(Launcher, About, Block), String> {
+    fn ours(
+        &self,
+        key: &Key,
+        folder: &Path,
+        mark: &str,
+    ) -> Result<(Launcher, About, Block), String> {
         let settings = self.settings;
         let mut words = self.bench_words(&key.model, &key.dtype);
         words.extend(["--steps".to_owned(), settings.steps.to_string()]);
-        words.extend(["--warmup-steps".to_owned(), settings.warmup_steps.to_string(), "--json".to_owned()]);
+        words.extend([
+            "--warmup-steps".to_owned(),
+            settings.warmup_steps.to_string(),
+            "--json".to_owned(),
+        ]);
         let (launcher, command) = self.run_ours(words, key.ranks, folder, mark)?;
-        let log = fs::read_to_string(folder.join("process-0.log")).map_err(|error| error.to_string())?;
+        let log =
+            fs::read_to_string(folder.join("process-0.log")).map_err(|error| error.to_string())?;
         let (about, block) = of_ours(&log)?;
         Ok((launcher, about, Block { command, ..block }))
     }
@@ -149,24 +184,41 @@ impl Bench<'_> {
     ) -> Result<(Launcher, About, Block), String> {
         let settings = self.settings;
         let python = self.python(framework)?;
-        let mut program =
-            Program::peer(framework, python, self.scripts, key.ranks, settings.threads, self.hosts.as_ref())
-                .map_err(|failure| failure.to_string())?;
+        let mut program = Program::peer(
+            framework,
+            python,
+            self.scripts,
+            key.ranks,
+            settings.threads,
+            self.hosts.as_ref(),
+        )
+        .map_err(|failure| failure.to_string())?;
         program.set(&key.setting)?;
         let paths = [("--job", job), ("--output", folder)];
-        program.words.extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
+        program.words.extend(
+            paths
+                .iter()
+                .flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]),
+        );
         program.words.extend([
             "--dtype".to_owned(),
             key.dtype.clone(),
             "--steps".to_owned(),
             settings.steps.to_string(),
         ]);
-        program.words.extend(["--warmup-steps".to_owned(), settings.warmup_steps.to_string()]);
+        program.words.extend([
+            "--warmup-steps".to_owned(),
+            settings.warmup_steps.to_string(),
+        ]);
         let (launcher, command) = self.run(&program, framework.roles(key.ranks), folder, mark)?;
         let global_samples = key.ranks * settings.batch_size_per_rank * settings.steps;
         let (mut about, block) = of_peer(folder, key.ranks, global_samples)?;
         if !framework.roles(key.ranks).is_empty() {
-            let whose = if program.leaves_a_core() { "a core of its own" } else { "the ranks' cores" };
+            let whose = if program.leaves_a_core() {
+                "a core of its own"
+            } else {
+                "the ranks' cores"
+            };
             about.communication = format!("{} on {whose}", about.communication);
         }
         Ok((launcher, about, Block { command, ..block }))
@@ -182,7 +234,13 @@ impl Bench<'_> {
     }
 
     /// Starts a program's ranks and its roles and waits for them.
-    fn run(&self, program: &Program, roles: &[&str], folder: &Path, mark: &str) -> Result<(Launcher, String), String> {
+    fn run(
+        &self,
+        program: &Program,
+        roles: &[&str],
+        folder: &Path,
+        mark: &str,
+    ) -> Result<(Launcher, String), String> {
         let wanted = self.settings.launcher;
         let mut ranks = program
             .commands(wanted, self.mpirun.as_ref(), self.hosts.as_ref())
@@ -193,7 +251,10 @@ impl Bench<'_> {
                 command.env("OMPI_MCA_mpi_yield_when_idle", "1");
             }
         }
-        let processes = Processes { ranks, beside: roles.iter().map(|role| program.beside(role)).collect() };
+        let processes = Processes {
+            ranks,
+            beside: roles.iter().map(|role| program.beside(role)).collect(),
+        };
         let shown = processes.shown();
         processes.run(folder, self.settings.timeout, mark)?;
         Ok((program.launcher(wanted), shown))
@@ -202,14 +263,24 @@ impl Bench<'_> {
     /// The folder of a job's files, written by our trainer where they are not there yet.
     pub(super) fn job(&self, model: &str, ranks: usize, seed: u64) -> Result<PathBuf, String> {
         let batch = self.settings.batch_size_per_rank;
-        let folder = self.settings.output.join(format!("jobs/{model}-b{batch}-r{ranks}-s{seed}"));
+        let folder = self
+            .settings
+            .output
+            .join(format!("jobs/{model}-b{batch}-r{ranks}-s{seed}"));
         // The last of the files that root writes.
-        if !folder.join("job.json").exists() || !folder.join(format!("batches-rank{}.safetensors", ranks - 1)).exists()
+        if !folder.join("job.json").exists()
+            || !folder
+                .join(format!("batches-rank{}.safetensors", ranks - 1))
+                .exists()
         {
             fresh(&folder)?;
             let mut words = self.bench_words(model, "f32");
             words.extend(["--steps", "1", "--warmup-steps", "0", "--seed"].map(str::to_owned));
-            words.extend([seed.to_string(), "--export-job".to_owned(), folder.display().to_string()]);
+            words.extend([
+                seed.to_string(),
+                "--export-job".to_owned(),
+                folder.display().to_string(),
+            ]);
             let mark = format!("compare-{}", std::process::id());
             self.run_ours(words, ranks, &folder, &mark)
                 .map_err(|reason| format!("the job cannot be written: {reason}"))?;
@@ -223,14 +294,24 @@ impl Bench<'_> {
             ("--device", "flex".to_owned()),
             ("--model", model.to_owned()),
             ("--dtype", dtype.to_owned()),
-            ("--batch-size-per-rank", settings.batch_size_per_rank.to_string()),
+            (
+                "--batch-size-per-rank",
+                settings.batch_size_per_rank.to_string(),
+            ),
             ("--threads", settings.threads.to_string()),
         ];
         if is_imagenet(model) {
-            pairs.extend([("--image-size", "224".to_owned()), ("--num-classes", "1000".to_owned())]);
+            pairs.extend([
+                ("--image-size", "224".to_owned()),
+                ("--num-classes", "1000".to_owned()),
+            ]);
         }
         std::iter::once("bench".to_owned())
-            .chain(pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
+            .chain(
+                pairs
+                    .into_iter()
+                    .flat_map(|(flag, value)| [flag.to_owned(), value]),
+            )
             .collect()
     }
 }

@@ -187,7 +187,14 @@ impl CompareArgs {
         }
         let program = machine::program(&options::trainer(self.trainer.as_deref())?);
         run_directory::COMPARISON.check(&settings.output)?;
-        Document::open(&settings.output, program, machine::machine(), settings.job(), false).map(|_| ())
+        Document::open(
+            &settings.output,
+            program,
+            machine::machine(),
+            settings.job(),
+            false,
+        )
+        .map(|_| ())
     }
 
     /// Measures what the output directory has not, in turn with the other frameworks.
@@ -202,27 +209,51 @@ impl CompareArgs {
         let hosts = emulated_hosts(&settings, mpirun.as_ref())?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         let output = &settings.output;
-        fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+        fs::create_dir_all(output)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
         // Absolute, as peers and ranks may start elsewhere.
-        let output =
-            output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+        let output = output
+            .canonicalize()
+            .map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
         let settings = Settings { output, ..settings };
         let _lock = run_directory::COMPARISON.lock(&settings.output)?;
         let program = machine::program(&trainer);
-        let mut document =
-            Document::open(&settings.output, program, machine::machine(), settings.job(), settings.is_again)?;
+        let mut document = Document::open(
+            &settings.output,
+            program,
+            machine::machine(),
+            settings.job(),
+            settings.is_again,
+        )?;
         document.begin()?;
         if settings.is_again {
             // Another trainer may write other weights and batches.
             run_directory::fresh(&settings.output.join("jobs"))?;
         }
         let folder = settings.output.join("peers");
-        let scripts = if settings.is_again { Scripts::write(&folder) } else { Scripts::of_comparison(&folder) }?;
-        let installer =
-            Installer { folder: &settings.peers_dir, scripts: &scripts, may_install: !self.installing.no_install };
-        let pythons: BTreeMap<_, _> =
-            settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
-        let bench = Bench { settings: &settings, mpirun, hosts, trainer, scripts: &scripts, pythons };
+        let scripts = if settings.is_again {
+            Scripts::write(&folder)
+        } else {
+            Scripts::of_comparison(&folder)
+        }?;
+        let installer = Installer {
+            folder: &settings.peers_dir,
+            scripts: &scripts,
+            may_install: !self.installing.no_install,
+        };
+        let pythons: BTreeMap<_, _> = settings
+            .frameworks
+            .iter()
+            .map(|&framework| (framework, installer.python(framework)))
+            .collect();
+        let bench = Bench {
+            settings: &settings,
+            mpirun,
+            hosts,
+            trainer,
+            scripts: &scripts,
+            pythons,
+        };
         measure_speed(&bench, &mut document)?;
         measure_accuracy(&bench, &mut document)?;
         say!("\n{}", table::table(&document.rows).trim_end());
@@ -232,18 +263,29 @@ impl CompareArgs {
         if !document.accuracy.is_empty() {
             say!("\n{}", table::accuracy(&document.accuracy).trim_end());
         }
-        say!("\nwritten: {}", settings.output.join("comparison.json").display());
+        say!(
+            "\nwritten: {}",
+            settings.output.join("comparison.json").display()
+        );
         // A framework that cannot be had is a gap; that we cannot do the job ourselves is a failure.
-        match document.rows.iter().filter(|row| row.is_ours()).find_map(|row| row.gap.as_ref()) {
+        match document
+            .rows
+            .iter()
+            .filter(|row| row.is_ours())
+            .find_map(|row| row.gap.as_ref())
+        {
             None => Ok(()),
-            Some(reason) => Err(Failure::Failed(format!("our own measurement failed: {reason}"))),
+            Some(reason) => Err(Failure::Failed(format!(
+                "our own measurement failed: {reason}"
+            ))),
         }
     }
 }
 
 /// One for each of several ranks, where they are started on some; they are gone with the value.
 fn emulated_hosts(settings: &Settings, mpirun: Option<&Mpirun>) -> Outcome<Option<Hosts>> {
-    let (Launcher::Hosts(rate), Some(&count)) = (settings.launcher, settings.ranks.iter().max()) else {
+    let (Launcher::Hosts(rate), Some(&count)) = (settings.launcher, settings.ranks.iter().max())
+    else {
         return Ok(None);
     };
     Mpirun::needed(mpirun)?.expect_emulated_hosts()?;
@@ -258,10 +300,26 @@ fn measure_speed(bench: &Bench<'_>, document: &mut Document) -> Outcome {
     let mut contenders = Vec::new();
     for (model, dtype, ranks) in jobs(settings) {
         let (framework, setting, tried) = Default::default();
-        let key = Key { framework, model, dtype, ranks, setting, tried };
-        let mut of_job = vec![(Contender::Ours, Key { framework: framework::OURS.to_owned(), ..key.clone() })];
+        let key = Key {
+            framework,
+            model,
+            dtype,
+            ranks,
+            setting,
+            tried,
+        };
+        let mut of_job = vec![(
+            Contender::Ours,
+            Key {
+                framework: framework::OURS.to_owned(),
+                ..key.clone()
+            },
+        )];
         for &framework in &settings.frameworks {
-            let key = Key { framework: framework.title().to_owned(), ..key.clone() };
+            let key = Key {
+                framework: framework.title().to_owned(),
+                ..key.clone()
+            };
             let setting = sweep::best(bench, document, framework, &key)?;
             of_job.push((Contender::Peer(framework), Key { setting, ..key }));
         }
@@ -269,12 +327,21 @@ fn measure_speed(bench: &Bench<'_>, document: &mut Document) -> Outcome {
     }
     for round in 0..settings.rounds {
         let created = document.created.clone();
-        let place = |key: &Key, framework: &str| hash((&created, round, &key.model, &key.dtype, key.ranks, framework));
+        let place = |key: &Key, framework: &str| {
+            hash((
+                &created, round, &key.model, &key.dtype, key.ranks, framework,
+            ))
+        };
         contenders.sort_by_cached_key(|of_job| place(&of_job[0].1, ""));
         for of_job in &mut contenders {
             of_job.sort_by_cached_key(|(_, key)| place(key, &key.framework));
             for (contender, key) in of_job {
-                measure_block(bench, row_of(&mut document.rows, key, settings.threads), *contender, round);
+                measure_block(
+                    bench,
+                    row_of(&mut document.rows, key, settings.threads),
+                    *contender,
+                    round,
+                );
                 document.save()?;
             }
         }
@@ -295,13 +362,34 @@ fn measure_block(bench: &Bench<'_>, row: &mut Row, contender: Contender, round: 
         return;
     }
     let key = row.key.clone();
-    let setting = if row.is_ours() { String::new() } else { format!(" ({})", key.setting.shown()) };
-    let which = if key.tried.is_empty() { format!("round {}", round + 1) } else { format!("{}?", key.tried) };
-    let place = format!("{which} {} {} r{} {}{setting}", key.model, key.dtype, key.ranks, key.framework);
-    match bench.gap(contender, &key).map_or_else(|| bench.block(contender, &key, round), Err) {
+    let setting = if row.is_ours() {
+        String::new()
+    } else {
+        format!(" ({})", key.setting.shown())
+    };
+    let which = if key.tried.is_empty() {
+        format!("round {}", round + 1)
+    } else {
+        format!("{}?", key.tried)
+    };
+    let place = format!(
+        "{which} {} {} r{} {}{setting}",
+        key.model, key.dtype, key.ranks, key.framework
+    );
+    match bench
+        .gap(contender, &key)
+        .map_or_else(|| bench.block(contender, &key, round), Err)
+    {
         Ok((launcher, about, block)) => {
-            let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
-            say!("{place}: {} images/s{disturbed}", records::rate(block.images_per_second));
+            let disturbed = if block.is_disturbed {
+                ", disturbed"
+            } else {
+                ""
+            };
+            say!(
+                "{place}: {} images/s{disturbed}",
+                records::rate(block.images_per_second)
+            );
             row.launcher = launcher.to_string();
             row.about = about;
             row.blocks.push(block);
@@ -318,7 +406,12 @@ fn jobs(settings: &Settings) -> Vec<(String, String, usize)> {
     let mut jobs = Vec::new();
     for model in &settings.models {
         for dtype in &settings.dtypes {
-            jobs.extend(settings.ranks.iter().map(|&ranks| (model.clone(), dtype.clone(), ranks)));
+            jobs.extend(
+                settings
+                    .ranks
+                    .iter()
+                    .map(|&ranks| (model.clone(), dtype.clone(), ranks)),
+            );
         }
     }
     jobs
@@ -327,18 +420,34 @@ fn jobs(settings: &Settings) -> Vec<(String, String, usize)> {
 /// Training on images, where that is asked for.
 fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
     let settings = bench.settings;
-    let Some(wanted) = &settings.accuracy else { return Ok(()) };
+    let Some(wanted) = &settings.accuracy else {
+        return Ok(());
+    };
     for model in &settings.models {
         for dtype in &settings.dtypes {
-            let peers = settings.frameworks.iter().map(|&framework| Contender::Peer(framework));
-            let contenders: Vec<Contender> = std::iter::once(Contender::Ours).chain(peers).collect();
+            let peers = settings
+                .frameworks
+                .iter()
+                .map(|&framework| Contender::Peer(framework));
+            let contenders: Vec<Contender> =
+                std::iter::once(Contender::Ours).chain(peers).collect();
             for seed in 0..wanted.seeds as u64 {
                 for &contender in &contenders {
-                    let training = Training { contender, model, dtype, seed, wanted };
+                    let training = Training {
+                        contender,
+                        model,
+                        dtype,
+                        seed,
+                        wanted,
+                    };
                     if training.is_there(&document.accuracy) {
                         continue;
                     }
-                    say!("accuracy {model} {dtype} seed {seed} {}: {} epochs", contender.title(), wanted.epochs);
+                    say!(
+                        "accuracy {model} {dtype} seed {seed} {}: {} epochs",
+                        contender.title(),
+                        wanted.epochs
+                    );
                     let course = training.record(bench, &competing(document, &training));
                     document.accuracy.push(course);
                     document.save()?;
@@ -352,10 +461,24 @@ fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
 /// The setting with which a framework competes on one rank.
 fn competing(document: &Document, training: &Training<'_>) -> Setting {
     let is_its = |key: &Key| {
-        (key.framework.as_str(), key.model.as_str(), key.dtype.as_str(), key.ranks)
-            == (training.contender.title(), training.model, training.dtype, 1)
+        (
+            key.framework.as_str(),
+            key.model.as_str(),
+            key.dtype.as_str(),
+            key.ranks,
+        ) == (
+            training.contender.title(),
+            training.model,
+            training.dtype,
+            1,
+        )
     };
-    document.rows.iter().find(|row| is_its(&row.key)).map(|row| row.key.setting.clone()).unwrap_or_default()
+    document
+        .rows
+        .iter()
+        .find(|row| is_its(&row.key))
+        .map(|row| row.key.setting.clone())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -19,8 +19,14 @@ use super::settings::{LAST_COMPARED_STEP, is_imagenet};
 /// ImageNet's networks amplify last bits a thousandfold in one update: losses of PyTorch's own three ways to compute ResNet-50 in f32 were found
 /// to differ by up to 8e-3 after one, and by 3e-6 before. So their first losses must agree, and the others to hundredths.
 const TOLERANCES: [[[(usize, f64); 2]; 2]; 2] = [
-    [[(2, 5e-4), (LAST_COMPARED_STEP, 3e-3)], [(2, 5e-3), (LAST_COMPARED_STEP, 2e-2)]],
-    [[(0, 1e-4), (LAST_COMPARED_STEP, 2e-2)], [(0, 5e-3), (LAST_COMPARED_STEP, 2e-2)]],
+    [
+        [(2, 5e-4), (LAST_COMPARED_STEP, 3e-3)],
+        [(2, 5e-3), (LAST_COMPARED_STEP, 2e-2)],
+    ],
+    [
+        [(0, 1e-4), (LAST_COMPARED_STEP, 2e-2)],
+        [(0, 5e-3), (LAST_COMPARED_STEP, 2e-2)],
+    ],
 ];
 
 /// Between two measurements that may be compared: longer ago the machine may have been another.
@@ -67,7 +73,14 @@ pub(super) struct Judged {
 impl Row {
     pub(super) fn new(key: Key, threads: usize) -> Self {
         let (launcher, about, blocks, gap) = Default::default();
-        Row { key, threads, launcher, about, blocks, gap }
+        Row {
+            key,
+            threads,
+            launcher,
+            about,
+            blocks,
+            gap,
+        }
     }
 
     pub(super) fn is_ours(&self) -> bool {
@@ -76,16 +89,37 @@ impl Row {
 
     /// Median images/s over the blocks; as for a ratio without the disturbed ones, if enough are quiet.
     pub(super) fn median(&self) -> Option<f64> {
-        let is_enough = self.blocks.iter().filter(|block| !block.is_disturbed).count() >= ENOUGH_QUIET;
-        let counted = self.blocks.iter().filter(|block| !is_enough || !block.is_disturbed);
+        let is_enough = self
+            .blocks
+            .iter()
+            .filter(|block| !block.is_disturbed)
+            .count()
+            >= ENOUGH_QUIET;
+        let counted = self
+            .blocks
+            .iter()
+            .filter(|block| !is_enough || !block.is_disturbed);
         let mut rates: Vec<f64> = counted.map(|block| block.images_per_second).collect();
         (!rates.is_empty()).then(|| records::median(&mut rates))
     }
 
     /// The same over the blocks that nobody disturbed, over all where there are none.
     pub(super) fn quiet_median(&self) -> Option<f64> {
-        let quiet: Vec<Block> = self.blocks.iter().filter(|block| !block.is_disturbed).cloned().collect();
-        if quiet.is_empty() { self.median() } else { Row { blocks: quiet, ..self.clone() }.median() }
+        let quiet: Vec<Block> = self
+            .blocks
+            .iter()
+            .filter(|block| !block.is_disturbed)
+            .cloned()
+            .collect();
+        if quiet.is_empty() {
+            self.median()
+        } else {
+            Row {
+                blocks: quiet,
+                ..self.clone()
+            }
+            .median()
+        }
     }
 
     /// The row as `comparison.json` has it.
@@ -105,21 +139,42 @@ impl Row {
             communication: self.about.communication.clone(),
             ranks: self.key.ranks as u64,
             threads: self.threads as u64,
-            images_per_second: self.blocks.iter().map(|block| Some(block.images_per_second)).collect(),
+            images_per_second: self
+                .blocks
+                .iter()
+                .map(|block| Some(block.images_per_second))
+                .collect(),
             images_per_second_median: judged.median,
             ratio_to_lockstep: judged.ratio.map(|ratio| ratio.median),
             ratio_interval: judged.ratio.and_then(|ratio| ratio.interval),
             speedup: judged.speedup.map(|speedup| speedup.median),
             speedup_interval: judged.speedup.and_then(|speedup| speedup.interval),
             efficiency: judged.efficiency.map(|efficiency| efficiency.median),
-            peak_memory_bytes_rank: self.blocks.iter().map(|block| block.peak_memory_bytes_rank).max(),
-            peak_memory_bytes_total: self.blocks.iter().map(|block| block.peak_memory_bytes_total).max(),
-            import_memory_bytes_rank: self.blocks.iter().map(|block| block.import_memory_bytes_rank).max(),
+            peak_memory_bytes_rank: self
+                .blocks
+                .iter()
+                .map(|block| block.peak_memory_bytes_rank)
+                .max(),
+            peak_memory_bytes_total: self
+                .blocks
+                .iter()
+                .map(|block| block.peak_memory_bytes_total)
+                .max(),
+            import_memory_bytes_rank: self
+                .blocks
+                .iter()
+                .map(|block| block.import_memory_bytes_rank)
+                .max(),
             loss_after_2: first.and_then(|block| block.loss_after(2)),
             loss_after_5: first.and_then(|block| block.loss_after(LAST_COMPARED_STEP)),
             loss_agrees: judged.loss_agrees,
             counts: Some(judged.counts),
-            disturbed_blocks: Some(self.blocks.iter().filter(|block| block.is_disturbed).count() as u64),
+            disturbed_blocks: Some(
+                self.blocks
+                    .iter()
+                    .filter(|block| block.is_disturbed)
+                    .count() as u64,
+            ),
             quiet: last.and_then(|block| block.quiet),
             command: last.map(|block| block.command.clone()),
             gap: self.gap.clone(),
@@ -129,7 +184,16 @@ impl Row {
 
     /// A row that [`Row::record`] made.
     pub(super) fn of(record: ComparisonRow) -> Self {
-        let ComparisonRow { framework, model, dtype, version, variant, communication, tried, .. } = record;
+        let ComparisonRow {
+            framework,
+            model,
+            dtype,
+            version,
+            variant,
+            communication,
+            tried,
+            ..
+        } = record;
         Row {
             key: Key {
                 framework,
@@ -141,7 +205,11 @@ impl Row {
             },
             threads: record.threads as usize,
             launcher: record.launcher,
-            about: About { version, variant, communication },
+            about: About {
+                version,
+                variant,
+                communication,
+            },
             blocks: record.blocks,
             gap: record.gap,
         }
@@ -151,12 +219,20 @@ impl Row {
     pub(super) fn judged(&self, rows: &[Row]) -> Judged {
         let median = self.median();
         let ours = self.beside(rows, OURS, self.key.ranks);
-        let loss_agrees =
-            if self.is_ours() { median.map(|_| true) } else { ours.and_then(|ours| self.agrees_with(ours)) };
+        let loss_agrees = if self.is_ours() {
+            median.map(|_| true)
+        } else {
+            ours.and_then(|ours| self.agrees_with(ours))
+        };
         let counts = median.is_some() && loss_agrees == Some(true);
-        let over = |other: Option<&Row>| other.filter(|_| counts).and_then(|other| self.over(other));
-        let alone = framework::titled(&self.key.framework).map_or(OURS, |framework| framework.alone().title());
-        let speedup = over(self.beside(rows, alone, 1).filter(|row| row.is_ours() || row.judged_alone(rows)));
+        let over =
+            |other: Option<&Row>| other.filter(|_| counts).and_then(|other| self.over(other));
+        let alone = framework::titled(&self.key.framework)
+            .map_or(OURS, |framework| framework.alone().title());
+        let speedup = over(
+            self.beside(rows, alone, 1)
+                .filter(|row| row.is_ours() || row.judged_alone(rows)),
+        );
         Judged {
             median,
             ratio: over(ours),
@@ -179,26 +255,38 @@ impl Row {
     fn over(&self, other: &Row) -> Option<Estimate> {
         if self.key == other.key {
             // By definition, not by measurement.
-            return Some(Estimate { median: 1.0, interval: None });
+            return Some(Estimate {
+                median: 1.0,
+                interval: None,
+            });
         }
-        let mut rounds: Vec<_> =
-            self.blocks.iter().zip(&other.blocks).filter(|(own, other)| are_near(own, other)).collect();
+        let mut rounds: Vec<_> = self
+            .blocks
+            .iter()
+            .zip(&other.blocks)
+            .filter(|(own, other)| are_near(own, other))
+            .collect();
         let is_quiet = |(own, other): &(&Block, &Block)| !own.is_disturbed && !other.is_disturbed;
         if rounds.iter().filter(|pair| is_quiet(pair)).count() >= ENOUGH_QUIET {
             rounds.retain(is_quiet);
         }
-        let ratios = rounds.into_iter().map(|(own, other)| own.images_per_second / other.images_per_second);
+        let ratios = rounds
+            .into_iter()
+            .map(|(own, other)| own.images_per_second / other.images_per_second);
         Estimate::of(&ratios.collect::<Vec<f64>>())
     }
 
     /// Whether a row of one rank counts, so that others may be measured by it.
     fn judged_alone(&self, rows: &[Row]) -> bool {
-        self.beside(rows, OURS, self.key.ranks).and_then(|ours| self.agrees_with(ours)) == Some(true)
+        self.beside(rows, OURS, self.key.ranks)
+            .and_then(|ours| self.agrees_with(ours))
+            == Some(true)
     }
 
     /// Whether all blocks' losses are those of our first block; unknown where one side has none.
     pub(super) fn agrees_with(&self, ours: &Row) -> Option<bool> {
-        let tolerances = TOLERANCES[usize::from(is_imagenet(&self.key.model))][usize::from(self.key.dtype == "bf16")];
+        let tolerances = TOLERANCES[usize::from(is_imagenet(&self.key.model))]
+            [usize::from(self.key.dtype == "bf16")];
         let expected = ours.blocks.first()?;
         if self.blocks.is_empty() {
             return None;
@@ -207,7 +295,9 @@ impl Row {
             tolerances.iter().all(|&(updates, tolerance)| {
                 let pair = block.loss_after(updates).zip(expected.loss_after(updates));
                 // Of two that are not numbers the difference is none, which is not near.
-                pair.is_some_and(|(got, expected)| (got - expected).abs() <= tolerance * expected.abs())
+                pair.is_some_and(|(got, expected)| {
+                    (got - expected).abs() <= tolerance * expected.abs()
+                })
             })
         };
         Some(self.blocks.iter().all(is_near))
@@ -225,10 +315,26 @@ pub(super) mod tests {
     use super::*;
 
     /// A row of resnet20 whose losses begin with 3 and go on with these at 2 and 5.
-    pub(in super::super) fn row(framework: &str, ranks: usize, rates: &[f64], losses: (f64, f64)) -> Row {
+    pub(in super::super) fn row(
+        framework: &str,
+        ranks: usize,
+        rates: &[f64],
+        losses: (f64, f64),
+    ) -> Row {
         let (setting, tried) = Default::default();
-        let (framework, model, dtype) = (framework.to_owned(), "resnet20".to_owned(), "f32".to_owned());
-        let key = Key { framework, model, dtype, ranks, setting, tried };
+        let (framework, model, dtype) = (
+            framework.to_owned(),
+            "resnet20".to_owned(),
+            "f32".to_owned(),
+        );
+        let key = Key {
+            framework,
+            model,
+            dtype,
+            ranks,
+            setting,
+            tried,
+        };
         let block = |&images_per_second: &f64| Block {
             images_per_second,
             losses: vec![3.0, 3.0, losses.0, 2.0, 2.0, losses.1],
@@ -236,7 +342,10 @@ pub(super) mod tests {
             peak_memory_bytes_total: ranks as u64 * (1 << 20),
             ..Block::default()
         };
-        Row { blocks: rates.iter().map(block).collect(), ..Row::new(key, 1) }
+        Row {
+            blocks: rates.iter().map(block).collect(),
+            ..Row::new(key, 1)
+        }
     }
 
     #[test]
@@ -254,7 +363,11 @@ pub(super) mod tests {
         let theirs = rows[3].judged(&rows);
         assert!((theirs.ratio.unwrap().median - (0.4 + 240.0 / 540.0) / 2.0).abs() < 1e-9);
         assert!((theirs.efficiency.unwrap().median - 0.8).abs() < 1e-9);
-        assert_eq!(theirs.ratio.unwrap().interval, None, "two rounds are too few for an interval");
+        assert_eq!(
+            theirs.ratio.unwrap().interval,
+            None,
+            "two rounds are too few for an interval"
+        );
     }
 
     #[test]
@@ -266,28 +379,59 @@ pub(super) mod tests {
             row
         };
         let ours = of(OURS, 3.0, 2.0);
-        assert_eq!(of("PyTorch DDP", 3.0002, 2.03).agrees_with(&ours), Some(true));
-        assert_eq!(of("PyTorch DDP", 3.001, 2.0).agrees_with(&ours), Some(false));
+        assert_eq!(
+            of("PyTorch DDP", 3.0002, 2.03).agrees_with(&ours),
+            Some(true)
+        );
+        assert_eq!(
+            of("PyTorch DDP", 3.001, 2.0).agrees_with(&ours),
+            Some(false)
+        );
         assert_eq!(of("PyTorch DDP", 3.0, 2.05).agrees_with(&ours), Some(false));
     }
 
     #[test]
     fn six_rounds_give_an_interval() {
-        let rows =
-            [row(OURS, 1, &[100.0; 6], (2.5, 2.0)), row("JAX", 1, &[50.0, 51.0, 52.0, 53.0, 54.0, 55.0], (2.5, 2.0))];
+        let rows = [
+            row(OURS, 1, &[100.0; 6], (2.5, 2.0)),
+            row("JAX", 1, &[50.0, 51.0, 52.0, 53.0, 54.0, 55.0], (2.5, 2.0)),
+        ];
         let record = rows[1].record(&rows);
-        assert_eq!((record.ratio_to_lockstep, record.ratio_interval), (Some(0.525), Some([0.5, 0.55])));
+        assert_eq!(
+            (record.ratio_to_lockstep, record.ratio_interval),
+            (Some(0.525), Some([0.5, 0.55]))
+        );
     }
 
     #[test]
     fn rounds_of_another_day_are_no_pair_and_disturbed_ones_count_only_where_few_are_quiet() {
-        let mut rows = [row(OURS, 1, &[100.0; 7], (2.5, 2.0)), row("JAX", 1, &[50.0; 7], (2.5, 2.0))];
-        rows[1].blocks[6] = Block { images_per_second: 1.0, is_disturbed: true, ..rows[1].blocks[6].clone() };
+        let mut rows = [
+            row(OURS, 1, &[100.0; 7], (2.5, 2.0)),
+            row("JAX", 1, &[50.0; 7], (2.5, 2.0)),
+        ];
+        rows[1].blocks[6] = Block {
+            images_per_second: 1.0,
+            is_disturbed: true,
+            ..rows[1].blocks[6].clone()
+        };
         let ratio = |rows: &[Row]| rows[1].judged(rows).ratio;
-        assert_eq!(ratio(&rows), Some(Estimate { median: 0.5, interval: Some([0.5, 0.5]) }));
+        assert_eq!(
+            ratio(&rows),
+            Some(Estimate {
+                median: 0.5,
+                interval: Some([0.5, 0.5])
+            })
+        );
         for (num_quiet, expected) in [(6, 100.0), (5, 60.0)] {
-            let mut row = row(OURS, 1, &[vec![100.0; num_quiet], vec![20.0; num_quiet]].concat(), (2.5, 2.0));
-            row.blocks[num_quiet..].iter_mut().for_each(|block| block.is_disturbed = true);
+            let mut row = row(
+                OURS,
+                1,
+                &[vec![100.0; num_quiet], vec![20.0; num_quiet]].concat(),
+                (2.5, 2.0),
+            );
+            row.blocks[num_quiet..]
+                .iter_mut()
+                .for_each(|block| block.is_disturbed = true);
             assert_eq!(row.median(), Some(expected), "{num_quiet} quiet rounds");
         }
         for (round, begin) in [(0, 0.0), (1, 90_000.0)] {
@@ -295,7 +439,13 @@ pub(super) mod tests {
             rows[1].blocks[round].measured_unix_s = Some([begin, begin + 10.0]);
         }
         // Of the six that are left one is disturbed: without it there would be no interval.
-        assert_eq!(ratio(&rows), Some(Estimate { median: 0.5, interval: Some([0.01, 0.5]) }));
+        assert_eq!(
+            ratio(&rows),
+            Some(Estimate {
+                median: 0.5,
+                interval: Some([0.01, 0.5])
+            })
+        );
     }
 
     #[test]
@@ -307,7 +457,10 @@ pub(super) mod tests {
                 row("MXNet", 2, &[9.0], losses),
             ];
             let judged = rows[1].judged(&rows);
-            assert_eq!((judged.loss_agrees, judged.counts, judged.ratio), (Some(false), false, None));
+            assert_eq!(
+                (judged.loss_agrees, judged.counts, judged.ratio),
+                (Some(false), false, None)
+            );
             assert_eq!(rows[2].judged(&rows).speedup, None);
         }
     }
@@ -327,7 +480,10 @@ pub(super) mod tests {
             row("PyTorch DDP", 1, &[50.0], (2.5, 2.0)),
             row("Horovod", 2, &[80.0], (2.5, 2.0)),
         ];
-        assert_eq!(rows[3].judged(&rows).speedup.map(|speedup| speedup.median), Some(1.6));
+        assert_eq!(
+            rows[3].judged(&rows).speedup.map(|speedup| speedup.median),
+            Some(1.6)
+        );
     }
 
     #[test]

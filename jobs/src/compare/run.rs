@@ -30,7 +30,12 @@ pub(super) struct Processes {
 impl Processes {
     /// The commands as lines that can be pasted into a shell.
     pub(super) fn shown(&self) -> String {
-        let lines: Vec<String> = self.beside.iter().chain(&self.ranks).map(process::shown).collect();
+        let lines: Vec<String> = self
+            .beside
+            .iter()
+            .chain(&self.ranks)
+            .map(process::shown)
+            .collect();
         lines.join(" & ")
     }
 
@@ -44,7 +49,10 @@ impl Processes {
         for (index, mut command) in self.ranks.into_iter().enumerate() {
             command.env(MARK, mark);
             let log = folder.join(format!("process-{index}.log"));
-            all.push((Guarded::start_apart(&command, &log).map_err(|failure| failure.to_string())?, log));
+            all.push((
+                Guarded::start_apart(&command, &log).map_err(|failure| failure.to_string())?,
+                log,
+            ));
         }
         let mut left = all.into_iter();
         let mut ranks: Vec<(Guarded, PathBuf)> = left.by_ref().take(num_ranks).collect();
@@ -59,7 +67,8 @@ impl Processes {
                 ended_well(ranks.remove(index), limit)?;
             } else if let Some(index) = servers.iter_mut().position(has_ended) {
                 // The ranks would wait for one that has failed until the limit.
-                ended_well(servers.remove(index), limit).map_err(|reason| format!("a server {reason}"))?;
+                ended_well(servers.remove(index), limit)
+                    .map_err(|reason| format!("a server {reason}"))?;
             } else {
                 sleep(LOOK_EVERY);
             }
@@ -68,7 +77,10 @@ impl Processes {
         for mut server in servers {
             while !server.0.has_ended() {
                 if all_done.elapsed() > LEAVING {
-                    return Err(format!("a server did not end within {} s of the ranks", LEAVING.as_secs()));
+                    return Err(format!(
+                        "a server did not end within {} s of the ranks",
+                        LEAVING.as_secs()
+                    ));
                 }
                 sleep(LOOK_EVERY);
             }
@@ -79,10 +91,16 @@ impl Processes {
 }
 
 fn ended_well((process, log): (Guarded, PathBuf), limit: Duration) -> Result<(), String> {
-    match process.finish(limit).map_err(|failure| failure.to_string())? {
+    match process
+        .finish(limit)
+        .map_err(|failure| failure.to_string())?
+    {
         Some(0) => Ok(()),
         code => {
-            let how = code.map_or_else(|| "was ended".to_owned(), |code| format!("ended with exit code {code}"));
+            let how = code.map_or_else(
+                || "was ended".to_owned(),
+                |code| format!("ended with exit code {code}"),
+            );
             Err(format!("{how}: {}", last_line(complaint(&said(&log)))))
         }
     }
@@ -90,8 +108,16 @@ fn ended_well((process, log): (Guarded, PathBuf), limit: Duration) -> Result<(),
 
 /// What mpirun, Open MPI and srun add to a program's complaint is left out, if the program made one.
 fn complaint(text: &str) -> &str {
-    let end = ["\n-----", "\nsrun: "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
-    if text[..end].trim().is_empty() { text } else { &text[..end] }
+    let end = ["\n-----", "\nsrun: "]
+        .iter()
+        .filter_map(|mark| text.find(mark))
+        .min()
+        .unwrap_or(text.len());
+    if text[..end].trim().is_empty() {
+        text
+    } else {
+        &text[..end]
+    }
 }
 
 /// What one run gave.
@@ -134,7 +160,11 @@ impl Patience {
                     let is_disturbed = seen.quiet.cores() > self.limit_cores;
                     if !is_disturbed || attempt >= self.attempts {
                         let quiet = quiet::record(Some(before), &seen, Some(self.limit_cores));
-                        return Ok(Watched { result, quiet, is_disturbed });
+                        return Ok(Watched {
+                            result,
+                            quiet,
+                            is_disturbed,
+                        });
                     }
                 }
             }
@@ -147,7 +177,11 @@ mod tests {
     use super::*;
 
     /// Others are never too many.
-    const EASY: Patience = Patience { limit_cores: 1e9, attempts: 3, patience: Duration::ZERO };
+    const EASY: Patience = Patience {
+        limit_cores: 1e9,
+        attempts: 3,
+        patience: Duration::ZERO,
+    };
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -158,23 +192,40 @@ mod tests {
     fn run(ranks: &[&str], beside: &[&str], limit: Duration) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let of = |scripts: &[&str]| scripts.iter().map(|script| shell(script)).collect();
-        Processes { ranks: of(ranks), beside: of(beside) }.run(folder.path(), limit, "-")
+        Processes {
+            ranks: of(ranks),
+            beside: of(beside),
+        }
+        .run(folder.path(), limit, "-")
     }
 
     #[test]
     fn a_run_ends_with_its_last_rank_and_its_servers() {
-        assert_eq!(run(&["true", "sleep 0.1"], &["sleep 0.2"], Duration::from_secs(20)), Ok(()));
+        assert_eq!(
+            run(
+                &["true", "sleep 0.1"],
+                &["sleep 0.2"],
+                Duration::from_secs(20)
+            ),
+            Ok(())
+        );
     }
 
     #[test]
     fn a_failed_rank_ends_the_others_and_its_last_line_of_both_streams_is_the_reason() {
         let start = Instant::now();
         let reason = run(
-            &["exec sleep 60", "echo step 1; echo no such thing >&2; exit 3"],
+            &[
+                "exec sleep 60",
+                "echo step 1; echo no such thing >&2; exit 3",
+            ],
             &["exec sleep 60"],
             Duration::from_secs(50),
         );
-        assert_eq!(reason, Err("ended with exit code 3: no such thing".to_owned()));
+        assert_eq!(
+            reason,
+            Err("ended with exit code 3: no such thing".to_owned())
+        );
         assert!(start.elapsed() < Duration::from_secs(20));
     }
 
@@ -183,7 +234,10 @@ mod tests {
         let start = Instant::now();
         let limit = Duration::from_secs(50);
         let reason = run(&["exec sleep 60"], &["echo no port; exit 4"], limit);
-        assert_eq!(reason, Err("a server ended with exit code 4: no port".to_owned()));
+        assert_eq!(
+            reason,
+            Err("a server ended with exit code 4: no port".to_owned())
+        );
         assert!(start.elapsed() < Duration::from_secs(20));
         assert_eq!(run(&["sleep 0.3"], &["true"], limit), Ok(()));
     }
@@ -197,11 +251,16 @@ mod tests {
     #[test]
     fn a_launchers_own_words_are_not_the_reason() {
         assert_eq!(
-            last_line(complaint("ImportError: x\n-------\nPrimary job terminated\n-------\n")),
+            last_line(complaint(
+                "ImportError: x\n-------\nPrimary job terminated\n-------\n"
+            )),
             "ImportError: x"
         );
         assert_eq!(last_line(complaint("\n-------\nno slots\n")), "no slots");
-        assert_eq!(last_line(complaint("OSError: x\nsrun: error: n1: task 0: Exited\n")), "OSError: x");
+        assert_eq!(
+            last_line(complaint("OSError: x\nsrun: error: n1: task 0: Exited\n")),
+            "OSError: x"
+        );
     }
 
     #[test]
@@ -223,7 +282,11 @@ mod tests {
 
     #[test]
     fn a_disturbed_run_is_repeated_as_often_as_allowed_and_marked() {
-        let strict = Patience { limit_cores: -1.0, attempts: 2, patience: Duration::ZERO };
+        let strict = Patience {
+            limit_cores: -1.0,
+            attempts: 2,
+            patience: Duration::ZERO,
+        };
         let seen = strict.watched("-", |attempt| Ok((attempt, None))).unwrap();
         assert_eq!((seen.result, seen.is_disturbed), (2, true));
     }

@@ -67,7 +67,9 @@ impl Scripts {
 
     /// Writes them there.
     pub(super) fn write(folder: &Path) -> Outcome<Self> {
-        FILES.iter().try_for_each(|(name, text)| run_directory::write(&folder.join(name), text))?;
+        FILES
+            .iter()
+            .try_for_each(|(name, text)| run_directory::write(&folder.join(name), text))?;
         Ok(Scripts(folder.to_owned()))
     }
 
@@ -79,7 +81,10 @@ impl Scripts {
 /// The packages that an environment is made of.
 pub(super) fn requirements(name: &str) -> &'static str {
     let file = format!("requirements/{name}.txt");
-    FILES.iter().find(|(known, _)| *known == file).map_or("", |(_, text)| text)
+    FILES
+        .iter()
+        .find(|(known, _)| *known == file)
+        .map_or("", |(_, text)| text)
 }
 
 #[cfg(test)]
@@ -93,9 +98,13 @@ mod tests {
     fn every_script_and_every_list_of_the_repository_travels_along() {
         let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers");
         let names = |folder: &str, extension: &str| -> Vec<String> {
-            let entries = fs::read_dir(peers.join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+            let entries = fs::read_dir(peers.join(folder))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name());
             let names = entries.map(|name| format!("{folder}{}", name.to_str().unwrap()));
-            names.filter(|name| name.ends_with(extension) && !OTHERS.contains(&name.as_str())).collect()
+            names
+                .filter(|name| name.ends_with(extension) && !OTHERS.contains(&name.as_str()))
+                .collect()
         };
         let mut expected = [names("", ".py"), names("requirements/", ".txt")].concat();
         expected.sort();
@@ -108,9 +117,17 @@ mod tests {
         Scripts::of_comparison(folder.path()).unwrap();
         let scripts = Scripts::of_comparison(folder.path()).unwrap();
         fs::write(scripts.path("run.py"), "print('mine')\n").unwrap();
-        let text = Scripts::of_comparison(folder.path()).unwrap_err().to_string();
-        assert!(text.contains("run.py is not the script of this program") && text.contains("--again"), "{text}");
-        assert_eq!(fs::read_to_string(scripts.path("run.py")).unwrap(), "print('mine')\n");
+        let text = Scripts::of_comparison(folder.path())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("run.py is not the script of this program") && text.contains("--again"),
+            "{text}"
+        );
+        assert_eq!(
+            fs::read_to_string(scripts.path("run.py")).unwrap(),
+            "print('mine')\n"
+        );
     }
 
     #[test]
@@ -121,10 +138,22 @@ mod tests {
         };
         let folder = tempfile::tempdir().unwrap();
         let scripts = Scripts::write(folder.path()).unwrap();
-        let files = FILES.iter().filter(|(name, _)| name.ends_with(".py")).map(|(name, _)| scripts.path(name));
+        let files = FILES
+            .iter()
+            .filter(|(name, _)| name.ends_with(".py"))
+            .map(|(name, _)| scripts.path(name));
         // Parsed only: compiling would leave files behind.
-        let script = "import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]";
-        let output = std::process::Command::new(python).args(["-c", script]).args(files).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let script =
+            "import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]";
+        let output = std::process::Command::new(python)
+            .args(["-c", script])
+            .args(files)
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }

@@ -99,7 +99,10 @@ impl Settings {
             is_swept: is_swept(or(&args.peer_settings, "best"))?,
             launcher: launcher(or(&args.launcher, "plain"))?,
             accuracy: accuracy(args)?,
-            output: args.output.clone().unwrap_or_else(|| PathBuf::from("runs/comparison")),
+            output: args
+                .output
+                .clone()
+                .unwrap_or_else(|| PathBuf::from("runs/comparison")),
             peers_dir: args.peers_dir.clone().map_or_else(cache_folder, Ok)?,
             timeout: Duration::from_secs(args.timeout.unwrap_or(300) as u64),
             quiet_cores: quiet_cores(or(&args.quiet_cores, "0.2"))?,
@@ -129,19 +132,37 @@ impl Settings {
     pub(super) fn job(&self) -> Map<String, Value> {
         let entries = [
             ("batch_size_per_rank", json!(self.batch_size_per_rank)),
-            ("optimizer", json!("SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters")),
+            (
+                "optimizer",
+                json!("SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters"),
+            ),
             ("steps", json!(self.steps)),
             ("warmup_steps", json!(self.warmup_steps)),
             ("rounds", json!(self.rounds)),
-            ("peer_settings", json!(if self.is_swept { "best" } else { "defaults" })),
+            (
+                "peer_settings",
+                json!(if self.is_swept { "best" } else { "defaults" }),
+            ),
             ("threads", json!(self.threads)),
             ("launcher", json!(self.launcher.to_string())),
             ("initial_weights", json!("the same file for all")),
-            ("batches", json!("the same files for all: 4 a rank in turn, random pixels and labels")),
-            ("images", json!("32 x 32, 10 classes; ImageNet's networks 224 x 224, 1000 classes")),
-            ("images_per_second_means", json!(machine::IMAGES_PER_SECOND_MEANS)),
+            (
+                "batches",
+                json!("the same files for all: 4 a rank in turn, random pixels and labels"),
+            ),
+            (
+                "images",
+                json!("32 x 32, 10 classes; ImageNet's networks 224 x 224, 1000 classes"),
+            ),
+            (
+                "images_per_second_means",
+                json!(machine::IMAGES_PER_SECOND_MEANS),
+            ),
         ];
-        entries.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
+        entries
+            .map(|(key, value)| (key.to_owned(), value))
+            .into_iter()
+            .collect()
     }
 }
 
@@ -150,10 +171,14 @@ fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
     let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
     for (index, word) in words.iter().enumerate() {
         if word.is_empty() {
-            return Err(Failure::Usage(format!("{flag}: expected words between the commas, got `{list}`")));
+            return Err(Failure::Usage(format!(
+                "{flag}: expected words between the commas, got `{list}`"
+            )));
         }
         if words[..index].contains(word) {
-            return Err(Failure::Usage(format!("{flag}: `{word}` is given twice: keep one")));
+            return Err(Failure::Usage(format!(
+                "{flag}: `{word}` is given twice: keep one"
+            )));
         }
     }
     Ok(words)
@@ -162,7 +187,9 @@ fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
 fn models(list: &str, args: &CompareArgs) -> Outcome<Vec<String>> {
     let models = words("--models", list)?;
     for model in &models {
-        let depth = model.strip_prefix("resnet").and_then(|depth| depth.parse::<usize>().ok());
+        let depth = model
+            .strip_prefix("resnet")
+            .and_then(|depth| depth.parse::<usize>().ok());
         if !is_imagenet(model) && !depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2) {
             return Err(Failure::Usage(format!(
                 "--models: expected resnet<6n+2> as in resnet20,resnet44, or ImageNet's {}, got `{model}`",
@@ -172,7 +199,11 @@ fn models(list: &str, args: &CompareArgs) -> Outcome<Vec<String>> {
     }
     if let Some(model) = models.iter().find(|model| is_imagenet(model)) {
         let is_torch = |word: &str| matches!(word.trim(), "pytorch" | "horovod");
-        if !args.with.as_deref().is_some_and(|with| with.split(',').all(is_torch)) {
+        if !args
+            .with
+            .as_deref()
+            .is_some_and(|with| with.split(',').all(is_torch))
+        {
             return Err(Failure::Usage(format!(
                 "--models {model}: only PyTorch and Horovod know ImageNet's networks here: say --with pytorch,horovod, or one of them"
             )));
@@ -196,7 +227,11 @@ fn ranks(list: &str) -> Outcome<Vec<usize>> {
     for word in words("--ranks", list)? {
         match word.parse::<usize>() {
             Ok(count) if count > 0 => ranks.push(count),
-            _ => return Err(Failure::Usage(format!("--ranks: expected whole numbers from 1, got `{word}`"))),
+            _ => {
+                return Err(Failure::Usage(format!(
+                    "--ranks: expected whole numbers from 1, got `{word}`"
+                )));
+            }
         }
     }
     // One rank comes first: speedups are measured by it.
@@ -206,9 +241,14 @@ fn ranks(list: &str) -> Outcome<Vec<usize>> {
 
 fn dtypes(list: &str) -> Outcome<Vec<String>> {
     let dtypes = words("--dtype", list)?;
-    match dtypes.iter().find(|dtype| !["f32", "bf16"].contains(&dtype.as_str())) {
+    match dtypes
+        .iter()
+        .find(|dtype| !["f32", "bf16"].contains(&dtype.as_str()))
+    {
         None => Ok(dtypes),
-        Some(other) => Err(Failure::Usage(format!("--dtype: expected f32 or bf16, or both, got `{other}`"))),
+        Some(other) => Err(Failure::Usage(format!(
+            "--dtype: expected f32 or bf16, or both, got `{other}`"
+        ))),
     }
 }
 
@@ -231,27 +271,32 @@ fn is_swept(word: &str) -> Outcome<bool> {
     match word {
         "best" => Ok(true),
         "defaults" => Ok(false),
-        other => Err(Failure::Usage(format!("--peer-settings: expected best or defaults, got `{other}`"))),
+        other => Err(Failure::Usage(format!(
+            "--peer-settings: expected best or defaults, got `{other}`"
+        ))),
     }
 }
 
 fn quiet_cores(text: &str) -> Outcome<f64> {
     match text.parse::<f64>() {
         Ok(cores) if cores >= 0.0 && cores.is_finite() => Ok(cores),
-        _ => Err(Failure::Usage(format!("--quiet-cores: expected a number of cores from 0, got `{text}`"))),
+        _ => Err(Failure::Usage(format!(
+            "--quiet-cores: expected a number of cores from 0, got `{text}`"
+        ))),
     }
 }
 
 fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
     match (args.epochs, &args.data_dir) {
-        (None, None) if args.seeds.is_some() => {
-            Err(Failure::Usage("--seeds has no effect without --epochs and --data-dir: add them".to_owned()))
-        }
+        (None, None) if args.seeds.is_some() => Err(Failure::Usage(
+            "--seeds has no effect without --epochs and --data-dir: add them".to_owned(),
+        )),
         (None, None) => Ok(None),
         (Some(epochs), Some(folder)) => {
             // Absolute, as records name it and peers may start elsewhere.
-            let data_dir = std::path::absolute(folder)
-                .map_err(|error| Failure::Usage(format!("--data-dir: {}: {error}", folder.display())))?;
+            let data_dir = std::path::absolute(folder).map_err(|error| {
+                Failure::Usage(format!("--data-dir: {}: {error}", folder.display()))
+            })?;
             for split in ["train", "test"] {
                 if !data_dir.join(split).is_dir() {
                     return Err(Failure::Usage(format!(
@@ -260,7 +305,10 @@ fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
                     )));
                 }
             }
-            if let Some(val) = ["val", "valid", "validation"].into_iter().find(|val| data_dir.join(val).is_dir()) {
+            if let Some(val) = ["val", "valid", "validation"]
+                .into_iter()
+                .find(|val| data_dir.join(val).is_dir())
+            {
                 return Err(Failure::Usage(format!(
                     "--data-dir: all frameworks are measured on test, but Lockstep would be on {val} in {}: move it away",
                     folder.display()
@@ -274,28 +322,46 @@ fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
                     folder.display()
                 )));
             }
-            Ok(Some(Accuracy { epochs, seeds: args.seeds.unwrap_or(3), data_dir }))
+            Ok(Some(Accuracy {
+                epochs,
+                seeds: args.seeds.unwrap_or(3),
+                data_dir,
+            }))
         }
-        (Some(_), None) => Err(Failure::Usage("--epochs needs --data-dir: say where the images are".to_owned())),
-        (None, Some(_)) => Err(Failure::Usage("--data-dir has no effect without --epochs: add that".to_owned())),
+        (Some(_), None) => Err(Failure::Usage(
+            "--epochs needs --data-dir: say where the images are".to_owned(),
+        )),
+        (None, Some(_)) => Err(Failure::Usage(
+            "--data-dir has no effect without --epochs: add that".to_owned(),
+        )),
     }
 }
 
 /// Folders of a split; hidden ones are none of the trainer's either.
 fn num_classes(split: &Path) -> Outcome<usize> {
-    let failed = |error: std::io::Error| Failure::Failed(format!("--data-dir: {}: {error}", split.display()));
-    let entries = fs::read_dir(split).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?;
-    let is_class =
-        |entry: &&fs::DirEntry| entry.path().is_dir() && !entry.file_name().as_encoded_bytes().starts_with(b".");
+    let failed = |error: std::io::Error| {
+        Failure::Failed(format!("--data-dir: {}: {error}", split.display()))
+    };
+    let entries = fs::read_dir(split)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(failed)?;
+    let is_class = |entry: &&fs::DirEntry| {
+        entry.path().is_dir() && !entry.file_name().as_encoded_bytes().starts_with(b".")
+    };
     Ok(entries.iter().filter(is_class).count())
 }
 
 /// The virtual environments outlive a `cargo clean`: they are large, and serve every comparison.
 fn cache_folder() -> Outcome<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
     let cache = cache.ok_or_else(|| {
-        Failure::Usage("neither XDG_CACHE_HOME nor HOME is set: say where the peers live, with --peers-dir".to_owned())
+        Failure::Usage(
+            "neither XDG_CACHE_HOME nor HOME is set: say where the peers live, with --peers-dir"
+                .to_owned(),
+        )
     })?;
     Ok(cache.join("lockstep/peers"))
 }
@@ -311,20 +377,36 @@ mod tests {
     #[test]
     fn unsaid_the_cpu_table_of_one_network_is_meant() {
         let settings = read("").unwrap();
-        assert_eq!((settings.frameworks.len(), settings.models.as_slice()), (5, &["resnet20".to_owned()][..]));
-        assert_eq!((settings.ranks.as_slice(), settings.threads, settings.rounds), (&[1, 2][..], 1, 6));
-        assert_eq!((settings.launcher, settings.accuracy), (Launcher::Plain, None));
+        assert_eq!(
+            (settings.frameworks.len(), settings.models.as_slice()),
+            (5, &["resnet20".to_owned()][..])
+        );
+        assert_eq!(
+            (settings.ranks.as_slice(), settings.threads, settings.rounds),
+            (&[1, 2][..], 1, 6)
+        );
+        assert_eq!(
+            (settings.launcher, settings.accuracy),
+            (Launcher::Plain, None)
+        );
     }
 
     #[test]
     fn lists_are_read_and_one_rank_comes_first() {
-        let settings = read("--ranks 4,1 --models resnet20,resnet44 --dtype bf16,f32 --with jax").unwrap();
+        let settings =
+            read("--ranks 4,1 --models resnet20,resnet44 --dtype bf16,f32 --with jax").unwrap();
         assert_eq!(settings.ranks, [1, 4]);
         assert_eq!(settings.dtypes, ["bf16", "f32"]);
         assert_eq!(settings.models.len(), 2);
         let settings = read("--models resnet44,resnet50 --with pytorch,horovod").unwrap();
         assert_eq!(settings.models, ["resnet44", "resnet50"]);
-        for word in ["plain", "mpirun", "srun", "hosts:unlimited", "hosts:200mbit"] {
+        for word in [
+            "plain",
+            "mpirun",
+            "srun",
+            "hosts:unlimited",
+            "hosts:200mbit",
+        ] {
             assert_eq!(launcher(word).unwrap().to_string(), word);
         }
     }
@@ -333,8 +415,13 @@ mod tests {
     fn images_of_another_number_of_classes_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let of_classes = |num: usize| {
-            (0..num).for_each(|class| fs::create_dir_all(folder.path().join(format!("train/{class}"))).unwrap());
-            read(&format!("--epochs 1 --data-dir {}", folder.path().display()))
+            (0..num).for_each(|class| {
+                fs::create_dir_all(folder.path().join(format!("train/{class}"))).unwrap()
+            });
+            read(&format!(
+                "--epochs 1 --data-dir {}",
+                folder.path().display()
+            ))
         };
         fs::create_dir_all(folder.path().join("train/.hidden")).unwrap();
         fs::create_dir_all(folder.path().join("test")).unwrap();
@@ -343,7 +430,9 @@ mod tests {
             let refusal = refusal.unwrap_err();
             let text = refusal.to_string();
             assert!(
-                refusal.exit_code() == 2 && text.contains("expected 10 class folders") && text.contains(got),
+                refusal.exit_code() == 2
+                    && text.contains("expected 10 class folders")
+                    && text.contains(got),
                 "{text}"
             );
         }
@@ -353,8 +442,15 @@ mod tests {
     #[test]
     fn a_validation_split_is_refused_since_peers_are_measured_on_test() {
         let folder = tempfile::tempdir().unwrap();
-        ["train", "test", "valid"].iter().for_each(|split| fs::create_dir(folder.path().join(split)).unwrap());
-        let text = read(&format!("--epochs 1 --data-dir {}", folder.path().display())).unwrap_err().to_string();
+        ["train", "test", "valid"]
+            .iter()
+            .for_each(|split| fs::create_dir(folder.path().join(split)).unwrap());
+        let text = read(&format!(
+            "--epochs 1 --data-dir {}",
+            folder.path().display()
+        ))
+        .unwrap_err()
+        .to_string();
         assert!(text.contains("Lockstep would be on valid"), "{text}");
     }
 
@@ -363,15 +459,24 @@ mod tests {
         let refusals = [
             ("--models resnet21", "--models"),
             ("--models resnet50", "--with pytorch,horovod"),
-            ("--models resnet20,resnet18 --with pytorch,jax", "--with pytorch,horovod"),
-            ("--models resnet50 --with pytorch --epochs 1 --data-dir /images", "--epochs"),
+            (
+                "--models resnet20,resnet18 --with pytorch,jax",
+                "--with pytorch,horovod",
+            ),
+            (
+                "--models resnet50 --with pytorch --epochs 1 --data-dir /images",
+                "--epochs",
+            ),
             ("--models resnet20,resnet20", "twice"),
             ("--ranks 0", "--ranks"),
             ("--ranks 1,,2", "--ranks"),
             ("--dtype f16", "--dtype"),
             ("--launcher ssh", "hosts:RATE"),
             ("--launcher hosts:fast", "200mbit"),
-            ("--launcher hosts:1gbit --ranks 1", "one number of --ranks above 1"),
+            (
+                "--launcher hosts:1gbit --ranks 1",
+                "one number of --ranks above 1",
+            ),
             ("--launcher hosts:1gbit --ranks 1,2,4", "got 1,2,4"),
             ("--peer-settings worst", "--peer-settings"),
             ("--seeds 3", "--epochs"),

@@ -43,12 +43,30 @@ impl Program {
         hosts: Option<&Hosts>,
     ) -> Outcome<Self> {
         // Nothing is written beside the scripts.
-        let mut words = vec!["-B".to_owned(), scripts.path("run.py").display().to_string()];
+        let mut words = vec![
+            "-B".to_owned(),
+            scripts.path("run.py").display().to_string(),
+        ];
         words.push(framework.word().to_owned());
-        words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
-        words.extend(["--rendezvous".to_owned(), addresses(ranks, hosts)?.join(",")]);
+        words.extend([
+            "--ranks".to_owned(),
+            ranks.to_string(),
+            "--threads".to_owned(),
+            threads.to_string(),
+        ]);
+        words.extend([
+            "--rendezvous".to_owned(),
+            addresses(ranks, hosts)?.join(","),
+        ]);
         let (file, needs_mpi) = (python.to_owned(), framework.needs_mpi());
-        Ok(Program { file, words, ranks, threads, needs_mpi, environment: Vec::new() })
+        Ok(Program {
+            file,
+            words,
+            ranks,
+            threads,
+            needs_mpi,
+            environment: Vec::new(),
+        })
     }
 
     /// In which setting a peer competes.
@@ -135,11 +153,20 @@ impl Program {
 
     fn by_srun(&self, mpirun: Option<&Mpirun>) -> Command {
         let mut command = Command::new("srun");
-        command.arg(format!("--mpi={}", mpirun.map_or("pmix", Mpirun::srun_kind)));
+        command.arg(format!(
+            "--mpi={}",
+            mpirun.map_or("pmix", Mpirun::srun_kind)
+        ));
         // All on one machine: the ranks of other frameworks meet at its own address.
         command.args(["--input=none", "--kill-on-bad-exit=1", "--nodes=1"]);
-        command.args([format!("--ntasks={}", self.ranks), format!("--cpus-per-task={}", self.threads)]);
-        command.arg("--cpu-bind=cores").arg(&self.file).args(&self.words);
+        command.args([
+            format!("--ntasks={}", self.ranks),
+            format!("--cpus-per-task={}", self.threads),
+        ]);
+        command
+            .arg("--cpu-bind=cores")
+            .arg(&self.file)
+            .args(&self.words);
         command
     }
 }
@@ -147,17 +174,28 @@ impl Program {
 /// Where each of several ranks listens: on its host, else at an address of this machine.
 fn addresses(ranks: usize, hosts: Option<&Hosts>) -> Outcome<Vec<String>> {
     let ports = free_ports(ranks)?.into_iter().enumerate();
-    let host = |rank| hosts.filter(|_| ranks > 1).map_or("127.0.0.1".to_owned(), |hosts| hosts.address(rank));
-    Ok(ports.map(|(rank, port)| format!("{}:{port}", host(rank))).collect())
+    let host = |rank| {
+        hosts
+            .filter(|_| ranks > 1)
+            .map_or("127.0.0.1".to_owned(), |hosts| hosts.address(rank))
+    };
+    Ok(ports
+        .map(|(rank, port)| format!("{}:{port}", host(rank)))
+        .collect())
 }
 
 /// As many ports of this machine as nobody listens at.
 fn free_ports(count: usize) -> Outcome<Vec<u16>> {
-    let failed = |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
+    let failed =
+        |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
     // All are held until all are found, so that none is found twice.
-    let held: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().map_err(failed)?;
-    held.iter().map(|listener| Ok(listener.local_addr().map_err(failed)?.port())).collect()
+    let held: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<Result<_, _>>()
+        .map_err(failed)?;
+    held.iter()
+        .map(|listener| Ok(listener.local_addr().map_err(failed)?.port()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -169,22 +207,49 @@ mod tests {
 
     fn program(ranks: usize, threads: usize, needs_mpi: bool) -> Program {
         let (words, environment) = (vec!["word".to_owned()], Vec::new());
-        Program { file: "program".into(), words, ranks, threads, needs_mpi, environment }
+        Program {
+            file: "program".into(),
+            words,
+            ranks,
+            threads,
+            needs_mpi,
+            environment,
+        }
     }
 
     #[test]
     fn a_plain_rank_is_a_process_that_knows_its_number() {
-        let commands = program(2, 1000, false).commands(Launcher::Plain, None, None).unwrap();
+        let commands = program(2, 1000, false)
+            .commands(Launcher::Plain, None, None)
+            .unwrap();
         let lines: Vec<String> = commands.iter().map(shown).collect();
-        assert_eq!(lines, ["LOCKSTEP_PEER_RANK=0 program word", "LOCKSTEP_PEER_RANK=1 program word"]);
+        assert_eq!(
+            lines,
+            [
+                "LOCKSTEP_PEER_RANK=0 program word",
+                "LOCKSTEP_PEER_RANK=1 program word"
+            ]
+        );
     }
 
     #[test]
     fn what_needs_mpi_is_plain_only_on_one_rank() {
-        assert_eq!(program(1, 1, true).launcher(Launcher::Plain), Launcher::Plain);
-        assert_eq!(program(2, 1, true).launcher(Launcher::Plain), Launcher::Mpirun);
-        assert_eq!(program(2, 1, false).launcher(Launcher::Plain), Launcher::Plain);
-        let refusal = program(2, 1, true).commands(Launcher::Plain, None, None).unwrap_err().to_string();
+        assert_eq!(
+            program(1, 1, true).launcher(Launcher::Plain),
+            Launcher::Plain
+        );
+        assert_eq!(
+            program(2, 1, true).launcher(Launcher::Plain),
+            Launcher::Mpirun
+        );
+        assert_eq!(
+            program(2, 1, false).launcher(Launcher::Plain),
+            Launcher::Plain
+        );
+        let refusal = program(2, 1, true)
+            .commands(Launcher::Plain, None, None)
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains("mpirun"), "{refusal}");
     }
 
@@ -197,12 +262,24 @@ mod tests {
 
     #[test]
     fn srun_starts_all_ranks_by_one_command() {
-        let commands = program(2, 3, true).commands(Launcher::Srun, None, None).unwrap();
+        let commands = program(2, 3, true)
+            .commands(Launcher::Srun, None, None)
+            .unwrap();
         let line = shown(&commands[0]);
-        assert!(line.contains("srun --mpi=pmix") && line.contains("--ntasks=2 --cpus-per-task=3"), "{line}");
-        assert!(line.ends_with("program word") && commands.len() == 1, "{line}");
+        assert!(
+            line.contains("srun --mpi=pmix") && line.contains("--ntasks=2 --cpus-per-task=3"),
+            "{line}"
+        );
+        assert!(
+            line.ends_with("program word") && commands.len() == 1,
+            "{line}"
+        );
         let mpich = Mpirun::of(Make::Mpich);
-        let line = shown(&program(2, 3, true).commands(Launcher::Srun, Some(&mpich), None).unwrap()[0]);
+        let line = shown(
+            &program(2, 3, true)
+                .commands(Launcher::Srun, Some(&mpich), None)
+                .unwrap()[0],
+        );
         assert!(line.contains("srun --mpi=pmi2"), "{line}");
     }
 

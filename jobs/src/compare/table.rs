@@ -17,29 +17,47 @@ pub(super) fn table(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     let mut groups: Vec<(&str, &str, usize)> = Vec::new();
     for row in rows {
-        let group = (row.key.model.as_str(), row.key.dtype.as_str(), row.key.ranks);
+        let group = (
+            row.key.model.as_str(),
+            row.key.dtype.as_str(),
+            row.key.ranks,
+        );
         if !groups.contains(&group) {
             groups.push(group);
         }
     }
     for group in groups {
-        let of_group =
-            rows.iter().filter(|row| (row.key.model.as_str(), row.key.dtype.as_str(), row.key.ranks) == group);
+        let of_group = rows.iter().filter(|row| {
+            (
+                row.key.model.as_str(),
+                row.key.dtype.as_str(),
+                row.key.ranks,
+            ) == group
+        });
         let mut lines: Vec<(&Row, Judged)> = of_group.map(|row| (row, row.judged(rows))).collect();
         lines.sort_by(|(first, a), (second, b)| {
-            let place = |row: &Row, judged: &Judged| (!row.is_ours(), !judged.counts, judged.median.is_none());
+            let place = |row: &Row, judged: &Judged| {
+                (!row.is_ours(), !judged.counts, judged.median.is_none())
+            };
             let by_speed = b.median.unwrap_or(0.0).total_cmp(&a.median.unwrap_or(0.0));
             place(first, a).cmp(&place(second, b)).then(by_speed)
         });
-        lines.iter().for_each(|(row, judged)| text.push_str(&line(row, judged)));
+        lines
+            .iter()
+            .for_each(|(row, judged)| text.push_str(&line(row, judged)));
     }
     text
 }
 
 fn line(row: &Row, judged: &Judged) -> String {
-    let number =
-        |value: Option<f64>, decimals: usize| value.map_or("–".to_owned(), |value| format!("{value:.decimals$}"));
-    let blocks: Vec<String> = row.blocks.iter().map(|block| records::rate(block.images_per_second)).collect();
+    let number = |value: Option<f64>, decimals: usize| {
+        value.map_or("–".to_owned(), |value| format!("{value:.decimals$}"))
+    };
+    let blocks: Vec<String> = row
+        .blocks
+        .iter()
+        .map(|block| records::rate(block.images_per_second))
+        .collect();
     let rate = match judged.median {
         None => "–".to_owned(),
         Some(median) => format!("{} ({})", records::rate(median), blocks.join(", ")),
@@ -49,12 +67,34 @@ fn line(row: &Row, judged: &Judged) -> String {
             .iter()
             .map(pick)
             .max()
-            .map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20)))
+            .map_or("–".to_owned(), |bytes| {
+                format!("{:.0}", bytes as f64 / f64::from(1 << 20))
+            })
     };
-    let loss = |updates: usize| number(row.blocks.first().and_then(|block| block.loss_after(updates)), 5);
-    let setting = if row.is_ours() { "defaults".to_owned() } else { row.key.setting.shown() };
-    let how = [&row.about.variant, &setting, &row.about.communication, &row.launcher];
-    let how: Vec<&str> = how.into_iter().map(String::as_str).filter(|word| !["", "none"].contains(word)).collect();
+    let loss = |updates: usize| {
+        number(
+            row.blocks
+                .first()
+                .and_then(|block| block.loss_after(updates)),
+            5,
+        )
+    };
+    let setting = if row.is_ours() {
+        "defaults".to_owned()
+    } else {
+        row.key.setting.shown()
+    };
+    let how = [
+        &row.about.variant,
+        &setting,
+        &row.about.communication,
+        &row.launcher,
+    ];
+    let how: Vec<&str> = how
+        .into_iter()
+        .map(String::as_str)
+        .filter(|word| !["", "none"].contains(word))
+        .collect();
     let estimate = |value: Option<Estimate>| value.map_or("–".to_owned(), |value| value.shown(2));
     format!(
         "| {} | {} | {}x{} | {} {} | {} | {rate} | {} | {} | {} | {} / {} | {} / {} | {} |\n",
@@ -69,9 +109,13 @@ fn line(row: &Row, judged: &Judged) -> String {
         estimate(judged.speedup),
         estimate(judged.efficiency),
         // What a framework brings, whether it is used or not, is not its training's.
-        mebibytes(&|block| block.peak_memory_bytes_rank.saturating_sub(block.import_memory_bytes_rank)),
+        mebibytes(&|block| block
+            .peak_memory_bytes_rank
+            .saturating_sub(block.import_memory_bytes_rank)),
         mebibytes(&|block| {
-            block.peak_memory_bytes_total.saturating_sub(row.key.ranks as u64 * block.import_memory_bytes_rank)
+            block
+                .peak_memory_bytes_total
+                .saturating_sub(row.key.ranks as u64 * block.import_memory_bytes_rank)
         }),
         loss(2),
         loss(super::settings::LAST_COMPARED_STEP),
@@ -87,7 +131,9 @@ fn note(row: &Row, judged: &Judged) -> String {
     }
     match judged.loss_agrees {
         Some(false) => notes.push("other losses: does not count".to_owned()),
-        None if judged.median.is_some() => notes.push("nothing to compare its losses with: does not count".to_owned()),
+        None if judged.median.is_some() => {
+            notes.push("nothing to compare its losses with: does not count".to_owned())
+        }
         _ => {}
     }
     match judged.ratio {
@@ -101,7 +147,10 @@ fn note(row: &Row, judged: &Judged) -> String {
     }
     let disturbed = row.blocks.iter().filter(|block| block.is_disturbed).count();
     if disturbed > 0 {
-        notes.push(format!("{disturbed} of {} rounds disturbed", row.blocks.len()));
+        notes.push(format!(
+            "{disturbed} of {} rounds disturbed",
+            row.blocks.len()
+        ));
     }
     notes.join("; ")
 }
@@ -110,13 +159,25 @@ fn note(row: &Row, judged: &Judged) -> String {
 pub(super) fn sweep(rows: &[Row]) -> String {
     let mut text = "| model | dtype | ranks | framework | tried | setting | images/s | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
     for row in rows.iter().filter(|row| !row.is_ours()) {
-        let Key { framework, model, dtype, ranks, setting, tried } = &row.key;
+        let Key {
+            framework,
+            model,
+            dtype,
+            ranks,
+            setting,
+            tried,
+        } = &row.key;
         let rate = row.median().map_or("–".to_owned(), records::rate);
         let ours = rows.iter().find(|ours| {
-            ours.is_ours() && (&ours.key.model, &ours.key.dtype, ours.key.ranks) == (model, dtype, *ranks)
+            ours.is_ours()
+                && (&ours.key.model, &ours.key.dtype, ours.key.ranks) == (model, dtype, *ranks)
         });
         let loss_agrees = ours.and_then(|ours| row.agrees_with(ours));
-        let judged = Judged { median: row.median(), loss_agrees, ..Judged::default() };
+        let judged = Judged {
+            median: row.median(),
+            loss_agrees,
+            ..Judged::default()
+        };
         let (setting, note) = (setting.shown(), note(row, &judged));
         text.push_str(&format!(
             "| {model} | {dtype} | {ranks} | {framework} | {tried} | {setting} | {rate} | {note} |\n"
@@ -135,7 +196,14 @@ pub(super) fn accuracy(courses: &[Course]) -> String {
     let mut groups: Vec<Vec<&Course>> = Vec::new();
     for course in courses {
         let key = |course: &Course| {
-            let Course { framework, model, dtype, num_epochs, data_dir, .. } = course.clone();
+            let Course {
+                framework,
+                model,
+                dtype,
+                num_epochs,
+                data_dir,
+                ..
+            } = course.clone();
             (framework, model, dtype, num_epochs, data_dir)
         };
         match groups.iter_mut().find(|group| key(group[0]) == key(course)) {
@@ -143,8 +211,12 @@ pub(super) fn accuracy(courses: &[Course]) -> String {
             None => groups.push(vec![course]),
         }
     }
-    let is_folder_told = courses.iter().any(|course| course.data_dir != courses[0].data_dir);
-    groups.iter().for_each(|seeds| text.push_str(&accuracy_line(seeds, is_folder_told)));
+    let is_folder_told = courses
+        .iter()
+        .any(|course| course.data_dir != courses[0].data_dir);
+    groups
+        .iter()
+        .for_each(|seeds| text.push_str(&accuracy_line(seeds, is_folder_told)));
     text
 }
 
@@ -152,17 +224,35 @@ pub(super) fn accuracy(courses: &[Course]) -> String {
 fn accuracy_line(seeds: &[&Course], is_folder_told: bool) -> String {
     let course = seeds[0];
     let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| -> Vec<f64> {
-        seeds.iter().filter_map(|course| course.epochs.last().and_then(pick)).collect()
+        seeds
+            .iter()
+            .filter_map(|course| course.epochs.last().and_then(pick))
+            .collect()
     };
     let middle = |mut values: Vec<f64>, show: fn(f64) -> String| {
-        if values.is_empty() { "–".to_owned() } else { show(records::median(&mut values)) }
+        if values.is_empty() {
+            "–".to_owned()
+        } else {
+            show(records::median(&mut values))
+        }
     };
-    let percents: Vec<f64> = of_last(|epoch| epoch.test_top1).iter().map(|share| 100.0 * share).collect();
-    let shown: Vec<String> = percents.iter().map(|percent| format!("{percent:.1}")).collect();
+    let percents: Vec<f64> = of_last(|epoch| epoch.test_top1)
+        .iter()
+        .map(|share| 100.0 * share)
+        .collect();
+    let shown: Vec<String> = percents
+        .iter()
+        .map(|percent| format!("{percent:.1}"))
+        .collect();
     let word = |text: &str| text.replace('|', "/");
-    let version = seeds.iter().find_map(|course| course.version.as_deref()).unwrap_or_default();
+    let version = seeds
+        .iter()
+        .find_map(|course| course.version.as_deref())
+        .unwrap_or_default();
     let folder = is_folder_told.then(|| format!("images of {}", word(&course.data_dir)));
-    let gaps = seeds.iter().filter_map(|course| Some(format!("gap: {}", word(course.gap.as_ref()?))));
+    let gaps = seeds
+        .iter()
+        .filter_map(|course| Some(format!("gap: {}", word(course.gap.as_ref()?))));
     format!(
         "| {} {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
         word(&course.framework),
@@ -173,9 +263,15 @@ fn accuracy_line(seeds: &[&Course], is_folder_told: bool) -> String {
         course.num_epochs,
         shown.join(", "),
         spread(&percents),
-        middle(of_last(|epoch| epoch.elapsed_s), |seconds| format!("{seconds:.0}")),
+        middle(of_last(|epoch| epoch.elapsed_s), |seconds| format!(
+            "{seconds:.0}"
+        )),
         middle(of_last(|epoch| epoch.images_per_second), records::rate),
-        folder.into_iter().chain(gaps).collect::<Vec<_>>().join("; "),
+        folder
+            .into_iter()
+            .chain(gaps)
+            .collect::<Vec<_>>()
+            .join("; "),
     )
 }
 
@@ -195,9 +291,15 @@ mod tests {
     #[test]
     fn ours_comes_first_then_what_counts_by_speed_then_the_rest_with_its_reason() {
         let mut jax = row("JAX", 1, &[900.0], (9.0, 2.0));
-        (jax.blocks[0].peak_memory_bytes_rank, jax.blocks[0].import_memory_bytes_rank) = (5 << 20, 2 << 20);
+        (
+            jax.blocks[0].peak_memory_bytes_rank,
+            jax.blocks[0].import_memory_bytes_rank,
+        ) = (5 << 20, 2 << 20);
         let rows = [
-            Row { gap: Some("no Python | 3.9".into()), ..row("MXNet", 1, &[], (0.0, 0.0)) },
+            Row {
+                gap: Some("no Python | 3.9".into()),
+                ..row("MXNet", 1, &[], (0.0, 0.0))
+            },
             jax,
             row("TensorFlow", 1, &[50.0], (2.5, 2.0)),
             row("PyTorch DDP", 1, &[70.0], (2.5, 2.0)),
@@ -210,9 +312,14 @@ mod tests {
             assert!(line.contains(&format!("| {name} ")), "{line}");
             assert_eq!(line.matches('|').count(), 13, "{line}");
         }
-        assert!(lines[0].contains("| 70.0 (60.0, 80.0) | 1.00 |"), "{}", lines[0]);
         assert!(
-            text.contains("memory beyond the import, a rank / all, MiB") && lines[3].contains("| 3 / 0 |"),
+            lines[0].contains("| 70.0 (60.0, 80.0) | 1.00 |"),
+            "{}",
+            lines[0]
+        );
+        assert!(
+            text.contains("memory beyond the import, a rank / all, MiB")
+                && lines[3].contains("| 3 / 0 |"),
             "{text}"
         );
         assert!(lines[3].contains("does not count") && lines[4].contains("gap: no Python / 3.9"));
@@ -222,15 +329,24 @@ mod tests {
     fn what_no_interval_tells_apart_from_ours_is_said() {
         let rows = [
             row("Lockstep", 1, &[100.0; 6], (2.5, 2.0)),
-            row("JAX", 1, &[95.0, 105.0, 99.0, 101.0, 100.0, 98.0], (2.5, 2.0)),
+            row(
+                "JAX",
+                1,
+                &[95.0, 105.0, 99.0, 101.0, 100.0, 98.0],
+                (2.5, 2.0),
+            ),
             row("MXNet", 1, &[50.0; 5], (2.5, 2.0)),
         ];
         let text = table(&rows);
         assert!(
-            text.contains("| 0.99 (0.95 to 1.05) |") && text.contains("| no difference from ours shown |"),
+            text.contains("| 0.99 (0.95 to 1.05) |")
+                && text.contains("| no difference from ours shown |"),
             "{text}"
         );
-        assert!(text.contains("| fewer than 6 rounds: no interval |"), "{text}");
+        assert!(
+            text.contains("| fewer than 6 rounds: no interval |"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -253,7 +369,8 @@ mod tests {
             ..Course::default()
         };
         let text = accuracy(&[course(0, 0.5), course(1, 0.52), course(2, 0.54)]);
-        let expected = "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 99.6 |  |\n";
+        let expected =
+            "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 99.6 |  |\n";
         assert!(text.ends_with(expected), "{text}");
         assert_eq!(text.lines().count(), 3);
     }
@@ -264,10 +381,17 @@ mod tests {
             framework: "JAX".to_owned(),
             num_epochs,
             data_dir: data_dir.to_owned(),
-            epochs: vec![CourseEpoch { test_top1: Some(test_top1), ..CourseEpoch::default() }],
+            epochs: vec![CourseEpoch {
+                test_top1: Some(test_top1),
+                ..CourseEpoch::default()
+            }],
             ..Course::default()
         };
-        let text = accuracy(&[course("/dA", 2, 0.2), course("/dB", 2, 0.0), course("/dB", 3, 0.3)]);
+        let text = accuracy(&[
+            course("/dA", 2, 0.2),
+            course("/dB", 2, 0.0),
+            course("/dB", 3, 0.3),
+        ]);
         let lines: Vec<&str> = text.lines().skip(2).collect();
         for (line, parts) in lines.iter().zip([
             ["| 2 | 20.0 | 20.0 |", "| images of /dA |"],
@@ -277,6 +401,9 @@ mod tests {
             assert!(parts.iter().all(|part| line.contains(part)), "{line}");
         }
         assert_eq!(lines.len(), 3, "{text}");
-        assert!(!accuracy(&[course("/dA", 2, 0.2)]).contains("/dA"), "one folder is the command's");
+        assert!(
+            !accuracy(&[course("/dA", 2, 0.2)]).contains("/dA"),
+            "one folder is the command's"
+        );
     }
 }

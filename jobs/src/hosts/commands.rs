@@ -33,14 +33,23 @@ pub(super) fn address(host: usize) -> String {
 /// Names of all our namespaces that are there.
 pub(super) fn spaces() -> Vec<String> {
     let list = process::answer("ip", &["netns", "list"]).unwrap_or_default();
-    let names = list.lines().filter_map(|line| line.split_whitespace().next());
-    names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect()
+    let names = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    names
+        .filter(|name| name.starts_with(PREFIX))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A command inside a host.
 pub(super) fn within(host: usize, words: &[&str]) -> Vec<String> {
     let space = space(host);
-    ["ip", "netns", "exec", &space].iter().chain(words).map(|&word| word.to_owned()).collect()
+    ["ip", "netns", "exec", &space]
+        .iter()
+        .chain(words)
+        .map(|&word| word.to_owned())
+        .collect()
 }
 
 /// A switch in a namespace of its own, and hosts joined to it; nothing is connected to the machine's own network.
@@ -62,7 +71,10 @@ pub(super) fn making(count: usize) -> Vec<Vec<String>> {
             format!("ip -n {space} link set {DEVICE} up"),
         ]);
     }
-    lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
+    lines
+        .iter()
+        .map(|line| line.split(' ').map(str::to_owned).collect())
+        .collect()
 }
 
 /// The files that a host sees below /etc.
@@ -128,11 +140,22 @@ mod tests {
     fn every_host_is_joined_to_the_switch_and_has_an_address() {
         let lines: Vec<String> = making(3).iter().map(|words| words.join(" ")).collect();
         for host in 1..=3 {
-            assert!(lines.contains(&format!("ip -n lockstep-switch link set p{host} master br0 up")), "{lines:?}");
-            assert!(lines.contains(&format!("ip -n lockstep-h{host} addr add 10.98.0.{host}/24 dev eth0")));
+            assert!(
+                lines.contains(&format!(
+                    "ip -n lockstep-switch link set p{host} master br0 up"
+                )),
+                "{lines:?}"
+            );
+            assert!(lines.contains(&format!(
+                "ip -n lockstep-h{host} addr add 10.98.0.{host}/24 dev eth0"
+            )));
         }
-        let has_namespace = |line: &String| line.contains("netns add lockstep-") || line.contains("-n lockstep-");
-        assert!(lines.iter().all(has_namespace), "only our own namespaces are touched: {lines:?}");
+        let has_namespace =
+            |line: &String| line.contains("netns add lockstep-") || line.contains("-n lockstep-");
+        assert!(
+            lines.iter().all(has_namespace),
+            "only our own namespaces are touched: {lines:?}"
+        );
     }
 
     #[test]
@@ -140,8 +163,15 @@ mod tests {
         let text = agent_text(&["0".to_owned(), "1".to_owned()]);
         assert!(text.contains("    h2) cores='taskset -c 1' ;;\n"), "{text}");
         for text in [text, agent_text(&[])] {
-            let output = std::process::Command::new("sh").args(["-n", "-c", &text]).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let output = std::process::Command::new("sh")
+                .args(["-n", "-c", &text])
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
     }
 }

@@ -95,7 +95,10 @@ fn up(rate: Rate, count: usize) -> Outcome {
     let hosts = match standing().len() {
         there if there == count && commands::agent().exists() => {
             refuse_others(&owner_file())?;
-            Hosts { count, afterwards: None }
+            Hosts {
+                count,
+                afterwards: None,
+            }
         }
         _ => Hosts::make(count, None)?,
     };
@@ -107,17 +110,30 @@ fn up(rate: Rate, count: usize) -> Outcome {
 fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     let count = standing().len();
     if count == 0 {
-        return Err(Failure::Failed("no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned()));
+        return Err(Failure::Failed(
+            "no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned(),
+        ));
     }
-    let Some((program, words)) = words.split_first() else { return Ok(()) };
-    let mpirun = Mpirun::find()
-        .ok_or_else(|| Failure::Failed("no mpirun in PATH: install Open MPI, or load its module".to_owned()))?;
-    let program = probe::program(program).ok_or_else(|| {
-        Failure::Usage(format!("`{program}` is no program that can be run: write its path, or one in PATH"))
+    let Some((program, words)) = words.split_first() else {
+        return Ok(());
+    };
+    let mpirun = Mpirun::find().ok_or_else(|| {
+        Failure::Failed("no mpirun in PATH: install Open MPI, or load its module".to_owned())
     })?;
-    let program =
-        std::path::absolute(&program).map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
-    process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks.unwrap_or(count), &program, words)?)
+    let program = probe::program(program).ok_or_else(|| {
+        Failure::Usage(format!(
+            "`{program}` is no program that can be run: write its path, or one in PATH"
+        ))
+    })?;
+    let program = std::path::absolute(&program)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
+    process::run(
+        Hosts {
+            count,
+            afterwards: None,
+        }
+        .command(&mpirun, ranks.unwrap_or(count), &program, words)?,
+    )
 }
 
 /// Refuses to go on where no hosts can be made.
@@ -126,7 +142,10 @@ pub(crate) fn require() -> Outcome {
         let text = "emulated hosts need root: run this as root, or ask for no `hosts:…`";
         return Err(Failure::Failed(text.to_owned()));
     }
-    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|name| probe::program(name).is_none()).collect();
+    let missing: Vec<&str> = PROGRAMS
+        .into_iter()
+        .filter(|name| probe::program(name).is_none())
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -138,7 +157,8 @@ pub(crate) fn require() -> Outcome {
 
 /// Whether emulated hosts can be made here: root in a container may lack the rights.
 pub fn can_be_made() -> bool {
-    require().is_ok() && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
+    require().is_ok()
+        && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
 }
 
 /// Whether any are there.
@@ -158,18 +178,24 @@ impl Hosts {
     /// Makes hosts that are removed when the value is dropped, or this process ends in any way.
     pub(crate) fn up(count: usize) -> Outcome<Self> {
         require()?;
-        let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
         let owner = std::process::id().to_string();
         // Before there is anything: what is made halfway is removed, too. Only while the hosts are ours: whoever ended us may have
         // started the next one already.
         let afterwards = Afterwards::run(&program, &["hosts", "down", "--of", &owner])?;
         let made = Self::make(count, Some(&owner))?;
-        Ok(Hosts { afterwards: Some(afterwards), ..made })
+        Ok(Hosts {
+            afterwards: Some(afterwards),
+            ..made
+        })
     }
 
     fn make(count: usize, owner: Option<&str>) -> Outcome<Self> {
         if count > MOST_HOSTS {
-            return Err(Failure::Usage(format!("hosts: expected at most {MOST_HOSTS}, got {count}")));
+            return Err(Failure::Usage(format!(
+                "hosts: expected at most {MOST_HOSTS}, got {count}"
+            )));
         }
         let _lock = lock()?;
         refuse_others(&owner_file())?;
@@ -186,11 +212,15 @@ impl Hosts {
             commands::write_names(host, count)?;
             // A namespace takes only what the machine allows; reno is always allowed.
             let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
-            set("net.ipv4.tcp_congestion_control=cubic").or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
+            set("net.ipv4.tcp_congestion_control=cubic")
+                .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
             set("net.ipv4.tcp_slow_start_after_idle=0")?;
         }
         commands::write_agent(&cores)?;
-        Ok(Hosts { count, afterwards: None })
+        Ok(Hosts {
+            count,
+            afterwards: None,
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -206,24 +236,46 @@ impl Hosts {
     pub(crate) fn set_rate(&self, rate: Rate) -> Outcome {
         for host in 1..=self.count {
             // Without a limit there is nothing to remove, which is as well.
-            let _ = asked(&commands::within(host, &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"]));
+            let _ = asked(&commands::within(
+                host,
+                &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"],
+            ));
             if let Some(words) = rate.discipline() {
-                asked(&commands::within(host, &words.iter().map(String::as_str).collect::<Vec<_>>()))?;
+                asked(&commands::within(
+                    host,
+                    &words.iter().map(String::as_str).collect::<Vec<_>>(),
+                ))?;
             }
         }
         Ok(())
     }
 
     /// The command that starts this program on ranks spread over the hosts in turn.
-    pub(crate) fn command(&self, mpirun: &Mpirun, ranks: usize, program: &Path, words: &[String]) -> Outcome<Process> {
+    pub(crate) fn command(
+        &self,
+        mpirun: &Mpirun,
+        ranks: usize,
+        program: &Path,
+        words: &[String],
+    ) -> Outcome<Process> {
         let names: Vec<String> = (1..=self.count).map(commands::name).collect();
-        mpirun.over_emulated_hosts(&names, ranks, &commands::agent(), commands::NETWORK, program, words)
+        mpirun.over_emulated_hosts(
+            &names,
+            ranks,
+            &commands::agent(),
+            commands::NETWORK,
+            program,
+            words,
+        )
     }
 }
 
 /// Our namespaces, those of hosts only.
 fn standing() -> Vec<String> {
-    commands::spaces().into_iter().filter(|space| space != commands::SWITCH).collect()
+    commands::spaces()
+        .into_iter()
+        .filter(|space| space != commands::SWITCH)
+        .collect()
 }
 
 /// Which process removes the hosts at its end; there is none where they were made by hand.
@@ -237,9 +289,9 @@ fn owner(file: &Path) -> Option<u32> {
 
 /// Refuses hosts that another living process uses, between its runs, too.
 fn refuse_others(file: &Path) -> Outcome {
-    match owner(file)
-        .filter(|owner| *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists())
-    {
+    match owner(file).filter(|owner| {
+        *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists()
+    }) {
         None => Ok(()),
         Some(owner) => Err(Failure::Failed(format!(
             "emulated hosts are in use by process {owner}, as a study or a comparison keeps them: wait for its end, or end it"
@@ -258,7 +310,10 @@ fn lock() -> Outcome<File> {
 fn down(ends_processes: bool) -> Outcome {
     for space in commands::spaces() {
         let pids = process::answer("ip", &["netns", "pids", &space]).unwrap_or_default();
-        let pids: Vec<u32> = pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        let pids: Vec<u32> = pids
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect();
         if !pids.is_empty() && !ends_processes {
             return Err(Failure::Failed(format!(
                 "emulated hosts are in use: {} processes run in {space}, such as {}: wait for their end, or end them by \
@@ -274,26 +329,36 @@ fn down(ends_processes: bool) -> Outcome {
         asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
         let folder = commands::names_folder(&space);
         if folder.exists() {
-            fs::remove_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+            fs::remove_dir_all(&folder)
+                .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
         }
     }
     let folder: PathBuf = commands::folder();
     if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        fs::remove_dir_all(&folder)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
     }
     Ok(())
 }
 
 /// Runs a command; what it complains about is the error.
 fn asked(words: &[String]) -> Outcome {
-    let Some((program, arguments)) = words.split_first() else { return Ok(()) };
+    let Some((program, arguments)) = words.split_first() else {
+        return Ok(());
+    };
     let mut command = Process::new(program);
-    let output = command.args(arguments).output().map_err(|error| process::cannot_start(&command, &error))?;
+    let output = command
+        .args(arguments)
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
     if output.status.success() {
         return Ok(());
     }
     let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Failure::Failed(format!("`{}`: {complaint}", process::shown(&command))))
+    Err(Failure::Failed(format!(
+        "`{}`: {complaint}",
+        process::shown(&command)
+    )))
 }
 
 #[cfg(test)]
@@ -302,8 +367,14 @@ mod tests {
 
     #[test]
     fn ranks_are_on_the_hosts_in_turn() {
-        let hosts = Hosts { count: 2, afterwards: None };
-        assert_eq!([0, 1, 2].map(|rank| hosts.address(rank)), ["10.98.0.1", "10.98.0.2", "10.98.0.1"]);
+        let hosts = Hosts {
+            count: 2,
+            afterwards: None,
+        };
+        assert_eq!(
+            [0, 1, 2].map(|rank| hosts.address(rank)),
+            ["10.98.0.1", "10.98.0.2", "10.98.0.1"]
+        );
     }
 
     #[test]
@@ -311,13 +382,20 @@ mod tests {
         let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-owner", std::process::id()));
         refuse_others(&file).unwrap();
         // More than any system numbers its processes with.
-        for owner in [std::process::id().to_string(), "4294967295".to_owned(), String::new()] {
+        for owner in [
+            std::process::id().to_string(),
+            "4294967295".to_owned(),
+            String::new(),
+        ] {
             fs::write(&file, owner).unwrap();
             refuse_others(&file).unwrap();
         }
         fs::write(&file, "1").unwrap();
         let refusal = refuse_others(&file).unwrap_err().to_string();
         fs::remove_file(file).unwrap();
-        assert!(refusal.contains("process 1,") && refusal.contains("wait for its end"), "{refusal}");
+        assert!(
+            refusal.contains("process 1,") && refusal.contains("wait for its end"),
+            "{refusal}"
+        );
     }
 }

@@ -36,7 +36,10 @@ impl Rate {
         if self == Rate::Unlimited {
             return None;
         }
-        let line = format!("tc qdisc add dev {} root tbf rate {self} burst 80kb latency 50ms", super::commands::DEVICE);
+        let line = format!(
+            "tc qdisc add dev {} root tbf rate {self} burst 80kb latency 50ms",
+            super::commands::DEVICE
+        );
         Some(line.split(' ').map(str::to_owned).collect())
     }
 }
@@ -66,8 +69,23 @@ mod tests {
 
     #[test]
     fn what_is_no_rate_is_refused() {
-        for word in ["", "fast", "10", "mbit", "0mbit", "+1mbit", "1.5gbit", "1gbit; reboot", "-1mbit"] {
-            assert!(Rate::read(word).unwrap_err().contains(&format!("got `{word}`")), "{word}");
+        for word in [
+            "",
+            "fast",
+            "10",
+            "mbit",
+            "0mbit",
+            "+1mbit",
+            "1.5gbit",
+            "1gbit; reboot",
+            "-1mbit",
+        ] {
+            assert!(
+                Rate::read(word)
+                    .unwrap_err()
+                    .contains(&format!("got `{word}`")),
+                "{word}"
+            );
         }
     }
 }

@@ -44,37 +44,70 @@ pub(super) struct Own {
 
 impl Own {
     pub(super) fn new(mark: &str) -> Self {
-        Own { mark: format!("{MARK}={mark}").into_bytes(), living: HashMap::new(), lost_ticks: 0, most_ticks: 0 }
+        Own {
+            mark: format!("{MARK}={mark}").into_bytes(),
+            living: HashMap::new(),
+            lost_ticks: 0,
+            most_ticks: 0,
+        }
     }
 
     pub(super) fn look(&mut self) -> Accounts {
-        let (busy_s, steal_s) = machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
+        let (busy_s, steal_s) =
+            machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
         let (at, now) = (Instant::now(), SystemTime::now());
-        let unix_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let unix_s = now
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs_f64();
         let processes: Vec<Process> = processes();
         let this = std::process::id();
         let is_ours = |process: &&Process| {
-            let was_ours = self.living.get(&process.id).is_some_and(|known| known.start == process.start);
+            let was_ours = self
+                .living
+                .get(&process.id)
+                .is_some_and(|known| known.start == process.start);
             was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id)
         };
         let own: Vec<Process> = processes.iter().filter(is_ours).cloned().collect();
         self.count(own);
-        let num_own = self.living.values().filter(|process| process.id != this && !process.has_ended).count();
+        let num_own = self
+            .living
+            .values()
+            .filter(|process| process.id != this && !process.has_ended)
+            .count();
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let mhz = megahertz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
         let (own_s, lost_s) = (seconds(self.most_ticks), seconds(self.lost_ticks));
-        Accounts { at, unix_s, busy_s, steal_s, own_s, lost_s, num_own, mhz }
+        Accounts {
+            at,
+            unix_s,
+            busy_s,
+            steal_s,
+            own_s,
+            lost_s,
+            num_own,
+            mhz,
+        }
     }
 
     /// Takes the processes of ours that there are now for those of the last look.
     fn count(&mut self, own: Vec<Process>) {
-        let now: HashMap<u32, Process> = own.into_iter().map(|process| (process.id, process)).collect();
-        let is_there = |known: &Process| now.get(&known.id).is_some_and(|process| process.start == known.start);
+        let now: HashMap<u32, Process> = own
+            .into_iter()
+            .map(|process| (process.id, process))
+            .collect();
+        let is_there = |known: &Process| {
+            now.get(&known.id)
+                .is_some_and(|process| process.start == known.start)
+        };
         for ended in self.living.values().filter(|known| !is_there(known)) {
             // Parents that have ended meanwhile have handed on what they knew of their children.
             let mut above = self.living.get(&ended.parent);
             let mut steps = 0..self.living.len();
-            while let Some(parent) = above.filter(|parent| !is_there(parent) && steps.next().is_some()) {
+            while let Some(parent) =
+                above.filter(|parent| !is_there(parent) && steps.next().is_some())
+            {
                 above = self.living.get(&parent.parent);
             }
             if !above.is_some_and(is_there) {
@@ -89,7 +122,9 @@ impl Own {
 
     fn is_marked(&self, process: u32) -> bool {
         let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == self.mark)
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == self.mark)
     }
 }
 
@@ -117,7 +152,8 @@ impl Process {
 fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    ids.filter_map(|id| process(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)).collect()
+    ids.filter_map(|id| process(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?))
+        .collect()
 }
 
 /// Reads /proc/PID/stat.
@@ -156,7 +192,11 @@ fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
 /// Busy and stolen seconds of all processors.
 fn machine_seconds(stat: &str) -> (f64, f64) {
     let line = stat.lines().next().unwrap_or_default();
-    let ticks: Vec<f64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap_or(0.0)).collect();
+    let ticks: Vec<f64> = line
+        .split_whitespace()
+        .skip(1)
+        .map(|word| word.parse().unwrap_or(0.0))
+        .collect();
     let of = |place: usize| ticks.get(place).copied().unwrap_or(0.0) / TICKS_PER_SECOND;
     // user, nice, system, idle, iowait, irq, softirq, steal
     (of(0) + of(1) + of(2), of(7))
@@ -165,9 +205,13 @@ fn machine_seconds(stat: &str) -> (f64, f64) {
 /// Lowest and highest clock rate of the processors.
 fn megahertz(cpuinfo: &str) -> Option<(f64, f64)> {
     let lines = cpuinfo.lines().filter(|line| line.starts_with("cpu MHz"));
-    let rates: Vec<f64> = lines.filter_map(|line| line.split_once(':')?.1.trim().parse().ok()).collect();
+    let rates: Vec<f64> = lines
+        .filter_map(|line| line.split_once(':')?.1.trim().parse().ok())
+        .collect();
     let first = *rates.first()?;
-    Some(rates.iter().fold((first, first), |(low, high), rate| (rate.min(low), rate.max(high))))
+    Some(rates.iter().fold((first, first), |(low, high), rate| {
+        (rate.min(low), rate.max(high))
+    }))
 }
 
 #[cfg(test)]
@@ -183,8 +227,16 @@ mod tests {
 
     #[test]
     fn a_process_with_an_odd_name_is_read() {
-        let stat = "4242 (a) b (c) S 17 4242 4242 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 987654 1000 10";
-        let expected = Process { id: 4242, parent: 17, start: 987_654, ticks: 300, waited_ticks: 15, has_ended: false };
+        let stat =
+            "4242 (a) b (c) S 17 4242 4242 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 987654 1000 10";
+        let expected = Process {
+            id: 4242,
+            parent: 17,
+            start: 987_654,
+            ticks: 300,
+            waited_ticks: 15,
+            has_ended: false,
+        };
         assert_eq!(process(stat), Some(expected));
         assert_eq!(process("4242 (a"), None);
     }
@@ -199,7 +251,14 @@ mod tests {
     }
 
     fn process_of(id: u32, parent: u32, ticks: u64, waited_ticks: u64) -> Process {
-        Process { id, parent, start: 0, ticks, waited_ticks, has_ended: false }
+        Process {
+            id,
+            parent,
+            start: 0,
+            ticks,
+            waited_ticks,
+            has_ended: false,
+        }
     }
 
     #[test]
@@ -215,7 +274,11 @@ mod tests {
         ]);
         assert_eq!((own.most_ticks, own.lost_ticks), (153, 0));
         // 6 and 7 have ended, each waited for by its parent, having done 5 more.
-        own.count(vec![process_of(5, 1, 10, 55), process_of(8, 1, 40, 3), process_of(9, 8, 50, 0)]);
+        own.count(vec![
+            process_of(5, 1, 10, 55),
+            process_of(8, 1, 40, 3),
+            process_of(9, 8, 50, 0),
+        ]);
         assert_eq!((own.most_ticks, own.lost_ticks), (158, 0));
         // The daemon and its child have ended, and nobody of ours knows what they did since.
         own.count(vec![process_of(5, 1, 10, 55)]);

@@ -40,7 +40,10 @@ impl Quiet {
             return Quiet::default();
         }
         let others = (last.busy_s - first.busy_s) - (last.own_s - first.own_s);
-        Quiet { other_cores: others.max(0.0) / seconds, steal_cores: (last.steal_s - first.steal_s).max(0.0) / seconds }
+        Quiet {
+            other_cores: others.max(0.0) / seconds,
+            steal_cores: (last.steal_s - first.steal_s).max(0.0) / seconds,
+        }
     }
 
     /// What all others together took.
@@ -50,7 +53,10 @@ impl Quiet {
 
     fn rounded(self) -> OtherCores {
         let rounded = |cores: f64| Some((cores * 1e4).round() / 1e4);
-        OtherCores { other_cores: rounded(self.other_cores), steal_cores: rounded(self.steal_cores) }
+        OtherCores {
+            other_cores: rounded(self.other_cores),
+            steal_cores: rounded(self.steal_cores),
+        }
     }
 }
 
@@ -99,9 +105,14 @@ impl Watch {
         });
         let refused = |error| {
             let remedy = "raise the limit of processes (ulimit -u, pids.max of the cgroup)";
-            Failure::Failed(format!("the operating system refused a thread ({error}); {remedy}"))
+            Failure::Failed(format!(
+                "the operating system refused a thread ({error}); {remedy}"
+            ))
         };
-        Ok(Watch { stop, looks: looks.map_err(refused)? })
+        Ok(Watch {
+            stop,
+            looks: looks.map_err(refused)?,
+        })
     }
 
     /// Ends looking.
@@ -122,12 +133,24 @@ impl Looks {
     /// The time up to the last look counts where all that ended was waited for by processes of ours. Else what some did between
     /// a look and their end is not known, and the last look counts at which processes of ours ran.
     pub(crate) fn seen(&self, measured_unix_s: Option<[f64; 2]>) -> Seen {
-        let looks = measured_unix_s.and_then(|measured| self.around(measured)).unwrap_or(&self.0);
+        let looks = measured_unix_s
+            .and_then(|measured| self.around(measured))
+            .unwrap_or(&self.0);
         let mut seen = Seen::default();
         if let (Some(first), Some(last)) = (looks.first(), looks.last()) {
             let is_known = last.lost_s == first.lost_s;
-            let running = looks.iter().rfind(|look| look.num_own > 0).filter(|_| !is_known);
-            seen.quiet = Quiet::between(first, if is_known { last } else { running.unwrap_or(first) });
+            let running = looks
+                .iter()
+                .rfind(|look| look.num_own > 0)
+                .filter(|_| !is_known);
+            seen.quiet = Quiet::between(
+                first,
+                if is_known {
+                    last
+                } else {
+                    running.unwrap_or(first)
+                },
+            );
         }
         for (low, high) in looks.iter().filter_map(|look| look.mhz) {
             let so_far = seen.mhz.unwrap_or((low, high));
@@ -145,7 +168,11 @@ impl Looks {
 }
 
 /// What a record says of it; before a run that waited its turn elsewhere nobody looked, and without a check there is no limit.
-pub(crate) fn record(before: Option<Quiet>, during: &Seen, limit_cores: Option<f64>) -> records::Quiet {
+pub(crate) fn record(
+    before: Option<Quiet>,
+    during: &Seen,
+    limit_cores: Option<f64>,
+) -> records::Quiet {
     records::Quiet {
         before: before.map(Quiet::rounded),
         during: Some(during.quiet.rounded()),
@@ -161,18 +188,32 @@ mod tests {
     use std::process::Command;
 
     /// Takes the processor until it has used 1 s of it.
-    const BURN: &str =
-        "while [ $(cut -d' ' -f14 /proc/$$/stat) -lt 100 ]; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done";
+    const BURN: &str = "while [ $(cut -d' ' -f14 /proc/$$/stat) -lt 100 ]; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done";
 
     fn accounts(seconds: u64, busy_s: f64, steal_s: f64, own_s: f64) -> Accounts {
         let at = Instant::now() + Duration::from_secs(seconds);
-        Accounts { at, unix_s: seconds as f64, busy_s, steal_s, own_s, lost_s: 0.0, num_own: 1, mhz: None }
+        Accounts {
+            at,
+            unix_s: seconds as f64,
+            busy_s,
+            steal_s,
+            own_s,
+            lost_s: 0.0,
+            num_own: 1,
+            mhz: None,
+        }
     }
 
     #[test]
     fn others_are_what_is_busy_and_not_ours() {
-        let quiet = Quiet::between(&accounts(0, 100.0, 5.0, 10.0), &accounts(10, 118.0, 6.0, 25.0));
-        assert!((quiet.other_cores - 0.3).abs() < 1e-3 && (quiet.steal_cores - 0.1).abs() < 1e-3, "{quiet:?}");
+        let quiet = Quiet::between(
+            &accounts(0, 100.0, 5.0, 10.0),
+            &accounts(10, 118.0, 6.0, 25.0),
+        );
+        assert!(
+            (quiet.other_cores - 0.3).abs() < 1e-3 && (quiet.steal_cores - 0.1).abs() < 1e-3,
+            "{quiet:?}"
+        );
         assert!((quiet.cores() - 0.4).abs() < 1e-3);
         let ours_alone = Quiet::between(&accounts(0, 0.0, 0.0, 0.0), &accounts(10, 9.9, 0.0, 10.0));
         assert_eq!(ours_alone.other_cores, 0.0);
@@ -186,8 +227,14 @@ mod tests {
         let others = |measured: Option<[f64; 2]>| looks.seen(measured).quiet.other_cores;
         assert!((others(None) - 1.0 / 3.0).abs() < 1e-3);
         assert!(others(Some([10.5, 29.0])).abs() < 1e-3);
-        assert!((others(Some([9.5, 15.0])) - 0.5).abs() < 1e-3, "a part of it lies in the first seconds");
-        assert!((others(Some([-5.0, 15.0])) - 1.0 / 3.0).abs() < 1e-3, "nobody looked before: the whole run counts");
+        assert!(
+            (others(Some([9.5, 15.0])) - 0.5).abs() < 1e-3,
+            "a part of it lies in the first seconds"
+        );
+        assert!(
+            (others(Some([-5.0, 15.0])) - 1.0 / 3.0).abs() < 1e-3,
+            "nobody looked before: the whole run counts"
+        );
     }
 
     #[test]
@@ -198,30 +245,51 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
         // The second one's parent ends at once, as a daemon's does.
         let mut daemon = Command::new("setsid");
-        daemon.args(["sh", "-c", "sh -c \"$1\" >/dev/null 2>&1 &", "daemon", BURN]).env(MARK, &mark);
+        daemon
+            .args(["sh", "-c", "sh -c \"$1\" >/dev/null 2>&1 &", "daemon", BURN])
+            .env(MARK, &mark);
         assert!(daemon.status().unwrap().success());
         let (start, mut last) = (Instant::now(), own.look());
         // One alone takes hardly more than 1 s.
         while last.own_s - first.own_s < 1.9 {
-            assert!(start.elapsed() < Duration::from_secs(60), "{last:?} after {first:?}");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{last:?} after {first:?}"
+            );
             thread::sleep(Duration::from_millis(20));
             last = own.look();
         }
         child.wait().unwrap();
         let ended = own.look();
-        assert!(ended.own_s >= last.own_s, "what has ended stays counted: {ended:?} after {last:?}");
-        assert!(last.busy_s - first.busy_s >= 1.1, "{last:?} after {first:?}");
+        assert!(
+            ended.own_s >= last.own_s,
+            "what has ended stays counted: {ended:?} after {last:?}"
+        );
+        assert!(
+            last.busy_s - first.busy_s >= 1.1,
+            "{last:?} after {first:?}"
+        );
     }
 
     #[test]
     fn a_watch_ends_and_tells_no_negative_numbers() {
         let watch = Watch::start("-").unwrap();
-        assert!(Command::new("sh").args(["-c", "sleep 0.7"]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", "sleep 0.7"])
+                .status()
+                .unwrap()
+                .success()
+        );
         let seen = watch.finish().seen(None);
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
         let record = record(None, &seen, Some(0.2));
         assert_eq!((record.before, record.limit_cores), (None, Some(0.2)));
-        assert!(record.during.is_some_and(|during| during.other_cores.is_some()));
+        assert!(
+            record
+                .during
+                .is_some_and(|during| during.other_cores.is_some())
+        );
     }
 
     #[test]

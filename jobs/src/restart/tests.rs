@@ -26,7 +26,8 @@ pub(crate) struct Playing {
 
 impl Stage {
     pub(crate) fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("bin")).unwrap();
         Stage { folder }
     }
@@ -36,14 +37,22 @@ impl Stage {
         let file = self.folder.join("bin").join(name);
         let folder = self.folder.display();
         let calls = format!("echo \"{name}\" >>calls\nn=$(grep -c '^{name}$' calls)");
-        fs::write(&file, format!("#!/bin/bash\ncd '{folder}'\n{calls}\n{course}\n")).unwrap();
+        fs::write(
+            &file,
+            format!("#!/bin/bash\ncd '{folder}'\n{calls}\n{course}\n"),
+        )
+        .unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     pub(crate) fn play(&self, script: &str, output: &Path) -> Playing {
         let file = self.folder.join("script");
         fs::write(&file, script).unwrap();
-        let path = format!("{}:{}", self.folder.join("bin").display(), std::env::var("PATH").unwrap());
+        let path = format!(
+            "{}:{}",
+            self.folder.join("bin").display(),
+            std::env::var("PATH").unwrap()
+        );
         let stream = File::create(output).unwrap();
         // What is ignored when bash starts, as HUP under nohup, bash cannot trap.
         let child = Command::new("env")
@@ -56,7 +65,10 @@ impl Stage {
             .stderr(stream)
             .spawn()
             .unwrap();
-        Playing { child, output: output.to_owned() }
+        Playing {
+            child,
+            output: output.to_owned(),
+        }
     }
 
     pub(crate) fn num_calls(&self, name: &str) -> usize {
@@ -97,7 +109,10 @@ impl Playing {
             }
             if start.elapsed() > LIMIT {
                 self.child.kill().unwrap();
-                panic!("the script does not end; it wrote:\n{}", fs::read_to_string(&self.output).unwrap());
+                panic!(
+                    "the script does not end; it wrote:\n{}",
+                    fs::read_to_string(&self.output).unwrap()
+                );
             }
             sleep(Duration::from_millis(5));
         };
@@ -109,22 +124,38 @@ impl Playing {
 pub(crate) const WAIT: &str = "for _ in {1..4000}; do sleep 0.02; done";
 
 fn script(restarts: usize, launcher: Launcher) -> String {
-    let start = Start { command: "mpirun -n 2 trainer", restarts, launcher };
-    format!("say() {{ echo \"launch: $*\" >&2; }}\n{}{}\nexit \"$code\"\n", launcher.signals(), start.text())
+    let start = Start {
+        command: "mpirun -n 2 trainer",
+        restarts,
+        launcher,
+    };
+    format!(
+        "say() {{ echo \"launch: $*\" >&2; }}\n{}{}\nexit \"$code\"\n",
+        launcher.signals(),
+        start.text()
+    )
 }
 
 /// Plays the loop to its end: exit code, calls, output.
 fn play(name: &str, restarts: usize, course: &str) -> (Option<i32>, usize, String) {
     let stage = Stage::new(name);
     stage.program("mpirun", course);
-    let (code, text) = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output")).end();
+    let (code, text) = stage
+        .play(
+            &script(restarts, Launcher::Mpirun),
+            &stage.folder.join("output"),
+        )
+        .end();
     (code, stage.num_calls("mpirun"), text)
 }
 
 #[test]
 fn success_is_the_end() {
     assert_eq!(play("success", 3, "exit 0"), (Some(0), 1, String::new()));
-    assert_eq!(play("success-once", 0, "exit 0"), (Some(0), 1, String::new()));
+    assert_eq!(
+        play("success-once", 0, "exit 0"),
+        (Some(0), 1, String::new())
+    );
 }
 
 #[test]
@@ -137,10 +168,15 @@ fn a_failing_program_is_started_again_so_often_and_no_oftener() {
     let (code, num_calls, text) = play("fails", 2, "exit $((n + 2))");
     assert_eq!((code, num_calls), (Some(5), 3));
     assert!(
-        text.contains("exit code 3: starting again from the last checkpoint, 1 more restarts after this"),
+        text.contains(
+            "exit code 3: starting again from the last checkpoint, 1 more restarts after this"
+        ),
         "{text}"
     );
-    assert!(text.contains("exit code 5, and no restart is left"), "{text}");
+    assert!(
+        text.contains("exit code 5, and no restart is left"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -163,13 +199,21 @@ fn the_checkpoint_of_a_stopped_program_is_awaited() {
         for restarts in [0, 2] {
             let stage = Stage::new(&format!("stop-{signal}-{restarts}"));
             // Ends gracefully on USR1, some time later, and writes down that it did.
-            let graceful = format!("trap 'sleep 0.3; touch checkpoint; exit 0' USR1; touch started; {WAIT}");
+            let graceful =
+                format!("trap 'sleep 0.3; touch checkpoint; exit 0' USR1; touch started; {WAIT}");
             stage.program("mpirun", &graceful);
-            let playing = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output"));
+            let playing = stage.play(
+                &script(restarts, Launcher::Mpirun),
+                &stage.folder.join("output"),
+            );
             stage.await_file("started");
             playing.signal(signal);
             let (code, text) = playing.end();
-            assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{signal}: {text}");
+            assert_eq!(
+                (code, stage.num_calls("mpirun")),
+                (Some(0), 1),
+                "{signal}: {text}"
+            );
             assert!(stage.folder.join("checkpoint").exists(), "{signal}");
         }
     }
@@ -181,21 +225,33 @@ fn a_terminal_that_stops_background_output_does_not_stop_the_program() {
     stage.program("mpirun", "echo trained; exit 3");
     let inner = stage.folder.join("inner");
     fs::write(&inner, script(0, Launcher::Mpirun)).unwrap();
-    let line = format!("exec script -qec 'stty tostop; exec bash {}' /dev/null", inner.display());
+    let line = format!(
+        "exec script -qec 'stty tostop; exec bash {}' /dev/null",
+        inner.display()
+    );
     let (code, text) = stage.play(&line, &stage.folder.join("output")).end();
-    assert!(code == Some(3) && text.contains("trained"), "{code:?} {text}");
+    assert!(
+        code == Some(3) && text.contains("trained"),
+        "{code:?} {text}"
+    );
 }
 
 #[test]
 fn a_program_that_fails_while_it_stops_is_not_started_again() {
     let stage = Stage::new("stop-fails");
-    stage.program("mpirun", &format!("trap 'exit 1' USR1; touch started; {WAIT}"));
+    stage.program(
+        "mpirun",
+        &format!("trap 'exit 1' USR1; touch started; {WAIT}"),
+    );
     let playing = stage.play(&script(5, Launcher::Mpirun), &stage.folder.join("output"));
     stage.await_file("started");
     playing.signal("TERM");
     let (code, text) = playing.end();
     assert_eq!((code, stage.num_calls("mpirun")), (Some(1), 1));
-    assert!(text.contains("exit code 1 after a signal; not started again"), "{text}");
+    assert!(
+        text.contains("exit code 1 after a signal; not started again"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -205,14 +261,22 @@ fn a_program_that_loses_the_first_wish_to_stop_is_asked_again() {
         // As a launcher whose ranks are not there yet.
         stage.program(
             "mpirun",
-            &format!("trap 'touch asked; trap \"exit 0\" USR1' USR1; touch started; {WAIT}; exit 7"),
+            &format!(
+                "trap 'touch asked; trap \"exit 0\" USR1' USR1; touch started; {WAIT}; exit 7"
+            ),
         );
-        let playing = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output"));
+        let playing = stage.play(
+            &script(restarts, Launcher::Mpirun),
+            &stage.folder.join("output"),
+        );
         stage.await_file("started");
         playing.signal("TERM");
         let (code, text) = playing.end();
         assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{text}");
-        assert!(stage.folder.join("asked").exists() && text.lines().count() == 1, "{text}");
+        assert!(
+            stage.folder.join("asked").exists() && text.lines().count() == 1,
+            "{text}"
+        );
     }
 }
 
@@ -221,7 +285,10 @@ fn a_program_that_a_wish_to_stop_ends_before_it_listens_was_stopped() {
     for restarts in [0, 2] {
         let stage = Stage::new(&format!("deaf-{restarts}"));
         stage.program("mpirun", &format!("touch started; {WAIT}"));
-        let playing = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output"));
+        let playing = stage.play(
+            &script(restarts, Launcher::Mpirun),
+            &stage.folder.join("output"),
+        );
         stage.await_file("started");
         playing.signal("TERM");
         let (code, text) = playing.end();
@@ -235,8 +302,15 @@ fn a_second_signal_ends_a_program_that_does_not_stop() {
     for launcher in [Launcher::Mpirun, Launcher::None] {
         let stage = Stage::new(&format!("second-{launcher:?}"));
         // MPICH's mpirun hands TERM to its ranks; any mpirun ends them when it gets INT.
-        let deafness = if launcher == Launcher::None { "trap '' TERM;" } else { "trap '' TERM; trap 'exit 130' INT;" };
-        stage.program("mpirun", &format!("{deafness} trap 'touch asked' USR1; touch started; {WAIT}"));
+        let deafness = if launcher == Launcher::None {
+            "trap '' TERM;"
+        } else {
+            "trap '' TERM; trap 'exit 130' INT;"
+        };
+        stage.program(
+            "mpirun",
+            &format!("{deafness} trap 'touch asked' USR1; touch started; {WAIT}"),
+        );
         let playing = stage.play(&script(5, launcher), &stage.folder.join("output"));
         stage.await_file("started");
         playing.signal("TERM");
@@ -244,7 +318,11 @@ fn a_second_signal_ends_a_program_that_does_not_stop() {
         playing.signal("TERM");
         let (code, text) = playing.end();
         let expected = if launcher == Launcher::None { 137 } else { 130 };
-        assert_eq!((code, stage.num_calls("mpirun")), (Some(expected), 1), "{text}");
+        assert_eq!(
+            (code, stage.num_calls("mpirun")),
+            (Some(expected), 1),
+            "{text}"
+        );
         assert!(text.contains("asked again: ending at once"), "{text}");
     }
 }

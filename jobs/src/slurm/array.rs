@@ -28,7 +28,10 @@ impl Array {
                 "--array: expected tasks such as 0-3, 1,5,7 or 0-30:10, perhaps with %LIMIT at a time, got `{text}`"
             ))
         })?;
-        Ok(Array { specification: text.to_owned(), tasks })
+        Ok(Array {
+            specification: text.to_owned(),
+            tasks,
+        })
     }
 }
 
@@ -43,7 +46,9 @@ fn tasks(text: &str) -> Option<BTreeSet<usize>> {
     let mut tasks = BTreeSet::new();
     for part in list.split(',') {
         let (range, stride) = match part.split_once(':') {
-            Some((range, stride)) if range.contains('-') => (range, stride.parse().ok().filter(|stride| *stride > 0)?),
+            Some((range, stride)) if range.contains('-') => {
+                (range, stride.parse().ok().filter(|stride| *stride > 0)?)
+            }
             Some(_) => return None,
             None => (part, 1),
         };
@@ -75,7 +80,18 @@ mod tests {
 
     #[test]
     fn what_names_no_tasks_is_refused() {
-        for text in ["", "a", "3-1", "1-", "1:2", "0-4:0", "0-3%0", "0-3%", "1 2", "0-99999999"] {
+        for text in [
+            "",
+            "a",
+            "3-1",
+            "1-",
+            "1:2",
+            "0-4:0",
+            "0-3%0",
+            "0-3%",
+            "1 2",
+            "0-99999999",
+        ] {
             assert_eq!(Array::read(text).unwrap_err().exit_code(), 2, "{text}");
         }
     }

@@ -53,8 +53,10 @@ impl CancelArgs {
         if rows.is_empty() && target.directory.is_none() {
             return Err(target.unknown());
         }
-        let (running, waiting): (Vec<Row>, Vec<Row>) =
-            rows.into_iter().filter(Row::is_in_queue).partition(|row| row.is_running() && !self.now);
+        let (running, waiting): (Vec<Row>, Vec<Row>) = rows
+            .into_iter()
+            .filter(Row::is_in_queue)
+            .partition(|row| row.is_running() && !self.now);
         if running.is_empty() && waiting.is_empty() {
             say!("job {} has left the queue: nothing to cancel", target.job);
             return Ok(());
@@ -64,11 +66,15 @@ impl CancelArgs {
         }
         let asked_at = SystemTime::now();
         for row in &running {
-            answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
+            answer(
+                "scontrol",
+                &["update", &format!("JobId={}", row.job), "Requeue=0"],
+            )?;
             ask_to_stop(row);
             say!("job {}: asked to stop with a checkpoint", row.job);
         }
-        let deadline = Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
+        let deadline =
+            Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
         for row in &running {
             await_stop(row, asked_at, deadline)?;
         }
@@ -86,7 +92,10 @@ fn cancel(row: &Row) -> Outcome {
 /// A script of ours passes the wish on to its ranks, and does not start them once it knows of it. Another's would end by it: there
 /// the ranks are asked themselves.
 fn ask_to_stop(row: &Row) {
-    let is_ours = row.directory.as_deref().is_some_and(|directory| directory.join(JOBS).exists());
+    let is_ours = row
+        .directory
+        .as_deref()
+        .is_some_and(|directory| directory.join(JOBS).exists());
     let script: &[&str] = if is_ours { &["--batch"] } else { &[] };
     // Who cannot be asked yet is asked again.
     answer("scancel", &[script, &["--signal=USR1", &row.job]].concat()).ok();
@@ -96,7 +105,9 @@ fn ask_to_stop(row: &Row) {
 fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     let mut asked = Instant::now();
     while Instant::now() < deadline {
-        let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else { break };
+        let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else {
+            break;
+        };
         match rows.first() {
             // Its script had asked to be queued again just before that was turned off.
             Some(now) if now.state == "PENDING" => return cancel(now),
@@ -109,18 +120,27 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
             }
             now => {
                 let state = now.map_or("gone", |now| now.state.as_str());
-                let summary = row.directory.as_deref().and_then(|directory| summary_since(directory, asked_at));
+                let summary = row
+                    .directory
+                    .as_deref()
+                    .and_then(|directory| summary_since(directory, asked_at));
                 let end = summary.as_deref().map_or("see its output", status::end);
                 say!("job {}: {state}, {end}", row.job);
                 return Ok(());
             }
         }
     }
-    say!("job {}: still there; cancelling it without waiting any longer", row.job);
+    say!(
+        "job {}: still there; cancelling it without waiting any longer",
+        row.job
+    );
     answer("scancel", &[&row.job])?;
     let end = Instant::now() + END_WAIT;
     while Instant::now() < end {
-        if !answered(end, || queue::of_job(&row.job))?.iter().any(Row::is_in_queue) {
+        if !answered(end, || queue::of_job(&row.job))?
+            .iter()
+            .any(Row::is_in_queue)
+        {
             say!("job {}: cancelled", row.job);
             return Ok(());
         }
@@ -148,9 +168,15 @@ fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcom
 /// What the run has written at its end, after that time.
 fn summary_since(directory: &Path, time: SystemTime) -> Option<String> {
     let file = directory.join("summary.json");
-    let written = fs::metadata(&file).and_then(|found| found.modified()).ok()?;
+    let written = fs::metadata(&file)
+        .and_then(|found| found.modified())
+        .ok()?;
     // A file server's clock may be a little behind ours.
-    if written + Duration::from_secs(5) > time { records::file::read_to_string(&file).ok() } else { None }
+    if written + Duration::from_secs(5) > time {
+        records::file::read_to_string(&file).ok()
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -159,10 +185,15 @@ mod tests {
 
     #[test]
     fn slurm_is_asked_again_where_it_fails_until_the_deadline() {
-        let mut answers = vec![Ok("gone"), Err(Failure::Failed("Socket timed out".to_owned()))];
+        let mut answers = vec![
+            Ok("gone"),
+            Err(Failure::Failed("Socket timed out".to_owned())),
+        ];
         let later = Instant::now() + Duration::from_secs(60);
         assert_eq!(answered(later, || answers.pop().unwrap()).unwrap(), "gone");
-        let never = answered(Instant::now(), || Err::<(), _>(Failure::Failed("Socket timed out".to_owned())));
+        let never = answered(Instant::now(), || {
+            Err::<(), _>(Failure::Failed("Socket timed out".to_owned()))
+        });
         assert_eq!(never.unwrap_err().to_string(), "Socket timed out");
     }
 }

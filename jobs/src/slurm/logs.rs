@@ -56,7 +56,11 @@ impl LogsArgs {
             [output] => follow(output),
             several => {
                 let jobs: Vec<&str> = several.iter().map(|output| output.job.as_str()).collect();
-                Err(Failure::Usage(format!("job {} has several tasks, follow one of: {}", target.job, jobs.join(", "))))
+                Err(Failure::Usage(format!(
+                    "job {} has several tasks, follow one of: {}",
+                    target.job,
+                    jobs.join(", ")
+                )))
             }
         }
     }
@@ -91,7 +95,10 @@ fn outputs(target: &Target) -> Outcome<Vec<Output>> {
         if !tasks.is_empty() {
             return Ok(tasks);
         }
-        return Ok(vec![Output { job: target.job.clone(), file: directory.join(script::output_name(&target.job)) }]);
+        return Ok(vec![Output {
+            job: target.job.clone(),
+            file: directory.join(script::output_name(&target.job)),
+        }]);
     }
     require()?;
     let rows = queue::of_job(&target.job)?;
@@ -111,13 +118,25 @@ fn outputs(target: &Target) -> Outcome<Vec<Output>> {
 
 /// The files of an array's tasks, which lie in directories beside the array's.
 fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
-    let Ok(directory) = std::path::absolute(directory) else { return Vec::new() };
-    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Vec::new() };
+    let Ok(directory) = std::path::absolute(directory) else {
+        return Vec::new();
+    };
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Vec::new();
+    };
     let prefix = format!("{}-", name.to_string_lossy());
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let mut tasks: Vec<(usize, PathBuf)> = entries
         .filter_map(|entry| {
-            Some((entry.file_name().to_string_lossy().strip_prefix(&prefix)?.parse().ok()?, entry.path()))
+            Some((
+                entry
+                    .file_name()
+                    .to_string_lossy()
+                    .strip_prefix(&prefix)?
+                    .parse()
+                    .ok()?,
+                entry.path(),
+            ))
         })
         .collect();
     tasks.sort();
@@ -125,7 +144,10 @@ fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
         .into_iter()
         .map(|(task, folder)| {
             let job = format!("{job}_{task}");
-            Output { file: folder.join(script::output_name(&job)), job }
+            Output {
+                file: folder.join(script::output_name(&job)),
+                job,
+            }
         })
         .filter(|output| output.file.exists())
         .collect()
@@ -139,7 +161,8 @@ fn follow(output: &Output) -> Outcome {
             Ok(rows) => {
                 failures = 0;
                 let row = rows.first();
-                let state = row.map_or("has left the queue".to_owned(), queue::Row::explained_state);
+                let state =
+                    row.map_or("has left the queue".to_owned(), queue::Row::explained_state);
                 let is_over = row.is_none_or(|row| !row.is_in_queue());
                 ends = if is_over { ends + 1 } else { 0 };
                 if state != shown && (ends == 0 || ends == NUM_ENDS) {
@@ -157,7 +180,9 @@ fn follow(output: &Output) -> Outcome {
         }
         for _ in 0..LOOKS {
             if output.file.exists() {
-                let Some(end) = copy_from(&output.file, position, &mut io::stdout())? else { return Ok(()) };
+                let Some(end) = copy_from(&output.file, position, &mut io::stdout())? else {
+                    return Ok(());
+                };
                 position = end;
             }
             if ends == NUM_ENDS {
@@ -170,7 +195,8 @@ fn follow(output: &Output) -> Outcome {
 
 /// Copies the file from there on and returns its end; `None` where the reader has left.
 fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<Option<u64>> {
-    let failed = |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
+    let failed =
+        |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
     let mut source = File::open(file).map_err(failed)?;
     source.seek(SeekFrom::Start(position)).map_err(failed)?;
     match io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length)) {
@@ -191,21 +217,39 @@ mod tests {
         for name in ["night", "night-0", "night-10", "night-2", "night-x"] {
             fs::create_dir_all(folder.path().join(name)).unwrap();
         }
-        for (name, file) in
-            [("night-10", "slurm-12_10.out"), ("night-2", "slurm-12_2.out"), ("night-0", "slurm-11_0.out")]
-        {
+        for (name, file) in [
+            ("night-10", "slurm-12_10.out"),
+            ("night-2", "slurm-12_2.out"),
+            ("night-0", "slurm-11_0.out"),
+        ] {
             fs::write(folder.path().join(name).join(file), "x").unwrap();
         }
-        let target = |job: &str| Target { job: job.to_owned(), directory: Some(run.clone()) };
-        let jobs = |job| outputs(&target(job)).unwrap().into_iter().map(|output| output.job).collect::<Vec<_>>();
+        let target = |job: &str| Target {
+            job: job.to_owned(),
+            directory: Some(run.clone()),
+        };
+        let jobs = |job| {
+            outputs(&target(job))
+                .unwrap()
+                .into_iter()
+                .map(|output| output.job)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(jobs("12"), ["12_2", "12_10"]);
         let single = outputs(&target("13")).unwrap();
-        assert_eq!(single, [Output { job: "13".to_owned(), file: run.join("slurm-13.out") }]);
+        assert_eq!(
+            single,
+            [Output {
+                job: "13".to_owned(),
+                file: run.join("slurm-13.out")
+            }]
+        );
     }
 
     #[test]
     fn copying_goes_on_where_it_ended_and_ends_where_the_reader_has_left() {
-        let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-output", std::process::id()));
+        let file =
+            std::env::temp_dir().join(format!("lockstep-jobs-{}-output", std::process::id()));
         fs::write(&file, "ab").unwrap();
         let mut seen = Vec::new();
         assert_eq!(copy_from(&file, 0, &mut seen).unwrap(), Some(2));

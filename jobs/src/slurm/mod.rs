@@ -82,21 +82,31 @@ pub(crate) fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
         Some(row) if row.is_in_queue() => Stage::Waiting,
         Some(_) => Stage::Ended,
     };
-    Ok((stage, rows.first().map_or_else(String::new, |row| row.reason.clone())))
+    Ok((
+        stage,
+        rows.first()
+            .map_or_else(String::new, |row| row.reason.clone()),
+    ))
 }
 
 /// A field of `scontrol show job`, while Slurm remembers the job.
 pub(crate) fn field(job: &str, name: &str) -> Option<String> {
     let text = process::answer("scontrol", &["show", "job", "--oneliner", job])?;
     let start = format!("{name}=");
-    text.split_whitespace().find_map(|word| word.strip_prefix(&start)).map(str::to_owned)
+    text.split_whitespace()
+        .find_map(|word| word.strip_prefix(&start))
+        .map(str::to_owned)
 }
 
 /// Whether every node is this machine, so that what runs on them can be seen from here.
 pub(crate) fn nodes_are_this_machine() -> bool {
-    let Some(list) = process::answer("sinfo", &["--noheader", "--Node", "--format=%o"]) else { return false };
+    let Some(list) = process::answer("sinfo", &["--noheader", "--Node", "--format=%o"]) else {
+        return false;
+    };
     let own = process::answer("hostname", &[]).unwrap_or_default();
-    let is_own = |address: &str| address.starts_with("127.") || address == "localhost" || address == own.trim();
+    let is_own = |address: &str| {
+        address.starts_with("127.") || address == "localhost" || address == own.trim()
+    };
     !list.trim().is_empty() && list.lines().all(|address| is_own(address.trim()))
 }
 
@@ -114,16 +124,23 @@ pub(crate) fn require() -> Outcome {
 
 /// What a program of Slurm answers, or what it complains about.
 fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| process::cannot_start(command, &error))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| process::cannot_start(command, &error))?;
     if output.status.success() {
         return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
     }
-    Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Ok(Err(String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .to_owned()))
 }
 
 /// The answer of a program of Slurm that is expected to have one.
 fn answer(program: &str, arguments: &[&str]) -> Outcome<String> {
     let mut command = Process::new(program);
     command.args(arguments);
-    ask(&mut command)?.map_err(|complaint| Failure::Failed(format!("`{}`: {complaint}", process::shown(&command))))
+    ask(&mut command)?.map_err(|complaint| {
+        Failure::Failed(format!("`{}`: {complaint}", process::shown(&command)))
+    })
 }

@@ -57,18 +57,40 @@ pub(super) fn of_job(job: &str) -> Outcome<Vec<Row>> {
 
 fn rows(which: &[&str]) -> Outcome<Vec<Row>> {
     let mut command = Process::new("squeue");
-    command.args(["--noheader", "--array", &format!("--format={FORMAT}")]).args(which);
+    command
+        .args(["--noheader", "--array", &format!("--format={FORMAT}")])
+        .args(which);
     match ask(&mut command)? {
-        Ok(text) => text.lines().filter(|line| !line.trim().is_empty()).map(row).collect(),
+        Ok(text) => text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .map(row)
+            .collect(),
         Err(complaint) if complaint.contains("Invalid job id") => Ok(Vec::new()),
-        Err(complaint) => Err(Failure::Failed(format!("`{}`: {complaint}", process::shown(&command)))),
+        Err(complaint) => Err(Failure::Failed(format!(
+            "`{}`: {complaint}",
+            process::shown(&command)
+        ))),
     }
 }
 
 fn row(line: &str) -> Outcome<Row> {
     let fields: Vec<&str> = line.splitn(NUM_FIELDS, '|').map(str::trim).collect();
-    let [job, state, reason, elapsed, limit, num_nodes, nodes, name, script] = fields[..] else {
-        return Err(Failure::Failed(format!("squeue: expected {NUM_FIELDS} fields separated by `|`, got `{line}`")));
+    let [
+        job,
+        state,
+        reason,
+        elapsed,
+        limit,
+        num_nodes,
+        nodes,
+        name,
+        script,
+    ] = fields[..]
+    else {
+        return Err(Failure::Failed(format!(
+            "squeue: expected {NUM_FIELDS} fields separated by `|`, got `{line}`"
+        )));
     };
     let own = |text: &str| text.to_owned();
     Ok(Row {
@@ -85,7 +107,9 @@ fn row(line: &str) -> Outcome<Row> {
 }
 
 fn directory(job: &str, file: &Path) -> Option<PathBuf> {
-    let directory = file.parent().filter(|_| file.file_name().is_some_and(|name| name == script::FILE))?;
+    let directory = file
+        .parent()
+        .filter(|_| file.file_name().is_some_and(|name| name == script::FILE))?;
     Some(match job.split_once('_') {
         Some((_, task)) => of_task(directory, task),
         None => directory.to_owned(),
@@ -103,14 +127,30 @@ impl Row {
 
     /// The state, with its reason if it has one.
     pub(super) fn explained_state(&self) -> String {
-        if self.reason == "None" { self.state.clone() } else { format!("{} ({})", self.state, self.reason) }
+        if self.reason == "None" {
+            self.state.clone()
+        } else {
+            format!("{} ({})", self.state, self.reason)
+        }
     }
 
     /// State, its reason, time and place, in one line.
     pub(super) fn line(&self) -> String {
-        let Row { job, name, elapsed, limit, num_nodes, nodes, .. } = self;
+        let Row {
+            job,
+            name,
+            elapsed,
+            limit,
+            num_nodes,
+            nodes,
+            ..
+        } = self;
         let state = self.explained_state();
-        let place = if nodes.is_empty() { String::new() } else { format!(": {nodes}") };
+        let place = if nodes.is_empty() {
+            String::new()
+        } else {
+            format!(": {nodes}")
+        };
         let plural = if num_nodes == "1" { "" } else { "s" };
         format!("job {job} {name}: {state}, {elapsed} of {limit}, {num_nodes} node{plural}{place}")
     }
@@ -125,20 +165,46 @@ mod tests {
         let of = |line: &str| row(line).unwrap();
         let job = of("12|RUNNING|None|1:02|10:00|2|n[1-2]|night|/d/a b|c/job.sbatch");
         assert_eq!(job.directory, Some(PathBuf::from("/d/a b|c")));
-        assert_eq!(job.line(), "job 12 night: RUNNING, 1:02 of 10:00, 2 nodes: n[1-2]");
-        assert_eq!(of("12_3|PENDING|Resources|0:00|10:00|2||n|/d/n/job.sbatch").directory, Some("/d/n-3".into()));
-        assert_eq!(of("13|RUNNING|None|0:01|UNLIMITED|1|n1|other|/d/n/other.sh").directory, None);
+        assert_eq!(
+            job.line(),
+            "job 12 night: RUNNING, 1:02 of 10:00, 2 nodes: n[1-2]"
+        );
+        assert_eq!(
+            of("12_3|PENDING|Resources|0:00|10:00|2||n|/d/n/job.sbatch").directory,
+            Some("/d/n-3".into())
+        );
+        assert_eq!(
+            of("13|RUNNING|None|0:01|UNLIMITED|1|n1|other|/d/n/other.sh").directory,
+            None
+        );
     }
 
     #[test]
     fn only_states_that_last_are_out_of_the_queue() {
-        let of = |state: &str| row(&format!("1|{state}|r|0:0|0:0|1|n|n|x")).unwrap().is_in_queue();
-        assert!(["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"].into_iter().all(of));
-        assert!(!["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"].into_iter().any(of));
+        let of = |state: &str| {
+            row(&format!("1|{state}|r|0:0|0:0|1|n|n|x"))
+                .unwrap()
+                .is_in_queue()
+        };
+        assert!(
+            ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"]
+                .into_iter()
+                .all(of)
+        );
+        assert!(
+            !["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"]
+                .into_iter()
+                .any(of)
+        );
     }
 
     #[test]
     fn a_line_in_another_form_is_an_error() {
-        assert!(row("12 RUNNING").unwrap_err().to_string().contains("got `12 RUNNING`"));
+        assert!(
+            row("12 RUNNING")
+                .unwrap_err()
+                .to_string()
+                .contains("got `12 RUNNING`")
+        );
     }
 }

@@ -181,7 +181,10 @@ impl Request {
         for (flag, is_given) in only_for_training {
             job.check_only_for_training(flag, is_given)?;
         }
-        let passed = args.passed().into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let passed = args
+            .passed()
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
         let passed = passed.map(|(name, value)| Ok((name, one_word(&format!("--{name}"), value)?)));
         let warn_s = args.warn_seconds.unwrap_or(DEFAULT_WARN_S);
         if job.trains() {
@@ -202,8 +205,9 @@ impl Request {
             warn_s,
             is_requeued: args.requeue,
             restarts: args.restarts.unwrap_or(0),
-            working_directory: env::current_dir()
-                .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?,
+            working_directory: env::current_dir().map_err(|error| {
+                Failure::Failed(format!("the working directory cannot be read: {error}"))
+            })?,
             job,
         };
         request.check_paths()?;
@@ -221,7 +225,11 @@ impl Request {
     pub(super) fn directories(&self) -> Vec<(Option<usize>, PathBuf)> {
         match &self.array {
             None => vec![(None, self.job.directory.clone())],
-            Some(array) => array.tasks.iter().map(|&task| (Some(task), of_task(&self.job.directory, task))).collect(),
+            Some(array) => array
+                .tasks
+                .iter()
+                .map(|&task| (Some(task), of_task(&self.job.directory, task)))
+                .collect(),
         }
     }
 
@@ -229,7 +237,10 @@ impl Request {
         for path in [&self.job.directory, &self.working_directory] {
             let text = path.to_string_lossy();
             // `:` and `,` have a meaning to apptainer's --bind, the others to sbatch's own reader of options.
-            if let Some(odd) = text.chars().find(|c| "\"'\\:,%".contains(*c) || c.is_control()) {
+            if let Some(odd) = text
+                .chars()
+                .find(|c| "\"'\\:,%".contains(*c) || c.is_control())
+            {
                 return Err(Failure::Usage(format!(
                     "`{text}` contains {odd:?}, which sbatch or apptainer would misread: choose another --output-dir or --name"
                 )));
@@ -241,7 +252,9 @@ impl Request {
             )));
         }
         if self.array.is_none() && self.job.words.iter().any(|word| word.contains(TASK)) {
-            return Err(Failure::Usage(format!("{TASK} is the number of an array's task: add --array, such as 0-3")));
+            return Err(Failure::Usage(format!(
+                "{TASK} is the number of an array's task: add --array, such as 0-3"
+            )));
         }
         Ok(())
     }
@@ -260,22 +273,32 @@ fn one_word(name: &str, value: &str) -> Outcome<String> {
     if !value.is_empty() && value.chars().all(is_plain) {
         return Ok(value.to_owned());
     }
-    Err(Failure::Usage(format!("{name}: expected one word without blanks and quotes, got `{value}`")))
+    Err(Failure::Usage(format!(
+        "{name}: expected one word without blanks and quotes, got `{value}`"
+    )))
 }
 
 fn modules(list: Option<&str>) -> Outcome<Vec<String>> {
-    let Some(list) = list else { return Ok(Vec::new()) };
-    list.split(',').map(|name| one_word("--module", name)).collect()
+    let Some(list) = list else {
+        return Ok(Vec::new());
+    };
+    list.split(',')
+        .map(|name| one_word("--module", name))
+        .collect()
 }
 
 fn exports(list: Option<&str>) -> Outcome<Vec<(String, String)>> {
-    let Some(list) = list else { return Ok(Vec::new()) };
+    let Some(list) = list else {
+        return Ok(Vec::new());
+    };
     let read = |pair: &str| {
         let is_name = |name: &str| {
             name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
                 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         };
-        let named = pair.split_once('=').filter(|(name, value)| is_name(name) && !value.contains('\n'));
+        let named = pair
+            .split_once('=')
+            .filter(|(name, value)| is_name(name) && !value.contains('\n'));
         named.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| {
             Failure::Usage(format!("--env: expected NAME=VALUE, several by commas, got `{pair}`; a value has no comma"))
         })
@@ -284,21 +307,29 @@ fn exports(list: Option<&str>) -> Outcome<Vec<(String, String)>> {
 }
 
 fn image(path: &Path) -> Outcome<PathBuf> {
-    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     if path.exists() {
         return Ok(path);
     }
-    Err(Failure::Usage(format!("--container: {} does not exist: expected an image or its directory", path.display())))
+    Err(Failure::Usage(format!(
+        "--container: {} does not exist: expected an image or its directory",
+        path.display()
+    )))
 }
 
 /// Refuses a warning that would come at once.
 fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
     if warn_s > MOST_WARN_S {
-        return Err(Failure::Usage(format!("--warn-seconds: expected at most {MOST_WARN_S}, got {warn_s}")));
+        return Err(Failure::Usage(format!(
+            "--warn-seconds: expected at most {MOST_WARN_S}, got {warn_s}"
+        )));
     }
     let Some(time) = time else { return Ok(()) };
     let Some(limit_s) = seconds(time) else {
-        return Err(Failure::Usage(format!("--time: expected MINUTES, HH:MM:SS or DAYS-HH:MM:SS, got `{time}`")));
+        return Err(Failure::Usage(format!(
+            "--time: expected MINUTES, HH:MM:SS or DAYS-HH:MM:SS, got `{time}`"
+        )));
     };
     if limit_s <= warn_s + EARLY_S {
         return Err(Failure::Usage(format!(
@@ -311,7 +342,11 @@ fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
 
 /// A time limit in Slurm's notations: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`.
 fn seconds(time: &str) -> Option<usize> {
-    let numbers = |text: &str| text.split(':').map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>();
+    let numbers = |text: &str| {
+        text.split(':')
+            .map(|part| part.parse().ok())
+            .collect::<Option<Vec<usize>>>()
+    };
     let (days, [hours, minutes, seconds]) = match time.split_once('-') {
         Some((days, rest)) => (
             days.parse::<usize>().ok()?,
@@ -333,7 +368,9 @@ fn seconds(time: &str) -> Option<usize> {
         ),
     };
     let parts = [(24, hours), (60, minutes), (60, seconds)];
-    parts.into_iter().try_fold(days, |whole, (factor, part)| whole.checked_mul(factor)?.checked_add(part))
+    parts.into_iter().try_fold(days, |whole, (factor, part)| {
+        whole.checked_mul(factor)?.checked_add(part)
+    })
 }
 
 #[cfg(test)]
@@ -343,6 +380,8 @@ pub(super) mod tests {
     /// The request of a command line.
     pub(crate) fn read(words: &[String]) -> Outcome<Request> {
         let line = std::iter::once("submit").chain(words.iter().map(String::as_str));
-        Request::read(&SubmitArgs::try_parse_from(line).map_err(|error| Failure::Usage(error.to_string()))?)
+        Request::read(
+            &SubmitArgs::try_parse_from(line).map_err(|error| Failure::Usage(error.to_string()))?,
+        )
     }
 }

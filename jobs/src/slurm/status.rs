@@ -35,7 +35,9 @@ impl StatusArgs {
         };
         let rows = queue::of_job(&target.job)?;
         if rows.is_empty() {
-            let Some(directory) = &target.directory else { return Err(target.unknown()) };
+            let Some(directory) = &target.directory else {
+                return Err(target.unknown());
+            };
             say!("job {} has left the queue", target.job);
             show_progress(directory, false)?;
         }
@@ -63,7 +65,9 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
             return Ok(None);
         }
         let failed = |error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
-        records::file::read_to_string(&file).map(Some).map_err(failed)
+        records::file::read_to_string(&file)
+            .map(Some)
+            .map_err(failed)
     };
     match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {
         Some(line) => say!("    {line}"),
@@ -79,10 +83,19 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
 fn last_epoch(metrics: &str) -> Option<String> {
     let record = metrics.lines().rfind(|line| line.ends_with('}'))?;
     let number = |key| json::number(record, key);
-    let percent = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
-    let evaluated = |split: &str| Some((split.to_owned(), json::first(record).ok()?[split]["top1"].as_f64()?));
+    let percent = |share: Option<f64>| {
+        share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
+    };
+    let evaluated = |split: &str| {
+        Some((
+            split.to_owned(),
+            json::first(record).ok()?[split]["top1"].as_f64()?,
+        ))
+    };
     let evaluated = evaluated("val").or_else(|| evaluated("test"));
-    let (split, top1) = evaluated.map_or(("test".to_owned(), None), |(split, top1)| (split, Some(top1)));
+    let (split, top1) = evaluated.map_or(("test".to_owned(), None), |(split, top1)| {
+        (split, Some(top1))
+    });
     // 0 where the start that ended the epoch made no step of it.
     let speed = number("images_per_second").filter(|speed| *speed > 0.0);
     Some(format!(
@@ -98,7 +111,10 @@ fn last_epoch(metrics: &str) -> Option<String> {
 
 /// How a run ended, by its summary.
 pub(super) fn end(summary: &str) -> &'static str {
-    match (json::is_true(summary, "stopped_early"), json::number(summary, "steps")) {
+    match (
+        json::is_true(summary, "stopped_early"),
+        json::number(summary, "steps"),
+    ) {
         (true, Some(0.0)) => "stopped before its first step; nothing to keep",
         (true, _) => "stopped before its end, with a checkpoint",
         (false, _) => "trained to its end",
@@ -114,11 +130,20 @@ mod tests {
     #[test]
     fn the_last_whole_line_is_shown() {
         let shown = last_epoch(&format!("{{\"epoch\":2}}\n{RECORD}\n{{\"epoch\":4,")).unwrap();
-        assert_eq!(shown, "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s");
+        assert_eq!(
+            shown,
+            "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s"
+        );
         for split in ["val", "test"] {
-            let evaluated = RECORD.replace(&format!("\"{split}\":null"), &format!("\"{split}\":{{\"top1\":0.5}}"));
+            let evaluated = RECORD.replace(
+                &format!("\"{split}\":null"),
+                &format!("\"{split}\":{{\"top1\":0.5}}"),
+            );
             let shown = last_epoch(&evaluated).unwrap();
-            assert!(shown.contains(&format!("56.3 % train, 50.0 % {split} |")), "{shown}");
+            assert!(
+                shown.contains(&format!("56.3 % train, 50.0 % {split} |")),
+                "{shown}"
+            );
         }
         let unmeasured = last_epoch(&RECORD.replace("12270.4", "0.0")).unwrap();
         assert!(unmeasured.ends_with("| - img/s"), "{unmeasured}");
@@ -126,9 +151,22 @@ mod tests {
 
     #[test]
     fn a_run_that_was_stopped_before_its_first_step_is_not_said_to_have_a_checkpoint() {
-        let of = |steps: u64, is_stopped: bool| end(&format!(r#"{{"steps":{steps},"stopped_early":{is_stopped}}}"#));
-        assert_eq!(of(0, true), "stopped before its first step; nothing to keep");
-        assert_eq!((of(3, true), of(3, false)), ("stopped before its end, with a checkpoint", "trained to its end"));
+        let of = |steps: u64, is_stopped: bool| {
+            end(&format!(
+                r#"{{"steps":{steps},"stopped_early":{is_stopped}}}"#
+            ))
+        };
+        assert_eq!(
+            of(0, true),
+            "stopped before its first step; nothing to keep"
+        );
+        assert_eq!(
+            (of(3, true), of(3, false)),
+            (
+                "stopped before its end, with a checkpoint",
+                "trained to its end"
+            )
+        );
     }
 
     #[test]

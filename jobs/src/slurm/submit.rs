@@ -51,8 +51,9 @@ fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     let file = request.job.directory.join(script::FILE);
     run_directory::write(&file, &script::text(request, trainer))?;
     for (_, directory) in request.directories() {
-        std::fs::create_dir_all(&directory)
-            .map_err(|error| Failure::Failed(format!("cannot make {}: {error}", directory.display())))?;
+        std::fs::create_dir_all(&directory).map_err(|error| {
+            Failure::Failed(format!("cannot make {}: {error}", directory.display()))
+        })?;
     }
     let job = submit(&file)?;
     record(&request.job.directory, &job)?;
@@ -81,13 +82,21 @@ fn parsed(flags: &[String], words: &[String]) -> Outcome<SubmitArgs> {
     let line = [&["submit".to_owned()], flags, &["--".to_owned()], words].concat();
     SubmitArgs::try_parse_from(line).map_err(|error| {
         let text = error.to_string();
-        Failure::Usage(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+        Failure::Usage(
+            text.lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_owned(),
+        )
     })
 }
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.
 fn check_free(request: &Request) -> Outcome {
-    let Some(job) = target::recorded_job(&request.job.directory)? else { return Ok(()) };
+    let Some(job) = target::recorded_job(&request.job.directory)? else {
+        return Ok(());
+    };
     if queue::of_job(&job)?.iter().any(queue::Row::is_in_queue) {
         return Err(Failure::Failed(format!(
             "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
@@ -109,12 +118,23 @@ fn submit(file: &Path) -> Outcome<String> {
         }
     }
     let shown = format!("sbatch --parsable {}", process::quoted(file));
-    let answer = ask(&mut command)?
-        .map_err(|complaint| Failure::Failed(format!("`{shown}` refused the job: {complaint}; the script is kept")))?;
+    let answer = ask(&mut command)?.map_err(|complaint| {
+        Failure::Failed(format!(
+            "`{shown}` refused the job: {complaint}; the script is kept"
+        ))
+    })?;
     // A federation's sbatch adds the cluster's name.
-    let job = answer.trim().split(';').next().unwrap_or_default().to_owned();
+    let job = answer
+        .trim()
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     if job.is_empty() || !job.chars().all(|c| c.is_ascii_digit()) {
-        return Err(Failure::Failed(format!("`{shown}`: expected a job's id, got `{}`", answer.trim())));
+        return Err(Failure::Failed(format!(
+            "`{shown}`: expected a job's id, got `{}`",
+            answer.trim()
+        )));
     }
     Ok(job)
 }
@@ -122,8 +142,17 @@ fn submit(file: &Path) -> Outcome<String> {
 /// Adds a line to the run's list of jobs.
 fn record(directory: &Path, job: &str) -> Outcome {
     let file = directory.join(target::JOBS);
-    let written = OpenOptions::new().create(true).append(true).open(&file).and_then(|mut file| writeln!(file, "{job}"));
-    written.map_err(|error| Failure::Failed(format!("job {job} is submitted, but {}: {error}", file.display())))
+    let written = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&file)
+        .and_then(|mut file| writeln!(file, "{job}"));
+    written.map_err(|error| {
+        Failure::Failed(format!(
+            "job {job} is submitted, but {}: {error}",
+            file.display()
+        ))
+    })
 }
 
 fn report(request: &Request, job: &str, file: &Path) -> String {
@@ -134,7 +163,10 @@ fn report(request: &Request, job: &str, file: &Path) -> String {
     let ranks = records::counted(request.nodes * request.ntasks_per_node, "rank");
     let mut size = format!("{ranks} on {}", records::counted(request.nodes, "node"));
     if let Some(array) = &request.array {
-        size.push_str(&format!(" for each of {}", records::counted(array.tasks.len(), "task")));
+        size.push_str(&format!(
+            " for each of {}",
+            records::counted(array.tasks.len(), "task")
+        ));
     }
     format!(
         "job {job} submitted: {}, {size}\n\
@@ -155,9 +187,17 @@ mod tests {
     fn no_second_job_comes_into_a_directory_whose_list_of_jobs_cannot_be_read() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(target::JOBS), "12\n\0\0").unwrap();
-        let line = format!("--ntasks-per-node 1 -- train --output-dir {}", directory.path().display());
+        let line = format!(
+            "--ntasks-per-node 1 -- train --output-dir {}",
+            directory.path().display()
+        );
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let error = check_free(&super::super::request::tests::read(&words).unwrap()).unwrap_err().to_string();
-        assert!(error.contains("expected a job's id in its last line"), "{error}");
+        let error = check_free(&super::super::request::tests::read(&words).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("expected a job's id in its last line"),
+            "{error}"
+        );
     }
 }

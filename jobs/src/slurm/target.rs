@@ -24,24 +24,34 @@ impl Target {
     /// Reads the word that a command was given.
     pub(super) fn read(word: &str) -> Outcome<Self> {
         if is_job(word) {
-            return Ok(Target { job: word.to_owned(), directory: None });
+            return Ok(Target {
+                job: word.to_owned(),
+                directory: None,
+            });
         }
         let directory = Path::new(word);
         if !directory.is_dir() {
-            return Err(Failure::Usage(format!("`{word}` is neither a job's id, such as 12 or 12_3, nor a directory")));
+            return Err(Failure::Usage(format!(
+                "`{word}` is neither a job's id, such as 12 or 12_3, nor a directory"
+            )));
         }
         let job = recorded_job(directory)?.ok_or_else(|| {
             Failure::Failed(format!(
                 "{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made"
             ))
         })?;
-        Ok(Target { job, directory: Some(directory.to_owned()) })
+        Ok(Target {
+            job,
+            directory: Some(directory.to_owned()),
+        })
     }
 
     pub(super) fn unknown(&self) -> Failure {
         let remedy = match self.directory {
             Some(_) => "it has left Slurm's memory",
-            None => "expected one that `squeue` shows; a job that ended long ago is named by its run's directory",
+            None => {
+                "expected one that `squeue` shows; a job that ended long ago is named by its run's directory"
+            }
         };
         Failure::Failed(format!("job {} is unknown to Slurm: {remedy}", self.job))
     }
@@ -56,8 +66,16 @@ pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
         return Ok(PathBuf::from(word));
     }
     require()?;
-    let directory = queue::of_job(word)?.into_iter().find_map(|row| row.directory);
-    directory.ok_or_else(|| Target { job: word.to_owned(), directory: None }.unknown())
+    let directory = queue::of_job(word)?
+        .into_iter()
+        .find_map(|row| row.directory);
+    directory.ok_or_else(|| {
+        Target {
+            job: word.to_owned(),
+            directory: None,
+        }
+        .unknown()
+    })
 }
 
 /// The last job of a run, if it has any.
@@ -97,23 +115,46 @@ mod tests {
         assert_eq!(Target::read("12_3").unwrap().job, "12_3");
         let directory = tempfile::tempdir().unwrap();
         let word = directory.path().to_str().unwrap();
-        assert!(Target::read(word).unwrap_err().to_string().contains("no file `job-id`"));
+        assert!(
+            Target::read(word)
+                .unwrap_err()
+                .to_string()
+                .contains("no file `job-id`")
+        );
         fs::write(directory.path().join(JOBS), "").unwrap();
-        assert_eq!(recorded_job(directory.path()).unwrap(), None, "a crash leaves it empty");
+        assert_eq!(
+            recorded_job(directory.path()).unwrap(),
+            None,
+            "a crash leaves it empty"
+        );
         fs::write(directory.path().join(JOBS), "7\n12\n").unwrap();
         assert_eq!(
             Target::read(word).unwrap(),
-            Target { job: "12".into(), directory: Some(directory.path().to_owned()) }
+            Target {
+                job: "12".into(),
+                directory: Some(directory.path().to_owned())
+            }
         );
         fs::write(directory.path().join(JOBS), "twelve\n").unwrap();
-        assert!(Target::read(word).unwrap_err().to_string().contains("got `twelve`"));
+        assert!(
+            Target::read(word)
+                .unwrap_err()
+                .to_string()
+                .contains("got `twelve`")
+        );
     }
 
     #[cfg(unix)]
     #[test]
     fn a_named_pipe_among_the_files_is_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(directory.path().join(JOBS)).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(directory.path().join(JOBS))
+                .status()
+                .unwrap()
+                .success()
+        );
         let error = recorded_job(directory.path()).unwrap_err().to_string();
         assert!(error.contains("expected a regular file"), "{error}");
     }

@@ -37,7 +37,9 @@ pub(super) struct Came {
 impl Attempt<'_> {
     /// Relative to the study's directory.
     pub(super) fn directory(&self) -> PathBuf {
-        Path::new("runs").join(&self.cell.id).join(format!("r{}a{}", self.repetition, self.number))
+        Path::new("runs")
+            .join(&self.cell.id)
+            .join(format!("r{}a{}", self.repetition, self.number))
     }
 
     /// The mark of its processes for the watch over the machine.
@@ -58,10 +60,16 @@ impl Attempt<'_> {
         let mut words = self.cell.arguments.clone();
         let further = (self.repetition as u64).saturating_sub(1);
         if self.cell.kind == Kind::Train && further > 0 {
-            match words.iter().position(|word| word == "--seed").and_then(|place| words.get_mut(place + 1)) {
+            match words
+                .iter()
+                .position(|word| word == "--seed")
+                .and_then(|place| words.get_mut(place + 1))
+            {
                 // What is no number is the trainer's to refuse.
                 Some(seed) => {
-                    *seed = seed.parse().map_or(seed.clone(), |seed: u64| seed.wrapping_add(further).to_string())
+                    *seed = seed.parse().map_or(seed.clone(), |seed: u64| {
+                        seed.wrapping_add(further).to_string()
+                    })
                 }
                 None => words.extend(["--seed".to_owned(), further.to_string()]),
             }
@@ -78,8 +86,8 @@ impl Attempt<'_> {
     /// What the trainer wrote at its end; `output` is what it printed; in a job of Slurm also on standard error.
     pub(super) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
         let read = |name: &str| -> Result<Value, String> {
-            let text =
-                records::file::read_to_string(&directory.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            let text = records::file::read_to_string(&directory.join(name))
+                .map_err(|error| format!("{name}: {error}"))?;
             serde_json::from_str(&text).map_err(|error| format!("{name}: expected JSON: {error}"))
         };
         match self.cell.kind {
@@ -89,7 +97,10 @@ impl Attempt<'_> {
                 .filter(|line| line.starts_with('{'))
                 .filter_map(|line| json::first(line).ok())
                 .find(|value| value["images_per_second"].is_number())
-                .ok_or_else(|| "expected a JSON object with images_per_second as the last line, got none".to_owned()),
+                .ok_or_else(|| {
+                    "expected a JSON object with images_per_second as the last line, got none"
+                        .to_owned()
+                }),
             Kind::Train => {
                 let summary = read("run/summary.json")?;
                 if summary["stopped_early"] == true {
@@ -128,10 +139,18 @@ pub(super) fn measured_unix_s(result: &Value) -> Option<[f64; 2]> {
 
 /// The last words of a program, for a message.
 pub(super) fn last_words(output: &str) -> String {
-    let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> = output
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
     // An error is often followed by what a launcher says about it, and said by several ranks.
     let error = lines.iter().find(|line| line.starts_with("error"));
-    error.or(lines.last()).map_or("it wrote nothing".to_owned(), |line| line.chars().take(400).collect())
+    error
+        .or(lines.last())
+        .map_or("it wrote nothing".to_owned(), |line| {
+            line.chars().take(400).collect()
+        })
 }
 
 #[cfg(test)]
@@ -142,26 +161,55 @@ mod tests {
     use std::fs;
 
     fn cell(kind: &str) -> Cell {
-        let batch = if kind == "netbench" { "" } else { "batch_size_per_rank = 8\n" };
-        study(&format!("[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{batch}")).unwrap().1.remove(0)
+        let batch = if kind == "netbench" {
+            ""
+        } else {
+            "batch_size_per_rank = 8\n"
+        };
+        study(&format!(
+            "[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{batch}"
+        ))
+        .unwrap()
+        .1
+        .remove(0)
     }
 
     #[test]
     fn a_benchs_result_is_its_last_object_with_a_speed() {
         let cell = cell("bench");
-        let attempt = Attempt { cell: &cell, repetition: 1, number: 2 };
+        let attempt = Attempt {
+            cell: &cell,
+            repetition: 1,
+            number: 2,
+        };
         let output = "start\n{\"images_per_second\": 1.0}\n{\"images_per_second\": 2.5}\n{\"other\": 1}\n--- end\n";
-        assert_eq!(attempt.result(Path::new("/nonexistent"), output).unwrap()["images_per_second"], 2.5);
+        assert_eq!(
+            attempt.result(Path::new("/nonexistent"), output).unwrap()["images_per_second"],
+            2.5
+        );
         let mixed = "{\"images_per_second\": 3.5}warning: speeds vary\n\n";
-        assert_eq!(attempt.result(Path::new("/nonexistent"), mixed).unwrap()["images_per_second"], 3.5);
-        assert!(attempt.result(Path::new("/nonexistent"), "{broken\n").unwrap_err().contains("got none"));
+        assert_eq!(
+            attempt.result(Path::new("/nonexistent"), mixed).unwrap()["images_per_second"],
+            3.5
+        );
+        assert!(
+            attempt
+                .result(Path::new("/nonexistent"), "{broken\n")
+                .unwrap_err()
+                .contains("got none")
+        );
         assert!(attempt.directory().ends_with(format!("{}/r1a2", cell.id)));
     }
 
     #[test]
     fn repetitions_of_a_training_have_seeds_from_that_of_the_cell_on() {
         let with_seed = |cell: &Cell, repetition| {
-            let words = Attempt { cell, repetition, number: 1 }.words(Path::new("/d"));
+            let words = Attempt {
+                cell,
+                repetition,
+                number: 1,
+            }
+            .words(Path::new("/d"));
             let place = words.iter().position(|word| word == "--seed");
             place.map(|place| words[place + 1].clone())
         };
@@ -169,7 +217,10 @@ mod tests {
         let of_default = [1, 3].map(|repetition| with_seed(&cell, repetition));
         assert_eq!(of_default, [None, Some("2".to_owned())]);
         cell.arguments.extend(["--seed".to_owned(), "7".to_owned()]);
-        assert_eq!([1, 3].map(|repetition| with_seed(&cell, repetition)), [Some("7".to_owned()), Some("9".to_owned())]);
+        assert_eq!(
+            [1, 3].map(|repetition| with_seed(&cell, repetition)),
+            [Some("7".to_owned()), Some("9".to_owned())]
+        );
         cell.kind = Kind::Bench;
         assert_eq!(with_seed(&cell, 3), Some("7".to_owned()));
     }
@@ -177,14 +228,26 @@ mod tests {
     #[test]
     fn a_training_that_stopped_early_has_no_result() {
         let cell = cell("train");
-        let attempt = Attempt { cell: &cell, repetition: 1, number: 1 };
+        let attempt = Attempt {
+            cell: &cell,
+            repetition: 1,
+            number: 1,
+        };
         let directory = tempfile::tempdir().unwrap();
         assert!(attempt.words(directory.path()).join(" ").ends_with("/run"));
         fs::create_dir_all(directory.path().join("run")).unwrap();
-        assert!(attempt.result(directory.path(), "").unwrap_err().contains("run/summary.json"));
+        assert!(
+            attempt
+                .result(directory.path(), "")
+                .unwrap_err()
+                .contains("run/summary.json")
+        );
         for (stopped, is_result) in [(true, false), (false, true)] {
-            fs::write(directory.path().join("run/summary.json"), json!({ "stopped_early": stopped }).to_string())
-                .unwrap();
+            fs::write(
+                directory.path().join("run/summary.json"),
+                json!({ "stopped_early": stopped }).to_string(),
+            )
+            .unwrap();
             assert_eq!(attempt.result(directory.path(), "").is_ok(), is_result);
         }
     }
@@ -192,7 +255,11 @@ mod tests {
     #[test]
     fn a_record_has_everything_that_is_known() {
         let cell = cell("netbench");
-        let attempt = Attempt { cell: &cell, repetition: 2, number: 1 };
+        let attempt = Attempt {
+            cell: &cell,
+            repetition: 2,
+            number: 1,
+        };
         let came = Came {
             status: Status::Failed,
             why: Some("no".into()),
@@ -203,7 +270,10 @@ mod tests {
             result: Value::Null,
         };
         let record = attempt.record(came);
-        assert_eq!((record.schema.as_str(), record.status), (ATTEMPT_SCHEMA, Status::Failed));
+        assert_eq!(
+            (record.schema.as_str(), record.status),
+            (ATTEMPT_SCHEMA, Status::Failed)
+        );
         assert_eq!((record.seconds, record.repetition), (Some(1.235), 2));
         assert_eq!(last_words("x\nerror: y\nmpirun ended\n\n"), "error: y");
         assert_eq!(last_words(""), "it wrote nothing");

@@ -17,7 +17,14 @@ use crate::hosts::Rate;
 pub(super) const OWN_KEYS: [&str; 3] = ["ranks", "network", "hosts"];
 
 /// Flags of the trainer's that a study gives itself, or that leave nothing to record.
-pub(super) const NOT_HERE: [&str; 6] = ["output_dir", "output", "resume", "allow_changed_data", "json", "help"];
+pub(super) const NOT_HERE: [&str; 6] = [
+    "output_dir",
+    "output",
+    "resume",
+    "allow_changed_data",
+    "json",
+    "help",
+];
 
 /// Machines of a cell, where it is not said.
 const DEFAULT_HOSTS: i64 = 2;
@@ -64,7 +71,10 @@ impl Cell {
 
     /// A setting as a word; empty where the cell has none of that name.
     pub(super) fn setting(&self, name: &str) -> String {
-        self.settings.get(name).and_then(records::text).unwrap_or_default()
+        self.settings
+            .get(name)
+            .and_then(records::text)
+            .unwrap_or_default()
     }
 }
 
@@ -84,18 +94,32 @@ impl Point<'_> {
     }
 
     fn count(&self, key: &str, default: i64) -> Outcome<usize> {
-        let value = self.values.get(key).cloned().unwrap_or(Value::Integer(default));
-        let count = value.as_integer().and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
-        count.ok_or_else(|| self.refusal(key, &format!("expected a whole number from 1, got {}", shown(&value))))
+        let value = self
+            .values
+            .get(key)
+            .cloned()
+            .unwrap_or(Value::Integer(default));
+        let count = value
+            .as_integer()
+            .and_then(|count| usize::try_from(count).ok())
+            .filter(|count| *count > 0);
+        count.ok_or_else(|| {
+            self.refusal(
+                key,
+                &format!("expected a whole number from 1, got {}", shown(&value)),
+            )
+        })
     }
 
     fn text(&self, key: &str, default: &str) -> Outcome<String> {
         match self.values.get(key) {
             None => Ok(default.to_owned()),
-            Some(value) => value
-                .as_str()
-                .map(str::to_owned)
-                .ok_or_else(|| self.refusal(key, &format!("expected a text in quotes, got {}", shown(value)))),
+            Some(value) => value.as_str().map(str::to_owned).ok_or_else(|| {
+                self.refusal(
+                    key,
+                    &format!("expected a text in quotes, got {}", shown(value)),
+                )
+            }),
         }
     }
 
@@ -111,7 +135,9 @@ impl Point<'_> {
             }
             _ => Err(self.refusal(
                 "network",
-                &format!("expected machine, slurm or hosts:RATE such as hosts:1gbit, got `{network}`"),
+                &format!(
+                    "expected machine, slurm or hosts:RATE such as hosts:1gbit, got `{network}`"
+                ),
             )),
         }
     }
@@ -119,7 +145,10 @@ impl Point<'_> {
     /// The cell.
     pub(super) fn cell(mut self) -> Outcome<Cell> {
         if let Some(key) = NOT_HERE.iter().find(|key| self.values.contains_key(**key)) {
-            return Err(self.refusal(key, "expected a flag that is not the study's own to give: remove it"));
+            return Err(self.refusal(
+                key,
+                "expected a flag that is not the study's own to give: remove it",
+            ));
         }
         let place = self.place()?;
         if place == Place::Machine {
@@ -129,18 +158,36 @@ impl Point<'_> {
         let ranks = self.count("ranks", 1)?;
         let computes = self.matrix.kind != Kind::Netbench;
         if computes {
-            for (key, value) in [("model", "resnet20"), ("dtype", "f32"), ("sync", "allreduce"), ("compress", "none")] {
-                self.values.entry(key).or_insert_with(|| Value::String(value.to_owned()));
+            for (key, value) in [
+                ("model", "resnet20"),
+                ("dtype", "f32"),
+                ("sync", "allreduce"),
+                ("compress", "none"),
+            ] {
+                self.values
+                    .entry(key)
+                    .or_insert_with(|| Value::String(value.to_owned()));
             }
             self.values.entry("threads").or_insert(Value::Integer(1));
         }
-        let batch = if computes { Some(self.batch(ranks)?) } else { None };
+        let batch = if computes {
+            Some(self.batch(ranks)?)
+        } else {
+            None
+        };
         let own_servers = self.text("server_placement", "beside")? == "own";
-        let world_size = ranks + if own_servers { self.count("servers", 1)? } else { 0 };
+        let world_size = ranks
+            + if own_servers {
+                self.count("servers", 1)?
+            } else {
+                0
+            };
         if let Place::Slurm { hosts } = place
             && !world_size.is_multiple_of(hosts.min(world_size))
         {
-            let text = format!("{world_size} processes do not spread evenly over {hosts} nodes: set another hosts");
+            let text = format!(
+                "{world_size} processes do not spread evenly over {hosts} nodes: set another hosts"
+            );
             return Err(self.refusal("ranks", &text));
         }
         let settings = self.settings(&place, ranks, world_size, batch)?;
@@ -152,7 +199,11 @@ impl Point<'_> {
             kind: self.matrix.kind,
             world_size,
             ranks,
-            threads: if computes { self.count("threads", 1)? } else { 1 },
+            threads: if computes {
+                self.count("threads", 1)?
+            } else {
+                1
+            },
             arguments: self.arguments(batch)?,
             settings,
             place,
@@ -175,7 +226,10 @@ impl Point<'_> {
                 return Err(self.refusal("batch_size_per_rank", text));
             }
             (Scaling::None, true, true) => {
-                return Err(self.refusal("batch_size_per_rank", "global_batch_size is set, too: keep one"));
+                return Err(self.refusal(
+                    "batch_size_per_rank",
+                    "global_batch_size is set, too: keep one",
+                ));
             }
             (_, false, false) => {
                 let text = "expected batch_size_per_rank, or global_batch_size for strong scaling, got none: set one";
@@ -189,8 +243,15 @@ impl Point<'_> {
         }
         let global = self.count("global_batch_size", 1)?;
         if !global.is_multiple_of(ranks * passes) {
-            let parts = if passes > 1 { format!("{ranks} ranks of {passes} passes") } else { format!("{ranks} ranks") };
-            let text = format!("{global} samples do not divide by {parts}: choose a multiple of {}", ranks * passes);
+            let parts = if passes > 1 {
+                format!("{ranks} ranks of {passes} passes")
+            } else {
+                format!("{ranks} ranks")
+            };
+            let text = format!(
+                "{global} samples do not divide by {parts}: choose a multiple of {}",
+                ranks * passes
+            );
             return Err(self.refusal("global_batch_size", &text));
         }
         Ok((global / ranks / passes, global))
@@ -210,12 +271,20 @@ impl Point<'_> {
                 Value::Integer(number) => json!(number),
                 Value::Float(number) => json!(number),
                 Value::Boolean(truth) => json!(truth),
-                other => return Err(self.refusal(key, &format!("expected one value, got {}", shown(other)))),
+                other => {
+                    return Err(
+                        self.refusal(key, &format!("expected one value, got {}", shown(other)))
+                    );
+                }
             };
             settings.insert(key.clone(), value);
         }
         let (network, launcher, hosts) = match place {
-            Place::Machine => ("machine".to_owned(), if world_size > 1 { "mpirun" } else { "plain" }, None),
+            Place::Machine => (
+                "machine".to_owned(),
+                if world_size > 1 { "mpirun" } else { "plain" },
+                None,
+            ),
             Place::Hosts { rate, hosts } => (rate.to_string(), "hosts", Some(hosts)),
             Place::Slurm { hosts } => ("slurm".to_owned(), "slurm", Some(hosts)),
         };
@@ -236,13 +305,21 @@ impl Point<'_> {
 
     fn arguments(&self, batch: Option<(usize, usize)>) -> Outcome<Vec<String>> {
         let mut arguments = vec![self.matrix.kind.name().to_owned()];
-        let own = |key: &str| OWN_KEYS.contains(&key) || key == "global_batch_size" || key == "batch_size_per_rank";
+        let own = |key: &str| {
+            OWN_KEYS.contains(&key) || key == "global_batch_size" || key == "batch_size_per_rank"
+        };
         // The trainer refuses to be told of no compression where a method knows none.
-        let says_nothing = |key: &str, value: &Value| key == "compress" && value.as_str() == Some("none");
-        for (key, value) in self.values.iter().filter(|(key, value)| !own(key) && !says_nothing(key, value)) {
+        let says_nothing =
+            |key: &str, value: &Value| key == "compress" && value.as_str() == Some("none");
+        for (key, value) in self
+            .values
+            .iter()
+            .filter(|(key, value)| !own(key) && !says_nothing(key, value))
+        {
             let flag = format!("--{}", key.replace('_', "-"));
-            let value =
-                word(value).ok_or_else(|| self.refusal(key, &format!("expected one value, got {}", shown(value))))?;
+            let value = word(value).ok_or_else(|| {
+                self.refusal(key, &format!("expected one value, got {}", shown(value)))
+            })?;
             if value == "true" || value == "false" {
                 arguments.push(format!("{flag}={value}"));
             } else {
@@ -251,8 +328,13 @@ impl Point<'_> {
         }
         if let Some((own, global)) = batch {
             // A sum of the same bits on any number of ranks is told only the batch of all.
-            let is_of_all = self.matrix.kind == Kind::Train && self.values.contains_key("global_batch_size");
-            let (flag, size) = if is_of_all { ("--global-batch-size", global) } else { ("--batch-size-per-rank", own) };
+            let is_of_all =
+                self.matrix.kind == Kind::Train && self.values.contains_key("global_batch_size");
+            let (flag, size) = if is_of_all {
+                ("--global-batch-size", global)
+            } else {
+                ("--batch-size-per-rank", own)
+            };
             arguments.extend([flag.to_owned(), size.to_string()]);
         }
         if self.matrix.kind == Kind::Bench {
@@ -269,12 +351,21 @@ impl Point<'_> {
         }
         let threads = self.count("threads", 1)?;
         if let Some((own, _)) = batch {
-            parts.extend([self.text("model", "")?, self.text("dtype", "")?, format!("b{own}"), format!("r{ranks}")]);
+            parts.extend([
+                self.text("model", "")?,
+                self.text("dtype", "")?,
+                format!("b{own}"),
+                format!("r{ranks}"),
+            ]);
             if threads > 1 {
                 parts.push(format!("t{threads}"));
             }
             let compression = self.text("compress", "none")?;
-            let compression = if compression == "none" { String::new() } else { format!("+{compression}") };
+            let compression = if compression == "none" {
+                String::new()
+            } else {
+                format!("+{compression}")
+            };
             parts.push(format!("{}{compression}", self.text("sync", "")?));
         } else {
             parts.push(format!("r{ranks}"));
@@ -293,7 +384,11 @@ impl Point<'_> {
             }
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-        let name = parts.join("-").chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        let name = parts
+            .join("-")
+            .chars()
+            .map(|c| if is_plain(c) { c } else { '_' })
+            .collect();
         // A file's name has 255 bytes at most.
         Ok(folder_name(name, 255))
     }

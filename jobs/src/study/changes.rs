@@ -37,7 +37,10 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     }
     // Said with the table: its keys are other flags, even where they are called alike.
     if let Some(key) = key.strip_prefix("compare.") {
-        if let Value::Table(compare) = table.entry("compare").or_insert_with(|| Value::Table(Table::new())) {
+        if let Value::Table(compare) = table
+            .entry("compare")
+            .or_insert_with(|| Value::Table(Table::new()))
+        {
             compare.insert(key.replace('-', "_"), value.clone());
         }
         return;
@@ -51,7 +54,11 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
         }
     }
     matrices(table).for_each(|matrix| has_placed |= place(matrix));
-    if !has_placed && let Value::Table(shared) = table.entry("base").or_insert_with(|| Value::Table(Table::new())) {
+    if !has_placed
+        && let Value::Table(shared) = table
+            .entry("base")
+            .or_insert_with(|| Value::Table(Table::new()))
+    {
         shared.insert(key.to_owned(), value.clone());
     }
 }
@@ -69,11 +76,15 @@ pub(super) fn read(text: Option<&str>) -> Outcome<Table> {
         let (key, value) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
             Failure::Usage(format!("--set: expected KEY=VALUE, several by commas, got `{pair}`: write --set steps=5"))
         })?;
-        let read: Option<Value> =
-            format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+        let read: Option<Value> = format!("value = {value}")
+            .parse::<Table>()
+            .ok()
+            .and_then(|mut table| table.remove("value"));
         let value = read.unwrap_or_else(|| Value::String(value.to_owned()));
         if table.insert(key.trim().to_owned(), value).is_some() {
-            return Err(Failure::Usage(format!("--set: {key} is given twice: keep one")));
+            return Err(Failure::Usage(format!(
+                "--set: {key} is given twice: keep one"
+            )));
         }
     }
     Ok(table)
@@ -106,9 +117,17 @@ mod tests {
         let table = read(Some("data_dir=/d/x,ranks=[1,2],rate=0.1,title=\"a, b\"")).unwrap();
         assert_eq!(table["data_dir"].as_str(), Some("/d/x"));
         assert_eq!(table["ranks"].as_array().map(Vec::len), Some(2));
-        assert_eq!((table["rate"].as_float(), table["title"].as_str()), (Some(0.1), Some("a, b")));
+        assert_eq!(
+            (table["rate"].as_float(), table["title"].as_str()),
+            (Some(0.1), Some("a, b"))
+        );
         assert_eq!(read(Some("steps")).unwrap_err().exit_code(), 2);
-        assert!(read(Some("a=1,a=2")).unwrap_err().to_string().contains("given twice"));
+        assert!(
+            read(Some("a=1,a=2"))
+                .unwrap_err()
+                .to_string()
+                .contains("given twice")
+        );
         assert!(read(None).unwrap().is_empty());
     }
 }

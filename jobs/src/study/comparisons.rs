@@ -44,21 +44,35 @@ pub(super) struct Around<'a> {
 impl Comparison {
     /// All that a file asks for.
     pub(super) fn all(path: &str, table: Option<Table>) -> Outcome<Vec<Self>> {
-        let Some(mut table) = table else { return Ok(Vec::new()) };
-        let refused = |key: &str, expected: &str, got: &Value| {
-            Failure::Usage(format!("{path}: [compare]: {key}: expected {expected}, got {}", shown(got)))
+        let Some(mut table) = table else {
+            return Ok(Vec::new());
         };
-        let launchers = table.remove("launcher").unwrap_or_else(|| Value::from("plain"));
+        let refused = |key: &str, expected: &str, got: &Value| {
+            Failure::Usage(format!(
+                "{path}: [compare]: {key}: expected {expected}, got {}",
+                shown(got)
+            ))
+        };
+        let launchers = table
+            .remove("launcher")
+            .unwrap_or_else(|| Value::from("plain"));
         let names = list(&launchers).filter(|names| !names.is_empty());
-        let names = names.ok_or_else(|| refused("launcher", "a text or a list of texts", &launchers))?;
+        let names =
+            names.ok_or_else(|| refused("launcher", "a text or a list of texts", &launchers))?;
         if (1..names.len()).any(|index| names[..index].contains(&names[index])) {
             return Err(refused("launcher", "each once", &launchers));
         }
         let mut flags = BTreeMap::new();
         for (key, value) in &table {
             let key = key.replace('_', "-");
-            if NOT_HERE.contains(&key.as_str()) || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-                return Err(refused(&key, "a flag of `trainer compare` that is not the study's to give", value));
+            if NOT_HERE.contains(&key.as_str())
+                || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+            {
+                return Err(refused(
+                    &key,
+                    "a flag of `trainer compare` that is not the study's to give",
+                    value,
+                ));
             }
             let value = match (value, list(value)) {
                 (Value::Boolean(true), _) => None,
@@ -70,9 +84,17 @@ impl Comparison {
             flags.insert(format!("--{key}"), value);
         }
         let one = |launcher: String| {
-            let flags = flags.clone().into_iter().chain([("--launcher".to_owned(), Some(launcher.clone()))]).collect();
+            let flags = flags
+                .clone()
+                .into_iter()
+                .chain([("--launcher".to_owned(), Some(launcher.clone()))])
+                .collect();
             let folder = Path::new("comparisons").join(launcher.replace(':', "-"));
-            Self { id: format!("compare-{launcher}"), flags, folder }
+            Self {
+                id: format!("compare-{launcher}"),
+                flags,
+                folder,
+            }
         };
         Ok(names.into_iter().map(one).collect())
     }
@@ -80,10 +102,17 @@ impl Comparison {
     fn args(&self, around: Around<'_>) -> Outcome<CompareArgs> {
         let mut flags = self.flags.clone();
         let text = |path: &Path| Some(path.display().to_string());
-        flags.insert("--output".to_owned(), text(&around.directory.join(&self.folder)));
+        flags.insert(
+            "--output".to_owned(),
+            text(&around.directory.join(&self.folder)),
+        );
         flags.insert("--trainer".to_owned(), text(around.trainer));
-        flags.entry("--attempts".to_owned()).or_insert_with(|| Some(around.attempts.to_string()));
-        flags.entry("--quiet-cores".to_owned()).or_insert_with(|| Some(around.quiet_cores.to_string()));
+        flags
+            .entry("--attempts".to_owned())
+            .or_insert_with(|| Some(around.attempts.to_string()));
+        flags
+            .entry("--quiet-cores".to_owned())
+            .or_insert_with(|| Some(around.quiet_cores.to_string()));
         if !around.is_watched {
             flags.insert("--quiet-cores".to_owned(), Some("1e9".to_owned()));
         }
@@ -92,18 +121,24 @@ impl Comparison {
 
     /// Refuses what is no flag of `trainer compare`.
     pub(super) fn check_flags(&self, around: Around<'_>) -> Outcome {
-        self.args(around).map(drop).map_err(|failure| self.named(&failure, around))
+        self.args(around)
+            .map(drop)
+            .map_err(|failure| self.named(&failure, around))
     }
 
     /// Refuses what [`Comparison::run`] would refuse.
     pub(super) fn check(&self, around: Around<'_>) -> Outcome {
-        self.args(around).and_then(|args| args.check()).map_err(|failure| self.named(&failure, around))
+        self.args(around)
+            .and_then(|args| args.check())
+            .map_err(|failure| self.named(&failure, around))
     }
 
     /// Measures what the study's directory has not.
     pub(super) fn run(&self, around: Around<'_>) -> Outcome {
         say!("{}", self.id);
-        self.args(around)?.run().map_err(|failure| self.named(&failure, around))
+        self.args(around)?
+            .run()
+            .map_err(|failure| self.named(&failure, around))
     }
 
     fn named(&self, failure: &Failure, around: Around<'_>) -> Failure {
@@ -126,7 +161,9 @@ impl Comparison {
 
 /// Flags and their values as words of a command line.
 fn words(flags: &BTreeMap<String, Option<String>>) -> impl Iterator<Item = &str> {
-    flags.iter().flat_map(|(flag, value)| std::iter::once(flag.as_str()).chain(value.as_deref()))
+    flags
+        .iter()
+        .flat_map(|(flag, value)| std::iter::once(flag.as_str()).chain(value.as_deref()))
 }
 
 /// One value, or several.
@@ -146,7 +183,13 @@ mod tests {
     }
 
     fn around(directory: &Path, is_watched: bool) -> Around<'_> {
-        Around { directory, trainer: Path::new("/bin/true"), quiet_cores: 0.5, attempts: 2, is_watched }
+        Around {
+            directory,
+            trainer: Path::new("/bin/true"),
+            quiet_cores: 0.5,
+            attempts: 2,
+            is_watched,
+        }
     }
 
     #[test]
@@ -154,12 +197,21 @@ mod tests {
         let text = "with = [\"pytorch\", \"horovod\"]\nmodels = \"resnet50\"\nranks = [1, 2]\nno_install = true\n\
                     launcher = [\"hosts:1gbit\", \"hosts:unlimited\"]";
         let comparisons = read(text).unwrap();
-        let ids: Vec<&str> = comparisons.iter().map(|comparison| comparison.id.as_str()).collect();
+        let ids: Vec<&str> = comparisons
+            .iter()
+            .map(|comparison| comparison.id.as_str())
+            .collect();
         assert_eq!(ids, ["compare-hosts:1gbit", "compare-hosts:unlimited"]);
-        let expected =
-            "compare --launcher hosts:1gbit --models resnet50 --no-install --ranks 1,2 --with pytorch,horovod\n";
-        assert!(comparisons[0].listed().ends_with(expected), "{}", comparisons[0].listed());
-        assert_eq!(comparisons[1].folder, Path::new("comparisons/hosts-unlimited"));
+        let expected = "compare --launcher hosts:1gbit --models resnet50 --no-install --ranks 1,2 --with pytorch,horovod\n";
+        assert!(
+            comparisons[0].listed().ends_with(expected),
+            "{}",
+            comparisons[0].listed()
+        );
+        assert_eq!(
+            comparisons[1].folder,
+            Path::new("comparisons/hosts-unlimited")
+        );
         assert!(Comparison::all("study.toml", None).unwrap().is_empty());
     }
 
@@ -169,7 +221,10 @@ mod tests {
             ("output = \"here\"", "output: expected a flag"),
             ("again = true", "again: expected a flag"),
             ("\"with=jax\" = true", "expected a flag"),
-            ("no_install = false", "no-install: expected a value, a list of them, or true, got false"),
+            (
+                "no_install = false",
+                "no-install: expected a value, a list of them, or true, got false",
+            ),
             ("ranks = [[1]]", "ranks: expected a value"),
             ("launcher = { a = 1 }", "launcher: expected a text"),
             ("launcher = []", "launcher: expected a text"),
@@ -178,7 +233,10 @@ mod tests {
             let failure = read(text).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
             let told = failure.to_string();
-            assert!(told.contains("study.toml: [compare]: ") && told.contains(part), "{told}");
+            assert!(
+                told.contains("study.toml: [compare]: ") && told.contains(part),
+                "{told}"
+            );
         }
     }
 
@@ -188,11 +246,19 @@ mod tests {
         for (text, part) in [
             ("with = \"pytorch\"\nmodels = \"resnet21\"", "--models"),
             ("stepz = 3", "unexpected argument '--stepz'"),
-            ("launcher = \"hosts:1gbit\"\nranks = 1", "one number of --ranks above 1"),
+            (
+                "launcher = \"hosts:1gbit\"\nranks = 1",
+                "one number of --ranks above 1",
+            ),
         ] {
-            let failure = read(text).unwrap()[0].check(around(nowhere, true)).unwrap_err();
+            let failure = read(text).unwrap()[0]
+                .check(around(nowhere, true))
+                .unwrap_err();
             let told = failure.to_string();
-            assert!(failure.exit_code() == 2 && told.contains(part) && !told.contains('\n'), "{told}");
+            assert!(
+                failure.exit_code() == 2 && told.contains(part) && !told.contains('\n'),
+                "{told}"
+            );
         }
         read("").unwrap()[0].check(around(nowhere, true)).unwrap();
     }
@@ -200,7 +266,9 @@ mod tests {
     #[test]
     fn the_studys_own_care_counts_where_the_table_says_none() {
         let flags = |text: &str, is_watched| {
-            let args = read(text).unwrap()[0].args(around(Path::new("/study"), is_watched)).unwrap();
+            let args = read(text).unwrap()[0]
+                .args(around(Path::new("/study"), is_watched))
+                .unwrap();
             let told = format!("{args:?}");
             let of = |key: &str| {
                 let value = told.split(&format!("{key}: Some(")).nth(1).unwrap();
@@ -208,8 +276,14 @@ mod tests {
             };
             [of("quiet_cores"), of("attempts"), of("output")]
         };
-        assert_eq!(flags("", true), ["\"0.5\"", "2", "\"/study/comparisons/plain\""]);
-        assert_eq!(flags("quiet_cores = 1\nattempts = 5", true)[..2], ["\"1\"", "5"]);
+        assert_eq!(
+            flags("", true),
+            ["\"0.5\"", "2", "\"/study/comparisons/plain\""]
+        );
+        assert_eq!(
+            flags("quiet_cores = 1\nattempts = 5", true)[..2],
+            ["\"1\"", "5"]
+        );
         assert_eq!(flags("quiet_cores = 1", false)[0], "\"1e9\"");
     }
 }

@@ -20,7 +20,9 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
         }
         let known = known(trainer, kind)?;
         for cell in of_kind {
-            if let Some(unknown) = plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag)) {
+            if let Some(unknown) =
+                plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag))
+            {
                 return Err(Failure::Usage(format!(
                     "{}: {}: unknown key for {}: expected one of {}",
                     file.path,
@@ -42,7 +44,11 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
 /// The flags of a command of the trainer's.
 pub(super) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
     let help = process::answer(trainer, &[kind.name(), "--help"]).ok_or_else(|| {
-        Failure::Failed(format!("`{} {} --help` failed: rebuild the trainer", trainer.display(), kind.name()))
+        Failure::Failed(format!(
+            "`{} {} --help` failed: rebuild the trainer",
+            trainer.display(),
+            kind.name()
+        ))
     })?;
     Ok(flags_in(&help))
 }
@@ -50,8 +56,13 @@ pub(super) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
 /// The long flags that a help text explains, each on a line of its own.
 fn flags_in(help: &str) -> Vec<String> {
     let flag = |line: &str| {
-        let word = line.split_whitespace().find(|word| word.starts_with("--"))?;
-        let name: String = word.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let word = line
+            .split_whitespace()
+            .find(|word| word.starts_with("--"))?;
+        let name: String = word
+            .chars()
+            .take_while(|c| c.is_ascii_alphanumeric() || *c == '-')
+            .collect();
         line.trim_start().starts_with('-').then_some(name)
     };
     help.lines().filter_map(flag).collect()
@@ -60,7 +71,8 @@ fn flags_in(help: &str) -> Vec<String> {
 /// Whether the trainer has this command.
 pub(super) fn has_command(trainer: &Path, name: &str) -> bool {
     let help = process::answer(trainer, &["--help"]).unwrap_or_default();
-    help.lines().any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(name))
+    help.lines()
+        .any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(name))
 }
 
 #[cfg(test)]
@@ -69,8 +81,7 @@ mod tests {
 
     #[test]
     fn the_flags_of_a_help_text_are_found() {
-        let help =
-            "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
+        let help = "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
         assert_eq!(flags_in(help), ["--steps", "--download", "--help"]);
     }
 }

@@ -18,7 +18,11 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new(place: impl Into<String>, table: Table) -> Self {
-        Keys { place: place.into(), table, known: Vec::new() }
+        Keys {
+            place: place.into(),
+            table,
+            known: Vec::new(),
+        }
     }
 
     /// A refusal about one key.
@@ -26,9 +30,16 @@ impl Keys {
         Failure::Usage(format!("{}: {key}: {text}", self.place))
     }
 
-    fn take<T>(&mut self, key: &'static str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Outcome<Option<T>> {
+    fn take<T>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Outcome<Option<T>> {
         self.known.push(key);
-        let Some(value) = self.table.remove(key) else { return Ok(None) };
+        let Some(value) = self.table.remove(key) else {
+            return Ok(None);
+        };
         match read(&value) {
             Some(read) => Ok(Some(read)),
             None => Err(self.refusal(key, &format!("expected {expected}, got {}", shown(&value)))),
@@ -36,25 +47,40 @@ impl Keys {
     }
 
     pub(super) fn text(&mut self, key: &'static str) -> Outcome<Option<String>> {
-        self.take(key, "a text in quotes", |value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned))
+        self.take(key, "a text in quotes", |value| {
+            value
+                .as_str()
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+        })
     }
 
     pub(super) fn required_text(&mut self, key: &'static str) -> Outcome<String> {
         let text = self.text(key)?;
-        text.ok_or_else(|| self.refusal(key, &format!("expected a text, got nothing: write {key} = \"…\"")))
+        text.ok_or_else(|| {
+            self.refusal(
+                key,
+                &format!("expected a text, got nothing: write {key} = \"…\""),
+            )
+        })
     }
 
     /// A whole number from 1.
     pub(super) fn count(&mut self, key: &'static str) -> Outcome<Option<usize>> {
         self.take(key, "a whole number from 1", |value| {
-            value.as_integer().and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0)
+            value
+                .as_integer()
+                .and_then(|count| usize::try_from(count).ok())
+                .filter(|count| *count > 0)
         })
     }
 
     /// A number above 0.
     pub(super) fn number(&mut self, key: &'static str) -> Outcome<Option<f64>> {
         self.take(key, "a number above 0", |value| {
-            let number = value.as_float().or_else(|| value.as_integer().map(|number| number as f64));
+            let number = value
+                .as_float()
+                .or_else(|| value.as_integer().map(|number| number as f64));
             number.filter(|number| *number > 0.0)
         })
     }
@@ -64,14 +90,21 @@ impl Keys {
         let share = self.number(key)?;
         match share.filter(|share| *share > 1.0) {
             None => Ok(share),
-            Some(more) => Err(self.refusal(key, &format!("expected a share, such as 0.8, got {more}"))),
+            Some(more) => {
+                Err(self.refusal(key, &format!("expected a share, such as 0.8, got {more}")))
+            }
         }
     }
 
     /// One of these words.
     pub(super) fn choice(&mut self, key: &'static str, words: &[&str]) -> Outcome<Option<String>> {
         let expected = format!("one of {}", words.join(", "));
-        self.take(key, &expected, |value| value.as_str().filter(|word| words.contains(word)).map(str::to_owned))
+        self.take(key, &expected, |value| {
+            value
+                .as_str()
+                .filter(|word| words.contains(word))
+                .map(str::to_owned)
+        })
     }
 
     pub(super) fn table(&mut self, key: &'static str) -> Outcome<Option<Table>> {
@@ -79,8 +112,16 @@ impl Keys {
     }
 
     pub(super) fn tables(&mut self, key: &'static str) -> Outcome<Vec<Table>> {
-        let read = |value: &Value| value.as_array()?.iter().map(|value| value.as_table().cloned()).collect();
-        Ok(self.take(key, "a list of tables", read)?.unwrap_or_default())
+        let read = |value: &Value| {
+            value
+                .as_array()?
+                .iter()
+                .map(|value| value.as_table().cloned())
+                .collect()
+        };
+        Ok(self
+            .take(key, "a list of tables", read)?
+            .unwrap_or_default())
     }
 
     /// What was not taken.
@@ -92,9 +133,13 @@ impl Keys {
     pub(super) fn end(self) -> Outcome {
         match self.table.keys().next() {
             None => Ok(()),
-            Some(key) => {
-                Err(self.refusal(key, &format!("unknown key, expected only {}: remove it", self.known.join(", "))))
-            }
+            Some(key) => Err(self.refusal(
+                key,
+                &format!(
+                    "unknown key, expected only {}: remove it",
+                    self.known.join(", ")
+                ),
+            )),
         }
     }
 }
@@ -125,12 +170,19 @@ mod tests {
     fn values_of_the_expected_kind_are_taken_and_the_rest_is_refused() {
         let mut all = keys("name = \"a\"\nn = 3\nlimit = 0.5\nlimits = 2\nother = 1\n");
         assert_eq!(all.required_text("name").unwrap(), "a");
-        assert_eq!((all.count("n").unwrap(), all.count("m").unwrap()), (Some(3), None));
-        assert_eq!((all.number("limit").unwrap(), all.number("limits").unwrap()), (Some(0.5), Some(2.0)));
+        assert_eq!(
+            (all.count("n").unwrap(), all.count("m").unwrap()),
+            (Some(3), None)
+        );
+        assert_eq!(
+            (all.number("limit").unwrap(), all.number("limits").unwrap()),
+            (Some(0.5), Some(2.0))
+        );
         assert_eq!(keys("share = 1").share("share").unwrap(), Some(1.0));
         let text = all.end().unwrap_err().to_string();
         assert!(
-            text.contains("study.toml: other: unknown key") && text.contains("name, n, m, limit, limits"),
+            text.contains("study.toml: other: unknown key")
+                && text.contains("name, n, m, limit, limits"),
             "{text}"
         );
     }
@@ -142,12 +194,21 @@ mod tests {
             assert_eq!(failure.exit_code(), 2);
             failure.to_string()
         };
-        assert!(refused("n = 0", &|keys| keys.count("n").err()).contains("n: expected a whole number from 1, got 0"));
+        assert!(
+            refused("n = 0", &|keys| keys.count("n").err())
+                .contains("n: expected a whole number from 1, got 0")
+        );
         assert!(refused("n = \"3\"", &|keys| keys.count("n").err()).contains("got \"3\""));
         assert!(refused("a = -1.0", &|keys| keys.number("a").err()).contains("above 0"));
-        assert!(refused("a = 80", &|keys| keys.share("a").err()).contains("a: expected a share, such as 0.8, got 80"));
+        assert!(
+            refused("a = 80", &|keys| keys.share("a").err())
+                .contains("a: expected a share, such as 0.8, got 80")
+        );
         assert!(refused("", &|keys| keys.required_text("name").err()).contains("write name = "));
-        assert!(refused("k = \"x\"", &|keys| keys.choice("k", &["a", "b"]).err()).contains("one of a, b"));
+        assert!(
+            refused("k = \"x\"", &|keys| keys.choice("k", &["a", "b"]).err())
+                .contains("one of a, b")
+        );
         assert!(refused("k = [1]", &|keys| keys.tables("k").err()).contains("a list of tables"));
     }
 }

@@ -34,12 +34,27 @@ pub(super) struct Local<'a> {
 }
 
 impl<'a> Local<'a> {
-    pub(super) fn new(file: &'a StudyFile, trainer: &'a Path, mpirun: Option<&'a Mpirun>, checks_quiet: bool) -> Self {
-        Local { file, trainer, mpirun, checks_quiet, hosts: None }
+    pub(super) fn new(
+        file: &'a StudyFile,
+        trainer: &'a Path,
+        mpirun: Option<&'a Mpirun>,
+        checks_quiet: bool,
+    ) -> Self {
+        Local {
+            file,
+            trainer,
+            mpirun,
+            checks_quiet,
+            hosts: None,
+        }
     }
 
     /// Runs it; `study` is the study's directory. Also the exit code.
-    pub(super) fn run(&mut self, attempt: &Attempt<'_>, study: &Path) -> Outcome<(Came, Option<i32>)> {
+    pub(super) fn run(
+        &mut self,
+        attempt: &Attempt<'_>,
+        study: &Path,
+    ) -> Outcome<(Came, Option<i32>)> {
         let directory = attempt.make_directory(study)?;
         let mut command = self.command(attempt.cell, &attempt.words(&directory))?;
         let shown = process::shown(&command);
@@ -48,7 +63,8 @@ impl<'a> Local<'a> {
         let before = self.wait_for_quiet();
         let (watch, started, start) = (Watch::start(&mark)?, machine::now(), Instant::now());
         let log = directory.join("output.log");
-        let ended = Guarded::start_apart(&command, &log)?.finish(Duration::from_secs(self.file.limit_s as u64));
+        let ended = Guarded::start_apart(&command, &log)?
+            .finish(Duration::from_secs(self.file.limit_s as u64));
         let (seconds, looks, code) = (start.elapsed().as_secs_f64(), watch.finish(), ended?);
         let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
         let result = attempt.result(&directory, &output);
@@ -56,24 +72,56 @@ impl<'a> Local<'a> {
         let (status, why, result) = match (code, result) {
             (Some(0), Ok(result)) => {
                 let why = self.disturbance(&seen.quiet);
-                (if why.is_some() { Status::Disturbed } else { Status::Ok }, why, result)
+                (
+                    if why.is_some() {
+                        Status::Disturbed
+                    } else {
+                        Status::Ok
+                    },
+                    why,
+                    result,
+                )
             }
             (Some(0), Err(text)) => (Status::Failed, Some(text), Value::Null),
-            (Some(code), _) => {
-                (Status::Failed, Some(format!("exit code {code}: {}", last_words(&said(&log)))), Value::Null)
-            }
+            (Some(code), _) => (
+                Status::Failed,
+                Some(format!("exit code {code}: {}", last_words(&said(&log)))),
+                Value::Null,
+            ),
             (None, _) => {
-                let how = format!("ended by a signal or after the limit of {} s", self.file.limit_s);
-                (Status::Failed, Some(format!("{how}: {}", last_words(&said(&log)))), Value::Null)
+                let how = format!(
+                    "ended by a signal or after the limit of {} s",
+                    self.file.limit_s
+                );
+                (
+                    Status::Failed,
+                    Some(format!("{how}: {}", last_words(&said(&log)))),
+                    Value::Null,
+                )
             }
         };
         let quiet = Some(quiet::record(Some(before), &seen, self.limit_cores()));
-        Ok((Came { status, why, started, seconds: Some(seconds), command: shown, quiet, result }, code))
+        Ok((
+            Came {
+                status,
+                why,
+                started,
+                seconds: Some(seconds),
+                command: shown,
+                quiet,
+                result,
+            },
+            code,
+        ))
     }
 
     /// Nobody else is waited for where nobody checks.
     pub(super) fn wait_for_quiet(&self) -> Quiet {
-        let patience = if self.checks_quiet { self.file.quiet_patience_s as u64 } else { 0 };
+        let patience = if self.checks_quiet {
+            self.file.quiet_patience_s as u64
+        } else {
+            0
+        };
         quiet::wait(self.file.quiet_cores, Duration::from_secs(patience))
     }
 
@@ -100,7 +148,9 @@ impl<'a> Local<'a> {
     /// The command of a cell of this machine.
     fn command(&mut self, cell: &Cell, words: &[String]) -> Outcome<Command> {
         match &cell.place {
-            Place::Machine if cell.world_size == 1 => Ok(alone(self.trainer, words, 0, cell.threads)),
+            Place::Machine if cell.world_size == 1 => {
+                Ok(alone(self.trainer, words, 0, cell.threads))
+            }
             Place::Machine => {
                 let placement = Placement {
                     ranks: cell.world_size,
@@ -116,9 +166,13 @@ impl<'a> Local<'a> {
             Place::Hosts { rate, hosts } => {
                 let mpirun = self.mpirun()?;
                 let trainer = self.trainer;
-                self.emulated(*hosts, *rate)?.command(mpirun, cell.world_size, trainer, words)
+                self.emulated(*hosts, *rate)?
+                    .command(mpirun, cell.world_size, trainer, words)
             }
-            Place::Slurm { .. } => Err(Failure::Failed(format!("{}: a job of Slurm is no local run", cell.id))),
+            Place::Slurm { .. } => Err(Failure::Failed(format!(
+                "{}: a job of Slurm is no local run",
+                cell.id
+            ))),
         }
     }
 
@@ -128,7 +182,11 @@ impl<'a> Local<'a> {
 
     /// Hosts of this number and rate; those that are up are kept.
     fn emulated(&mut self, count: usize, rate: Rate) -> Outcome<&Hosts> {
-        if self.hosts.as_ref().is_none_or(|(hosts, _)| hosts.count() != count) {
+        if self
+            .hosts
+            .as_ref()
+            .is_none_or(|(hosts, _)| hosts.count() != count)
+        {
             // The old ones go before the new ones come.
             self.hosts = None;
         }

@@ -42,8 +42,7 @@ use crate::process;
 use crate::run_directory;
 use crate::slurm;
 
-const WARM_UP: &str =
-    "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
+const WARM_UP: &str = "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 
 const DETAILS: &str = "\
 Example: trainer study studies/two-hosts.toml
@@ -113,8 +112,13 @@ impl StudyArgs {
         let (chosen, comparisons) = self.chosen(&cells, &file.comparisons)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
-        chosen.iter().try_for_each(|cell| batch::check(&file, cell))?;
-        let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
+        chosen
+            .iter()
+            .try_for_each(|cell| batch::check(&file, cell))?;
+        let directory = self
+            .output
+            .clone()
+            .unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
         let around = Around {
@@ -124,28 +128,56 @@ impl StudyArgs {
             attempts: file.attempts,
             is_watched: !self.no_quiet_check,
         };
-        comparisons.iter().try_for_each(|comparison| comparison.check_flags(around))?;
+        comparisons
+            .iter()
+            .try_for_each(|comparison| comparison.check_flags(around))?;
         if self.dry_run {
             return output::result(&listed(&chosen, &comparisons));
         }
         environment::refuse_switches(std::env::vars_os())?;
         check_places(&chosen)?;
-        comparisons.iter().try_for_each(|comparison| comparison.check(around))?;
+        comparisons
+            .iter()
+            .try_for_each(|comparison| comparison.check(around))?;
         let _lock = run_directory::STUDY.lock(&directory)?;
         let mpirun = Mpirun::find();
-        let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
-        let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
+        let options = session::Options {
+            checks_quiet: !self.no_quiet_check,
+            again_disturbed: self.again_disturbed,
+        };
+        let mut session = Session::open(
+            &file,
+            &cells,
+            &directory,
+            &trainer,
+            mpirun.as_ref(),
+            options,
+        )?;
         write_study(&file, &session, &directory)?;
-        say!("study {}: {}, {}", file.name, counted(&chosen, &comparisons), directory.display());
+        say!(
+            "study {}: {}, {}",
+            file.name,
+            counted(&chosen, &comparisons),
+            directory.display()
+        );
         let failed = session.run(&chosen)?;
         // With it go the emulated hosts of its cells.
         drop(session);
         let mut failures: Vec<String> = Vec::new();
         for comparison in &comparisons {
-            failures.extend(comparison.run(around).err().map(|failure| failure.to_string()));
+            failures.extend(
+                comparison
+                    .run(around)
+                    .err()
+                    .map(|failure| failure.to_string()),
+            );
         }
         if !self.no_report {
-            failures.extend(report(&trainer, &directory).err().map(|failure| failure.to_string()));
+            failures.extend(
+                report(&trainer, &directory)
+                    .err()
+                    .map(|failure| failure.to_string()),
+            );
         }
         if !failed.is_empty() {
             failures.push(format!(
@@ -165,7 +197,8 @@ impl StudyArgs {
     /// The file with what the command line changes.
     fn read(&self) -> Outcome<StudyFile> {
         let path = &self.file;
-        let text = fs::read_to_string(path).map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
         let mut file = StudyFile::read(path, &text, &changes::read(self.set.as_deref())?)?;
         file.repetitions = self.repetitions.unwrap_or(file.repetitions);
         for matrix in &mut file.matrices {
@@ -185,7 +218,9 @@ impl StudyArgs {
         let compared: Vec<&Comparison> = comparisons.iter().filter(is_chosen).collect();
         if chosen.is_empty() && compared.is_empty() {
             let of_cells = cells.iter().map(|cell| cell.id.as_str());
-            let ids: Vec<&str> = of_cells.chain(comparisons.iter().map(|comparison| comparison.id.as_str())).collect();
+            let ids: Vec<&str> = of_cells
+                .chain(comparisons.iter().map(|comparison| comparison.id.as_str()))
+                .collect();
             return Err(Failure::Usage(format!(
                 "--only: no cell or comparison has `{only}` in its id, expected one of: {}",
                 ids.join(", ")
@@ -199,19 +234,31 @@ impl StudyArgs {
 fn listed(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
     let mut text = String::new();
     for cell in cells {
-        let processes = if cell.world_size == 1 { "process" } else { "processes" };
+        let processes = if cell.world_size == 1 {
+            "process"
+        } else {
+            "processes"
+        };
         text.push_str(&format!(
             "{}\n    {} times on {} {processes}, {}: trainer {}\n",
             cell.id,
             cell.repetitions,
             cell.world_size,
             cell.setting("launcher"),
-            cell.arguments.iter().map(process::quoted).collect::<Vec<_>>().join(" ")
+            cell.arguments
+                .iter()
+                .map(process::quoted)
+                .collect::<Vec<_>>()
+                .join(" ")
         ));
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();
     text.extend(comparisons.iter().map(|comparison| comparison.listed()));
-    text.push_str(&format!("{}, {}\n", counted(cells, comparisons), records::counted(runs, "run")));
+    text.push_str(&format!(
+        "{}, {}\n",
+        counted(cells, comparisons),
+        records::counted(runs, "run")
+    ));
     text
 }
 
@@ -225,10 +272,16 @@ fn counted(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
 
 /// Refuses, before anything is started, places that this machine does not have.
 fn check_places(cells: &[&Cell]) -> Outcome {
-    if cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. })) {
+    if cells
+        .iter()
+        .any(|cell| matches!(cell.place, Place::Hosts { .. }))
+    {
         hosts::require()?;
     }
-    if cells.iter().any(|cell| matches!(cell.place, Place::Slurm { .. })) {
+    if cells
+        .iter()
+        .any(|cell| matches!(cell.place, Place::Slurm { .. }))
+    {
         slurm::require()?;
     }
     Ok(())
@@ -271,7 +324,11 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
         return Ok(());
     }
     let mut command = Process::new(trainer);
-    command.arg("report").arg(directory).arg("--output").arg(directory.join("report"));
+    command
+        .arg("report")
+        .arg(directory)
+        .arg("--output")
+        .arg(directory.join("report"));
     process::run(command)
 }
 
@@ -290,9 +347,18 @@ mod tests {
     #[test]
     fn a_named_pipe_in_place_of_the_document_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(folder.path().join("study.json")).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(folder.path().join("study.json"))
+                .status()
+                .unwrap()
+                .success()
+        );
         assert!(earlier(folder.path()).is_none());
-        let refusal = run_directory::STUDY.check(folder.path()).unwrap_err().to_string();
+        let refusal = run_directory::STUDY
+            .check(folder.path())
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains("choose another --output"), "{refusal}");
     }
 
@@ -300,10 +366,16 @@ mod tests {
     fn every_study_of_the_workspace_is_a_right_one() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../studies");
         let mut num_studies = 0;
-        let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml")) {
+        let paths = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        for path in paths.filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "toml")
+        }) {
             let text = fs::read_to_string(&path).unwrap();
-            let file = StudyFile::read(&path.display().to_string(), &text, &toml::Table::new()).unwrap();
+            let file =
+                StudyFile::read(&path.display().to_string(), &text, &toml::Table::new()).unwrap();
             assert_eq!(path.file_stem().unwrap().to_str().unwrap(), file.name);
             assert!(!plan::cells(&file).unwrap().is_empty());
             num_studies += 1;

@@ -32,7 +32,10 @@ pub(super) fn own(trainer: &Path) -> StudyStart {
 impl Starts {
     /// Of a study that has no records.
     pub(super) fn new(own: StudyStart) -> Self {
-        Starts { first: own, later: Vec::new() }
+        Starts {
+            first: own,
+            later: Vec::new(),
+        }
     }
 
     /// Of a study that has some: refuses those of another processor, and says where they are another program's.
@@ -66,20 +69,28 @@ fn program(start: &StudyStart) -> (&Option<String>, &Option<String>) {
 
 fn named(start: &StudyStart) -> String {
     let or = |known: &Option<String>| known.clone().unwrap_or_else(|| "unknown".to_owned());
-    format!("commit {}, SHA-256 {}", or(&start.commit), or(&start.program_sha256))
+    format!(
+        "commit {}, SHA-256 {}",
+        or(&start.commit),
+        or(&start.program_sha256)
+    )
 }
 
 /// What a machine does not tell is no reason.
 fn check_machine(study: &Study, own: &StudyStart, directory: &Path) -> Outcome {
     let (theirs, own) = (&study.machine, &own.machine);
     let refused = |theirs: String, own: String| {
-        let text = format!("records are of `{theirs}`, this machine is `{own}`: choose another --output");
+        let text =
+            format!("records are of `{theirs}`, this machine is `{own}`: choose another --output");
         Err(Failure::Failed(format!("{}: {text}", directory.display())))
     };
     match (&theirs.cpu_model, &own.cpu_model) {
         (Some(theirs), Some(own)) if theirs != own => refused(theirs.clone(), own.clone()),
         _ if theirs.cpu_count > 0 && own.cpu_count > 0 && theirs.cpu_count != own.cpu_count => {
-            refused(format!("{} processors", theirs.cpu_count), format!("{} processors", own.cpu_count))
+            refused(
+                format!("{} processors", theirs.cpu_count),
+                format!("{} processors", own.cpu_count),
+            )
         }
         _ => Ok(()),
     }
@@ -91,9 +102,17 @@ mod tests {
     use records::Machine;
 
     fn start(since: &str, sum: &str, kernel: &str) -> StudyStart {
-        let machine = Machine { kernel: Some(kernel.to_owned()), ..Machine::default() };
+        let machine = Machine {
+            kernel: Some(kernel.to_owned()),
+            ..Machine::default()
+        };
         let own = |text: &str| Some(text.to_owned());
-        StudyStart { since: own(since), commit: own("c"), program_sha256: own(sum), machine }
+        StudyStart {
+            since: own(since),
+            commit: own("c"),
+            program_sha256: own(sum),
+            machine,
+        }
     }
 
     #[test]
@@ -103,16 +122,33 @@ mod tests {
             cpu_count,
             ..Machine::default()
         };
-        let study = Study { machine: of(Some("A"), 4), ..Study::default() };
+        let study = Study {
+            machine: of(Some("A"), 4),
+            ..Study::default()
+        };
         let check = |machine: Machine| {
-            Starts::with(&study, StudyStart { machine, ..StudyStart::default() }, Path::new("d")).map(drop)
+            Starts::with(
+                &study,
+                StudyStart {
+                    machine,
+                    ..StudyStart::default()
+                },
+                Path::new("d"),
+            )
+            .map(drop)
         };
         check(of(Some("A"), 4)).unwrap();
         check(of(None, 0)).unwrap();
         let text = check(of(Some("B"), 4)).unwrap_err().to_string();
-        assert_eq!(text, "d: records are of `A`, this machine is `B`: choose another --output");
+        assert_eq!(
+            text,
+            "d: records are of `A`, this machine is `B`: choose another --output"
+        );
         let text = check(of(Some("A"), 2)).unwrap_err().to_string();
-        assert_eq!(text, "d: records are of `4 processors`, this machine is `2 processors`: choose another --output");
+        assert_eq!(
+            text,
+            "d: records are of `4 processors`, this machine is `2 processors`: choose another --output"
+        );
     }
 
     #[test]
@@ -126,14 +162,25 @@ mod tests {
             ..Study::default()
         };
         // The same commit, built of changed files; then again; then on another kernel.
-        for (own, num_later) in
-            [(start("2", "a", "k"), 0), (start("3", "b", "k"), 1), (start("4", "b", "k"), 1), (start("5", "b", "l"), 2)]
-        {
+        for (own, num_later) in [
+            (start("2", "a", "k"), 0),
+            (start("3", "b", "k"), 1),
+            (start("4", "b", "k"), 1),
+            (start("5", "b", "l"), 2),
+        ] {
             let starts = Starts::with(&study, own.clone(), Path::new("d")).unwrap();
-            assert_eq!((&starts.first, starts.later.len()), (&first, num_later), "{own:?}");
+            assert_eq!(
+                (&starts.first, starts.later.len()),
+                (&first, num_later),
+                "{own:?}"
+            );
             study.later_starts = starts.later;
         }
-        let since: Vec<&str> = study.later_starts.iter().filter_map(|start| start.since.as_deref()).collect();
+        let since: Vec<&str> = study
+            .later_starts
+            .iter()
+            .filter_map(|start| start.since.as_deref())
+            .collect();
         assert_eq!(since, ["3", "5"]);
     }
 }

@@ -35,7 +35,11 @@ pub(crate) enum Dtype {
 
 impl Dtype {
     pub(crate) fn of<E: Element>() -> Self {
-        if TypeId::of::<E>() == TypeId::of::<bf16>() { Self::Bf16 } else { Self::F32 }
+        if TypeId::of::<E>() == TypeId::of::<bf16>() {
+            Self::Bf16
+        } else {
+            Self::F32
+        }
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -75,11 +79,19 @@ impl Arguments {
         };
         while let Some(flag) = words.next() {
             let flag = flag.as_str();
-            let mut value = || words.next().ok_or_else(|| format!("{flag}: expected a value behind it"));
+            let mut value = || {
+                words
+                    .next()
+                    .ok_or_else(|| format!("{flag}: expected a value behind it"))
+            };
             match flag {
                 "--threads" => arguments.threads = positive(flag, &value()?)?,
                 "--dtype" => {
-                    arguments.dtype = choice(flag, &value()?, &[("f32", Dtype::F32), ("bf16", Dtype::Bf16)])?;
+                    arguments.dtype = choice(
+                        flag,
+                        &value()?,
+                        &[("f32", Dtype::F32), ("bf16", Dtype::Bf16)],
+                    )?;
                 }
                 "--convolution" => {
                     let choices = [("auto", Algorithm::Auto), ("direct", Algorithm::Direct)];
@@ -87,7 +99,11 @@ impl Arguments {
                 }
                 "--cpu" => arguments.isa = instruction_set(flag, &value()?)?,
                 "--batch" => arguments.batch = positive(flag, &value()?)?,
-                "--layers" => arguments.layers = value()?.parse().map_err(|error| format!("{flag}: {error}"))?,
+                "--layers" => {
+                    arguments.layers = value()?
+                        .parse()
+                        .map_err(|error| format!("{flag}: {error}"))?
+                }
                 "--seconds" => arguments.time = duration(flag, &value()?)?,
                 "--json" => arguments.json = true,
                 _ => return Err(format!("{flag}: not a known flag")),
@@ -102,7 +118,10 @@ fn choice<T: Copy>(flag: &str, value: &str, choices: &[(&str, T)]) -> Result<T, 
     let found = choices.iter().find(|(name, _)| *name == value);
     found.map(|(_, choice)| *choice).ok_or_else(|| {
         let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-        format!("{flag}: expected one of {}, got '{value}'", names.join(", "))
+        format!(
+            "{flag}: expected one of {}, got '{value}'",
+            names.join(", ")
+        )
     })
 }
 
@@ -119,8 +138,15 @@ fn instruction_set(flag: &str, value: &str) -> Result<Isa, String> {
     if isa.is_available() {
         return Ok(isa);
     }
-    let offered: Vec<_> = choices.iter().filter(|(_, isa)| isa.is_available()).map(|(name, _)| *name).collect();
-    Err(format!("{flag} {value}: this processor lacks it; it offers {}", offered.join(", ")))
+    let offered: Vec<_> = choices
+        .iter()
+        .filter(|(_, isa)| isa.is_available())
+        .map(|(name, _)| *name)
+        .collect();
+    Err(format!(
+        "{flag} {value}: this processor lacks it; it offers {}",
+        offered.join(", ")
+    ))
 }
 
 fn positive(flag: &str, value: &str) -> Result<usize, String> {
@@ -129,6 +155,9 @@ fn positive(flag: &str, value: &str) -> Result<usize, String> {
 }
 
 fn duration(flag: &str, value: &str) -> Result<Duration, String> {
-    let duration = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let duration = value
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| format!("{flag}: expected seconds, got '{value}'"))
 }

@@ -3,7 +3,11 @@
 //! In: the flags of [`arguments::USAGE`]. Out: a table, or with `--json` a JSON line for each measurement (`report`).
 //!
 //! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `onednn_layers.py` joins it with oneDNN.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "printing is its job")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "printing is its job"
+)]
 
 mod arguments;
 mod convolutions;
@@ -34,7 +38,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let pool = match rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).build() {
+    let pool = match rayon::ThreadPoolBuilder::new()
+        .num_threads(arguments.threads)
+        .build()
+    {
         Ok(pool) => pool,
         Err(error) => {
             eprintln!("kernels: --threads {}: {error}", arguments.threads);
@@ -56,7 +63,12 @@ fn main() -> ExitCode {
 
 /// Measures what `--layers` asks for, with activations stored as `E`.
 fn measure_all<E: Element>(bench: &Bench) {
-    let Arguments { batch, layers, json, .. } = &bench.arguments;
+    let Arguments {
+        batch,
+        layers,
+        json,
+        ..
+    } = &bench.arguments;
     if !json {
         println!("\n{}", report::convolutions_head());
     }

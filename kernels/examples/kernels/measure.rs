@@ -30,7 +30,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(arguments: Arguments, peak_gflops: f64) -> Self {
-        Self { arguments, peak_gflops, arena: Arena::new() }
+        Self {
+            arguments,
+            peak_gflops,
+            arena: Arena::new(),
+        }
     }
 
     /// A block of values in -1..1.
@@ -44,10 +48,27 @@ impl Bench {
 
     /// Times `call`, prints, and returns GB/s.
     pub(crate) fn measure(&self, work: Work<'_>, call: impl FnMut()) -> f64 {
-        let Arguments { threads, time, json, .. } = self.arguments;
+        let Arguments {
+            threads,
+            time,
+            json,
+            ..
+        } = self.arguments;
         let seconds = best_seconds(time, call);
-        let measurement = Measurement { work, seconds, threads, peak_gflops: self.peak_gflops };
-        println!("{}", if json { measurement.json() } else { measurement.row() });
+        let measurement = Measurement {
+            work,
+            seconds,
+            threads,
+            peak_gflops: self.peak_gflops,
+        };
+        println!(
+            "{}",
+            if json {
+                measurement.json()
+            } else {
+                measurement.row()
+            }
+        );
         measurement.gb_per_s()
     }
 }
@@ -63,22 +84,60 @@ pub(crate) struct OnTensor<'a> {
 
 impl<'a> OnTensor<'a> {
     /// Measures the copy of `copied` values of type `E` by all threads.
-    pub(crate) fn new<E: Element>(bench: &'a Bench, shape: String, batch: Option<usize>, copied: usize) -> Self {
+    pub(crate) fn new<E: Element>(
+        bench: &'a Bench,
+        shape: String,
+        batch: Option<usize>,
+        copied: usize,
+    ) -> Self {
         let (from, mut to) = (bench.values::<E>(copied), bench.values::<E>(copied));
         let piece = copied.div_ceil(bench.arguments.threads);
         let (layer, dtype, num_bytes) = (&shape, Dtype::of::<E>(), 2 * size_of::<E>() * copied);
-        let work = Work { layer, batch, operation: "copy", dtype, num_bytes, yardstick: Yardstick::Itself };
+        let work = Work {
+            layer,
+            batch,
+            operation: "copy",
+            dtype,
+            num_bytes,
+            yardstick: Yardstick::Itself,
+        };
         let copy_gb_per_s = bench.measure(work, || {
-            to.par_chunks_mut(piece).zip(from.par_chunks(piece)).for_each(|(to, from)| to.copy_from_slice(from));
+            to.par_chunks_mut(piece)
+                .zip(from.par_chunks(piece))
+                .for_each(|(to, from)| to.copy_from_slice(from));
             black_box(&mut to);
         });
-        Self { bench, shape, batch, dtype, copy_gb_per_s }
+        Self {
+            bench,
+            shape,
+            batch,
+            dtype,
+            copy_gb_per_s,
+        }
     }
 
     pub(crate) fn measure(&self, operation: &str, num_bytes: usize, call: impl FnMut()) {
-        let Self { bench, shape, batch, dtype, copy_gb_per_s } = self;
-        let yardstick = Yardstick::Copy { gb_per_s: *copy_gb_per_s };
-        bench.measure(Work { layer: shape, batch: *batch, operation, dtype: *dtype, num_bytes, yardstick }, call);
+        let Self {
+            bench,
+            shape,
+            batch,
+            dtype,
+            copy_gb_per_s,
+        } = self;
+        let yardstick = Yardstick::Copy {
+            gb_per_s: *copy_gb_per_s,
+        };
+        bench.measure(
+            Work {
+                layer: shape,
+                batch: *batch,
+                operation,
+                dtype: *dtype,
+                num_bytes,
+                yardstick,
+            },
+            call,
+        );
     }
 }
 

@@ -5,7 +5,9 @@
 
 use kernels::Element;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{
+    self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA,
+};
 
 use crate::measure::{Bench, OnTensor};
 
@@ -13,7 +15,12 @@ use crate::measure::{Bench, OnTensor};
 type Shape = (usize, usize, usize);
 
 /// 3 channels, and 100 below, are no multiple of a vector.
-const CIFAR: [Shape; 4] = [(32, usize::MAX, 16), (16, usize::MAX, 32), (8, usize::MAX, 64), (32, usize::MAX, 3)];
+const CIFAR: [Shape; 4] = [
+    (32, usize::MAX, 16),
+    (16, usize::MAX, 32),
+    (8, usize::MAX, 64),
+    (32, usize::MAX, 3),
+];
 const RESNET50: [Shape; 3] = [(14, 64, 256), (7, 32, 2048), (14, 64, 100)];
 
 /// Rows that the sums of the backward pass are said to be over.
@@ -32,7 +39,13 @@ struct Norm<'a, E> {
 pub(crate) fn measure<E: Element>(bench: &Bench, cifar: bool, resnet50: bool) {
     let of = |shapes: &[Shape], option_a| {
         for &(extent, max_images, channels) in shapes {
-            measure_shape::<E>(bench, bench.arguments.batch.min(max_images), extent, channels, option_a);
+            measure_shape::<E>(
+                bench,
+                bench.arguments.batch.min(max_images),
+                extent,
+                channels,
+                option_a,
+            );
         }
     };
     if cifar {
@@ -43,7 +56,13 @@ pub(crate) fn measure<E: Element>(bench: &Bench, cifar: bool, resnet50: bool) {
     }
 }
 
-fn measure_shape<E: Element>(bench: &Bench, num_images: usize, extent: usize, channels: usize, option_a: bool) {
+fn measure_shape<E: Element>(
+    bench: &Bench,
+    num_images: usize,
+    extent: usize,
+    channels: usize,
+    option_a: bool,
+) {
     let rows = num_images * extent * extent;
     let x = bench.values::<E>(rows * channels);
     let shape = format!("[{num_images}, {extent}, {extent}, {channels}]");
@@ -53,7 +72,12 @@ fn measure_shape<E: Element>(bench: &Bench, num_images: usize, extent: usize, ch
     let mut workspace = vec![0.0; batch_norm::workspace_len(rows, channels)];
     let [mean, gamma, beta] = std::array::from_fn(|_| bench.values::<f32>(channels));
     let invstd = vec![1.0; channels];
-    let affine = Affine { mean: &mean, invstd: &invstd, gamma: &gamma, beta: &beta };
+    let affine = Affine {
+        mean: &mean,
+        invstd: &invstd,
+        gamma: &gamma,
+        beta: &beta,
+    };
 
     let option_a = (option_a && channels.is_multiple_of(2)).then_some(ShortcutA {
         num_images,
@@ -62,7 +86,13 @@ fn measure_shape<E: Element>(bench: &Bench, num_images: usize, extent: usize, ch
         channels_in: channels / 2,
         channels,
     });
-    let norm = Norm { bench, tensor, affine, x: &x, option_a };
+    let norm = Norm {
+        bench,
+        tensor,
+        affine,
+        x: &x,
+        option_a,
+    };
     let mut y = bench.values(x.len());
     norm.measure_forward(&mut y);
     norm.measure_backward(&y, &mut sums, &mut workspace);
@@ -79,30 +109,79 @@ impl<E: Element> Norm<'_, E> {
         of("normalize, ReLU", 2 * bytes, Residual::None);
         if let Some(shortcut) = self.option_a {
             let input = self.shortcut_input(shortcut);
-            of("normalize, option A, ReLU", 2 * bytes + bytes / 2, Residual::OptionA(shortcut, &input));
+            of(
+                "normalize, option A, ReLU",
+                2 * bytes + bytes / 2,
+                Residual::OptionA(shortcut, &input),
+            );
         }
         // Last, since it leaves the y of which the backward pass with a residual reads the gate.
         let residual = self.bench.values(self.x.len());
-        of("normalize, residual, ReLU", 3 * bytes, Residual::Identity(&residual));
+        of(
+            "normalize, residual, ReLU",
+            3 * bytes,
+            Residual::Identity(&residual),
+        );
     }
 
     fn measure_backward(&self, y: &[E], sums: &mut [f64], workspace: &mut [f64]) {
-        let Self { bench, tensor, affine, x, option_a } = self;
+        let Self {
+            bench,
+            tensor,
+            affine,
+            x,
+            option_a,
+        } = self;
         let (isa, bytes) = (bench.arguments.isa, size_of_val(*x));
         let (dy, mut dx) = (bench.values(x.len()), bench.values(x.len()));
-        for (name, gate, of_gate) in [("recomputed", Gate::Recomputed, 0), ("from y", Gate::Output(y), bytes)] {
-            let saved = Saved { affine: *affine, x, gate };
-            tensor.measure(&format!("backward sums, gate {name}"), 2 * bytes + of_gate, || {
-                batch_norm::backward_sums(isa, &saved, &dy, sums, workspace);
-            });
-            tensor.measure(&format!("backward, gate {name}"), 3 * bytes + of_gate, || {
-                batch_norm::backward(isa, &saved, sums, COUNT, &dy, &mut dx, ResidualGradient::None);
-            });
+        for (name, gate, of_gate) in [
+            ("recomputed", Gate::Recomputed, 0),
+            ("from y", Gate::Output(y), bytes),
+        ] {
+            let saved = Saved {
+                affine: *affine,
+                x,
+                gate,
+            };
+            tensor.measure(
+                &format!("backward sums, gate {name}"),
+                2 * bytes + of_gate,
+                || {
+                    batch_norm::backward_sums(isa, &saved, &dy, sums, workspace);
+                },
+            );
+            tensor.measure(
+                &format!("backward, gate {name}"),
+                3 * bytes + of_gate,
+                || {
+                    batch_norm::backward(
+                        isa,
+                        &saved,
+                        sums,
+                        COUNT,
+                        &dy,
+                        &mut dx,
+                        ResidualGradient::None,
+                    );
+                },
+            );
         }
-        let saved = Saved { affine: *affine, x, gate: Gate::Output(y) };
+        let saved = Saved {
+            affine: *affine,
+            x,
+            gate: Gate::Output(y),
+        };
         let mut dr = bench.values(x.len());
         tensor.measure("backward, residual written", 5 * bytes, || {
-            batch_norm::backward(isa, &saved, sums, COUNT, &dy, &mut dx, ResidualGradient::Write(&mut dr));
+            batch_norm::backward(
+                isa,
+                &saved,
+                sums,
+                COUNT,
+                &dy,
+                &mut dx,
+                ResidualGradient::Write(&mut dr),
+            );
         });
         if let Some(shortcut) = *option_a {
             let mut input = self.shortcut_input(shortcut);

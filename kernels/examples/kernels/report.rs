@@ -48,7 +48,11 @@ impl Measurement<'_> {
     }
 
     fn gflops(&self) -> Option<f64> {
-        if let Yardstick::Peak { flops } = self.work.yardstick { Some(flops / self.seconds / 1e9) } else { None }
+        if let Yardstick::Peak { flops } = self.work.yardstick {
+            Some(flops / self.seconds / 1e9)
+        } else {
+            None
+        }
     }
 
     fn share_of_peak(&self) -> Option<f64> {
@@ -65,11 +69,21 @@ impl Measurement<'_> {
 
     /// A line without its end.
     pub(crate) fn json(&self) -> String {
-        let Work { layer, batch, operation, dtype, .. } = self.work;
-        let number = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
+        let Work {
+            layer,
+            batch,
+            operation,
+            dtype,
+            ..
+        } = self.work;
+        let number =
+            |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
         let fields = [
             ("layer", format!(r#""{layer}""#)),
-            ("batch", batch.map_or("null".to_owned(), |batch| batch.to_string())),
+            (
+                "batch",
+                batch.map_or("null".to_owned(), |batch| batch.to_string()),
+            ),
             ("operation", format!(r#""{operation}""#)),
             ("dtype", format!(r#""{}""#, dtype.name())),
             ("threads", self.threads.to_string()),
@@ -80,13 +94,26 @@ impl Measurement<'_> {
             ("share_of_copy", number(self.share_of_copy())),
             ("library", r#""kernels""#.to_owned()),
         ];
-        format!("{{{}}}", fields.map(|(name, value)| format!(r#""{name}": {value}"#)).join(", "))
+        format!(
+            "{{{}}}",
+            fields
+                .map(|(name, value)| format!(r#""{name}": {value}"#))
+                .join(", ")
+        )
     }
 
     /// A row of the table of convolutions or of that of memory, without its end.
     pub(crate) fn row(&self) -> String {
-        let Work { layer, batch, operation, dtype, yardstick, .. } = self.work;
-        let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+        let Work {
+            layer,
+            batch,
+            operation,
+            dtype,
+            yardstick,
+            ..
+        } = self.work;
+        let number =
+            |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         let percent = |share: Option<f64>| number(share.map(|share| 100.0 * share));
         let rate = number(Some(self.gb_per_s()));
         let rates = match yardstick {
@@ -96,13 +123,29 @@ impl Measurement<'_> {
             Yardstick::Copy { .. } | Yardstick::Itself => vec![rate, percent(self.share_of_copy())],
         };
         let batch = batch.map_or("-".to_owned(), |batch| batch.to_string());
-        columns([layer, &batch, operation, dtype.name(), &format!("{:.5}", self.seconds * 1e3)], &rates)
+        columns(
+            [
+                layer,
+                &batch,
+                operation,
+                dtype.name(),
+                &format!("{:.5}", self.seconds * 1e3),
+            ],
+            &rates,
+        )
     }
 }
 
 /// What all measurements of this run have in common.
 pub(crate) fn header(arguments: &Arguments, peak_gflops_of_one: f64) -> String {
-    let Arguments { isa, threads, dtype, algorithm, time, .. } = arguments;
+    let Arguments {
+        isa,
+        threads,
+        dtype,
+        algorithm,
+        time,
+        ..
+    } = arguments;
     format!(
         "{isa:?}, threads: {threads}, dtype: {}, convolution: {algorithm:?}, FMA peak of one thread: \
          {peak_gflops_of_one:.1} GFLOP/s, minimum over {time:?}",
@@ -112,16 +155,25 @@ pub(crate) fn header(arguments: &Arguments, peak_gflops_of_one: f64) -> String {
 
 /// The names of the columns of convolutions.
 pub(crate) fn convolutions_head() -> String {
-    columns(["convolution", "batch", "operation", "dtype", "ms"], &["GFLOP/s", "% of peak", "GB/s"])
+    columns(
+        ["convolution", "batch", "operation", "dtype", "ms"],
+        &["GFLOP/s", "% of peak", "GB/s"],
+    )
 }
 
 /// The names of the columns of what moves memory.
 pub(crate) fn memory_head() -> String {
-    columns(["tensor", "batch", "operation", "dtype", "ms"], &["GB/s", "% of copy"])
+    columns(
+        ["tensor", "batch", "operation", "dtype", "ms"],
+        &["GB/s", "% of copy"],
+    )
 }
 
 fn columns(fixed: [&str; 5], rates: &[impl AsRef<str>]) -> String {
     let [layer, batch, operation, dtype, ms] = fixed;
     let rates = rates.iter().map(|rate| format!(" {:>10}", rate.as_ref()));
-    format!("{layer:<22} {batch:>5}  {operation:<36} {dtype:<5} {ms:>10}{}", rates.collect::<String>())
+    format!(
+        "{layer:<22} {batch:>5}  {operation:<36} {dtype:<5} {ms:>10}{}",
+        rates.collect::<String>()
+    )
 }

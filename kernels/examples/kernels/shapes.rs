@@ -68,7 +68,10 @@ pub(crate) struct Layer {
 }
 
 impl Layers {
-    pub(crate) const ALL: Self = Self::Networks { cifar: true, resnet50: true };
+    pub(crate) const ALL: Self = Self::Networks {
+        cifar: true,
+        resnet50: true,
+    };
 
     /// The name and the shape of each convolution.
     pub(crate) fn convolutions(&self, batch: usize) -> Vec<(String, Conv2dShape)> {
@@ -78,7 +81,11 @@ impl Layers {
             Self::Networks { cifar, resnet50 } => {
                 let listed = |names: &[&str], batch| {
                     let layer = |name: &&str| name.parse().expect("the lists hold valid names");
-                    names.iter().map(layer).map(|layer| at(&layer, batch)).collect::<Vec<_>>()
+                    names
+                        .iter()
+                        .map(layer)
+                        .map(|layer| at(&layer, batch))
+                        .collect::<Vec<_>>()
                 };
                 let mut convolutions = Vec::new();
                 if *cifar {
@@ -98,17 +105,35 @@ impl FromStr for Layers {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "cifar" => Ok(Self::Networks { cifar: true, resnet50: false }),
-            "resnet50" => Ok(Self::Networks { cifar: false, resnet50: true }),
+            "cifar" => Ok(Self::Networks {
+                cifar: true,
+                resnet50: false,
+            }),
+            "resnet50" => Ok(Self::Networks {
+                cifar: false,
+                resnet50: true,
+            }),
             "all" => Ok(Self::ALL),
-            names => names.split(',').map(str::parse).collect::<Result<_, _>>().map(Self::Named),
+            names => names
+                .split(',')
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map(Self::Named),
         }
     }
 }
 
 impl Layer {
     fn shape(&self, batch: usize) -> Conv2dShape {
-        let Self { in_channels, out_channels, extent, kernel, stride, groups, .. } = *self;
+        let Self {
+            in_channels,
+            out_channels,
+            extent,
+            kernel,
+            stride,
+            groups,
+            ..
+        } = *self;
         Conv2dShape {
             batch,
             height: extent,

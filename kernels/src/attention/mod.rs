@@ -37,7 +37,10 @@ impl Attention {
     /// If so many fit no slice.
     #[must_use]
     pub fn output_len(&self) -> usize {
-        elements("attention: result", &[self.images, self.tokens, self.heads, self.width])
+        elements(
+            "attention: result",
+            &[self.images, self.tokens, self.heads, self.width],
+        )
     }
 
     /// Elements of workspace with which both passes use every thread of the current rayon pool.
@@ -61,18 +64,39 @@ impl Attention {
     ///
     /// # Panics
     /// As [`Attention::forward`].
-    pub fn backward<E: Element>(&self, isa: Isa, qkv: &[E], dy: &[E], d_qkv: &mut [E], workspace: &mut [f32]) {
+    pub fn backward<E: Element>(
+        &self,
+        isa: Isa,
+        qkv: &[E],
+        dy: &[E],
+        d_qkv: &mut [E],
+        workspace: &mut [f32],
+    ) {
         E::attention_backward(self, isa, qkv, dy, d_qkv, workspace);
     }
 
-    pub(crate) fn forward_of<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
+    pub(crate) fn forward_of<E: Element>(
+        &self,
+        isa: Isa,
+        qkv: &[E],
+        y: &mut [E],
+        workspace: &mut [f32],
+    ) {
         self.check(qkv.len(), y.len());
         let (image, y) = (y.len() / self.images.max(1), SharedMut::new(y));
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
             let qkv = &qkv[index * 3 * image..][..3 * image];
             // SAFETY: each image has its own part, and the slice outlives the pass.
             let y = unsafe { core::slice::from_raw_parts_mut(y.at(index * image, image), image) };
-            Image { shape: self, isa, qkv, dy: None, written: y, slot }.run();
+            Image {
+                shape: self,
+                isa,
+                qkv,
+                dy: None,
+                written: y,
+                slot,
+            }
+            .run();
         });
     }
 
@@ -85,23 +109,55 @@ impl Attention {
         workspace: &mut [f32],
     ) {
         self.check(qkv.len(), dy.len());
-        assert!(d_qkv.len() == qkv.len(), "attention: {} values but a gradient of {}", qkv.len(), d_qkv.len());
+        assert!(
+            d_qkv.len() == qkv.len(),
+            "attention: {} values but a gradient of {}",
+            qkv.len(),
+            d_qkv.len()
+        );
         let (image, d_qkv) = (dy.len() / self.images.max(1), SharedMut::new(d_qkv));
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
-            let (qkv, dy) = (&qkv[index * 3 * image..][..3 * image], &dy[index * image..][..image]);
+            let (qkv, dy) = (
+                &qkv[index * 3 * image..][..3 * image],
+                &dy[index * image..][..image],
+            );
             // SAFETY: as above.
-            let d_qkv = unsafe { core::slice::from_raw_parts_mut(d_qkv.at(index * 3 * image, 3 * image), 3 * image) };
-            Image { shape: self, isa, qkv, dy: Some(dy), written: d_qkv, slot }.run();
+            let d_qkv = unsafe {
+                core::slice::from_raw_parts_mut(d_qkv.at(index * 3 * image, 3 * image), 3 * image)
+            };
+            Image {
+                shape: self,
+                isa,
+                qkv,
+                dy: Some(dy),
+                written: d_qkv,
+                slot,
+            }
+            .run();
         });
     }
 
     fn check(&self, qkv: usize, output: usize) {
-        for (name, extent) in [("tokens", self.tokens), ("heads", self.heads), ("width", self.width)] {
-            assert!(extent > 0, "attention: {name}: expected at least 1, got 0 in {self:?}");
+        for (name, extent) in [
+            ("tokens", self.tokens),
+            ("heads", self.heads),
+            ("width", self.width),
+        ] {
+            assert!(
+                extent > 0,
+                "attention: {name}: expected at least 1, got 0 in {self:?}"
+            );
         }
         let expected = self.output_len();
-        assert!(output == expected, "attention: expected {expected} values of the result, got {output}");
-        assert!(qkv == 3 * expected, "attention: expected {} queries, keys and values, got {qkv}", 3 * expected);
+        assert!(
+            output == expected,
+            "attention: expected {expected} values of the result, got {output}"
+        );
+        assert!(
+            qkv == 3 * expected,
+            "attention: expected {} queries, keys and values, got {qkv}",
+            3 * expected
+        );
     }
 
     /// Tokens and width in whole blocks.
@@ -131,7 +187,12 @@ struct Image<'a, E> {
 impl<E: Element> Image<'_, E> {
     fn run(self) {
         let Self { isa, qkv, .. } = self;
-        let Attention { tokens, heads, width, .. } = *self.shape;
+        let Attention {
+            tokens,
+            heads,
+            width,
+            ..
+        } = *self.shape;
         let [all_tokens, all_width] = self.shape.padded();
         let (row, scale) = (heads * width, 1.0 / (width as f32).sqrt());
         let (matrices, squares) = self.slot.split_at_mut(MATRICES * all_tokens * all_width);
@@ -142,14 +203,39 @@ impl<E: Element> Image<'_, E> {
         let gather = |from: &[E], stride, first, to: &mut [f32], factor| {
             vectorized(
                 isa,
-                Gather { from, stride, first, rows: tokens, columns: width, to, to_stride: all_width, factor },
+                Gather {
+                    from,
+                    stride,
+                    first,
+                    rows: tokens,
+                    columns: width,
+                    to,
+                    to_stride: all_width,
+                    factor,
+                },
             );
         };
         let to_tokens = |a: &[f32], b: &[f32], c: &mut [f32]| {
-            isa.run(Product { a, strides: [all_width, 1], b, c, rows: tokens, columns: all_tokens, depth: width });
+            isa.run(Product {
+                a,
+                strides: [all_width, 1],
+                b,
+                c,
+                rows: tokens,
+                columns: all_tokens,
+                depth: width,
+            });
         };
         let to_width = |a: &[f32], strides, b: &[f32], c: &mut [f32]| {
-            isa.run(Product { a, strides, b, c, rows: tokens, columns: all_width, depth: tokens });
+            isa.run(Product {
+                a,
+                strides,
+                b,
+                c,
+                rows: tokens,
+                columns: all_width,
+                depth: tokens,
+            });
         };
         let (by_rows, by_columns) = ([all_tokens, 1], [1, all_tokens]);
         for head in 0..heads {
@@ -159,12 +245,28 @@ impl<E: Element> Image<'_, E> {
             gather(qkv, 3 * row, part(2), v, 1.0);
             transpose(k, all_width, other_way, all_tokens);
             to_tokens(q, other_way, p);
-            vectorized(isa, Softmax { p: &mut *p, tokens, stride: all_tokens });
+            vectorized(
+                isa,
+                Softmax {
+                    p: &mut *p,
+                    tokens,
+                    stride: all_tokens,
+                },
+            );
             let mut scatter = |from: &[f32], stride, first, factor| {
                 let to = &mut *self.written;
                 vectorized(
                     isa,
-                    Scatter { from, from_stride: all_width, rows: tokens, columns: width, to, stride, first, factor },
+                    Scatter {
+                        from,
+                        from_stride: all_width,
+                        rows: tokens,
+                        columns: width,
+                        to,
+                        stride,
+                        first,
+                        factor,
+                    },
                 );
             };
             let Some(gradient) = self.dy else {
@@ -175,7 +277,15 @@ impl<E: Element> Image<'_, E> {
             gather(gradient, row, head * width, dy, 1.0);
             transpose(v, all_width, other_way, all_tokens);
             to_tokens(dy, other_way, ds);
-            vectorized(isa, SoftmaxGradient { p, ds: &mut *ds, tokens, stride: all_tokens });
+            vectorized(
+                isa,
+                SoftmaxGradient {
+                    p,
+                    ds: &mut *ds,
+                    tokens,
+                    stride: all_tokens,
+                },
+            );
             to_width(ds, by_rows, k, result);
             scatter(result, 3 * row, part(0), scale);
             to_width(ds, by_columns, q, result);

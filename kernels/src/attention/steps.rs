@@ -35,7 +35,10 @@ impl<E: Element> Task for Gather<'_, E> {
             }
             let (inside, outside) = to.split_at_mut(self.columns);
             outside.fill(0.0);
-            for (to, from) in inside.iter_mut().zip(&self.from[index * self.stride + self.first..][..self.columns]) {
+            for (to, from) in inside
+                .iter_mut()
+                .zip(&self.from[index * self.stride + self.first..][..self.columns])
+            {
                 *to = from.to_f32() * self.factor;
             }
         }
@@ -59,7 +62,12 @@ impl<E: Element> Task for Scatter<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        for (index, from) in self.from.chunks_exact(self.from_stride).take(self.rows).enumerate() {
+        for (index, from) in self
+            .from
+            .chunks_exact(self.from_stride)
+            .take(self.rows)
+            .enumerate()
+        {
             let to = &mut self.to[index * self.stride + self.first..][..self.columns];
             for (to, from) in to.iter_mut().zip(from) {
                 *to = E::from_f32(from * self.factor);
@@ -96,7 +104,9 @@ impl GenericWork for Product<'_> {
         let all_rows = self.rows.next_multiple_of(ROWS);
         let last = (all_rows - 1) * self.strides[0] + (self.depth - 1) * self.strides[1];
         assert!(self.columns.is_multiple_of(COLUMNS) && last < self.a.len());
-        assert!(self.depth * self.columns <= self.b.len() && all_rows * self.columns <= self.c.len());
+        assert!(
+            self.depth * self.columns <= self.b.len() && all_rows * self.columns <= self.c.len()
+        );
         // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, as just asserted.
         unsafe { S::vectorize(self) }
     }
@@ -147,7 +157,11 @@ impl Product<'_> {
     /// # Safety
     /// As [`blocks`](Self::blocks).
     #[inline(always)]
-    unsafe fn block<S: Simd, const R: usize, const NV: usize>(&mut self, row: usize, column: usize) {
+    unsafe fn block<S: Simd, const R: usize, const NV: usize>(
+        &mut self,
+        row: usize,
+        column: usize,
+    ) {
         let [row_stride, column_stride] = self.strides;
         // SAFETY: the caller's contract.
         unsafe {
@@ -226,7 +240,10 @@ impl Task for SoftmaxGradient<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let rows = self.p.chunks_exact(self.stride).zip(self.ds.chunks_exact_mut(self.stride));
+        let rows = self
+            .p
+            .chunks_exact(self.stride)
+            .zip(self.ds.chunks_exact_mut(self.stride));
         for (index, (p, ds)) in rows.enumerate() {
             if index >= self.tokens {
                 ds.fill(0.0);

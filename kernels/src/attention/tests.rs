@@ -5,22 +5,54 @@ use crate::testing::{assert_close, doubles, finite_differences, rounded, values,
 use half::bf16;
 
 const SHAPES: [Attention; 4] = [
-    Attention { images: 2, tokens: 3, heads: 2, width: 5 },
-    Attention { images: 3, tokens: 17, heads: 1, width: 16 },
-    Attention { images: 2, tokens: 65, heads: 3, width: 32 },
-    Attention { images: 1, tokens: 32, heads: 2, width: 16 },
+    Attention {
+        images: 2,
+        tokens: 3,
+        heads: 2,
+        width: 5,
+    },
+    Attention {
+        images: 3,
+        tokens: 17,
+        heads: 1,
+        width: 16,
+    },
+    Attention {
+        images: 2,
+        tokens: 65,
+        heads: 3,
+        width: 32,
+    },
+    Attention {
+        images: 1,
+        tokens: 32,
+        heads: 2,
+        width: 16,
+    },
 ];
 
 fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
-    let Attention { images, tokens, heads, width } = *shape;
+    let Attention {
+        images,
+        tokens,
+        heads,
+        width,
+    } = *shape;
     let mut y = vec![0.0; shape.output_len()];
-    let at = |image, token, part, head| (((image * tokens + token) * 3 + part) * heads + head) * width;
+    let at =
+        |image, token, part, head| (((image * tokens + token) * 3 + part) * heads + head) * width;
     for (image, head, row) in
         (0..images).flat_map(|i| (0..heads).flat_map(move |h| (0..tokens).map(move |t| (i, h, t))))
     {
         let query = &qkv[at(image, row, 0, head)..][..width];
         let scores: Vec<f64> = (0..tokens)
-            .map(|token| query.iter().zip(&qkv[at(image, token, 1, head)..]).map(|(q, k)| q * k).sum::<f64>())
+            .map(|token| {
+                query
+                    .iter()
+                    .zip(&qkv[at(image, token, 1, head)..])
+                    .map(|(q, k)| q * k)
+                    .sum::<f64>()
+            })
             .map(|score| (score / (width as f64).sqrt()).exp())
             .collect();
         let total: f64 = scores.iter().sum();
@@ -45,13 +77,17 @@ fn run<E: Element>(shape: &Attention, isa: Isa, qkv: &[E], dy: &[E]) -> [Vec<E>;
 #[test]
 fn attention_equals_the_reference_and_does_not_depend_on_threads() {
     for shape in SHAPES {
-        let qkv: Vec<f32> = values(3 * shape.output_len(), 1).iter().map(|value| 3.0 * value).collect();
+        let qkv: Vec<f32> = values(3 * shape.output_len(), 1)
+            .iter()
+            .map(|value| 3.0 * value)
+            .collect();
         let dy = values(shape.output_len(), 2);
         let expected = reference(&shape, &doubles(&qkv));
         for isa in Isa::available() {
             let [one, three] = [1, 3].map(|threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                pool.expect("threads can be started").install(|| run(&shape, isa, &qkv, &dy))
+                pool.expect("threads can be started")
+                    .install(|| run(&shape, isa, &qkv, &dy))
             });
             assert_eq!(one, three, "{isa:?}");
             assert_close(&format!("{shape:?}, {isa:?}"), &one[0], &expected, 5e-6);
@@ -62,17 +98,34 @@ fn attention_equals_the_reference_and_does_not_depend_on_threads() {
 #[test]
 fn its_gradient_is_that_of_finite_differences() {
     for shape in &SHAPES[..2] {
-        let (qkv, dy) = (values(3 * shape.output_len(), 3), values(shape.output_len(), 4));
+        let (qkv, dy) = (
+            values(3 * shape.output_len(), 3),
+            values(shape.output_len(), 4),
+        );
         let [_, d_qkv] = run(shape, Isa::detect(), &qkv, &dy);
-        let loss = |qkv: &[f64]| reference(shape, qkv).iter().zip(&dy).map(|(y, dy)| y * f64::from(*dy)).sum::<f64>();
-        assert_close(&format!("{shape:?}"), &d_qkv, &finite_differences(&doubles(&qkv), loss), 1e-5);
+        let loss = |qkv: &[f64]| {
+            reference(shape, qkv)
+                .iter()
+                .zip(&dy)
+                .map(|(y, dy)| y * f64::from(*dy))
+                .sum::<f64>()
+        };
+        assert_close(
+            &format!("{shape:?}"),
+            &d_qkv,
+            &finite_differences(&doubles(&qkv), loss),
+            1e-5,
+        );
     }
 }
 
 #[test]
 fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
     let shape = SHAPES[2];
-    let (qkv, dy) = (rounded(&values(3 * shape.output_len(), 5)), rounded(&values(shape.output_len(), 6)));
+    let (qkv, dy) = (
+        rounded(&values(3 * shape.output_len(), 5)),
+        rounded(&values(shape.output_len(), 6)),
+    );
     let found: [Vec<bf16>; 2] = run(&shape, Isa::detect(), &qkv, &dy);
     let expected = run(&shape, Isa::detect(), &widened(&qkv), &widened(&dy));
     assert_eq!(found, expected.map(|values| rounded(&values)));
@@ -82,6 +135,11 @@ fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
 #[cfg(target_pointer_width = "64")]
 #[should_panic(expected = "attention: result: expected at most 1152921504606846975 elements")]
 fn extents_whose_product_wraps_are_refused() {
-    let shape = Attention { images: 1, tokens: (1 << 63) + 1, heads: 2, width: 1 };
+    let shape = Attention {
+        images: 1,
+        tokens: (1 << 63) + 1,
+        heads: 2,
+        width: 1,
+    };
     shape.forward(Isa::detect(), &[0.0; 6], &mut [0.0; 2], &mut [0.0; 4096]);
 }

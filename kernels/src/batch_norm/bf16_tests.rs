@@ -19,8 +19,14 @@ struct Stored<E> {
 
 impl Stored<bf16> {
     fn widened(&self) -> Stored<f32> {
-        let [x, dy, residual, input] = [&self.x, &self.dy, &self.residual, &self.input].map(|values| widened(values));
-        Stored { x, dy, residual, input }
+        let [x, dy, residual, input] =
+            [&self.x, &self.dy, &self.residual, &self.input].map(|values| widened(values));
+        Stored {
+            x,
+            dy,
+            residual,
+            input,
+        }
     }
 }
 
@@ -32,28 +38,56 @@ struct Computed<E> {
 }
 
 /// Every pass with every gate and residual.
-fn compute<E: Element>(isa: Isa, stored: &Stored<E>, shape: ShortcutA, parameters: &[Vec<f32>; 4]) -> Computed<E> {
-    let (x, dy, residual, input) = (&stored.x[1..], &stored.dy[1..], &stored.residual[1..], &stored.input[1..]);
+fn compute<E: Element>(
+    isa: Isa,
+    stored: &Stored<E>,
+    shape: ShortcutA,
+    parameters: &[Vec<f32>; 4],
+) -> Computed<E> {
+    let (x, dy, residual, input) = (
+        &stored.x[1..],
+        &stored.dy[1..],
+        &stored.residual[1..],
+        &stored.input[1..],
+    );
     let channels = shape.channels;
     let rows = x.len() / channels;
     let [mean, invstd, gamma, beta] = parameters;
-    let affine = Affine { mean, invstd, gamma, beta };
+    let affine = Affine {
+        mean,
+        invstd,
+        gamma,
+        beta,
+    };
     let mut workspace = vec![f64::NAN; workspace_len(rows, channels)];
     let (mut results, mut all_sums) = (Vec::new(), Vec::new());
     let dirty = || vec![E::from_f32(f32::NAN); x.len()];
     for rectifier in [Rectifier::None, Rectifier::Relu, Rectifier::Relu6] {
-        for residual in [Residual::None, Residual::Identity(residual), Residual::OptionA(shape, input)] {
+        for residual in [
+            Residual::None,
+            Residual::Identity(residual),
+            Residual::OptionA(shape, input),
+        ] {
             let (mut y, mut scaled) = (dirty(), dirty());
             normalize(isa, &affine, x, residual, rectifier, &mut y);
             scale_shift(isa, gamma, beta, x, residual, rectifier, &mut scaled);
             results.extend([y, scaled]);
         }
     }
-    for gate in [Gate::Open, Gate::Recomputed, Gate::Recomputed6, Gate::Output(residual)] {
+    for gate in [
+        Gate::Open,
+        Gate::Recomputed,
+        Gate::Recomputed6,
+        Gate::Output(residual),
+    ] {
         let saved = Saved { affine, x, gate };
         let mut sums = vec![f64::NAN; 2 * channels];
         backward_sums(isa, &saved, dy, &mut sums, &mut workspace);
-        for kind in 0..if matches!(gate, Gate::Recomputed | Gate::Recomputed6) { 1 } else { 3 } {
+        for kind in 0..if matches!(gate, Gate::Recomputed | Gate::Recomputed6) {
+            1
+        } else {
+            3
+        } {
             let mut dx = dirty();
             let (mut of_residual, mut of_input) = (residual.to_vec(), input.to_vec());
             let residual = match kind {
@@ -66,7 +100,10 @@ fn compute<E: Element>(isa: Isa, stored: &Stored<E>, shape: ShortcutA, parameter
         }
         all_sums.push(sums);
     }
-    Computed { sums: all_sums, stored: results }
+    Computed {
+        sums: all_sums,
+        stored: results,
+    }
 }
 
 proptest! {

@@ -73,7 +73,12 @@ pub(crate) fn backward_of<E: Element>(
         Some(shortcut) => {
             shortcut.check(values.len(), rows * channels, channels);
             let piece = piece_rows(channels) / shortcut.pixels_out().max(1);
-            (shortcut.num_images, shortcut.image_out(), shortcut.image_in(), piece.max(1))
+            (
+                shortcut.num_images,
+                shortcut.image_out(),
+                shortcut.image_in(),
+                piece.max(1),
+            )
         }
         None if residual => {
             assert_len("residual", values.len(), rows * channels);
@@ -81,19 +86,56 @@ pub(crate) fn backward_of<E: Element>(
         }
         None => (rows, channels, 0, piece_rows(channels)),
     };
-    let read = |values| Read { values, stride: unit };
+    let read = |values| Read {
+        values,
+        stride: unit,
+    };
     let streams = Streams {
         units,
-        reads: [read(saved.x), saved.gate_values().map_or(Read::ABSENT, read), read(dy)],
-        writes: [Write { values: dx, stride: unit }, Write { values, stride: residual_unit }],
+        reads: [
+            read(saved.x),
+            saved.gate_values().map_or(Read::ABSENT, read),
+            read(dy),
+        ],
+        writes: [
+            Write {
+                values: dx,
+                stride: unit,
+            },
+            Write {
+                values,
+                stride: residual_unit,
+            },
+        ],
     };
-    streams.for_each_piece(piece, &|Streams { reads: [x, y, dy], writes: [dx, residual], .. }| {
+    streams.for_each_piece(piece, &|Streams {
+                                        reads: [x, y, dy],
+                                        writes: [dx, residual],
+                                        ..
+                                    }| {
         let (x, y, dy, dx, residual) = (x.values, y.values, dy.values, dx.values, residual.values);
         if let Some(shortcut) = option_a {
             residual.fill(E::default());
-            E::run(isa, Scatter { shortcut, dy, y, gradient: &mut *residual });
+            E::run(
+                isa,
+                Scatter {
+                    shortcut,
+                    dy,
+                    y,
+                    gradient: &mut *residual,
+                },
+            );
         }
-        let part = Part { saved, sums, count, x, y, dy, dx, residual };
+        let part = Part {
+            saved,
+            sums,
+            count,
+            x,
+            y,
+            dy,
+            dx,
+            residual,
+        };
         match saved.gate {
             Gate::Open => part.gated::<OPEN>(isa, writes),
             Gate::Output(_) => part.gated::<OUTPUT>(isa, writes),
@@ -126,7 +168,9 @@ impl<E: Element> Part<'_, E> {
 
 struct PartOf<'a, E, const GATE: u8, const RESIDUAL: bool>(Part<'a, E>);
 
-impl<E: Element, const GATE: u8, const RESIDUAL: bool> GenericWork for PartOf<'_, E, GATE, RESIDUAL> {
+impl<E: Element, const GATE: u8, const RESIDUAL: bool> GenericWork
+    for PartOf<'_, E, GATE, RESIDUAL>
+{
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -135,7 +179,9 @@ impl<E: Element, const GATE: u8, const RESIDUAL: bool> GenericWork for PartOf<'_
     }
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S> for PartOf<'_, E, GATE, RESIDUAL> {
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S>
+    for PartOf<'_, E, GATE, RESIDUAL>
+{
     #[inline(always)]
     unsafe fn run(self) {
         let channels = self.0.saved.affine.num_channels();
@@ -143,7 +189,15 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S> for Pa
         let zeros = [0.0; TILE_MAX];
         let (mean, scale, slope, offset, beta) = (zeros, zeros, zeros, zeros, zeros);
         let simd = PhantomData;
-        let mut tiles = Tiles::<S, E, GATE, RESIDUAL> { part: self.0, mean, scale, slope, offset, beta, simd };
+        let mut tiles = Tiles::<S, E, GATE, RESIDUAL> {
+            part: self.0,
+            mean,
+            scale,
+            slope,
+            offset,
+            beta,
+            simd,
+        };
         walk(&mut tiles, rows, channels);
     }
 }
@@ -164,10 +218,14 @@ struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: bool> {
     simd: PhantomData<S>,
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for Tiles<'_, S, E, GATE, RESIDUAL> {
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel
+    for Tiles<'_, S, E, GATE, RESIDUAL>
+{
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
-        let Part { saved, sums, count, .. } = &self.part;
+        let Part {
+            saved, sums, count, ..
+        } = &self.part;
         let affine = saved.affine;
         columns.fill(&mut self.mean, affine.mean);
         fill_scale(columns, &mut self.scale, affine.gamma, affine.invstd);
@@ -178,7 +236,8 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for T
         for lane in 0..columns.width {
             let channel = columns.first + lane % columns.period;
             let scale = f64::from(self.scale[lane]) / count;
-            self.slope[lane] = (scale * f64::from(affine.invstd[channel]) * second_sums[channel]) as f32;
+            self.slope[lane] =
+                (scale * f64::from(affine.invstd[channel]) * second_sums[channel]) as f32;
             self.offset[lane] = (scale * first_sums[channel]) as f32;
         }
     }
@@ -189,13 +248,32 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for T
         let part = &mut self.part;
         let dx = part.dx[range.clone()].as_mut_ptr();
         let x = part.x[range.clone()].as_ptr();
-        let y = if GATE == OUTPUT { part.y[range.clone()].as_ptr() } else { x };
+        let y = if GATE == OUTPUT {
+            part.y[range.clone()].as_ptr()
+        } else {
+            x
+        };
         let dy = part.dy[range.clone()].as_ptr();
-        let residual = if RESIDUAL { part.residual[range].as_mut_ptr() } else { dx };
+        let residual = if RESIDUAL {
+            part.residual[range].as_mut_ptr()
+        } else {
+            dx
+        };
         let mean = self.mean[..width].as_ptr();
         let (scale, slope) = (self.scale[..width].as_ptr(), self.slope[..width].as_ptr());
         let (offset, beta) = (self.offset[..width].as_ptr(), self.beta[..width].as_ptr());
-        let run = Run::<E, GATE, RESIDUAL> { x, y, dy, dx, residual, mean, scale, slope, offset, beta };
+        let run = Run::<E, GATE, RESIDUAL> {
+            x,
+            y,
+            dy,
+            dx,
+            residual,
+            mean,
+            scale,
+            slope,
+            offset,
+            beta,
+        };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
         unsafe { each_vector::<S>(width, &run) }
     }
@@ -215,7 +293,9 @@ struct Run<E, const GATE: u8, const RESIDUAL: bool> {
     beta: *const f32,
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for Run<E, GATE, RESIDUAL> {
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S>
+    for Run<E, GATE, RESIDUAL>
+{
     #[inline(always)]
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
@@ -235,7 +315,9 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for
             let gradient = match GATE {
                 OPEN => dy,
                 OUTPUT => S::where_positive(lanes.load(self.y), dy),
-                RECOMPUTED => S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy),
+                RECOMPUTED => {
+                    S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy)
+                }
                 _ => {
                     let value = S::add(S::mul(centred, scale), lanes.load(self.beta));
                     S::where_positive(value, S::where_positive(S::sub(S::splat(6.0), value), dy))
@@ -244,7 +326,10 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for
             if RESIDUAL {
                 lanes.store(self.residual, gradient);
             }
-            let sloped = S::sub(S::mul(scale, gradient), S::mul(centred, lanes.load(self.slope)));
+            let sloped = S::sub(
+                S::mul(scale, gradient),
+                S::mul(centred, lanes.load(self.slope)),
+            );
             lanes.store(self.dx, S::sub(sloped, lanes.load(self.offset)));
         }
     }

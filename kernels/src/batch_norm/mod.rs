@@ -90,7 +90,9 @@ impl<'a, E> Gate<'a, E> {
             (Rectifier::Relu, true) => Self::Output(y),
             (Rectifier::Relu, false) => Self::Recomputed,
             (Rectifier::Relu6, false) => Self::Recomputed6,
-            (Rectifier::Relu6, true) => panic!("batch_norm: a ReLU6 after a residual has no gate here"),
+            (Rectifier::Relu6, true) => {
+                panic!("batch_norm: a ReLU6 after a residual has no gate here")
+            }
         }
     }
 }
@@ -113,20 +115,33 @@ impl<'a, E> Saved<'a, E> {
         if let Gate::Output(y) = self.gate {
             assert_len("gate", y.len(), self.x.len());
         }
-        (num_rows(self.x.len(), self.affine.num_channels()), self.affine.num_channels())
+        (
+            num_rows(self.x.len(), self.affine.num_channels()),
+            self.affine.num_channels(),
+        )
     }
 
     fn gate_values(&self) -> Option<&'a [E]> {
-        if let Gate::Output(y) = self.gate { Some(y) } else { None }
+        if let Gate::Output(y) = self.gate {
+            Some(y)
+        } else {
+            None
+        }
     }
 }
 
 fn num_rows(len: usize, channels: usize) -> usize {
     assert!(channels > 0, "batch_norm: expected at least one channel");
-    assert!(len.is_multiple_of(channels), "batch_norm: {len} values are no whole rows of {channels} channels");
+    assert!(
+        len.is_multiple_of(channels),
+        "batch_norm: {len} values are no whole rows of {channels} channels"
+    );
     len / channels
 }
 
 fn assert_len(what: &str, got: usize, expected: usize) {
-    assert!(got == expected, "batch_norm: {what}: expected {expected} values, got {got}");
+    assert!(
+        got == expected,
+        "batch_norm: {what}: expected {expected} values, got {got}"
+    );
 }

@@ -28,10 +28,19 @@ pub fn moments<E: Element>(isa: Isa, x: &[E], moments: &mut [f64], workspace: &m
     E::batch_moments(isa, x, moments, workspace);
 }
 
-pub(crate) fn moments_of<E: Element>(isa: Isa, x: &[E], moments: &mut [f64], workspace: &mut [f32]) {
+pub(crate) fn moments_of<E: Element>(
+    isa: Isa,
+    x: &[E],
+    moments: &mut [f64],
+    workspace: &mut [f32],
+) {
     let channels = moments.len() / 2;
     let rows = num_rows(x.len(), channels);
-    assert_len("workspace", workspace.len(), moments_workspace_len(rows, channels));
+    assert_len(
+        "workspace",
+        workspace.len(),
+        moments_workspace_len(rows, channels),
+    );
     let num_pieces = rows.div_ceil(PIECE_ROWS);
     let statistics = Statistics::new(isa, workspace, num_pieces, channels);
     for_each_piece(num_pieces, &mut [], 0, &|piece, _| {

@@ -96,7 +96,19 @@ pub(crate) fn scale_shift_of<E: Element>(
 ) {
     assert_len("shift", shift.len(), scale.len());
     assert_len("y", y.len(), x.len());
-    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, x, residual, rectifier, y);
+    run(
+        isa,
+        Coefficients {
+            mean: None,
+            scale,
+            invstd: None,
+            shift,
+        },
+        x,
+        residual,
+        rectifier,
+        y,
+    );
 }
 
 /// y = (x - mean) · (scale · invstd) + shift; an absent mean is 0, an absent invstd 1.
@@ -110,7 +122,12 @@ struct Coefficients<'a> {
 
 impl<'a> Coefficients<'a> {
     fn of(affine: &Affine<'a>) -> Self {
-        Self { mean: Some(affine.mean), scale: affine.gamma, invstd: Some(affine.invstd), shift: affine.beta }
+        Self {
+            mean: Some(affine.mean),
+            scale: affine.gamma,
+            invstd: Some(affine.invstd),
+            shift: affine.beta,
+        }
     }
 }
 
@@ -124,11 +141,20 @@ fn run<E: Element>(
 ) {
     let channels = coefficients.scale.len();
     let rows = num_rows(y.len(), channels);
-    let read = |values| Read { values, stride: channels };
+    let read = |values| Read {
+        values,
+        stride: channels,
+    };
     let mut streams = Streams {
         units: rows,
         reads: [read(x), Read::ABSENT, Read::ABSENT],
-        writes: [Write { values: y, stride: channels }, Write::absent()],
+        writes: [
+            Write {
+                values: y,
+                stride: channels,
+            },
+            Write::absent(),
+        ],
     };
     let mut piece = piece_rows(channels);
     let mut shortcut = None;
@@ -142,19 +168,31 @@ fn run<E: Element>(
             shape.check(values.len(), rows * channels, channels);
             streams.units = shape.num_images;
             streams.reads[0].stride = shape.image_out();
-            streams.reads[1] = Read { values, stride: shape.image_in() };
+            streams.reads[1] = Read {
+                values,
+                stride: shape.image_in(),
+            };
             streams.writes[0].stride = shape.image_out();
             piece = (piece / shape.pixels_out().max(1)).max(1);
             shortcut = Some(shape);
         }
     }
-    streams.for_each_piece(piece, &|Streams { reads: [x, residual, _], writes: [y, _], .. }| {
+    streams.for_each_piece(piece, &|Streams {
+                                        reads: [x, residual, _],
+                                        writes: [y, _],
+                                        ..
+                                    }| {
         let mut residual = residual.values;
         if let Some(shortcut) = shortcut {
             shortcut.write(residual, y.values);
             residual = &[];
         }
-        let part = Part { coefficients, x: x.values, residual, y: y.values };
+        let part = Part {
+            coefficients,
+            x: x.values,
+            residual,
+            y: y.values,
+        };
         match (shortcut.is_some(), part.residual.is_empty()) {
             (false, true) => gated::<E, NONE>(isa, part, rectifier),
             (false, false) => gated::<E, SEPARATE>(isa, part, rectifier),
@@ -190,7 +228,9 @@ struct Part<'a, E> {
 
 struct PartOf<'a, E, const RESIDUAL: u8, const RECTIFIER: u8>(Part<'a, E>);
 
-impl<E: Element, const RESIDUAL: u8, const RECTIFIER: u8> GenericWork for PartOf<'_, E, RESIDUAL, RECTIFIER> {
+impl<E: Element, const RESIDUAL: u8, const RECTIFIER: u8> GenericWork
+    for PartOf<'_, E, RESIDUAL, RECTIFIER>
+{
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -199,13 +239,21 @@ impl<E: Element, const RESIDUAL: u8, const RECTIFIER: u8> GenericWork for PartOf
     }
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> Kernel<S> for PartOf<'_, E, RESIDUAL, RECTIFIER> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> Kernel<S>
+    for PartOf<'_, E, RESIDUAL, RECTIFIER>
+{
     #[inline(always)]
     unsafe fn run(self) {
         let channels = self.0.coefficients.scale.len();
         let rows = self.0.y.len() / channels;
         let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut tiles = Tiles::<S, E, RESIDUAL, RECTIFIER> { part: self.0, mean, scale, shift, simd: PhantomData };
+        let mut tiles = Tiles::<S, E, RESIDUAL, RECTIFIER> {
+            part: self.0,
+            mean,
+            scale,
+            shift,
+            simd: PhantomData,
+        };
         walk(&mut tiles, rows, channels);
     }
 }
@@ -220,10 +268,17 @@ struct Tiles<'a, S, E, const RESIDUAL: u8, const RECTIFIER: u8> {
     simd: PhantomData<S>,
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel for Tiles<'_, S, E, RESIDUAL, RECTIFIER> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel
+    for Tiles<'_, S, E, RESIDUAL, RECTIFIER>
+{
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
-        let Coefficients { mean, scale, invstd, shift } = self.part.coefficients;
+        let Coefficients {
+            mean,
+            scale,
+            invstd,
+            shift,
+        } = self.part.coefficients;
         if let Some(mean) = mean {
             columns.fill(&mut self.mean, mean);
         }
@@ -243,9 +298,20 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel fo
             SEPARATE => self.part.residual[range].as_ptr(),
             _ => y.cast_const(),
         };
-        let (mean, scale, shift) = (&self.mean[..width], &self.scale[..width], &self.shift[..width]);
+        let (mean, scale, shift) = (
+            &self.mean[..width],
+            &self.scale[..width],
+            &self.shift[..width],
+        );
         let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
-        let run = Run::<E, RESIDUAL, RECTIFIER> { x, residual, y, mean, scale, shift };
+        let run = Run::<E, RESIDUAL, RECTIFIER> {
+            x,
+            residual,
+            y,
+            mean,
+            scale,
+            shift,
+        };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
         unsafe { each_vector::<S>(width, &run) }
     }
@@ -261,7 +327,9 @@ struct Run<E, const RESIDUAL: u8, const RECTIFIER: u8> {
     shift: *const f32,
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerVector<S> for Run<E, RESIDUAL, RECTIFIER> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerVector<S>
+    for Run<E, RESIDUAL, RECTIFIER>
+{
     #[inline(always)]
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
@@ -272,7 +340,10 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerVector<S> 
             }
             lanes.ask_ahead::<E, true>(self.y);
             let centred = S::sub(lanes.load(self.x), lanes.load(self.mean));
-            let mut value = S::add(S::mul(centred, lanes.load(self.scale)), lanes.load(self.shift));
+            let mut value = S::add(
+                S::mul(centred, lanes.load(self.scale)),
+                lanes.load(self.shift),
+            );
             if RESIDUAL != NONE {
                 value = S::add(value, lanes.load(self.residual));
             }

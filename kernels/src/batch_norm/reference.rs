@@ -29,7 +29,8 @@ pub(super) fn forward(
     let (mean, variance) = moments(x, channels);
     let value = |i: usize| {
         let c = i % channels;
-        let y = gamma[c] * (x[i] - mean[c]) / (variance[c] + epsilon).sqrt() + beta[c] + residual[i];
+        let y =
+            gamma[c] * (x[i] - mean[c]) / (variance[c] + epsilon).sqrt() + beta[c] + residual[i];
         match rectifier {
             Rectifier::None => y,
             Rectifier::Relu => y.max(0.0),
@@ -41,7 +42,13 @@ pub(super) fn forward(
 
 /// The option A shortcut of a block's input, stored.
 pub(super) fn shortcut(shape: ShortcutA, input: &[f64]) -> Vec<f64> {
-    let ShortcutA { num_images, height, width, channels_in, channels } = shape;
+    let ShortcutA {
+        num_images,
+        height,
+        width,
+        channels_in,
+        channels,
+    } = shape;
     let offset = (channels - channels_in) / 2;
     let mut output = Vec::new();
     for image in 0..num_images {
@@ -50,7 +57,11 @@ pub(super) fn shortcut(shape: ShortcutA, input: &[f64]) -> Vec<f64> {
                 for channel in 0..channels {
                     let pixel = ((image * height + row) * width + column) * channels_in;
                     let inside = (offset..offset + channels_in).contains(&channel);
-                    output.push(if inside { input[pixel + channel - offset] } else { 0.0 });
+                    output.push(if inside {
+                        input[pixel + channel - offset]
+                    } else {
+                        0.0
+                    });
                 }
             }
         }

@@ -42,12 +42,26 @@ impl ShortcutA {
     pub(super) fn check(&self, input_len: usize, output_len: usize, channels: usize) {
         assert_len("shortcut channels", self.channels, channels);
         let (few, many) = (self.channels_in, self.channels);
-        assert!(few <= many, "batch_norm: shortcut from {few} to {many} channels");
-        let Self { num_images, height, width, channels_in, channels } = *self;
-        let input = elements("batch_norm: shortcut input", &[num_images, height, width, channels_in]);
+        assert!(
+            few <= many,
+            "batch_norm: shortcut from {few} to {many} channels"
+        );
+        let Self {
+            num_images,
+            height,
+            width,
+            channels_in,
+            channels,
+        } = *self;
+        let input = elements(
+            "batch_norm: shortcut input",
+            &[num_images, height, width, channels_in],
+        );
         assert_len("shortcut input", input_len, input);
-        let output =
-            elements("batch_norm: shortcut output", &[num_images, height.div_ceil(2), width.div_ceil(2), channels]);
+        let output = elements(
+            "batch_norm: shortcut output",
+            &[num_images, height.div_ceil(2), width.div_ceil(2), channels],
+        );
         assert_len("shortcut output", output_len, output);
     }
 
@@ -61,11 +75,19 @@ impl ShortcutA {
         let width_out = self.width.div_ceil(2);
         let rows = input.chunks(self.width * channels_in).enumerate();
         // Input rows of odd index within their image have no output row.
-        let rows = rows.filter(|(row, _)| (row % self.height).is_multiple_of(2)).map(|(_, row)| row);
+        let rows = rows
+            .filter(|(row, _)| (row % self.height).is_multiple_of(2))
+            .map(|(_, row)| row);
         for (input, output) in rows.zip(output.chunks_exact_mut(width_out * self.channels)) {
             output.fill(E::default());
-            for (pixel, output) in input.chunks(2 * channels_in).zip(output.chunks_exact_mut(self.channels)) {
-                copy(&pixel[..channels_in], &mut output[offset..offset + channels_in]);
+            for (pixel, output) in input
+                .chunks(2 * channels_in)
+                .zip(output.chunks_exact_mut(self.channels))
+            {
+                copy(
+                    &pixel[..channels_in],
+                    &mut output[offset..offset + channels_in],
+                );
             }
         }
     }
@@ -103,19 +125,35 @@ impl<E: Element> GenericWork for Scatter<'_, E> {
 impl<S: Simd, E: Element> Kernel<S> for Scatter<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
-        let Self { shortcut, dy, y, gradient } = self;
-        let (offset, channels, channels_in) = (shortcut.offset(), shortcut.channels, shortcut.channels_in);
+        let Self {
+            shortcut,
+            dy,
+            y,
+            gradient,
+        } = self;
+        let (offset, channels, channels_in) =
+            (shortcut.offset(), shortcut.channels, shortcut.channels_in);
         let row_out = shortcut.width.div_ceil(2) * channels;
         let mut at = 0;
-        for (row, gradient) in gradient.chunks_mut(shortcut.width * channels_in).enumerate() {
+        for (row, gradient) in gradient
+            .chunks_mut(shortcut.width * channels_in)
+            .enumerate()
+        {
             if row % shortcut.height % 2 == 1 {
                 continue;
             }
             for (pixel, gradient) in gradient.chunks_mut(2 * channels_in).enumerate() {
                 let from = at + pixel * channels + offset;
                 let range = from..from + channels_in;
-                let (dy, gradient) = (dy[range.clone()].as_ptr(), gradient[..channels_in].as_mut_ptr());
-                let y = if y.is_empty() { None } else { Some(y[range].as_ptr()) };
+                let (dy, gradient) = (
+                    dy[range.clone()].as_ptr(),
+                    gradient[..channels_in].as_mut_ptr(),
+                );
+                let y = if y.is_empty() {
+                    None
+                } else {
+                    Some(y[range].as_ptr())
+                };
                 // SAFETY: features by contract; `channels_in` values lie at each address.
                 unsafe { each_vector::<S>(channels_in, &Pixel { dy, y, gradient }) };
             }

@@ -30,7 +30,13 @@ fn piece_len(channels: usize) -> usize {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn backward_sums<E: Element>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], sums: &mut [f64], workspace: &mut [f64]) {
+pub fn backward_sums<E: Element>(
+    isa: Isa,
+    saved: &Saved<'_, E>,
+    dy: &[E],
+    sums: &mut [f64],
+    workspace: &mut [f64],
+) {
     E::backward_sums(isa, saved, dy, sums, workspace);
 }
 
@@ -55,10 +61,38 @@ pub(crate) fn backward_sums_of<E: Element>(
             beta: [0.0; TILE_MAX],
         };
         match saved.gate {
-            Gate::Open => vectorized(isa, Summed::<E, OPEN> { part, channels, sums }),
-            Gate::Output(_) => vectorized(isa, Summed::<E, OUTPUT> { part, channels, sums }),
-            Gate::Recomputed => vectorized(isa, Summed::<E, RECOMPUTED> { part, channels, sums }),
-            Gate::Recomputed6 => vectorized(isa, Summed::<E, RECOMPUTED_6> { part, channels, sums }),
+            Gate::Open => vectorized(
+                isa,
+                Summed::<E, OPEN> {
+                    part,
+                    channels,
+                    sums,
+                },
+            ),
+            Gate::Output(_) => vectorized(
+                isa,
+                Summed::<E, OUTPUT> {
+                    part,
+                    channels,
+                    sums,
+                },
+            ),
+            Gate::Recomputed => vectorized(
+                isa,
+                Summed::<E, RECOMPUTED> {
+                    part,
+                    channels,
+                    sums,
+                },
+            ),
+            Gate::Recomputed6 => vectorized(
+                isa,
+                Summed::<E, RECOMPUTED_6> {
+                    part,
+                    channels,
+                    sums,
+                },
+            ),
         }
     });
     // The kernel summed g · (x - mean).
@@ -96,12 +130,26 @@ impl<E: Element> GateSums<'_, E> {
 
     /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators, one for each lane.
     #[inline(always)]
-    fn tiles<const GATE: u8, const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]) {
+    fn tiles<const GATE: u8, const T: usize>(
+        &self,
+        at: usize,
+        stride: usize,
+        first: &mut [f32],
+        second: &mut [f32],
+    ) {
         let width = first.len();
         let x: [&[E]; T] = tiles(self.x, at, stride, width);
         let dy: [&[E]; T] = tiles(self.dy, at, stride, width);
-        let y: [&[E]; T] = if GATE == OUTPUT { tiles(self.y, at, stride, width) } else { [&[]; T] };
-        let (mean, scale, beta) = (&self.mean[..width], &self.scale[..width], &self.beta[..width]);
+        let y: [&[E]; T] = if GATE == OUTPUT {
+            tiles(self.y, at, stride, width)
+        } else {
+            [&[]; T]
+        };
+        let (mean, scale, beta) = (
+            &self.mean[..width],
+            &self.scale[..width],
+            &self.beta[..width],
+        );
         let second = &mut second[..width];
         for i in 0..width {
             let (mut first_sum, mut second_sum) = (0.0, 0.0);
@@ -142,7 +190,12 @@ fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize
 
 /// gamma · invstd of each lane; one expression for all passes, so that a recomputed gate is the forward's.
 #[inline(always)]
-pub(super) fn fill_scale(columns: Columns, tile: &mut [f32; TILE_MAX], gamma: &[f32], invstd: &[f32]) {
+pub(super) fn fill_scale(
+    columns: Columns,
+    tile: &mut [f32; TILE_MAX],
+    gamma: &[f32],
+    invstd: &[f32],
+) {
     columns.fill(tile, gamma);
     let invstd = &invstd[columns.first..columns.first + columns.period];
     for lanes in tile[..columns.width].chunks_mut(columns.period) {
@@ -168,7 +221,13 @@ impl<E: Element, const GATE: u8> Task for Summed<'_, E, GATE> {
         let rows = self.part.x.len() / self.channels;
         let (first_sums, second_sums) = self.sums.split_at_mut(self.channels);
         let (first, second) = ([0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut kernel = Accumulators::<E, GATE> { part: self.part, first, second, first_sums, second_sums };
+        let mut kernel = Accumulators::<E, GATE> {
+            part: self.part,
+            first,
+            second,
+            first_sums,
+            second_sums,
+        };
         walk(&mut kernel, rows, self.channels);
     }
 }
@@ -189,12 +248,18 @@ impl<E: Element, const GATE: u8> PerChannel for Accumulators<'_, E, GATE> {
 
     #[inline(always)]
     fn tile(&mut self, at: usize, width: usize) {
-        self.part.tiles::<GATE, 1>(at, 0, &mut self.first[..width], &mut self.second[..width]);
+        self.part
+            .tiles::<GATE, 1>(at, 0, &mut self.first[..width], &mut self.second[..width]);
     }
 
     #[inline(always)]
     fn four_tiles(&mut self, at: usize, stride: usize, width: usize) {
-        self.part.tiles::<GATE, 4>(at, stride, &mut self.first[..width], &mut self.second[..width]);
+        self.part.tiles::<GATE, 4>(
+            at,
+            stride,
+            &mut self.first[..width],
+            &mut self.second[..width],
+        );
     }
 
     #[inline(always)]
@@ -215,9 +280,15 @@ fn sum_pieces(
     let workspace = check_sums(rows, channels, sums, workspace);
     let len = rows * channels;
     let piece = summed_piece_rows(rows, channels) * channels;
-    workspace.par_chunks_mut(piece_len(channels)).enumerate().for_each(|(index, sums)| {
-        sum(index * piece..len.min((index + 1) * piece), &mut sums[..2 * channels]);
-    });
+    workspace
+        .par_chunks_mut(piece_len(channels))
+        .enumerate()
+        .for_each(|(index, sums)| {
+            sum(
+                index * piece..len.min((index + 1) * piece),
+                &mut sums[..2 * channels],
+            );
+        });
     sums.fill(0.0);
     for piece in workspace.chunks_exact(piece_len(channels)) {
         for (total, part) in sums.iter_mut().zip(piece) {
@@ -227,10 +298,18 @@ fn sum_pieces(
 }
 
 /// Checks both lengths and returns the part of the workspace in use.
-fn check_sums<'a>(rows: usize, channels: usize, sums: &[f64], workspace: &'a mut [f64]) -> &'a mut [f64] {
+fn check_sums<'a>(
+    rows: usize,
+    channels: usize,
+    sums: &[f64],
+    workspace: &'a mut [f64],
+) -> &'a mut [f64] {
     assert_len("sums", sums.len(), 2 * channels);
     let needed = workspace_len(rows, channels);
     let got = workspace.len();
-    assert!(got >= needed, "batch_norm: workspace: expected at least {needed} values, got {got}");
+    assert!(
+        got >= needed,
+        "batch_norm: workspace: expected at least {needed} values, got {got}"
+    );
     &mut workspace[..needed]
 }

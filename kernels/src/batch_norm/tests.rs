@@ -22,9 +22,18 @@ impl Case {
         let len = rows * channels;
         // A mean of 3 standard deviations: where careless formulas lose digits.
         let x = values(len, seed).iter().map(|x| x + 2.0).collect();
-        let gamma = values(channels, seed + 1).iter().map(|gamma| gamma + 1.5).collect();
+        let gamma = values(channels, seed + 1)
+            .iter()
+            .map(|gamma| gamma + 1.5)
+            .collect();
         let (beta, dy) = (values(channels, seed + 2), values(len, seed + 3));
-        Self { x, gamma, beta, dy, residual: values(len, seed + 4) }
+        Self {
+            x,
+            gamma,
+            beta,
+            dy,
+            residual: values(len, seed + 4),
+        }
     }
 
     fn channels(&self) -> usize {
@@ -42,50 +51,114 @@ impl Case {
     /// Mean and invstd of the batch.
     fn finished(&self) -> (Vec<f32>, Vec<f32>) {
         let (mean, variance) = reference::moments(&doubles(&self.x), self.channels());
-        let invstd = variance.iter().map(|variance| (1.0 / (variance + EPSILON).sqrt()) as f32).collect();
+        let invstd = variance
+            .iter()
+            .map(|variance| (1.0 / (variance + EPSILON).sqrt()) as f32)
+            .collect();
         (mean.iter().map(|mean| *mean as f32).collect(), invstd)
     }
 
     fn forward(&self, isa: Isa, residual: Residual<'_>, rectifier: Rectifier) -> Vec<f32> {
         let (mean, invstd) = self.finished();
         let mut y = vec![f32::NAN; self.x.len()];
-        normalize(isa, &self.affine(&mean, &invstd), &self.x, residual, rectifier, &mut y);
+        normalize(
+            isa,
+            &self.affine(&mean, &invstd),
+            &self.x,
+            residual,
+            rectifier,
+            &mut y,
+        );
         y
     }
 
     fn affine<'a>(&'a self, mean: &'a [f32], invstd: &'a [f32]) -> Affine<'a> {
-        Affine { mean, invstd, gamma: &self.gamma, beta: &self.beta }
+        Affine {
+            mean,
+            invstd,
+            gamma: &self.gamma,
+            beta: &self.beta,
+        }
     }
 
     /// S1, S2 and dx; `residual` receives its gradient.
-    fn backward(&self, isa: Isa, gate: Gate<'_>, residual: ResidualGradient<'_>) -> (Vec<f64>, Vec<f32>) {
+    fn backward(
+        &self,
+        isa: Isa,
+        gate: Gate<'_>,
+        residual: ResidualGradient<'_>,
+    ) -> (Vec<f64>, Vec<f32>) {
         let (mean, invstd) = self.finished();
-        let saved = Saved { affine: self.affine(&mean, &invstd), x: &self.x, gate };
+        let saved = Saved {
+            affine: self.affine(&mean, &invstd),
+            x: &self.x,
+            gate,
+        };
         let mut sums = vec![f64::NAN; 2 * self.channels()];
         backward_sums(isa, &saved, &self.dy, &mut sums, &mut self.workspace());
         let mut dx = vec![f32::NAN; self.dy.len()];
-        backward(isa, &saved, &sums, self.rows() as f64, &self.dy, &mut dx, residual);
+        backward(
+            isa,
+            &saved,
+            &sums,
+            self.rows() as f64,
+            &self.dy,
+            &mut dx,
+            residual,
+        );
         (sums, dx)
     }
 
-    fn reference(&self, x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64], rectifier: Rectifier) -> Vec<f64> {
+    fn reference(
+        &self,
+        x: &[f64],
+        gamma: &[f64],
+        beta: &[f64],
+        residual: &[f64],
+        rectifier: Rectifier,
+    ) -> Vec<f64> {
         reference::forward(x, gamma, beta, residual, rectifier, EPSILON)
     }
 
     /// Σ dy · y, whose gradients the backward pass computes.
     fn loss(&self, y: &[f64]) -> f64 {
-        y.iter().zip(&self.dy).map(|(y, dy)| y * f64::from(*dy)).sum()
+        y.iter()
+            .zip(&self.dy)
+            .map(|(y, dy)| y * f64::from(*dy))
+            .sum()
     }
 }
 
 fn rectifiers() -> impl Strategy<Value = Rectifier> {
-    prop_oneof![Just(Rectifier::None), Just(Rectifier::Relu), Just(Rectifier::Relu6)]
+    prop_oneof![
+        Just(Rectifier::None),
+        Just(Rectifier::Relu),
+        Just(Rectifier::Relu6)
+    ]
 }
 
 fn shapes() -> impl Strategy<Value = (usize, usize, u64)> {
-    let channels = prop_oneof![1..40usize, Just(64), Just(100), Just(127), Just(128), Just(131), Just(2100)];
-    (prop_oneof![Just(1), 2..40usize, 300..700usize], channels, 0..1000u64)
-        .prop_map(|(rows, channels, seed)| (if channels > 200 { rows % 50 + 1 } else { rows }, channels, seed))
+    let channels = prop_oneof![
+        1..40usize,
+        Just(64),
+        Just(100),
+        Just(127),
+        Just(128),
+        Just(131),
+        Just(2100)
+    ];
+    (
+        prop_oneof![Just(1), 2..40usize, 300..700usize],
+        channels,
+        0..1000u64,
+    )
+        .prop_map(|(rows, channels, seed)| {
+            (
+                if channels > 200 { rows % 50 + 1 } else { rows },
+                channels,
+                seed,
+            )
+        })
 }
 
 proptest! {
@@ -200,8 +273,10 @@ fn moments_equal_the_reference_and_do_not_depend_on_threads() {
         let (mean, variance) = reference::moments(&doubles(&case.x), channels);
         for isa in Isa::available() {
             let run = |threads: usize| {
-                let pool =
-                    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
+                let pool = rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .build()
+                    .expect("threads can be started");
                 let mut sums = vec![f64::NAN; 2 * channels];
                 let mut workspace = vec![f32::NAN; moments_workspace_len(rows, channels)];
                 pool.install(|| moments(isa, &case.x, &mut sums, &mut workspace));
@@ -220,12 +295,30 @@ fn moments_equal_the_reference_and_do_not_depend_on_threads() {
 fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
     let case = Case::new(37, 7, 3);
     let (scale, shift) = (&case.gamma, &case.beta);
-    let expected: Vec<f32> = (0..case.x.len()).map(|i| (case.x[i] * scale[i % 7] + shift[i % 7]).max(0.0)).collect();
+    let expected: Vec<f32> = (0..case.x.len())
+        .map(|i| (case.x[i] * scale[i % 7] + shift[i % 7]).max(0.0))
+        .collect();
     let mut y = vec![f32::NAN; case.x.len()];
-    scale_shift(Isa::detect(), scale, shift, &case.x, Residual::None, Rectifier::Relu, &mut y);
+    scale_shift(
+        Isa::detect(),
+        scale,
+        shift,
+        &case.x,
+        Residual::None,
+        Rectifier::Relu,
+        &mut y,
+    );
     assert_eq!(y, expected);
     let nan = vec![f32::NAN; case.x.len()];
-    scale_shift(Isa::detect(), scale, shift, &nan, Residual::None, Rectifier::Relu, &mut y);
+    scale_shift(
+        Isa::detect(),
+        scale,
+        shift,
+        &nan,
+        Residual::None,
+        Rectifier::Relu,
+        &mut y,
+    );
     assert!(y.iter().all(|y| y.is_nan()));
 }
 
@@ -233,15 +326,41 @@ fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
 #[should_panic(expected = "dy: expected 6 values, got 5")]
 fn a_wrong_length_is_named() {
     let case = Case::new(2, 3, 1);
-    let saved = Saved { affine: case.affine(&case.beta, &case.gamma), x: &case.x, gate: Gate::Open };
-    backward_sums(Isa::Portable, &saved, &case.dy[..5], &mut [0.0; 6], &mut case.workspace());
+    let saved = Saved {
+        affine: case.affine(&case.beta, &case.gamma),
+        x: &case.x,
+        gate: Gate::Open,
+    };
+    backward_sums(
+        Isa::Portable,
+        &saved,
+        &case.dy[..5],
+        &mut [0.0; 6],
+        &mut case.workspace(),
+    );
 }
 
 #[test]
 #[cfg(target_pointer_width = "64")]
-#[should_panic(expected = "batch_norm: shortcut input: expected at most 1152921504606846975 elements")]
+#[should_panic(
+    expected = "batch_norm: shortcut input: expected at most 1152921504606846975 elements"
+)]
 fn a_shortcut_whose_extents_wrap_is_refused() {
-    let shortcut = ShortcutA { num_images: 1 << 62, height: 2, width: 2, channels_in: 1, channels: 4 };
+    let shortcut = ShortcutA {
+        num_images: 1 << 62,
+        height: 2,
+        width: 2,
+        channels_in: 1,
+        channels: 4,
+    };
     let residual = Residual::OptionA(shortcut, &[]);
-    scale_shift::<f32>(Isa::detect(), &[1.0; 4], &[0.0; 4], &[], residual, Rectifier::None, &mut []);
+    scale_shift::<f32>(
+        Isa::detect(),
+        &[1.0; 4],
+        &[0.0; 4],
+        &[],
+        residual,
+        Rectifier::None,
+        &mut [],
+    );
 }

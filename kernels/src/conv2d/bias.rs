@@ -47,15 +47,35 @@ pub fn bias_gradient<E: Element>(isa: Isa, dy: &[E], db: &mut [f32], workspace: 
     E::bias_gradient(isa, dy, db, workspace);
 }
 
-pub(crate) fn bias_gradient_of<E: Element>(isa: Isa, dy: &[E], db: &mut [f32], workspace: &mut [f32]) {
+pub(crate) fn bias_gradient_of<E: Element>(
+    isa: Isa,
+    dy: &[E],
+    db: &mut [f32],
+    workspace: &mut [f32],
+) {
     let channels = db.len();
-    assert!(channels > 0 && dy.len().is_multiple_of(channels), "bias: {} values are no rows of {channels}", dy.len());
+    assert!(
+        channels > 0 && dy.len().is_multiple_of(channels),
+        "bias: {} values are no rows of {channels}",
+        dy.len()
+    );
     let needed = bias_gradient_workspace_len(dy.len() / channels, channels);
-    assert!(workspace.len() == needed, "bias: workspace: expected {needed} values, got {}", workspace.len());
-    let pieces = workspace.par_chunks_exact_mut(channels).zip(dy.par_chunks(PIECE_ROWS * channels));
+    assert!(
+        workspace.len() == needed,
+        "bias: workspace: expected {needed} values, got {}",
+        workspace.len()
+    );
+    let pieces = workspace
+        .par_chunks_exact_mut(channels)
+        .zip(dy.par_chunks(PIECE_ROWS * channels));
     pieces.for_each(|(sums, rows)| vectorized(isa, Sums { rows, sums }));
     for (channel, db) in db.iter_mut().enumerate() {
-        *db = workspace.iter().skip(channel).step_by(channels).map(|sum| f64::from(*sum)).sum::<f64>() as f32;
+        *db = workspace
+            .iter()
+            .skip(channel)
+            .step_by(channels)
+            .map(|sum| f64::from(*sum))
+            .sum::<f64>() as f32;
     }
 }
 
@@ -89,11 +109,27 @@ mod tests {
             let dy = values(rows * channels, 1);
             let found = same_everywhere(|isa| {
                 let mut db = vec![f32::NAN; channels];
-                bias_gradient(isa, &dy, &mut db, &mut vec![f32::NAN; bias_gradient_workspace_len(rows, channels)]);
+                bias_gradient(
+                    isa,
+                    &dy,
+                    &mut db,
+                    &mut vec![f32::NAN; bias_gradient_workspace_len(rows, channels)],
+                );
                 db
             });
-            let of = |channel| doubles(&dy).iter().skip(channel).step_by(channels).sum::<f64>();
-            assert_close("sums", &found, &(0..channels).map(of).collect::<Vec<_>>(), 5e-5);
+            let of = |channel| {
+                doubles(&dy)
+                    .iter()
+                    .skip(channel)
+                    .step_by(channels)
+                    .sum::<f64>()
+            };
+            assert_close(
+                "sums",
+                &found,
+                &(0..channels).map(of).collect::<Vec<_>>(),
+                5e-5,
+            );
         }
     }
 }

@@ -32,7 +32,12 @@ impl Pieces {
     pub(super) fn new(weight_len: usize, num_units: usize, most: usize) -> Self {
         let most = most.min(PARTIAL_ELEMENTS / weight_len).clamp(1, MAX_PIECES);
         let units_of_piece = num_units.div_ceil(most);
-        Self { weight_len, num_units, units_of_piece, num_pieces: num_units.div_ceil(units_of_piece) }
+        Self {
+            weight_len,
+            num_units,
+            units_of_piece,
+            num_pieces: num_units.div_ceil(units_of_piece),
+        }
     }
 
     /// The units of a piece.
@@ -47,7 +52,11 @@ impl Pieces {
 
     /// Gradients of pieces, if there is more than one, in whole cache lines.
     fn partials_len(&self) -> usize {
-        if self.num_pieces > 1 { whole_lines(self.num_pieces * self.weight_len) } else { 0 }
+        if self.num_pieces > 1 {
+            whole_lines(self.num_pieces * self.weight_len)
+        } else {
+            0
+        }
     }
 
     /// Calls `task(piece, task, slot, gradient)` for each task of each piece, which writes its own elements of the piece's
@@ -70,7 +79,11 @@ impl Pieces {
             task(piece, index, slot, gradient);
         });
         if pieces > 1 {
-            AddPieces { parts: &partials[..pieces * weight_len], dw }.run::<S>();
+            AddPieces {
+                parts: &partials[..pieces * weight_len],
+                dw,
+            }
+            .run::<S>();
         }
     }
 }
@@ -86,14 +99,29 @@ impl GenericWork for AddPieces<'_> {
 
     fn run<S: Simd>(self) {
         let weight_len = self.dw.len();
-        assert!(self.parts.len().is_multiple_of(weight_len), "weight gradient: length of the pieces' gradients");
+        assert!(
+            self.parts.len().is_multiple_of(weight_len),
+            "weight gradient: length of the pieces' gradients"
+        );
         let dw = SharedMut::new(self.dw);
-        for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, &|index, _| {
-            let first = index * REDUCE_ELEMENTS;
-            let len = REDUCE_ELEMENTS.min(weight_len - first);
-            // SAFETY: each index has its own elements of `dw`; features asserted by `Isa::run`.
-            unsafe { S::vectorize(AddPart { parts: &self.parts[first..], weight_len, dw: dw.at(first, len), len }) };
-        });
+        for_each_piece(
+            weight_len.div_ceil(REDUCE_ELEMENTS),
+            &mut [],
+            0,
+            &|index, _| {
+                let first = index * REDUCE_ELEMENTS;
+                let len = REDUCE_ELEMENTS.min(weight_len - first);
+                // SAFETY: each index has its own elements of `dw`; features asserted by `Isa::run`.
+                unsafe {
+                    S::vectorize(AddPart {
+                        parts: &self.parts[first..],
+                        weight_len,
+                        dw: dw.at(first, len),
+                        len,
+                    })
+                };
+            },
+        );
     }
 }
 
@@ -106,7 +134,14 @@ pub(super) trait Method<S: Simd, E>: Sync {
     fn lens(&self) -> [usize; 2];
 
     /// Adds one unit's products to the sums of its task, or sets them.
-    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]);
+    fn add_unit(
+        &self,
+        task: &Task<'_, E>,
+        unit: usize,
+        sums: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    );
 
     /// Writes the gradient that the sums are to the task's filters in `dw`, which holds all filters.
     fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32);
@@ -132,13 +167,31 @@ pub(super) fn run<S: Simd, E: Send + Sync, M: Method<S, E>>(
                 method.finish(&task, sums, dw);
             });
         }
-        WeightTarget::Sums { sums, accumulate, scratch, mut dw } => {
-            assert!(dw.as_ref().is_none_or(|dw| dw.len() == pieces.weight_len), "weight gradient: length of dw");
-            assert_eq!(sums.len(), tasks.len() * whole_lines(sums_len), "weight gradient: length of the sums");
+        WeightTarget::Sums {
+            sums,
+            accumulate,
+            scratch,
+            mut dw,
+        } => {
+            assert!(
+                dw.as_ref().is_none_or(|dw| dw.len() == pieces.weight_len),
+                "weight gradient: length of dw"
+            );
+            assert_eq!(
+                sums.len(),
+                tasks.len() * whole_lines(sums_len),
+                "weight gradient: length of the sums"
+            );
             for (index, sums) in sums.chunks_exact_mut(whole_lines(sums_len)).enumerate() {
                 let task = tasks.get(index);
                 for unit in 0..pieces.num_units {
-                    method.add_unit(&task, unit, &mut sums[..sums_len], accumulate || unit > 0, scratch);
+                    method.add_unit(
+                        &task,
+                        unit,
+                        &mut sums[..sums_len],
+                        accumulate || unit > 0,
+                        scratch,
+                    );
                 }
                 if let Some(dw) = &mut dw {
                     method.finish(&task, &sums[..sums_len], dw.as_mut_ptr());
@@ -173,7 +226,12 @@ impl<'a, E> Tasks<'a, E> {
     pub(super) fn new(rows: &'a PixelRows, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
         assert_eq!(x.len(), rows.input_len(), "weight gradient: length of x");
         assert_eq!(dy.len(), rows.output_len(), "weight gradient: length of dy");
-        Self { shape: &rows.shape, x, dy, blocks }
+        Self {
+            shape: &rows.shape,
+            x,
+            dy,
+            blocks,
+        }
     }
 
     /// How many there are.
@@ -185,8 +243,18 @@ impl<'a, E> Tasks<'a, E> {
         let (s, [in_block, out_block]) = (self.shape, self.blocks);
         let in_blocks = s.in_channels.div_ceil(in_block);
         let (in_c, out_c) = (index % in_blocks * in_block, index / in_blocks * out_block);
-        let (in_count, out_count) = (in_block.min(s.in_channels - in_c), out_block.min(s.out_channels - out_c));
-        Task { x: self.x, dy: self.dy, in_c, out_c, in_count, out_count }
+        let (in_count, out_count) = (
+            in_block.min(s.in_channels - in_c),
+            out_block.min(s.out_channels - out_c),
+        );
+        Task {
+            x: self.x,
+            dy: self.dy,
+            in_c,
+            out_c,
+            in_count,
+            out_count,
+        }
     }
 }
 

@@ -102,15 +102,31 @@ impl Conv2d {
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
         if shape.is_depthwise() {
-            let [forward, data_gradient] = [depthwise::Plan::forward(&shape), depthwise::Plan::data_gradient(&shape)];
+            let [forward, data_gradient] = [
+                depthwise::Plan::forward(&shape),
+                depthwise::Plan::data_gradient(&shape),
+            ];
             let weight_gradient = WeightPass::Depthwise(depthwise::WeightPlan::new(&shape));
-            let (forward, data_gradient) = (Pass::Depthwise(forward), Pass::Depthwise(data_gradient));
-            return Self { shape, isa, forward, data_gradient, weight_gradient };
+            let (forward, data_gradient) =
+                (Pass::Depthwise(forward), Pass::Depthwise(data_gradient));
+            return Self {
+                shape,
+                isa,
+                forward,
+                data_gradient,
+                weight_gradient,
+            };
         }
         let supported = winograd::plan::Plan::supports(&shape);
-        assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
-        let [of_forward, of_data] = [winograd::plan::Plan::forward, winograd::plan::Plan::data_gradient]
-            .map(|plan| supported.then(|| plan(&shape)));
+        assert!(
+            algorithm != Algorithm::Winograd || supported,
+            "winograd: expected 3x3 with stride 1, got {shape:?}"
+        );
+        let [of_forward, of_data] = [
+            winograd::plan::Plan::forward,
+            winograd::plan::Plan::data_gradient,
+        ]
+        .map(|plan| supported.then(|| plan(&shape)));
         let wins = |plan: Option<winograd::plan::Plan>, per_instruction| match algorithm {
             Algorithm::Auto => plan.is_some_and(|plan| plan.wins(per_instruction)),
             Algorithm::Direct => false,
@@ -118,7 +134,9 @@ impl Conv2d {
         };
         let pass = |winograd: Option<winograd::plan::Plan>, plan| {
             let direct = Pass::direct(plan, isa, storage);
-            winograd.filter(|_| wins(winograd, direct.per_instruction())).map_or(direct, Pass::Winograd)
+            winograd
+                .filter(|_| wins(winograd, direct.per_instruction()))
+                .map_or(direct, Pass::Winograd)
         };
         Self {
             shape,
@@ -144,7 +162,10 @@ impl Conv2d {
         conv.forward = pass(Plan::forward(&shape), conv.forward);
         conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);
         conv.weight_gradient = WeightPass::EmulatedTiles(tiles::gradient::Plan::new(&shape));
-        [&conv.forward, &conv.data_gradient].iter().all(|pass| matches!(pass, Pass::Dot(_))).then_some(conv)
+        [&conv.forward, &conv.data_gradient]
+            .iter()
+            .all(|pass| matches!(pass, Pass::Dot(_)))
+            .then_some(conv)
     }
 
     /// The shape it was planned for.
@@ -170,12 +191,25 @@ impl Conv2d {
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn pack_forward(&self, weights: &[f32], packed: &mut [f32]) {
-        assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
-        assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
+        assert_eq!(
+            weights.len(),
+            self.shape.weight_len(),
+            "convolution: length of the weights"
+        );
+        assert_eq!(
+            packed.len(),
+            self.packed_forward_len(),
+            "convolution: length of the packed weights"
+        );
         assert_on_line("convolution: packed weights", [packed]);
         match &self.forward {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
-            Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
+            Pass::Direct(plan) => self.isa.run(Pack {
+                shape: &self.shape,
+                plan,
+                weights,
+                packed,
+            }),
             Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
@@ -194,12 +228,25 @@ impl Conv2d {
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn pack_data_gradient(&self, weights: &[f32], packed: &mut [f32]) {
-        assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
-        assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
+        assert_eq!(
+            weights.len(),
+            self.shape.weight_len(),
+            "convolution: length of the weights"
+        );
+        assert_eq!(
+            packed.len(),
+            self.packed_data_gradient_len(),
+            "convolution: length of the packed weights"
+        );
         assert_on_line("convolution: packed weights", [packed]);
         match &self.data_gradient {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
-            Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
+            Pass::Direct(plan) => self.isa.run(Pack {
+                shape: &self.shape,
+                plan,
+                weights,
+                packed,
+            }),
             Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
@@ -229,7 +276,8 @@ impl Conv2d {
     /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn weight_gradient_workspace_len(&self) -> usize {
-        self.weight_gradient.workspace_len(rayon::current_num_threads())
+        self.weight_gradient
+            .workspace_len(rayon::current_num_threads())
     }
 
     /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what the epilogue says.
@@ -244,7 +292,10 @@ impl Conv2d {
         workspace: &mut [f32],
         epilogue: Epilogue<'_>,
     ) {
-        assert_on_line("convolution: packed weights, workspace", [packed, workspace]);
+        assert_on_line(
+            "convolution: packed weights, workspace",
+            [packed, workspace],
+        );
         E::conv2d_forward(self, x, packed, y, workspace, epilogue);
     }
 
@@ -259,17 +310,27 @@ impl Conv2d {
         let moments = match epilogue {
             Epilogue::None => return self.forward_pieces(x, packed, y, workspace, &|_, _, _| ()),
             Epilogue::Bias(bias) => {
-                assert_eq!(bias.len(), self.shape.out_channels, "convolution: length of the bias");
+                assert_eq!(
+                    bias.len(),
+                    self.shape.out_channels,
+                    "convolution: length of the bias"
+                );
                 let add = |_, _, rows: &mut [E]| vectorized(self.isa, AddBias { bias, rows });
                 return self.forward_pieces(x, packed, y, workspace, &add);
             }
             Epilogue::Moments(moments) => moments,
         };
         let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
-        assert_eq!(moments.len(), 2 * channels, "convolution: length of the moments");
+        assert_eq!(
+            moments.len(),
+            2 * channels,
+            "convolution: length of the moments"
+        );
         let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
         let statistics = Statistics::new(self.isa, partials, num_pieces, channels);
-        self.forward_pieces(x, packed, y, workspace, &|piece, _, rows| statistics.of_piece(piece, rows));
+        self.forward_pieces(x, packed, y, workspace, &|piece, _, rows| {
+            statistics.of_piece(piece, rows)
+        });
         reduce_partials(partials, num_pieces, moments);
     }
 
@@ -285,7 +346,10 @@ impl Conv2d {
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
-        assert_on_line("convolution: packed weights, workspace", [packed, workspace]);
+        assert_on_line(
+            "convolution: packed weights, workspace",
+            [packed, workspace],
+        );
         E::conv2d_data_gradient(self, dy, packed, addend, dx, workspace);
     }
 
@@ -297,18 +361,39 @@ impl Conv2d {
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
-        let operands = Operands { input: dy, packed, output: dx, workspace };
+        let operands = Operands {
+            input: dy,
+            packed,
+            output: dx,
+            workspace,
+        };
         match addend {
             Addend::None => self.data_gradient.run(self.isa, operands, &|_, _, _| ()),
             Addend::Gradient(addend) => {
-                assert_eq!(addend.len(), self.shape.input_len(), "convolution: length of the addend");
+                assert_eq!(
+                    addend.len(),
+                    self.shape.input_len(),
+                    "convolution: length of the addend"
+                );
                 self.data_gradient.run(self.isa, operands, &|_, start, dx| {
-                    vectorized(self.isa, Add { addend: &addend[start..start + dx.len()], dx });
+                    vectorized(
+                        self.isa,
+                        Add {
+                            addend: &addend[start..start + dx.len()],
+                            dx,
+                        },
+                    );
                 });
             }
             Addend::Bias(bias) => {
-                assert_eq!(bias.len(), self.shape.in_channels, "convolution: length of the bias");
-                self.data_gradient.run(self.isa, operands, &|_, _, rows| vectorized(self.isa, AddBias { bias, rows }));
+                assert_eq!(
+                    bias.len(),
+                    self.shape.in_channels,
+                    "convolution: length of the bias"
+                );
+                self.data_gradient.run(self.isa, operands, &|_, _, rows| {
+                    vectorized(self.isa, AddBias { bias, rows })
+                });
             }
         }
     }
@@ -317,13 +402,32 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
-    pub fn weight_gradient<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
+    pub fn weight_gradient<E: Element>(
+        &self,
+        x: &[E],
+        dy: &[E],
+        dw: &mut [f32],
+        workspace: &mut [f32],
+    ) {
         assert_on_line("convolution: workspace", [workspace]);
         E::conv2d_weight_gradient(self, x, dy, dw, workspace);
     }
 
-    pub(crate) fn weight_gradient_of<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
-        self.weight_gradient.run(self.isa, WeightOperands { x, dy, target: WeightTarget::Gradient { dw, workspace } });
+    pub(crate) fn weight_gradient_of<E: Element>(
+        &self,
+        x: &[E],
+        dy: &[E],
+        dw: &mut [f32],
+        workspace: &mut [f32],
+    ) {
+        self.weight_gradient.run(
+            self.isa,
+            WeightOperands {
+                x,
+                dy,
+                target: WeightTarget::Gradient { dw, workspace },
+            },
+        );
     }
 
     /// Pieces of the forward pass.
@@ -341,7 +445,16 @@ impl Conv2d {
         slots: &mut [f32],
         after_piece: AfterPiece<'_, E>,
     ) {
-        self.forward.run(self.isa, Operands { input: x, packed, output: y, workspace: slots }, after_piece);
+        self.forward.run(
+            self.isa,
+            Operands {
+                input: x,
+                packed,
+                output: y,
+                workspace: slots,
+            },
+            after_piece,
+        );
     }
 
     /// Elements of the slots of so many threads.
@@ -368,8 +481,14 @@ impl Conv2d {
         scratch: &mut [f32],
         dw: Option<&mut [f32]>,
     ) {
-        let target = WeightTarget::Sums { sums, accumulate, scratch, dw };
-        self.weight_gradient.run(self.isa, WeightOperands { x, dy, target });
+        let target = WeightTarget::Sums {
+            sums,
+            accumulate,
+            scratch,
+            dw,
+        };
+        self.weight_gradient
+            .run(self.isa, WeightOperands { x, dy, target });
     }
 
     fn forward_partials_len(&self) -> usize {

@@ -31,13 +31,21 @@ pub(super) enum Pass {
 impl Pass {
     /// Direct convolution; of activations stored as bf16 by dot products, if there are any.
     pub(super) fn direct(plan: Plan, isa: Isa, storage: Storage) -> Self {
-        let dot = if storage == Storage::Bf16 { Dot::new(plan, isa) } else { None };
+        let dot = if storage == Storage::Bf16 {
+            Dot::new(plan, isa)
+        } else {
+            None
+        };
         dot.map_or(Self::Direct(plan), Self::Dot)
     }
 
     /// Multiply-adds of a lane in the time of one of f32, roughly.
     pub(super) fn per_instruction(&self) -> usize {
-        if let Self::Dot(dot) = self { dot.per_instruction() } else { 1 }
+        if let Self::Dot(dot) = self {
+            dot.per_instruction()
+        } else {
+            1
+        }
     }
 
     pub(super) fn packed_len(&self) -> usize {
@@ -67,14 +75,41 @@ impl Pass {
         }
     }
 
-    pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
+    pub(super) fn run<E: Element>(
+        &self,
+        isa: Isa,
+        operands: Operands<'_, E>,
+        after_piece: AfterPiece<'_, E>,
+    ) {
         match self {
-            Self::Depthwise(plan) => E::run(isa, Depthwise { plan, operands, after_piece }),
+            Self::Depthwise(plan) => E::run(
+                isa,
+                Depthwise {
+                    plan,
+                    operands,
+                    after_piece,
+                },
+            ),
             Self::Direct(plan) => {
-                E::run(isa, Direct { plan, operands, after_piece, products: PhantomData::<Blocks<f32>> });
+                E::run(
+                    isa,
+                    Direct {
+                        plan,
+                        operands,
+                        after_piece,
+                        products: PhantomData::<Blocks<f32>>,
+                    },
+                );
             }
             Self::Dot(dot) => dot.run(isa, operands, after_piece),
-            Self::Winograd(plan) => E::run(isa, Winograd { plan, operands, after_piece }),
+            Self::Winograd(plan) => E::run(
+                isa,
+                Winograd {
+                    plan,
+                    operands,
+                    after_piece,
+                },
+            ),
         }
     }
 }
@@ -104,7 +139,10 @@ impl WeightPass {
 
     /// By vectors: of activations stored as bf16 by dot products where `isa` has them.
     pub(super) fn direct(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Self {
-        Self::Direct(weight_gradient::Plan::new(shape, storage == Storage::Bf16 && isa.has_dot_products()))
+        Self::Direct(weight_gradient::Plan::new(
+            shape,
+            storage == Storage::Bf16 && isa.has_dot_products(),
+        ))
     }
 
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
@@ -136,29 +174,49 @@ impl WeightPass {
         match self {
             Self::Depthwise(plan) => isa.run(DepthwiseWeight { plan, operands }),
             Self::Direct(plan) if plan.has_dots() => {
-                assert!(E::STORAGE == Storage::Bf16, "convolution: planned for another storage than {:?}", E::STORAGE);
+                assert!(
+                    E::STORAGE == Storage::Bf16,
+                    "convolution: planned for another storage than {:?}",
+                    E::STORAGE
+                );
                 isa.run_bf16(WeightGradient { plan, operands });
             }
             Self::Direct(plan) => isa.run(WeightGradient { plan, operands }),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => {
-                assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
+                assert!(
+                    isa.has_tiles() && isa.is_available(),
+                    "instruction set {isa:?}: no tiles"
+                );
                 run_tiles::<TileRegisters, E>(plan, isa, operands);
             }
             #[cfg(test)]
-            Self::EmulatedTiles(plan) => run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, operands),
+            Self::EmulatedTiles(plan) => {
+                run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, operands)
+            }
             Self::Winograd(plan) => isa.run(WinogradWeight { plan, operands }),
         }
     }
 }
 
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-fn run_tiles<T: Tiles, E: Element>(plan: &tile_gradient::Plan, isa: Isa, operands: WeightOperands<'_, E>) {
+fn run_tiles<T: Tiles, E: Element>(
+    plan: &tile_gradient::Plan,
+    isa: Isa,
+    operands: WeightOperands<'_, E>,
+) {
     let WeightOperands { x, dy, target } = operands;
     let (Some(x), Some(dy)) = (E::as_bf16(x), E::as_bf16(dy)) else {
-        panic!("convolution: planned for another storage than {:?}", E::STORAGE);
+        panic!(
+            "convolution: planned for another storage than {:?}",
+            E::STORAGE
+        );
     };
-    isa.run_bf16(TileGradient::<T> { plan, operands: WeightOperands { x, dy, target }, tiles: PhantomData });
+    isa.run_bf16(TileGradient::<T> {
+        plan,
+        operands: WeightOperands { x, dy, target },
+        tiles: PhantomData,
+    });
 }
 
 /// The slices of the weight gradient.
@@ -171,9 +229,17 @@ pub(super) struct WeightOperands<'a, E> {
 /// Where a gradient of the weights goes.
 pub(super) enum WeightTarget<'a> {
     /// Overwritten, with a workspace for pieces and threads.
-    Gradient { dw: &'a mut [f32], workspace: &'a mut [f32] },
+    Gradient {
+        dw: &'a mut [f32],
+        workspace: &'a mut [f32],
+    },
     /// The sums of all tasks, set or added to, of [`WeightPass::sums_lens`]; the gradient that they are, where it is asked for.
-    Sums { sums: &'a mut [f32], accumulate: bool, scratch: &'a mut [f32], dw: Option<&'a mut [f32]> },
+    Sums {
+        sums: &'a mut [f32],
+        accumulate: bool,
+        scratch: &'a mut [f32],
+        dw: Option<&'a mut [f32]>,
+    },
 }
 
 /// What is done with each finished piece of the output: its number, its first element, its elements. Called once a piece, so

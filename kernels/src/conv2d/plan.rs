@@ -113,17 +113,30 @@ impl Plan {
 
     /// Kernel rows of the tallest class.
     pub(super) fn max_taps_h(&self) -> usize {
-        self.classes().iter().map(|class| class.taps_h).max().unwrap_or(0)
+        self.classes()
+            .iter()
+            .map(|class| class.taps_h)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Pixels of a row as the kernel reads it.
     pub(super) fn band_width(&self) -> usize {
-        if self.borrows_input { self.in_w } else { self.padded_w }
+        if self.borrows_input {
+            self.in_w
+        } else {
+            self.padded_w
+        }
     }
 
     /// Where the packed weights of a panel and one of the kernel's taps start.
     #[inline(always)]
-    pub(super) fn packed_tap(&self, s: &Conv2dShape, panel: usize, (kh, kw): (usize, usize)) -> usize {
+    pub(super) fn packed_tap(
+        &self,
+        s: &Conv2dShape,
+        panel: usize,
+        (kh, kw): (usize, usize),
+    ) -> usize {
         let (index, i, j) = if self.mirrored {
             // The pixels that meet a tap have coordinates of one parity, and later taps come first. Both by bits, since a
             // division would cost more than packing a vector.
@@ -131,7 +144,11 @@ impl Plan {
             let parity = |tap: usize| (tap + s.padding) & shift;
             let index = (parity(kh) << shift) + parity(kw);
             let class = &self.classes[index];
-            (index, (class.last_tap_h - kh) >> shift, (class.last_tap_w - kw) >> shift)
+            (
+                index,
+                (class.last_tap_h - kh) >> shift,
+                (class.last_tap_w - kw) >> shift,
+            )
         } else {
             (0, kh, kw)
         };
@@ -149,8 +166,15 @@ impl Plan {
             out_w: s.out_width(),
             ..Class::default()
         };
-        let mut plan = Self::empty(&rows, [s.height, s.width], s.in_channels, s.out_channels, s.stride);
-        [plan.in_image_len, plan.out_image_len] = [rows.input_len() / s.batch, rows.output_len() / s.batch];
+        let mut plan = Self::empty(
+            &rows,
+            [s.height, s.width],
+            s.in_channels,
+            s.out_channels,
+            s.stride,
+        );
+        [plan.in_image_len, plan.out_image_len] =
+            [rows.input_len() / s.batch, rows.output_len() / s.batch];
         plan.out_row_stride = s.out_width() * s.out_channels;
         plan.out_pixel_stride = s.out_channels;
         plan.finish(&[(class, s.padding as isize, s.padding as isize)])
@@ -159,9 +183,16 @@ impl Plan {
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
         let rows = PixelRows::of(s);
         let s = rows.shape;
-        let mut plan = Self::empty(&rows, [s.out_height(), s.out_width()], s.out_channels, s.in_channels, 1);
+        let mut plan = Self::empty(
+            &rows,
+            [s.out_height(), s.out_width()],
+            s.out_channels,
+            s.in_channels,
+            1,
+        );
         plan.mirrored = true;
-        [plan.in_image_len, plan.out_image_len] = [rows.output_len() / s.batch, rows.input_len() / s.batch];
+        [plan.in_image_len, plan.out_image_len] =
+            [rows.output_len() / s.batch, rows.input_len() / s.batch];
         plan.out_row_stride = s.stride * s.width * s.in_channels;
         plan.out_pixel_stride = s.stride * s.in_channels;
         let mut classes = [(Class::default(), 0, 0); 4];
@@ -183,7 +214,13 @@ impl Plan {
         plan.finish(&classes[..s.stride * s.stride])
     }
 
-    fn empty(rows: &PixelRows, in_extent: [usize; 2], in_c: usize, out_c: usize, step: usize) -> Self {
+    fn empty(
+        rows: &PixelRows,
+        in_extent: [usize; 2],
+        in_c: usize,
+        out_c: usize,
+        step: usize,
+    ) -> Self {
         Self {
             images: rows.shape.batch,
             in_h: in_extent[0],
@@ -224,19 +261,27 @@ impl Plan {
             max_h = max_h.max(class.out_h);
             max_w = max_w.max(class.out_w);
             reach_h = reach_h.max((class.out_h.max(1) - 1) * self.step + down + class.taps_h);
-            self.padded_w = self.padded_w.max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
+            self.padded_w = self
+                .padded_w
+                .max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
         }
-        self.borrows_input = pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
+        self.borrows_input =
+            pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
         let row_len = self.padded_w * self.in_c;
         let fitting = (BAND_ELEMENTS / row_len).saturating_sub(rows_of_one) / self.step + 1;
         self.num_bands = max_h.div_ceil(fitting);
         self.band_rows = max_h.div_ceil(self.num_bands);
         self.num_bands = max_h.div_ceil(self.band_rows);
-        let weights: usize =
-            classes.iter().map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c).sum();
+        let weights: usize = classes
+            .iter()
+            .map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c)
+            .sum();
         if weights > LARGE_WEIGHTS {
             let most = self.num_pieces() / (PARTS_OF_THREAD * rayon::current_num_threads());
-            let bands = LARGE_WEIGHTS_PIXELS.div_ceil(self.band_rows * max_w).min(most).max(1);
+            let bands = LARGE_WEIGHTS_PIXELS
+                .div_ceil(self.band_rows * max_w)
+                .min(most)
+                .max(1);
             self.bands_of_part = bands.min(self.num_bands);
             self.images_of_part = (bands / self.num_bands).max(1);
         }
@@ -244,8 +289,13 @@ impl Plan {
         let width = self.band_width();
         for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {
             let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
-            *slot = Class { in_offset: (down * width + right) * self.in_c, packed_offset: self.packed_len, ..*class };
-            self.packed_len += class.taps_h * class.taps_w * self.in_c * self.out_c.next_multiple_of(PANEL);
+            *slot = Class {
+                in_offset: (down * width + right) * self.in_c,
+                packed_offset: self.packed_len,
+                ..*class
+            };
+            self.packed_len +=
+                class.taps_h * class.taps_w * self.in_c * self.out_c.next_multiple_of(PANEL);
         }
         self.num_classes = classes.len();
         self
@@ -262,10 +312,22 @@ struct Parity {
 impl Parity {
     fn new(s: &Conv2dShape, parity: usize) -> Self {
         let first_tap = (parity + s.padding) % s.stride;
-        let taps = if first_tap < s.kernel { (s.kernel - first_tap).div_ceil(s.stride) } else { 0 };
+        let taps = if first_tap < s.kernel {
+            (s.kernel - first_tap).div_ceil(s.stride)
+        } else {
+            0
+        };
         let shift = (parity + s.padding - first_tap) / s.stride;
         let last_tap = first_tap + s.stride * taps.saturating_sub(1);
-        Self { taps, last_tap, pad: if taps == 0 { 0 } else { taps as isize - 1 - shift as isize } }
+        Self {
+            taps,
+            last_tap,
+            pad: if taps == 0 {
+                0
+            } else {
+                taps as isize - 1 - shift as isize
+            },
+        }
     }
 }
 
@@ -290,7 +352,12 @@ impl PixelRows {
         let mut rows = Self { shape: *s, pixels };
         if rows.is_flat() {
             let width = FLAT_WIDTH.min(pixels);
-            rows.shape = Conv2dShape { batch: 1, height: pixels.div_ceil(width), width, ..*s };
+            rows.shape = Conv2dShape {
+                batch: 1,
+                height: pixels.div_ceil(width),
+                width,
+                ..*s
+            };
         }
         rows
     }
@@ -302,7 +369,11 @@ impl PixelRows {
 
     /// Elements of all inputs.
     pub(super) fn input_len(&self) -> usize {
-        if self.is_flat() { self.pixels * self.shape.in_channels } else { self.shape.input_len() }
+        if self.is_flat() {
+            self.pixels * self.shape.in_channels
+        } else {
+            self.shape.input_len()
+        }
     }
 
     /// Elements of all outputs.
@@ -313,7 +384,11 @@ impl PixelRows {
     /// Runs of pixels that `rows` output rows from `row` on are, and the pixels of a run.
     pub(super) fn runs(&self, row: usize, rows: usize) -> [usize; 2] {
         let width = self.shape.out_width();
-        if self.is_flat() { [1, (rows * width).min(self.pixels - row * width)] } else { [rows, width] }
+        if self.is_flat() {
+            [1, (rows * width).min(self.pixels - row * width)]
+        } else {
+            [rows, width]
+        }
     }
 }
 
@@ -338,9 +413,16 @@ mod tests {
             let rows = PixelRows::of(&shape);
             assert_eq!(rows.shape.width, pixels.min(64), "{pixels} pixels");
             let runs = (0..rows.shape.height).map(|row| rows.runs(row, 1));
-            assert_eq!(runs.map(|[runs, width]| runs * width).sum::<usize>(), pixels);
+            assert_eq!(
+                runs.map(|[runs, width]| runs * width).sum::<usize>(),
+                pixels
+            );
             let plan = Plan::forward(&shape);
-            let expected = Plan::forward(&Conv2dShape { height: pixels.next_multiple_of(64), ..shape }).num_pieces();
+            let expected = Plan::forward(&Conv2dShape {
+                height: pixels.next_multiple_of(64),
+                ..shape
+            })
+            .num_pieces();
             assert_eq!(plan.num_pieces(), expected, "{pixels} pixels");
         }
     }

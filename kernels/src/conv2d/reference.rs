@@ -9,15 +9,24 @@ fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
         for (oh, ow) in (0..out_h).flat_map(|oh| (0..out_w).map(move |ow| (oh, ow))) {
             for (kh, kw) in (0..k).flat_map(|kh| (0..k).map(move |kw| (kh, kw))) {
                 let (ih, iw) = (oh * s.stride + kh, ow * s.stride + kw);
-                if ih < s.padding || iw < s.padding || ih - s.padding >= s.height || iw - s.padding >= s.width {
+                if ih < s.padding
+                    || iw < s.padding
+                    || ih - s.padding >= s.height
+                    || iw - s.padding >= s.width
+                {
                     continue;
                 }
-                let x = ((n * s.height + ih - s.padding) * s.width + iw - s.padding) * s.in_channels;
+                let x =
+                    ((n * s.height + ih - s.padding) * s.width + iw - s.padding) * s.in_channels;
                 let y = ((n * out_h + oh) * out_w + ow) * s.out_channels;
                 let (of_group, per_group) = (s.in_channels / s.groups, s.out_channels / s.groups);
                 for co in 0..s.out_channels {
                     for ci in 0..of_group {
-                        visit(y + co, x + co / per_group * of_group + ci, ((co * of_group + ci) * k + kh) * k + kw);
+                        visit(
+                            y + co,
+                            x + co / per_group * of_group + ci,
+                            ((co * of_group + ci) * k + kh) * k + kw,
+                        );
                     }
                 }
             }
@@ -37,7 +46,9 @@ pub(super) fn forward(s: &Conv2dShape, x: &[f32], w: &[f32]) -> Vec<f64> {
 #[must_use]
 pub(super) fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> {
     let mut dx = vec![0.0; s.input_len()];
-    each_product(s, |iy, ix, iw| dx[ix] += f64::from(dy[iy]) * f64::from(w[iw]));
+    each_product(s, |iy, ix, iw| {
+        dx[ix] += f64::from(dy[iy]) * f64::from(w[iw])
+    });
     dx
 }
 
@@ -45,6 +56,8 @@ pub(super) fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> 
 #[must_use]
 pub(super) fn weight_gradient(s: &Conv2dShape, x: &[f32], dy: &[f32]) -> Vec<f64> {
     let mut dw = vec![0.0; s.weight_len()];
-    each_product(s, |iy, ix, iw| dw[iw] += f64::from(x[ix]) * f64::from(dy[iy]));
+    each_product(s, |iy, ix, iw| {
+        dw[iw] += f64::from(x[ix]) * f64::from(dy[iy])
+    });
     dw
 }

@@ -96,22 +96,46 @@ impl Conv2dShape {
             ("kernel", self.kernel),
             ("groups", self.groups),
         ] {
-            assert!(extent > 0, "convolution: {name}: expected at least 1, got 0 in {self:?}");
+            assert!(
+                extent > 0,
+                "convolution: {name}: expected at least 1, got 0 in {self:?}"
+            );
         }
         assert!(
-            Self::has_groups([self.in_channels, self.out_channels], self.kernel, self.groups),
+            Self::has_groups(
+                [self.in_channels, self.out_channels],
+                self.kernel,
+                self.groups
+            ),
             "convolution: expected one group, or as many as channels and a kernel of 3, 5 or 7, in {self:?}"
         );
-        assert!(matches!(self.stride, 1 | 2), "convolution: expected a stride of 1 or 2 in {self:?}");
-        assert!(self.padding < self.kernel, "convolution: expected a padding below the kernel's side in {self:?}");
+        assert!(
+            matches!(self.stride, 1 | 2),
+            "convolution: expected a stride of 1 or 2 in {self:?}"
+        );
+        assert!(
+            self.padding < self.kernel,
+            "convolution: expected a padding below the kernel's side in {self:?}"
+        );
         // Products that wrapped would be the lengths of slices far too short. No plan pads more than this, and an output is at most a
         // kernel larger than its input.
         let around = |extent: usize| extent.saturating_add(self.kernel.saturating_mul(3));
         let channels = self.in_channels.max(self.out_channels);
-        elements("convolution: padded activations", &[self.batch, around(self.height), around(self.width), channels]);
-        let [filters, depth] =
-            [self.out_channels, self.in_channels / self.groups].map(|channels| channels.saturating_add(PANEL));
-        elements("convolution: padded weights", &[filters, depth, self.kernel, self.kernel]);
+        elements(
+            "convolution: padded activations",
+            &[
+                self.batch,
+                around(self.height),
+                around(self.width),
+                channels,
+            ],
+        );
+        let [filters, depth] = [self.out_channels, self.in_channels / self.groups]
+            .map(|channels| channels.saturating_add(PANEL));
+        elements(
+            "convolution: padded weights",
+            &[filters, depth, self.kernel, self.kernel],
+        );
         assert!(
             self.kernel <= self.height.min(self.width) + 2 * self.padding,
             "convolution: the kernel is larger than the padded image in {self:?}"
@@ -136,26 +160,56 @@ mod tests {
     };
 
     fn refusal(shape: Conv2dShape) -> String {
-        *std::panic::catch_unwind(|| shape.assert_valid()).unwrap_err().downcast().unwrap()
+        *std::panic::catch_unwind(|| shape.assert_valid())
+            .unwrap_err()
+            .downcast()
+            .unwrap()
     }
 
     #[test]
     #[cfg(target_pointer_width = "64")]
     fn extents_whose_product_wraps_are_refused() {
         SMALL.assert_valid();
-        let wide = Conv2dShape { in_channels: (1 << 60) + 1, ..SMALL };
-        let many = Conv2dShape { batch: 1 << 60, height: 4, width: 4, ..SMALL };
-        let large = Conv2dShape { kernel: 1 << 32, padding: (1 << 32) - 1, ..SMALL };
-        let deep = Conv2dShape { in_channels: 1 << 31, out_channels: 1 << 31, ..SMALL };
-        for (shape, what) in [(wide, "activations"), (many, "activations"), (large, "activations"), (deep, "weights")] {
+        let wide = Conv2dShape {
+            in_channels: (1 << 60) + 1,
+            ..SMALL
+        };
+        let many = Conv2dShape {
+            batch: 1 << 60,
+            height: 4,
+            width: 4,
+            ..SMALL
+        };
+        let large = Conv2dShape {
+            kernel: 1 << 32,
+            padding: (1 << 32) - 1,
+            ..SMALL
+        };
+        let deep = Conv2dShape {
+            in_channels: 1 << 31,
+            out_channels: 1 << 31,
+            ..SMALL
+        };
+        for (shape, what) in [
+            (wide, "activations"),
+            (many, "activations"),
+            (large, "activations"),
+            (deep, "weights"),
+        ] {
             let text = refusal(shape);
-            assert!(text.contains(&format!("convolution: padded {what}: expected at most")), "{text}");
+            assert!(
+                text.contains(&format!("convolution: padded {what}: expected at most")),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn an_extent_of_zero_is_named() {
         let text = refusal(Conv2dShape { batch: 0, ..SMALL });
-        assert!(text.starts_with("convolution: batch: expected at least 1, got 0 in Conv2dShape"), "{text}");
+        assert!(
+            text.starts_with("convolution: batch: expected at least 1, got 0 in Conv2dShape"),
+            "{text}"
+        );
     }
 }

@@ -32,8 +32,17 @@ pub(crate) fn partials_len(num_pieces: usize, channels: usize) -> usize {
 
 impl Statistics {
     pub(crate) fn new(isa: Isa, partials: &mut [f32], num_pieces: usize, channels: usize) -> Self {
-        assert_eq!(partials.len(), partials_len(num_pieces, channels), "statistics: length of the partial sums");
-        Self { isa, partials: SharedMut::new(partials), channels, counts: num_pieces * PARTS * channels }
+        assert_eq!(
+            partials.len(),
+            partials_len(num_pieces, channels),
+            "statistics: length of the partial sums"
+        );
+        Self {
+            isa,
+            partials: SharedMut::new(partials),
+            channels,
+            counts: num_pieces * PARTS * channels,
+        }
     }
 
     /// Sums over the pixels of one finished piece.
@@ -44,7 +53,11 @@ impl Statistics {
             *self.partials.at(self.counts + piece, 1) = (pixels.len() / self.channels) as f32;
             core::slice::from_raw_parts_mut(self.partials.at(piece * len, len), len)
         };
-        self.isa.run(PieceSums { pixels, channels: self.channels, sums });
+        self.isa.run(PieceSums {
+            pixels,
+            channels: self.channels,
+            sums,
+        });
     }
 }
 
@@ -57,10 +70,12 @@ pub(crate) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut
     for (piece, &count) in pieces.chunks_exact(PARTS * channels).zip(counts) {
         let count = f64::from(count);
         for channel in 0..channels {
-            let [sum, square, shift] = [0, 1, 2].map(|part| f64::from(piece[part * channels + channel]));
+            let [sum, square, shift] =
+                [0, 1, 2].map(|part| f64::from(piece[part * channels + channel]));
             let own = [sum + count * shift, (square - sum * sum / count).max(0.0)];
             let before = [moments[channel], moments[channels + channel]];
-            [moments[channel], moments[channels + channel]] = merged(before, total_count, own, count);
+            [moments[channel], moments[channels + channel]] =
+                merged(before, total_count, own, count);
         }
         total_count += count;
     }
@@ -78,7 +93,10 @@ fn merged(moments: [f64; 2], count: f64, other: [f64; 2], other_count: f64) -> [
     let weight = count * other_count / (count + other_count);
     let (per_value, per_other_value) = (1.0 / count, 1.0 / other_count);
     let delta = sum * per_value - other_sum * per_other_value;
-    [sum + other_sum, square + (other_square + weight * delta * delta)]
+    [
+        sum + other_sum,
+        square + (other_square + weight * delta * delta),
+    ]
 }
 
 struct PieceSums<'a, E> {
@@ -90,7 +108,10 @@ struct PieceSums<'a, E> {
 impl<E: Element> GenericWork for PieceSums<'_, E> {
     type Output = ();
     fn run<S: Simd>(self) {
-        debug_assert!(self.pixels.len().is_multiple_of(self.channels) && self.sums.len() == PARTS * self.channels);
+        debug_assert!(
+            self.pixels.len().is_multiple_of(self.channels)
+                && self.sums.len() == PARTS * self.channels
+        );
         // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices.
         unsafe { S::vectorize(self) }
     }
@@ -105,8 +126,12 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
             let mut channel = 0;
             while channel < self.channels {
                 let mask = S::mask(self.channels - channel);
-                let pixel =
-                    |index: usize| E::load_masked::<S>(self.pixels.as_ptr().add(index * self.channels + channel), mask);
+                let pixel = |index: usize| {
+                    E::load_masked::<S>(
+                        self.pixels.as_ptr().add(index * self.channels + channel),
+                        mask,
+                    )
+                };
                 let mut shift = S::zero();
                 for sample in 0..SAMPLES {
                     // Odd sixteenths: not in the first column, where padding changes the mean, for any usual width.

@@ -25,15 +25,25 @@ impl Random {
 
     /// `len` values behind one unused element, so that the slice is not aligned to a vector.
     pub(super) fn values(&mut self, len: usize) -> Vec<f32> {
-        (0..=len).map(|_| (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+        (0..=len)
+            .map(|_| (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+            .collect()
     }
 }
 
 /// A random shape of at most `limit` multiply-adds.
 pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
     loop {
-        let (kernel, stride, padding) =
-            random.pick(&[(3, 1, 1), (3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (7, 2, 3), (5, 1, 2), (3, 1, 0)]);
+        let (kernel, stride, padding) = random.pick(&[
+            (3, 1, 1),
+            (3, 1, 1),
+            (3, 2, 1),
+            (1, 1, 0),
+            (1, 2, 0),
+            (7, 2, 3),
+            (5, 1, 2),
+            (3, 1, 0),
+        ]);
         let extents = [1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 19, 32];
         let channels = [1, 2, 3, 5, 8, 16, 17, 24, 32, 33, 48, 64];
         let shape = Conv2dShape {
@@ -56,10 +66,15 @@ pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
 
 /// Largest difference relative to the root of the mean square of `expected`, of which each is a sum of `terms`.
 fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected: &[f64]) {
-    let scale = (expected.iter().map(|e| e * e).sum::<f64>() / expected.len() as f64).sqrt().max(1e-3);
+    let scale = (expected.iter().map(|e| e * e).sum::<f64>() / expected.len() as f64)
+        .sqrt()
+        .max(1e-3);
     for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
         let difference = (f64::from(got) - expected).abs() / scale;
-        assert!(difference < 2e-5, "{what} {shape:?} {isa:?}: element {index} is {got}, expected {expected}");
+        assert!(
+            difference < 2e-5,
+            "{what} {shape:?} {isa:?}: element {index} is {got}, expected {expected}"
+        );
     }
 }
 
@@ -83,26 +98,61 @@ pub(super) fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -
     let mut packed = dirty(conv.packed_forward_len());
     conv.pack_forward(w, &mut packed);
     let mut workspace = dirty(conv.forward_workspace_len());
-    conv.forward(x, &packed, &mut results.y, &mut workspace, Epilogue::Moments(&mut results.moments));
+    conv.forward(
+        x,
+        &packed,
+        &mut results.y,
+        &mut workspace,
+        Epilogue::Moments(&mut results.moments),
+    );
     let mut plain = vec![E::from_f32(f32::NAN); s.output_len()];
-    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), Epilogue::None);
+    conv.forward(
+        x,
+        &packed,
+        &mut plain,
+        &mut dirty(conv.forward_workspace_len()),
+        Epilogue::None,
+    );
     assert_eq!(plain, results.y, "{s:?}: the moments change the output");
     let bias = &w[..s.out_channels.min(w.len())];
     if bias.len() == s.out_channels {
         let mut shifted = vec![E::from_f32(f32::NAN); s.output_len()];
-        conv.forward(x, &packed, &mut shifted, &mut dirty(conv.forward_workspace_len()), Epilogue::Bias(bias));
-        let expected = plain.iter().zip(bias.iter().cycle()).map(|(y, bias)| E::from_f32(y.to_f32() + bias));
+        conv.forward(
+            x,
+            &packed,
+            &mut shifted,
+            &mut dirty(conv.forward_workspace_len()),
+            Epilogue::Bias(bias),
+        );
+        let expected = plain
+            .iter()
+            .zip(bias.iter().cycle())
+            .map(|(y, bias)| E::from_f32(y.to_f32() + bias));
         assert!(shifted.iter().copied().eq(expected), "{s:?}: with a bias");
     }
     let mut packed = dirty(conv.packed_data_gradient_len());
     conv.pack_data_gradient(w, &mut packed);
-    conv.data_gradient(dy, &packed, Addend::None, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
-    conv.weight_gradient(x, dy, &mut results.dw, &mut dirty(conv.weight_gradient_workspace_len()));
+    conv.data_gradient(
+        dy,
+        &packed,
+        Addend::None,
+        &mut results.dx,
+        &mut dirty(conv.data_gradient_workspace_len()),
+    );
+    conv.weight_gradient(
+        x,
+        dy,
+        &mut results.dw,
+        &mut dirty(conv.weight_gradient_workspace_len()),
+    );
     results
 }
 
 pub(super) fn pool(num_threads: usize) -> rayon::ThreadPool {
-    rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap()
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(num_threads)
+        .build()
+        .unwrap()
 }
 
 /// The fastest way of this processor.
@@ -113,28 +163,52 @@ pub(super) fn plan(shape: Conv2dShape) -> Conv2d {
 /// Those that have the shape.
 fn algorithms(shape: &Conv2dShape) -> &'static [Algorithm] {
     let has_winograd = shape.kernel == 3 && shape.stride == 1 && shape.groups == 1;
-    if has_winograd { &[Algorithm::Direct, Algorithm::Winograd] } else { &[Algorithm::Direct] }
+    if has_winograd {
+        &[Algorithm::Direct, Algorithm::Winograd]
+    } else {
+        &[Algorithm::Direct]
+    }
 }
 
 pub(super) fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
+    let (x, w) = (
+        random.values(shape.input_len()),
+        random.values(shape.weight_len()),
+    );
     let dy = random.values(shape.output_len());
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
     let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
     let expected_dw = reference::weight_gradient(shape, &x[1..], &dy[1..]);
-    for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms(shape).iter().map(move |a| (isa, a))) {
+    for (isa, &algorithm) in
+        Isa::available().flat_map(|isa| algorithms(shape).iter().map(move |a| (isa, a)))
+    {
         let conv = Conv2d::new(*shape, algorithm, isa, Storage::F32);
-        let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy))).collect();
+        let results: Vec<Results> = pools
+            .iter()
+            .map(|p| p.install(|| run_all(&conv, &x, &w, &dy)))
+            .collect();
         let first = &results[0];
         assert_close("forward", shape, isa, &first.y, &expected_y);
         assert_close("data gradient", shape, isa, &first.dx, &expected_dx);
         assert_close("weight gradient", shape, isa, &first.dw, &expected_dw);
         check_statistics(shape, first);
         for other in &results[1..] {
-            assert_eq!(first.y, other.y, "{shape:?} {isa:?}: forward depends on the threads");
-            assert_eq!(first.dx, other.dx, "{shape:?} {isa:?}: data gradient depends on the threads");
-            assert_eq!(first.dw, other.dw, "{shape:?} {isa:?}: weight gradient depends on the threads");
-            assert_eq!(first.moments, other.moments, "{shape:?} {isa:?}: moments depend on the threads");
+            assert_eq!(
+                first.y, other.y,
+                "{shape:?} {isa:?}: forward depends on the threads"
+            );
+            assert_eq!(
+                first.dx, other.dx,
+                "{shape:?} {isa:?}: data gradient depends on the threads"
+            );
+            assert_eq!(
+                first.dw, other.dw,
+                "{shape:?} {isa:?}: weight gradient depends on the threads"
+            );
+            assert_eq!(
+                first.moments, other.moments,
+                "{shape:?} {isa:?}: moments depend on the threads"
+            );
         }
     }
 }
@@ -144,11 +218,26 @@ pub(super) fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Result
     let count = (results.y.len() / channels) as f64;
     let (sums, squares) = results.moments.split_at(channels);
     for c in 0..channels {
-        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y.to_f32()));
+        let of_channel = || {
+            results
+                .y
+                .iter()
+                .skip(c)
+                .step_by(channels)
+                .map(|&y| f64::from(y.to_f32()))
+        };
         let (sum, magnitude): (f64, f64) = (of_channel().sum(), of_channel().map(f64::abs).sum());
-        let square: f64 = of_channel().map(|y| (y - sum / count) * (y - sum / count)).sum();
-        assert!((sums[c] - sum).abs() <= 1e-6 * magnitude + 1e-9, "{shape:?}: sum {c}");
-        assert!((squares[c] - square).abs() <= 3e-6 * square + 1e-9, "{shape:?}: squares {c}");
+        let square: f64 = of_channel()
+            .map(|y| (y - sum / count) * (y - sum / count))
+            .sum();
+        assert!(
+            (sums[c] - sum).abs() <= 1e-6 * magnitude + 1e-9,
+            "{shape:?}: sum {c}"
+        );
+        assert!(
+            (squares[c] - square).abs() <= 3e-6 * square + 1e-9,
+            "{shape:?}: squares {c}"
+        );
     }
 }
 
@@ -165,8 +254,17 @@ fn a_mean_of_a_hundred_standard_deviations_costs_the_moments_no_digits() {
         padding: 0,
         groups: 1,
     };
-    let x: Vec<f32> = Random(3).values(shape.input_len()).iter().map(|x| 100.0 + x).collect();
-    let results = run_all(&plan(shape), &x, &vec![1.0; shape.weight_len() + 1], &vec![0.0; shape.output_len() + 1]);
+    let x: Vec<f32> = Random(3)
+        .values(shape.input_len())
+        .iter()
+        .map(|x| 100.0 + x)
+        .collect();
+    let results = run_all(
+        &plan(shape),
+        &x,
+        &vec![1.0; shape.weight_len() + 1],
+        &vec![0.0; shape.output_len() + 1],
+    );
     check_statistics(&shape, &results);
 }
 
@@ -185,7 +283,17 @@ type Layer = (usize, usize, usize, usize, usize, usize);
 
 fn padded((batch, extent, in_channels, out_channels, kernel, stride): Layer) -> Conv2dShape {
     let (height, width, padding) = (extent, extent, kernel / 2);
-    Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 }
+    Conv2dShape {
+        batch,
+        height,
+        width,
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        padding,
+        groups: 1,
+    }
 }
 
 /// Pixels of x so far apart that the weight gradient packs them, then of dy, then of x with vectors of 8 lanes.
@@ -209,18 +317,44 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
         .chain(depthwise::tests::shapes())
         .chain(FAR_PIXELS.map(padded))
     {
-        let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
-        let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
-        let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
+        let stored = |values: Vec<f32>| {
+            values
+                .into_iter()
+                .map(bf16::from_f32)
+                .collect::<Vec<bf16>>()
+        };
+        let widened = |stored: &[bf16]| {
+            stored
+                .iter()
+                .map(|value| value.to_f32())
+                .collect::<Vec<f32>>()
+        };
+        let (x, dy) = (
+            stored(random.values(shape.input_len())),
+            stored(random.values(shape.output_len())),
+        );
         let w = random.values(shape.weight_len());
-        for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms(&shape).iter().map(move |a| (isa, a))) {
+        for (isa, &algorithm) in
+            Isa::available().flat_map(|isa| algorithms(&shape).iter().map(move |a| (isa, a)))
+        {
             let conv = Conv2d::new(shape, algorithm, isa, Storage::F32);
             let expected = run_all(&conv, &widened(&x), &w, &widened(&dy));
             for pool in &pools {
                 let got = pool.install(|| run_all(&conv, &x, &w, &dy));
-                assert_eq!(got.y, stored(expected.y.clone()), "{shape:?} {isa:?} {algorithm:?}: forward");
-                assert_eq!(got.dx, stored(expected.dx.clone()), "{shape:?} {isa:?} {algorithm:?}: data gradient");
-                assert_eq!(got.dw, expected.dw, "{shape:?} {isa:?} {algorithm:?}: weight gradient");
+                assert_eq!(
+                    got.y,
+                    stored(expected.y.clone()),
+                    "{shape:?} {isa:?} {algorithm:?}: forward"
+                );
+                assert_eq!(
+                    got.dx,
+                    stored(expected.dx.clone()),
+                    "{shape:?} {isa:?} {algorithm:?}: data gradient"
+                );
+                assert_eq!(
+                    got.dw, expected.dw,
+                    "{shape:?} {isa:?} {algorithm:?}: weight gradient"
+                );
                 check_statistics(&shape, &got);
             }
         }
@@ -269,36 +403,60 @@ fn channels_of_several_blocks_equal_the_reference() {
     }
     // Without padding x is read in place where a task has all its channels, and copied where it has not.
     for in_channels in [20, 200] {
-        let shape = Conv2dShape { height: 7, padding: 0, ..padded((2, 9, in_channels, 33, 3, 2)) };
+        let shape = Conv2dShape {
+            height: 7,
+            padding: 0,
+            ..padded((2, 9, in_channels, 33, 3, 2))
+        };
         check_shape(&shape, &mut Random(5), &pools);
     }
 }
 
 #[test]
 fn a_plan_for_many_threads_gives_the_bits_of_one_for_few() {
-    let layers = [(9, 9, 600, 500, 1, 1), (9, 9, 1100, 300, 1, 2), (9, 5, 180, 180, 3, 2), (9, 14, 180, 180, 3, 2)];
+    let layers = [
+        (9, 9, 600, 500, 1, 1),
+        (9, 9, 1100, 300, 1, 2),
+        (9, 5, 180, 180, 3, 2),
+        (9, 14, 180, 180, 3, 2),
+    ];
     for shape in layers.map(padded) {
         let mut random = Random(13);
-        let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
+        let (x, w) = (
+            random.values(shape.input_len()),
+            random.values(shape.weight_len()),
+        );
         let dy = random.values(shape.output_len());
-        let [few, many] = [1, 8].map(|num_threads| pool(num_threads).install(|| run_all(&plan(shape), &x, &w, &dy)));
-        assert!((few.y, few.dx, few.dw, few.moments) == (many.y, many.dx, many.dw, many.moments), "{shape:?}");
+        let [few, many] = [1, 8]
+            .map(|num_threads| pool(num_threads).install(|| run_all(&plan(shape), &x, &w, &dy)));
+        assert!(
+            (few.y, few.dx, few.dw, few.moments) == (many.y, many.dx, many.dw, many.moments),
+            "{shape:?}"
+        );
     }
 }
 
 /// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer than 64.
 pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
-    let extents = [(13, 7, 7), (1, 1, 1021), (1, 67, 1), (1, 1, 61), (3, 11, 23), (1, 1, 4099)];
+    let extents = [
+        (13, 7, 7),
+        (1, 1, 1021),
+        (1, 67, 1),
+        (1, 1, 61),
+        (3, 11, 23),
+        (1, 1, 4099),
+    ];
     let channels = [(3, 5), (16, 48), (35, 33), (300, 20), (64, 150)];
-    extents.into_iter().zip(channels.into_iter().cycle()).flat_map(
-        move |((batch, height, width), (inputs, outputs))| {
+    extents
+        .into_iter()
+        .zip(channels.into_iter().cycle())
+        .flat_map(move |((batch, height, width), (inputs, outputs))| {
             [(inputs, outputs), (outputs, inputs)].map(|(inputs, outputs)| Conv2dShape {
                 height,
                 width,
                 ..padded((batch, 1, inputs, outputs, 1, 1))
             })
-        },
-    )
+        })
 }
 
 #[test]
@@ -317,12 +475,16 @@ fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
         let (x, w) = (random.values(s.input_len()), random.values(s.weight_len()));
         let dy = random.values(s.output_len());
         let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
-        let dot = |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum::<f64>();
+        let dot =
+            |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum::<f64>();
         let by_y = dot(&reference::forward(&s, x, w), dy);
         let by_x = dot(&reference::data_gradient(&s, dy, w), x);
         let by_w = dot(&reference::weight_gradient(&s, x, dy), w);
         let tolerance = 1e-9 * (1.0 + by_y.abs() + s.output_len() as f64);
-        assert!((by_y - by_x).abs() < tolerance && (by_y - by_w).abs() < tolerance, "{s:?}: {by_y} {by_x} {by_w}");
+        assert!(
+            (by_y - by_x).abs() < tolerance && (by_y - by_w).abs() < tolerance,
+            "{s:?}: {by_y} {by_x} {by_w}"
+        );
     }
 }
 
@@ -331,8 +493,15 @@ fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
     let mut random = Random(41);
     for _ in 0..100 {
         let conv = plan(random_shape(&mut random, 1e7));
-        let lengths = [conv.forward_partials_len(), conv.weight_gradient.workspace_len(0)];
-        assert!(lengths.iter().all(|len| len.is_multiple_of(16)), "{:?}: {lengths:?}", conv.shape());
+        let lengths = [
+            conv.forward_partials_len(),
+            conv.weight_gradient.workspace_len(0),
+        ];
+        assert!(
+            lengths.iter().all(|len| len.is_multiple_of(16)),
+            "{:?}: {lengths:?}",
+            conv.shape()
+        );
     }
 }
 
@@ -351,14 +520,21 @@ fn a_short_input_is_refused() {
         groups: 1,
     };
     let conv = plan(shape);
-    let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
+    let (packed, mut y) = (
+        dirty(conv.packed_forward_len()),
+        vec![0.0; shape.output_len()],
+    );
     let mut workspace = dirty(conv.forward_workspace_len());
     conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, Epilogue::None);
 }
 
 /// Root of the mean square difference over that of `expected`.
 fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
-    let difference: f64 = got.iter().zip(expected).map(|(&g, e)| (f64::from(g) - e).powi(2)).sum();
+    let difference: f64 = got
+        .iter()
+        .zip(expected)
+        .map(|(&g, e)| (f64::from(g) - e).powi(2))
+        .sum();
     (difference / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
 }
 
@@ -378,18 +554,35 @@ fn the_error_of_winograd_stays_within_its_bound() {
             groups: 1,
         };
         let mut random = Random(5);
-        let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
+        let (x, w) = (
+            random.values(shape.input_len()),
+            random.values(shape.weight_len()),
+        );
         let dy = random.values(shape.output_len());
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
         let expected_dw = reference::weight_gradient(&shape, &x[1..], &dy[1..]);
         let [direct, winograd] = [Algorithm::Direct, Algorithm::Winograd].map(|algorithm| {
-            let results = run_all(&Conv2d::new(shape, algorithm, Isa::detect(), Storage::F32), &x, &w, &dy);
+            let results = run_all(
+                &Conv2d::new(shape, algorithm, Isa::detect(), Storage::F32),
+                &x,
+                &w,
+                &dy,
+            );
             let (y, dx, dw) = (&results.y, &results.dx, &results.dw);
-            [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)].map(|(got, want)| relative_error(got, want))
+            [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)]
+                .map(|(got, want)| relative_error(got, want))
         });
-        println!("{channels} channels: forward, data and weight gradient: direct {direct:?}, winograd {winograd:?}");
-        assert!(direct.iter().all(|&error| error < 1e-6), "{channels} channels: {direct:?}");
-        assert!(winograd.iter().all(|&error| error < 3e-6), "{channels} channels: {winograd:?}");
+        println!(
+            "{channels} channels: forward, data and weight gradient: direct {direct:?}, winograd {winograd:?}"
+        );
+        assert!(
+            direct.iter().all(|&error| error < 1e-6),
+            "{channels} channels: {direct:?}"
+        );
+        assert!(
+            winograd.iter().all(|&error| error < 3e-6),
+            "{channels} channels: {winograd:?}"
+        );
     }
 }

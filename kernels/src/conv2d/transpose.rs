@@ -106,16 +106,30 @@ mod tests {
         unsafe fn run(self) {
             let (rows, columns) = (self.rows, self.columns);
             let mut vectors = vec![[0.0; PANEL]; columns];
-            let matrix = Rows { first: self.matrix.as_mut_ptr(), stride: columns + 1, rows, columns };
+            let matrix = Rows {
+                first: self.matrix.as_mut_ptr(),
+                stride: columns + 1,
+                rows,
+                columns,
+            };
             // SAFETY: the slices hold `PANEL` rows, `columns + 1` apart.
             unsafe {
-                matrix.each_column::<S>(|column, vector| S::store(vectors[column].as_mut_ptr(), vector));
-                let copy = Rows { first: self.copy.as_mut_ptr(), ..matrix };
+                matrix.each_column::<S>(|column, vector| {
+                    S::store(vectors[column].as_mut_ptr(), vector)
+                });
+                let copy = Rows {
+                    first: self.copy.as_mut_ptr(),
+                    ..matrix
+                };
                 copy.fill_columns::<S>(|column| S::load(vectors[column].as_ptr()));
             }
             for (column, vector) in vectors.iter().enumerate() {
                 for (row, value) in vector.iter().enumerate().take(S::LANES) {
-                    let expected = if row < rows { self.matrix[row * (columns + 1) + column] } else { 0.0 };
+                    let expected = if row < rows {
+                        self.matrix[row * (columns + 1) + column]
+                    } else {
+                        0.0
+                    };
                     assert_eq!(*value, expected, "row {row}, column {column}");
                 }
             }
@@ -125,18 +139,34 @@ mod tests {
     #[test]
     fn a_matrix_goes_each_column_and_back_on_every_instruction_set() {
         for isa in Isa::available() {
-            for (rows, columns) in [(16, 16), (16, 9), (16, 144), (8, 1), (5, 23), (1, 17), (3, 8)] {
+            for (rows, columns) in [
+                (16, 16),
+                (16, 9),
+                (16, 144),
+                (8, 1),
+                (5, 23),
+                (1, 17),
+                (3, 8),
+            ] {
                 let mut matrix = values(PANEL * (columns + 1), 3);
                 let mut copy = vec![0.5; matrix.len()];
                 let rows = isa.run(Lanes).min(rows);
-                isa.run(RoundTrip { matrix: &mut matrix, copy: &mut copy, rows, columns });
+                isa.run(RoundTrip {
+                    matrix: &mut matrix,
+                    copy: &mut copy,
+                    rows,
+                    columns,
+                });
                 for (index, (got, value)) in copy.iter().zip(&matrix).enumerate() {
                     let (row, column) = (index / (columns + 1), index % (columns + 1));
                     assert!(
                         *got == *value || row >= rows || column == columns,
                         "{isa:?}: {rows} x {columns} at {index}"
                     );
-                    assert!(*got == 0.5 || (row < rows && column < columns), "{isa:?}: wrote outside at {index}");
+                    assert!(
+                        *got == 0.5 || (row < rows && column < columns),
+                        "{isa:?}: wrote outside at {index}"
+                    );
                 }
             }
         }

@@ -4,7 +4,11 @@
 //! Invariant: f32 goes through unchanged and compiles to plain loads and stores. For bf16 widening is exact, and all
 //! instruction sets round alike but for subnormals, which AVX512-BF16 stores as zero.
 
-#![allow(private_bounds, private_interfaces, reason = "`Stored` can only be named and called inside the crate")]
+#![allow(
+    private_bounds,
+    private_interfaces,
+    reason = "`Stored` can only be named and called inside the crate"
+)]
 
 #[cfg(test)]
 mod tests;
@@ -42,7 +46,9 @@ impl Storage {
 }
 
 /// A stored value: `f32` or [`half::bf16`]. Sealed.
-pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + Entries + 'static {
+pub trait Element:
+    Copy + Debug + Default + PartialEq + Send + Sync + Stored + Entries + 'static
+{
     /// Rounds to the nearest, ties to even; a NaN stays one.
     fn from_f32(value: f32) -> Self;
 
@@ -218,7 +224,11 @@ impl<S: Simd> Kernel<S> for Widen<'_> {
                 S::store(to.add(first), bf16::load::<S>(from.add(first)));
             }
             let mask = S::mask(len - whole);
-            S::store_masked(to.add(whole), mask, bf16::load_masked::<S>(from.add(whole), mask));
+            S::store_masked(
+                to.add(whole),
+                mask,
+                bf16::load_masked::<S>(from.add(whole), mask),
+            );
         }
     }
 }

@@ -30,7 +30,11 @@ fn every_bf16_survives_widening_and_rounding() {
 fn rounding_equals_that_of_half() {
     for bits in all_kinds_of_bits() {
         let value = f32::from_bits(bits);
-        assert_eq!(<bf16 as Element>::from_f32(value).to_bits(), bf16::from_f32(value).to_bits(), "{bits:#x}");
+        assert_eq!(
+            <bf16 as Element>::from_f32(value).to_bits(),
+            bf16::from_f32(value).to_bits(),
+            "{bits:#x}"
+        );
     }
 }
 
@@ -77,12 +81,23 @@ fn every_instruction_set_rounds_and_widens_like_the_scalar_code() {
     let values: Vec<f32> = all_kinds_of_bits().map(f32::from_bits).collect();
     for isa in Isa::available() {
         let (mut stored, mut widened) = (vec![bf16::ONE; values.len()], vec![1.0; values.len()]);
-        isa.run_bf16(ThereAndBack { values: &values, stored: &mut stored, widened: &mut widened });
+        isa.run_bf16(ThereAndBack {
+            values: &values,
+            stored: &mut stored,
+            widened: &mut widened,
+        });
         for ((value, stored), widened) in values.iter().zip(&stored).zip(&widened) {
             let expected = bits_of(*value);
             let flushed = value.is_subnormal() && stored.to_bits() == expected & 0x8000;
-            assert!(stored.to_bits() == expected || flushed, "{isa:?}: {value:e} gives {stored:?}");
-            assert_eq!(widened.to_bits(), value_of(stored.to_bits()).to_bits(), "{isa:?}: {stored:?} widened");
+            assert!(
+                stored.to_bits() == expected || flushed,
+                "{isa:?}: {value:e} gives {stored:?}"
+            );
+            assert_eq!(
+                widened.to_bits(),
+                value_of(stored.to_bits()).to_bits(),
+                "{isa:?}: {stored:?} widened"
+            );
         }
     }
 }
@@ -100,9 +115,17 @@ fn masked_lanes_alone_are_touched_wherever_the_slice_starts() {
             });
             for i in 0..40 {
                 let inside = (start..start + len).contains(&i);
-                let expected = if inside { bf16::from_f32(values[i]) } else { bf16::ONE };
+                let expected = if inside {
+                    bf16::from_f32(values[i])
+                } else {
+                    bf16::ONE
+                };
                 assert_eq!(stored[i], expected, "{isa:?}: {i} of {start}+{len}");
-                assert_eq!(widened[i], expected.to_f32(), "{isa:?}: {i} of {start}+{len}");
+                assert_eq!(
+                    widened[i],
+                    expected.to_f32(),
+                    "{isa:?}: {i} of {start}+{len}"
+                );
             }
         }
     }

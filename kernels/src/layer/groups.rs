@@ -36,28 +36,49 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub(super) fn new(whole: &Conv2d, plan: impl Fn(Conv2dShape) -> Conv2d, storage: Storage) -> Self {
+    pub(super) fn new(
+        whole: &Conv2d,
+        plan: impl Fn(Conv2dShape) -> Conv2d,
+        storage: Storage,
+    ) -> Self {
         let shape = *whole.shape();
         let of_image = shape.input_len().max(shape.output_len()) / shape.batch * storage.size();
         let sums = whole.weight_sums_lens()[0] * size_of::<f32>();
         let pieces = shape.batch.min(PIECE_ELEMENTS / shape.weight_len());
         let are_few = of_image > LARGE_IMAGE_BYTES && pieces < MIN_LARGE_PIECES;
         let is_one = are_few || of_image > MAX_IMAGE_BYTES || sums > MAX_SUMS_BYTES;
-        let images = if is_one { shape.batch } else { (GROUP_BYTES / of_image).max(1) };
+        let images = if is_one {
+            shape.batch
+        } else {
+            (GROUP_BYTES / of_image).max(1)
+        };
         Self::of_images(whole, plan, images.min(shape.batch))
     }
 
     /// Groups of so many images.
-    pub(super) fn of_images(whole: &Conv2d, plan: impl Fn(Conv2dShape) -> Conv2d, images: usize) -> Self {
+    pub(super) fn of_images(
+        whole: &Conv2d,
+        plan: impl Fn(Conv2dShape) -> Conv2d,
+        images: usize,
+    ) -> Self {
         let shape = *whole.shape();
         let num_groups = shape.batch.div_ceil(images);
         let last = shape.batch - (num_groups - 1) * images;
         let pixels = images * shape.out_height() * shape.out_width();
         let most = (PIECE_ELEMENTS / shape.weight_len()).clamp(1, MAX_PIECES);
-        let groups_of_piece = num_groups.div_ceil(most).max(PIECE_PIXELS.div_ceil(pixels)).min(num_groups);
+        let groups_of_piece = num_groups
+            .div_ceil(most)
+            .max(PIECE_PIXELS.div_ceil(pixels))
+            .min(num_groups);
         Self {
-            conv: plan(Conv2dShape { batch: images, ..shape }),
-            last: plan(Conv2dShape { batch: last, ..shape }),
+            conv: plan(Conv2dShape {
+                batch: images,
+                ..shape
+            }),
+            last: plan(Conv2dShape {
+                batch: last,
+                ..shape
+            }),
             num_groups,
             groups_of_piece,
             num_pieces: num_groups.div_ceil(groups_of_piece),
@@ -74,7 +95,11 @@ impl Groups {
 
     /// Threads among which groups are shared out: none where there is only one, whose passes use them all.
     pub(super) fn num_threads(&self) -> usize {
-        if self.num_groups == 1 { 1 } else { rayon::current_num_threads() }
+        if self.num_groups == 1 {
+            1
+        } else {
+            rayon::current_num_threads()
+        }
     }
 
     /// The groups of a piece.
@@ -84,10 +109,18 @@ impl Groups {
     }
 
     pub(super) fn get(&self, index: usize) -> Group<'_> {
-        let conv = if index + 1 == self.num_groups { &self.last } else { &self.conv };
+        let conv = if index + 1 == self.num_groups {
+            &self.last
+        } else {
+            &self.conv
+        };
         let first = index * self.conv.shape().batch;
         let first_forward_piece = index * self.conv.num_forward_pieces();
-        Group { conv, images: first..first + conv.shape().batch, first_forward_piece }
+        Group {
+            conv,
+            images: first..first + conv.shape().batch,
+            first_forward_piece,
+        }
     }
 
     /// Pieces of the forward passes of all groups.
@@ -97,7 +130,11 @@ impl Groups {
 
     /// The most that a group needs of what the convolution and the number of threads for it say.
     pub(super) fn most(&self, len: impl Fn(&Conv2d, usize) -> usize) -> usize {
-        let num_threads = if self.num_groups == 1 { rayon::current_num_threads() } else { 1 };
+        let num_threads = if self.num_groups == 1 {
+            rayon::current_num_threads()
+        } else {
+            1
+        };
         len(&self.conv, num_threads).max(len(&self.last, num_threads))
     }
 }
@@ -127,12 +164,20 @@ impl Group<'_> {
     }
 
     /// A normalisation of the part that lies in `range`.
-    pub(super) fn norm<'a, E: Element>(&self, norm: &Saved<'a, E>, range: Range<usize>) -> Saved<'a, E> {
+    pub(super) fn norm<'a, E: Element>(
+        &self,
+        norm: &Saved<'a, E>,
+        range: Range<usize>,
+    ) -> Saved<'a, E> {
         let gate = match norm.gate {
             Gate::Output(y) => Gate::Output(&y[range.clone()]),
             other => other,
         };
-        Saved { affine: norm.affine, x: &norm.x[range], gate }
+        Saved {
+            affine: norm.affine,
+            x: &norm.x[range],
+            gate,
+        }
     }
 }
 
@@ -147,7 +192,10 @@ pub(super) unsafe fn part_of<'a, E>(values: SharedMut<E>, range: Range<usize>) -
 
 /// The first `len` elements of scratch memory.
 pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
-    assert!(len * size_of::<E>() <= size_of_val(floats), "layer: scratch memory");
+    assert!(
+        len * size_of::<E>() <= size_of_val(floats),
+        "layer: scratch memory"
+    );
     // SAFETY: in bounds as just asserted; every element is at most as aligned as a float, and any bits are one.
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
 }

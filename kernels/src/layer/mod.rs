@@ -16,7 +16,9 @@ mod tests;
 use crate::batch_norm::gradient::backward_of;
 use crate::batch_norm::normalize::normalize_of;
 use crate::batch_norm::sums::backward_sums_of;
-use crate::batch_norm::{Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA, workspace_len};
+use crate::batch_norm::{
+    Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA, workspace_len,
+};
 use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
 use crate::conv2d::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, add_weight_gradients};
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
@@ -79,7 +81,15 @@ impl Layer {
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         let whole = Conv2d::new(shape, algorithm, isa, storage);
-        Self { isa, whole, groups: Groups::new(&whole, |shape| Conv2d::new(shape, algorithm, isa, storage), storage) }
+        Self {
+            isa,
+            whole,
+            groups: Groups::new(
+                &whole,
+                |shape| Conv2d::new(shape, algorithm, isa, storage),
+                storage,
+            ),
+        }
     }
 
     /// The convolution over the whole batch, whose packed weights serve here.
@@ -97,7 +107,10 @@ impl Layer {
     /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
-        let partials = partials_len(self.groups.num_forward_pieces(), self.whole.shape().out_channels);
+        let partials = partials_len(
+            self.groups.num_forward_pieces(),
+            self.whole.shape().out_channels,
+        );
         let num_workers = self.groups.num_threads().min(self.groups.num_groups());
         let slots = slots_len(num_workers, self.forward_slot_len());
         self.whole.forward_workspace_len().max(partials + slots)
@@ -139,24 +152,42 @@ impl Layer {
     ) {
         let shape = self.whole.shape();
         if let Some(x) = input.stored {
-            return self.whole.forward_of(x, packed, z, workspace, Epilogue::Moments(moments));
+            return self
+                .whole
+                .forward_of(x, packed, z, workspace, Epilogue::Moments(moments));
         }
-        assert_eq!(z.len(), shape.output_len(), "layer: length of the raw result");
-        assert_eq!(moments.len(), 2 * shape.out_channels, "layer: length of the moments");
+        assert_eq!(
+            z.len(),
+            shape.output_len(),
+            "layer: length of the raw result"
+        );
+        assert_eq!(
+            moments.len(),
+            2 * shape.out_channels,
+            "layer: length of the moments"
+        );
         let num_pieces = self.groups.num_forward_pieces();
-        let (partials, slots) = workspace.split_at_mut(partials_len(num_pieces, shape.out_channels));
+        let (partials, slots) =
+            workspace.split_at_mut(partials_len(num_pieces, shape.out_channels));
         let statistics = Statistics::new(self.isa, partials, num_pieces, shape.out_channels);
         let z = SharedMut::new(z);
-        for_each_piece(self.groups.num_groups(), slots, self.forward_slot_len(), &|index, slot| {
-            let group = self.groups.get(index);
-            let (x, slot) = slot.split_at_mut(self.input_scratch_len());
-            let x = self.read(input, &group, x);
-            // SAFETY: each group has its own images.
-            let z = unsafe { part_of(z, group.output()) };
-            group.conv.forward_pieces(x, packed, z, slot, &|piece, _, rows| {
-                statistics.of_piece(group.first_forward_piece + piece, rows);
-            });
-        });
+        for_each_piece(
+            self.groups.num_groups(),
+            slots,
+            self.forward_slot_len(),
+            &|index, slot| {
+                let group = self.groups.get(index);
+                let (x, slot) = slot.split_at_mut(self.input_scratch_len());
+                let x = self.read(input, &group, x);
+                // SAFETY: each group has its own images.
+                let z = unsafe { part_of(z, group.output()) };
+                group
+                    .conv
+                    .forward_pieces(x, packed, z, slot, &|piece, _, rows| {
+                        statistics.of_piece(group.first_forward_piece + piece, rows);
+                    });
+            },
+        );
         reduce_partials(partials, num_pieces, moments);
     }
 
@@ -164,8 +195,16 @@ impl Layer {
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or a residual meets a recomputed gate.
-    pub fn backward<E: Element>(&self, given: &Backward<'_, E>, wanted: Gradients<'_, E>, workspace: &mut [f32]) {
-        assert_on_line("layer: packed weights, workspace", [given.packed, &*workspace]);
+    pub fn backward<E: Element>(
+        &self,
+        given: &Backward<'_, E>,
+        wanted: Gradients<'_, E>,
+        workspace: &mut [f32],
+    ) {
+        assert_on_line(
+            "layer: packed weights, workspace",
+            [given.packed, &*workspace],
+        );
         E::layer_backward(self, given, wanted, workspace);
     }
 
@@ -184,18 +223,35 @@ impl Layer {
         let partial_sums = &mut doubles(partial_sums)[..num_pieces * sums_len];
         let targets = Targets {
             dx: wanted.dx.map(SharedMut::new),
-            dw: SharedMut::new(if num_pieces > 1 { &mut *partial_dw } else { &mut *wanted.dw }),
+            dw: SharedMut::new(if num_pieces > 1 {
+                &mut *partial_dw
+            } else {
+                &mut *wanted.dw
+            }),
             residual: SharedResidual::of(wanted.residual),
             sums: SharedMut::new(&mut *partial_sums),
         };
-        for_each_piece(num_pieces, slots, self.slot_lens().iter().sum(), &|piece, slot| {
-            self.backward_piece(given, &targets, piece, slot);
-        });
+        for_each_piece(
+            num_pieces,
+            slots,
+            self.slot_lens().iter().sum(),
+            &|piece, slot| {
+                self.backward_piece(given, &targets, piece, slot);
+            },
+        );
         if num_pieces > 1 {
-            add_weight_gradients(self.isa, &partial_dw[..num_pieces * shape.weight_len()], wanted.dw);
+            add_weight_gradients(
+                self.isa,
+                &partial_dw[..num_pieces * shape.weight_len()],
+                wanted.dw,
+            );
         }
         if given.input.norm.is_some() && targets.dx.is_some() {
-            assert_eq!(wanted.input_sums.len(), sums_len, "layer: length of the input's sums");
+            assert_eq!(
+                wanted.input_sums.len(),
+                sums_len,
+                "layer: length of the input's sums"
+            );
             wanted.input_sums.fill(0.0);
             for sums in partial_sums.chunks_exact(sums_len) {
                 add(wanted.input_sums, sums);
@@ -204,13 +260,22 @@ impl Layer {
     }
 
     /// The groups of one piece, one after the other.
-    fn backward_piece<E: Element>(&self, given: &Backward<'_, E>, to: &Targets<E>, piece: usize, slot: &mut [f32]) {
+    fn backward_piece<E: Element>(
+        &self,
+        given: &Backward<'_, E>,
+        to: &Targets<E>,
+        piece: usize,
+        slot: &mut [f32],
+    ) {
         let shape = self.whole.shape();
         let (weight_len, sums_len) = (shape.weight_len(), 2 * shape.in_channels);
         // SAFETY: each piece has its own gradient and sums.
         let (dw, input_sums) = unsafe {
             let of_piece = |len| piece * len..(piece + 1) * len;
-            (part_of(to.dw, of_piece(weight_len)), part_of(to.sums, of_piece(sums_len)))
+            (
+                part_of(to.dw, of_piece(weight_len)),
+                part_of(to.sums, of_piece(sums_len)),
+            )
         };
         input_sums.fill(0.0);
         let [dz_len, x_len, sums, norm_sums, _] = self.slot_lens();
@@ -225,7 +290,15 @@ impl Layer {
             let norm = group.norm(&given.norm, group.output());
             // SAFETY: each group has its own images.
             let residual = unsafe { to.residual.of_group(&group) };
-            backward_of(self.isa, &norm, given.sums, given.count, &given.dy[group.output()], dz, residual);
+            backward_of(
+                self.isa,
+                &norm,
+                given.sums,
+                given.count,
+                &given.dy[group.output()],
+                dz,
+                residual,
+            );
 
             let x = self.read(given.input, &group, x);
             if self.groups.num_groups() == 1 {
@@ -233,28 +306,50 @@ impl Layer {
             } else {
                 let finished = (index + 1 == groups.end).then_some(&mut *dw);
                 let sums = &mut sums[..group.conv.weight_sums_lens()[0]];
-                group.conv.add_weight_gradient((x, dz), (sums, index > groups.start), workspace, finished);
+                group.conv.add_weight_gradient(
+                    (x, dz),
+                    (sums, index > groups.start),
+                    workspace,
+                    finished,
+                );
             }
 
             let Some(dx) = to.dx else { continue };
             // SAFETY: as above.
             let dx = unsafe { part_of(dx, group.input()) };
-            let addend = given.addend.map_or(Addend::None, |addend| Addend::Gradient(&addend[group.input()]));
-            group.conv.data_gradient_of(dz, given.packed, addend, dx, workspace);
+            let addend = given.addend.map_or(Addend::None, |addend| {
+                Addend::Gradient(&addend[group.input()])
+            });
+            group
+                .conv
+                .data_gradient_of(dz, given.packed, addend, dx, workspace);
             if let Some(norm) = &given.input.norm {
                 let (of_group, workspace) = doubles(norm_sums).split_at_mut(sums_len);
-                backward_sums_of(self.isa, &group.norm(norm, group.input()), dx, of_group, workspace);
+                backward_sums_of(
+                    self.isa,
+                    &group.norm(norm, group.input()),
+                    dx,
+                    of_group,
+                    workspace,
+                );
                 add(input_sums, of_group);
             }
         }
     }
 
     /// What the convolution of a group reads, in place or normalised into `scratch`.
-    fn read<'a, E: Element>(&self, input: Input<'a, E>, group: &Group<'_>, floats: &'a mut [f32]) -> &'a [E] {
+    fn read<'a, E: Element>(
+        &self,
+        input: Input<'a, E>,
+        group: &Group<'_>,
+        floats: &'a mut [f32],
+    ) -> &'a [E] {
         if let Some(x) = input.stored {
             return &x[group.input()];
         }
-        let Some(norm) = input.norm else { panic!("layer: an input that is neither stored nor normalised here") };
+        let Some(norm) = input.norm else {
+            panic!("layer: an input that is neither stored nor normalised here")
+        };
         let rectifier = match norm.gate {
             Gate::Open => Rectifier::None,
             Gate::Recomputed => Rectifier::Relu,
@@ -262,7 +357,14 @@ impl Layer {
             Gate::Output(_) => panic!("layer: an input behind a residual is stored"),
         };
         let x = scratch(floats, group.input().len());
-        normalize_of(self.isa, &norm.affine, &norm.x[group.input()], Residual::None, rectifier, x);
+        normalize_of(
+            self.isa,
+            &norm.affine,
+            &norm.x[group.input()],
+            Residual::None,
+            rectifier,
+            x,
+        );
         x
     }
 
@@ -283,7 +385,9 @@ impl Layer {
             [0, 1].map(|part| self.groups.most(|conv, _| conv.weight_sums_lens()[part]))
         };
         // A smaller group may be cut into more pieces.
-        let norm_sums = self.groups.most(|conv, _| workspace_len(conv.shape().input_len() / channels, channels));
+        let norm_sums = self
+            .groups
+            .most(|conv, _| workspace_len(conv.shape().input_len() / channels, channels));
         [
             whole_lines(self.groups.most(|conv, _| conv.shape().output_len())),
             self.input_scratch_len(),
@@ -296,7 +400,11 @@ impl Layer {
     /// Elements of the pieces' gradients, if there is more than one.
     fn partial_dw_len(&self) -> usize {
         let num_pieces = self.groups.num_pieces();
-        if num_pieces > 1 { whole_lines(num_pieces * self.whole.shape().weight_len()) } else { 0 }
+        if num_pieces > 1 {
+            whole_lines(num_pieces * self.whole.shape().weight_len())
+        } else {
+            0
+        }
     }
 
     /// Elements of the pieces' sums for the normalisation before.
@@ -327,7 +435,9 @@ impl<E: Element> SharedResidual<E> {
         match residual {
             ResidualGradient::None => Self::None,
             ResidualGradient::Write(values) => Self::Write(SharedMut::new(values)),
-            ResidualGradient::WriteOptionA(shape, values) => Self::WriteOptionA(shape, SharedMut::new(values)),
+            ResidualGradient::WriteOptionA(shape, values) => {
+                Self::WriteOptionA(shape, SharedMut::new(values))
+            }
         }
     }
 
@@ -340,7 +450,10 @@ impl<E: Element> SharedResidual<E> {
                 Self::None => ResidualGradient::None,
                 Self::Write(values) => ResidualGradient::Write(part_of(values, group.output())),
                 Self::WriteOptionA(shape, values) => ResidualGradient::WriteOptionA(
-                    ShortcutA { num_images: group.images.len(), ..shape },
+                    ShortcutA {
+                        num_images: group.images.len(),
+                        ..shape
+                    },
                     part_of(values, group.images_of(shape.image_in())),
                 ),
             }
@@ -349,5 +462,7 @@ impl<E: Element> SharedResidual<E> {
 }
 
 fn add(sums: &mut [f64], further: &[f64]) {
-    sums.iter_mut().zip(further).for_each(|(sum, further)| *sum += further);
+    sums.iter_mut()
+        .zip(further)
+        .for_each(|(sum, further)| *sum += further);
 }

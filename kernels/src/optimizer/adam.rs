@@ -78,7 +78,11 @@ pub fn step(
     [first, second]: [&mut [f32]; 2],
     gradients: &[f32],
 ) {
-    let lens = [("first moments", first.len()), ("second moments", second.len()), ("gradients", gradients.len())];
+    let lens = [
+        ("first moments", first.len()),
+        ("second moments", second.len()),
+        ("gradients", gradients.len()),
+    ];
     check_lengths("adamw", parameters.len(), lens);
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
@@ -86,7 +90,16 @@ pub fn step(
         .zip(second.par_chunks_mut(PIECE_VALUES))
         .zip(gradients.par_chunks(PIECE_VALUES));
     pieces.for_each(|(((parameters, first), second), gradients)| {
-        vectorized(isa, Piece { update: *update, parameters, first, second, gradients });
+        vectorized(
+            isa,
+            Piece {
+                update: *update,
+                parameters,
+                first,
+                second,
+                gradients,
+            },
+        );
     });
 }
 
@@ -103,8 +116,17 @@ impl Task for Piece<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let AdamWUpdate { learning_rate, kept, direction } = self.update;
-        let values = self.parameters.iter_mut().zip(self.first).zip(self.second).zip(self.gradients);
+        let AdamWUpdate {
+            learning_rate,
+            kept,
+            direction,
+        } = self.update;
+        let values = self
+            .parameters
+            .iter_mut()
+            .zip(self.first)
+            .zip(self.second)
+            .zip(self.gradients);
         for (((parameter, first), second), &gradient) in values {
             *parameter = kept * *parameter - learning_rate * direction.of(first, second, gradient);
         }

@@ -6,7 +6,9 @@
 use rayon::prelude::*;
 
 use super::adam::AdamDirection;
-use super::{LANES, PIECE_VALUES, ROUND_PIECES, ROUND_VALUES, add_squares, check_lengths, norm, trust_ratio};
+use super::{
+    LANES, PIECE_VALUES, ROUND_PIECES, ROUND_VALUES, add_squares, check_lengths, norm, trust_ratio,
+};
 use crate::simd::{Isa, Task, vectorized};
 
 /// Values whose squares are added while they are in the nearest cache.
@@ -50,11 +52,26 @@ pub fn step(
     ];
     check_lengths("lamb", parameters.len(), lens);
     let of_direction = directions(isa, update, parameters, scratch, moments, gradients);
-    let of_parameters = if update.adapts { norm(isa, parameters) } else { 0.0 };
+    let of_parameters = if update.adapts {
+        norm(isa, parameters)
+    } else {
+        0.0
+    };
     let ratio = trust_ratio(of_parameters, of_direction, || of_parameters / of_direction);
     let rate = update.learning_rate * ratio;
-    let pieces = parameters.par_chunks_mut(PIECE_VALUES).zip(scratch.par_chunks(PIECE_VALUES));
-    pieces.for_each(|(parameters, directions)| vectorized(isa, Descent { rate, parameters, directions }));
+    let pieces = parameters
+        .par_chunks_mut(PIECE_VALUES)
+        .zip(scratch.par_chunks(PIECE_VALUES));
+    pieces.for_each(|(parameters, directions)| {
+        vectorized(
+            isa,
+            Descent {
+                rate,
+                parameters,
+                directions,
+            },
+        )
+    });
 }
 
 /// Moves the moments and leaves the direction in `directions`; its norm.
@@ -69,7 +86,11 @@ fn directions(
     let rounds = parameters
         .chunks(ROUND_VALUES)
         .zip(directions.chunks_mut(ROUND_VALUES))
-        .zip(first.chunks_mut(ROUND_VALUES).zip(second.chunks_mut(ROUND_VALUES)))
+        .zip(
+            first
+                .chunks_mut(ROUND_VALUES)
+                .zip(second.chunks_mut(ROUND_VALUES)),
+        )
         .zip(gradients.chunks(ROUND_VALUES));
     let mut sum = 0.0;
     for (((parameters, directions), (first, second)), gradients) in rounds {
@@ -77,12 +98,28 @@ fn directions(
         let pieces = parameters
             .par_chunks(PIECE_VALUES)
             .zip(directions.par_chunks_mut(PIECE_VALUES))
-            .zip(first.par_chunks_mut(PIECE_VALUES).zip(second.par_chunks_mut(PIECE_VALUES)))
+            .zip(
+                first
+                    .par_chunks_mut(PIECE_VALUES)
+                    .zip(second.par_chunks_mut(PIECE_VALUES)),
+            )
             .zip(gradients.par_chunks(PIECE_VALUES))
             .zip(&mut sums);
-        pieces.for_each(|((((parameters, directions), (first, second)), gradients), sum)| {
-            *sum = vectorized(isa, Direction { update: *update, parameters, directions, first, second, gradients });
-        });
+        pieces.for_each(
+            |((((parameters, directions), (first, second)), gradients), sum)| {
+                *sum = vectorized(
+                    isa,
+                    Direction {
+                        update: *update,
+                        parameters,
+                        directions,
+                        first,
+                        second,
+                        gradients,
+                    },
+                );
+            },
+        );
         sum += sums.iter().sum::<f64>();
     }
     sum.sqrt()
@@ -102,16 +139,28 @@ impl Task for Direction<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let LambUpdate { weight_decay, direction, .. } = self.update;
+        let LambUpdate {
+            weight_decay,
+            direction,
+            ..
+        } = self.update;
         let mut sums = [0.0; LANES];
         let blocks = self
             .parameters
             .chunks(BLOCK_VALUES)
             .zip(self.directions.chunks_mut(BLOCK_VALUES))
-            .zip(self.first.chunks_mut(BLOCK_VALUES).zip(self.second.chunks_mut(BLOCK_VALUES)))
+            .zip(
+                self.first
+                    .chunks_mut(BLOCK_VALUES)
+                    .zip(self.second.chunks_mut(BLOCK_VALUES)),
+            )
             .zip(self.gradients.chunks(BLOCK_VALUES));
         for (((parameters, directions), (first, second)), gradients) in blocks {
-            let values = parameters.iter().zip(directions.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
+            let values = parameters
+                .iter()
+                .zip(directions.iter_mut())
+                .zip(first.iter_mut().zip(second))
+                .zip(gradients);
             for (((&parameter, value), (first, second)), &gradient) in values {
                 *value = direction.of(first, second, gradient) + weight_decay * parameter;
             }

@@ -26,17 +26,34 @@ pub fn step(
     velocities: &mut [f32],
     gradients: &[f32],
 ) {
-    check_lengths("lars", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
+    check_lengths(
+        "lars",
+        parameters.len(),
+        [
+            ("velocities", velocities.len()),
+            ("gradients", gradients.len()),
+        ],
+    );
     let (of_parameters, of_gradients) = (norm(isa, parameters), norm(isa, gradients));
     let ratio = trust_ratio(of_parameters, of_gradients, || {
-        trust_coefficient * of_parameters / (of_gradients + f64::from(update.weight_decay) * of_parameters)
+        trust_coefficient * of_parameters
+            / (of_gradients + f64::from(update.weight_decay) * of_parameters)
     });
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
         .zip(velocities.par_chunks_mut(PIECE_VALUES))
         .zip(gradients.par_chunks(PIECE_VALUES));
     pieces.for_each(|((parameters, velocities), gradients)| {
-        vectorized(isa, Piece { update: *update, ratio, parameters, velocities, gradients });
+        vectorized(
+            isa,
+            Piece {
+                update: *update,
+                ratio,
+                parameters,
+                velocities,
+                gradients,
+            },
+        );
     });
 }
 
@@ -53,9 +70,22 @@ impl Task for Piece<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let SgdUpdate { learning_rate, momentum, weight_decay, nesterov } = self.update;
-        let (of_gradient, of_velocity) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        let values = self.parameters.iter_mut().zip(self.velocities).zip(self.gradients);
+        let SgdUpdate {
+            learning_rate,
+            momentum,
+            weight_decay,
+            nesterov,
+        } = self.update;
+        let (of_gradient, of_velocity) = if nesterov {
+            (1.0, momentum)
+        } else {
+            (0.0, 1.0)
+        };
+        let values = self
+            .parameters
+            .iter_mut()
+            .zip(self.velocities)
+            .zip(self.gradients);
         for ((parameter, velocity), &gradient) in values {
             let gradient = self.ratio * (gradient + weight_decay * *parameter);
             *velocity = momentum * *velocity + gradient;

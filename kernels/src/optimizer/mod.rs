@@ -29,13 +29,20 @@ const LANES: usize = 16;
 
 fn check_lengths<const N: usize>(what: &str, num_parameters: usize, others: [(&str, usize); N]) {
     for (name, len) in others {
-        assert!(len == num_parameters, "{what}: {num_parameters} parameters but {len} {name}");
+        assert!(
+            len == num_parameters,
+            "{what}: {num_parameters} parameters but {len} {name}"
+        );
     }
 }
 
 /// The ratio by which a step is scaled, 1 where it has no meaning: where a norm is 0.
 fn trust_ratio(of_parameters: f64, of_direction: f64, ratio: impl FnOnce() -> f64) -> f32 {
-    if of_parameters > 0.0 && of_direction > 0.0 { ratio() as f32 } else { 1.0 }
+    if of_parameters > 0.0 && of_direction > 0.0 {
+        ratio() as f32
+    } else {
+        1.0
+    }
 }
 
 /// The L2 norm of `values`.

@@ -3,9 +3,23 @@
 use super::adam::AdamWUpdate;
 use super::sgd::SgdUpdate;
 
-pub(super) fn sgd(update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    let SgdUpdate { learning_rate, momentum, weight_decay, nesterov } = *update;
-    let (of_gradient, of_velocity) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+pub(super) fn sgd(
+    update: &SgdUpdate,
+    parameters: &mut [f32],
+    velocities: &mut [f32],
+    gradients: &[f32],
+) {
+    let SgdUpdate {
+        learning_rate,
+        momentum,
+        weight_decay,
+        nesterov,
+    } = *update;
+    let (of_gradient, of_velocity) = if nesterov {
+        (1.0, momentum)
+    } else {
+        (0.0, 1.0)
+    };
     for ((parameter, velocity), &gradient) in parameters.iter_mut().zip(velocities).zip(gradients) {
         let gradient = gradient + weight_decay * *parameter;
         *velocity = momentum * *velocity + gradient;
@@ -13,8 +27,17 @@ pub(super) fn sgd(update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [
     }
 }
 
-pub(super) fn adamw(update: &AdamWUpdate, parameters: &mut [f32], moments: [&mut [f32]; 2], gradients: &[f32]) {
-    let AdamWUpdate { learning_rate, kept, direction: of } = *update;
+pub(super) fn adamw(
+    update: &AdamWUpdate,
+    parameters: &mut [f32],
+    moments: [&mut [f32]; 2],
+    gradients: &[f32],
+) {
+    let AdamWUpdate {
+        learning_rate,
+        kept,
+        direction: of,
+    } = *update;
     let [first, second] = moments;
     for index in 0..parameters.len() {
         let (m, v, gradient) = (&mut first[index], &mut second[index], gradients[index]);

@@ -32,21 +32,63 @@ pub struct SgdUpdate {
 ///
 /// # Differs from PyTorch
 /// Not with `dampening = 0`.
-pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
+pub fn step(
+    isa: Isa,
+    update: &SgdUpdate,
+    parameters: &mut [f32],
+    velocities: &mut [f32],
+    gradients: &[f32],
+) {
+    check_lengths(
+        "sgd",
+        parameters.len(),
+        [
+            ("velocities", velocities.len()),
+            ("gradients", gradients.len()),
+        ],
+    );
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
         .zip(velocities.par_chunks_mut(PIECE_VALUES))
         .zip(gradients.par_chunks(PIECE_VALUES));
     pieces.for_each(|((parameters, velocities), gradients)| {
-        vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
+        vectorized(
+            isa,
+            Piece {
+                update: *update,
+                parameters,
+                velocities,
+                gradients,
+            },
+        );
     });
 }
 
 /// As [`step`], to the same bits, on the calling thread: for a thread beside a pool whose only thread waits for it.
-pub fn step_alone(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
-    vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
+pub fn step_alone(
+    isa: Isa,
+    update: &SgdUpdate,
+    parameters: &mut [f32],
+    velocities: &mut [f32],
+    gradients: &[f32],
+) {
+    check_lengths(
+        "sgd",
+        parameters.len(),
+        [
+            ("velocities", velocities.len()),
+            ("gradients", gradients.len()),
+        ],
+    );
+    vectorized(
+        isa,
+        Piece {
+            update: *update,
+            parameters,
+            velocities,
+            gradients,
+        },
+    );
 }
 
 struct Piece<'a> {
@@ -61,9 +103,22 @@ impl Task for Piece<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let SgdUpdate { learning_rate, momentum, weight_decay, nesterov } = self.update;
-        let (of_gradient, of_velocity) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        let values = self.parameters.iter_mut().zip(self.velocities).zip(self.gradients);
+        let SgdUpdate {
+            learning_rate,
+            momentum,
+            weight_decay,
+            nesterov,
+        } = self.update;
+        let (of_gradient, of_velocity) = if nesterov {
+            (1.0, momentum)
+        } else {
+            (0.0, 1.0)
+        };
+        let values = self
+            .parameters
+            .iter_mut()
+            .zip(self.velocities)
+            .zip(self.gradients);
         for ((parameter, velocity), &gradient) in values {
             let gradient = gradient + weight_decay * *parameter;
             *velocity = momentum * *velocity + gradient;

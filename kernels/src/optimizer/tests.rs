@@ -72,11 +72,26 @@ proptest! {
 
 #[test]
 fn a_norm_is_that_of_all_values_whatever_their_number() {
-    for len in [0, 1, 15, 16, 17, PIECE_VALUES + 3, ROUND_VALUES + PIECE_VALUES + 5] {
+    for len in [
+        0,
+        1,
+        15,
+        16,
+        17,
+        PIECE_VALUES + 3,
+        ROUND_VALUES + PIECE_VALUES + 5,
+    ] {
         let values = values(len, 7);
-        let plain = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        let plain = values
+            .iter()
+            .map(|value| f64::from(*value).powi(2))
+            .sum::<f64>()
+            .sqrt();
         let got = norm(Isa::detect(), &values);
-        assert!((got - plain).abs() <= 1e-12 * plain, "{len} values: {got} against {plain}");
+        assert!(
+            (got - plain).abs() <= 1e-12 * plain,
+            "{len} values: {got} against {plain}"
+        );
     }
 }
 
@@ -90,7 +105,12 @@ fn a_ratio_without_meaning_is_1() {
 
 #[test]
 fn parameters_or_gradients_of_zeros_take_a_step_of_ratio_1() {
-    let update = SgdUpdate { learning_rate: 0.5, momentum: 0.0, weight_decay: 0.0, nesterov: false };
+    let update = SgdUpdate {
+        learning_rate: 0.5,
+        momentum: 0.0,
+        weight_decay: 0.0,
+        nesterov: false,
+    };
     let (mut w, mut v) = ([0.0; 2], [0.0; 2]);
     lars::step(Isa::Portable, &update, 1e-3, &mut w, &mut v, &[1.0, -2.0]);
     assert_eq!(w, [-0.5, 1.0]);
@@ -101,7 +121,10 @@ fn parameters_or_gradients_of_zeros_take_a_step_of_ratio_1() {
 /// Three steps of these gradients, from these parameters; `step` gets the number of each, from 1.
 fn after_three_steps(mut step: impl FnMut(&mut [f32; 3], u64, &[f32; 3])) -> [f32; 3] {
     let mut parameters = [0.5, -1.25, 2.0];
-    for (index, gradients) in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]].iter().enumerate() {
+    for (index, gradients) in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]]
+        .iter()
+        .enumerate()
+    {
         step(&mut parameters, index as u64 + 1, gradients);
     }
     parameters
@@ -110,21 +133,34 @@ fn after_three_steps(mut step: impl FnMut(&mut [f32; 3], u64, &[f32; 3])) -> [f3
 /// Expected values as in `trainer/src/step/optimizer/tests.rs`, by PyTorch 2.15 in double precision.
 #[test]
 fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
-    for (nesterov, expected) in
-        [(false, [0.479_102_3, -0.896_703_3, 2.125_829_5]), (true, [0.655_451_8, -0.879_533_9, 2.194_702_9])]
-    {
-        let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.01, nesterov };
+    for (nesterov, expected) in [
+        (false, [0.479_102_3, -0.896_703_3, 2.125_829_5]),
+        (true, [0.655_451_8, -0.879_533_9, 2.194_702_9]),
+    ] {
+        let update = SgdUpdate {
+            learning_rate: 0.1,
+            momentum: 0.9,
+            weight_decay: 0.01,
+            nesterov,
+        };
         let mut v = [0.0; 3];
-        let w = after_three_steps(|w, _, gradients| sgd::step(Isa::detect(), &update, w, &mut v, gradients));
+        let w = after_three_steps(|w, _, gradients| {
+            sgd::step(Isa::detect(), &update, w, &mut v, gradients)
+        });
         assert_close("parameters", &w, &expected, 1e-6);
     }
-    for (epsilon, expected) in
-        [(1e-8, [0.355_300_4, -1.094_810_4, 1.976_620_2]), (0.1, [0.372_337_6, -1.102_907_7, 1.985_947_6])]
-    {
+    for (epsilon, expected) in [
+        (1e-8, [0.355_300_4, -1.094_810_4, 1.976_620_2]),
+        (0.1, [0.372_337_6, -1.102_907_7, 1.985_947_6]),
+    ] {
         let (mut m, mut v) = ([0.0; 3], [0.0; 3]);
         let w = after_three_steps(|w, number, gradients| {
             let direction = AdamDirection::new([0.9, 0.999], epsilon, number);
-            let update = AdamWUpdate { learning_rate: 0.1, kept: 0.999, direction };
+            let update = AdamWUpdate {
+                learning_rate: 0.1,
+                kept: 0.999,
+                direction,
+            };
             adam::step(Isa::detect(), &update, w, [&mut m, &mut v], gradients);
         });
         assert_close("parameters", &w, &expected, 1e-6);
@@ -134,6 +170,17 @@ fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
 #[test]
 #[should_panic(expected = "sgd: 3 parameters but 2 gradients")]
 fn a_wrong_length_is_named() {
-    let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0, nesterov: false };
-    sgd::step(Isa::Portable, &update, &mut [0.0; 3], &mut [0.0; 3], &[0.0; 2]);
+    let update = SgdUpdate {
+        learning_rate: 0.1,
+        momentum: 0.9,
+        weight_decay: 0.0,
+        nesterov: false,
+    };
+    sgd::step(
+        Isa::Portable,
+        &update,
+        &mut [0.0; 3],
+        &mut [0.0; 3],
+        &[0.0; 2],
+    );
 }

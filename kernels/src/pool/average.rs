@@ -23,13 +23,27 @@ const COLUMNS: usize = 64;
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
-pub fn global_average<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, y: &mut [f32]) {
+pub fn global_average<E: Element>(
+    isa: Isa,
+    x: &[E],
+    pixels: usize,
+    channels: usize,
+    y: &mut [f32],
+) {
     E::global_average(isa, x, pixels, channels, y);
 }
 
-pub(crate) fn global_average_of<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, y: &mut [f32]) {
+pub(crate) fn global_average_of<E: Element>(
+    isa: Isa,
+    x: &[E],
+    pixels: usize,
+    channels: usize,
+    y: &mut [f32],
+) {
     check(x.len(), pixels, channels, y.len());
-    let images = y.par_chunks_exact_mut(channels).zip(x.par_chunks_exact(pixels * channels));
+    let images = y
+        .par_chunks_exact_mut(channels)
+        .zip(x.par_chunks_exact(pixels * channels));
     images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
 }
 
@@ -40,7 +54,13 @@ pub(crate) fn global_average_of<E: Element>(isa: Isa, x: &[E], pixels: usize, ch
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
-pub fn global_average_backward<E: Element>(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [E]) {
+pub fn global_average_backward<E: Element>(
+    isa: Isa,
+    dy: &[f32],
+    pixels: usize,
+    channels: usize,
+    dx: &mut [E],
+) {
     E::global_average_backward(isa, dy, pixels, channels, dx);
 }
 
@@ -52,13 +72,21 @@ pub(crate) fn global_average_backward_of<E: Element>(
     dx: &mut [E],
 ) {
     check(dx.len(), pixels, channels, dy.len());
-    let images = dx.par_chunks_exact_mut(pixels * channels).zip(dy.par_chunks_exact(channels));
+    let images = dx
+        .par_chunks_exact_mut(pixels * channels)
+        .zip(dy.par_chunks_exact(channels));
     images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));
 }
 
 fn check(all: usize, pixels: usize, channels: usize, means: usize) {
-    assert!(pixels > 0 && channels > 0, "pool: average over {pixels} pixels of {channels} channels");
-    assert!(means.is_multiple_of(channels), "pool: {means} means are no whole rows of {channels} channels");
+    assert!(
+        pixels > 0 && channels > 0,
+        "pool: average over {pixels} pixels of {channels} channels"
+    );
+    assert!(
+        means.is_multiple_of(channels),
+        "pool: {means} means are no whole rows of {channels} channels"
+    );
     assert_len("pixels", all, elements("pool: average", &[means, pixels]));
 }
 

@@ -42,7 +42,10 @@ impl MaxPoolShape {
     /// # Panics
     /// If so many fit no slice.
     pub fn input_len(&self) -> usize {
-        elements("pool: input", &[self.num_images, self.height, self.width, self.channels])
+        elements(
+            "pool: input",
+            &[self.num_images, self.height, self.width, self.channels],
+        )
     }
 
     /// Values of the output.
@@ -50,7 +53,15 @@ impl MaxPoolShape {
     /// # Panics
     /// If so many fit no slice.
     pub fn output_len(&self) -> usize {
-        elements("pool: output", &[self.num_images, self.height_out(), self.width_out(), self.channels])
+        elements(
+            "pool: output",
+            &[
+                self.num_images,
+                self.height_out(),
+                self.width_out(),
+                self.channels,
+            ],
+        )
     }
 }
 
@@ -65,7 +76,13 @@ pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E],
     E::max_pool(isa, shape, x, y, taps);
 }
 
-pub(crate) fn max_pool_of<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E], taps: &mut [u8]) {
+pub(crate) fn max_pool_of<E: Element>(
+    isa: Isa,
+    shape: MaxPoolShape,
+    x: &[E],
+    y: &mut [E],
+    taps: &mut [u8],
+) {
     assert_len("x", x.len(), shape.input_len());
     assert_len("y", y.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -73,12 +90,24 @@ pub(crate) fn max_pool_of<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y:
         return;
     }
     let row = shape.width_out() * shape.channels;
-    let rows = y.par_chunks_exact_mut(row).zip(taps.par_chunks_exact_mut(row)).enumerate();
+    let rows = y
+        .par_chunks_exact_mut(row)
+        .zip(taps.par_chunks_exact_mut(row))
+        .enumerate();
     rows.for_each(|(index, (y, taps))| {
         let (image, row) = (index / shape.height_out(), index % shape.height_out());
         let image_len = shape.height * shape.width * shape.channels;
         let x = &x[image * image_len..][..image_len];
-        vectorized(isa, OutputRow { shape, x, row, y, taps });
+        vectorized(
+            isa,
+            OutputRow {
+                shape,
+                x,
+                row,
+                y,
+                taps,
+            },
+        );
     });
 }
 
@@ -89,23 +118,46 @@ pub(crate) fn max_pool_of<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y:
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn max_pool_backward<E: Element>(isa: Isa, shape: MaxPoolShape, dy: &[E], taps: &[u8], dx: &mut [E]) {
+pub fn max_pool_backward<E: Element>(
+    isa: Isa,
+    shape: MaxPoolShape,
+    dy: &[E],
+    taps: &[u8],
+    dx: &mut [E],
+) {
     E::max_pool_backward(isa, shape, dy, taps, dx);
 }
 
-pub(crate) fn max_pool_backward_of<E: Element>(isa: Isa, shape: MaxPoolShape, dy: &[E], taps: &[u8], dx: &mut [E]) {
+pub(crate) fn max_pool_backward_of<E: Element>(
+    isa: Isa,
+    shape: MaxPoolShape,
+    dy: &[E],
+    taps: &[u8],
+    dx: &mut [E],
+) {
     assert_len("dx", dx.len(), shape.input_len());
     assert_len("dy", dy.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
     if dx.is_empty() {
         return;
     }
-    dx.par_chunks_exact_mut(shape.width * shape.channels).enumerate().for_each(|(index, dx)| {
-        let (image, row) = (index / shape.height, index % shape.height);
-        let image_len = shape.height_out() * shape.width_out() * shape.channels;
-        let image = image * image_len..(image + 1) * image_len;
-        vectorized(isa, InputRow { shape, dy: &dy[image.clone()], taps: &taps[image], row, dx });
-    });
+    dx.par_chunks_exact_mut(shape.width * shape.channels)
+        .enumerate()
+        .for_each(|(index, dx)| {
+            let (image, row) = (index / shape.height, index % shape.height);
+            let image_len = shape.height_out() * shape.width_out() * shape.channels;
+            let image = image * image_len..(image + 1) * image_len;
+            vectorized(
+                isa,
+                InputRow {
+                    shape,
+                    dy: &dy[image.clone()],
+                    taps: &taps[image],
+                    row,
+                    dx,
+                },
+            );
+        });
 }
 
 /// One row of the output, and the image it is made of.
@@ -122,8 +174,23 @@ impl<E: Element> Task for OutputRow<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { shape: MaxPoolShape { height, width, channels, .. }, x, row, y, taps } = self;
-        let pixels = y.chunks_exact_mut(channels).zip(taps.chunks_exact_mut(channels)).enumerate();
+        let Self {
+            shape:
+                MaxPoolShape {
+                    height,
+                    width,
+                    channels,
+                    ..
+                },
+            x,
+            row,
+            y,
+            taps,
+        } = self;
+        let pixels = y
+            .chunks_exact_mut(channels)
+            .zip(taps.chunks_exact_mut(channels))
+            .enumerate();
         for (column, (y, taps)) in pixels {
             let mut window: [(&[E], u8); 9] = [(&[], 0); 9];
             let mut count = 0;
@@ -136,12 +203,17 @@ impl<E: Element> Task for OutputRow<'_, E> {
                 }
             }
             let window = &window[..count];
-            let ((y, tail_y), (taps, tail_taps)) = (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
+            let ((y, tail_y), (taps, tail_taps)) =
+                (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
             let first_of_tail = y.len() * BLOCK;
             for (index, (y, taps)) in y.iter_mut().zip(taps).enumerate() {
                 choose(window, index * BLOCK, y, taps);
             }
-            let tail = tail_y.as_chunks_mut::<1>().0.iter_mut().zip(tail_taps.as_chunks_mut::<1>().0);
+            let tail = tail_y
+                .as_chunks_mut::<1>()
+                .0
+                .iter_mut()
+                .zip(tail_taps.as_chunks_mut::<1>().0);
             for (index, (y, tap)) in tail.enumerate() {
                 choose(window, first_of_tail + index, y, tap);
             }
@@ -151,7 +223,12 @@ impl<E: Element> Task for OutputRow<'_, E> {
 
 /// The largest value of a window, and its tap, for `N` channels from `first` on.
 #[inline(always)]
-fn choose<E: Element, const N: usize>(window: &[(&[E], u8)], first: usize, y: &mut [E; N], taps: &mut [u8; N]) {
+fn choose<E: Element, const N: usize>(
+    window: &[(&[E], u8)],
+    first: usize,
+    y: &mut [E; N],
+    taps: &mut [u8; N],
+) {
     // The first stands until something larger comes. Taps are as wide as values, so that one mask serves both.
     let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [u32::from(window[0].1); N]);
     for (x, tap) in window {
@@ -187,11 +264,21 @@ impl<E: Element> Task for InputRow<'_, E> {
         for (column, dx) in self.dx.chunks_exact_mut(channels).enumerate() {
             let mut chosen: [Window<'_, E>; 4] = [(&[], &[], 0); 4];
             let mut count = 0;
-            for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
-                for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
+            for (window_row, tap_row) in windows(self.row, self.shape.height_out())
+                .into_iter()
+                .flatten()
+            {
+                for (window_column, tap_column) in windows(column, self.shape.width_out())
+                    .into_iter()
+                    .flatten()
+                {
                     let at = (window_row * self.shape.width_out() + window_column) * channels;
                     let range = at..at + channels;
-                    chosen[count] = (&self.dy[range.clone()], &self.taps[range], (3 * tap_row + tap_column) as u8);
+                    chosen[count] = (
+                        &self.dy[range.clone()],
+                        &self.taps[range],
+                        (3 * tap_row + tap_column) as u8,
+                    );
                     count += 1;
                 }
             }
@@ -235,6 +322,9 @@ fn windows(position: usize, count: usize) -> [Option<(usize, usize)>; 2] {
     if position.is_multiple_of(2) {
         [Some((window, 1)), None]
     } else {
-        [Some((window, 2)), (window + 1 < count).then_some((window + 1, 0))]
+        [
+            Some((window, 2)),
+            (window + 1 < count).then_some((window + 1, 0)),
+        ]
     }
 }

@@ -19,5 +19,8 @@ pub use average::{global_average, global_average_backward};
 pub use max::{MaxPoolShape, max_pool, max_pool_backward};
 
 fn assert_len(what: &str, got: usize, expected: usize) {
-    assert!(got == expected, "pool: {what}: expected {expected} values, got {got}");
+    assert!(
+        got == expected,
+        "pool: {what}: expected {expected} values, got {got}"
+    );
 }

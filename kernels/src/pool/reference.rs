@@ -12,7 +12,12 @@ pub(super) fn global_average(x: &[f32], pixels: usize, channels: usize) -> Vec<f
 
 /// Maxima, and the position in `x` of each.
 pub(super) fn max_pool(shape: MaxPoolShape, x: &[f32]) -> (Vec<f32>, Vec<usize>) {
-    let MaxPoolShape { num_images, height, width, channels } = shape;
+    let MaxPoolShape {
+        num_images,
+        height,
+        width,
+        channels,
+    } = shape;
     let (mut y, mut positions) = (Vec::new(), Vec::new());
     for image in 0..num_images {
         for row in 0..shape.height_out() {

@@ -57,12 +57,23 @@ proptest! {
 #[test]
 fn pooling_bf16_equals_pooling_the_widened_values_and_rounding() {
     for (num_images, height, width, channels) in [(2, 7, 8, 5), (1, 3, 3, 131), (3, 8, 1, 16)] {
-        let shape = MaxPoolShape { num_images, height, width, channels };
-        let (x, dy) = (stored(shape.input_len() + 1, 1), stored(shape.output_len() + 1, 2));
+        let shape = MaxPoolShape {
+            num_images,
+            height,
+            width,
+            channels,
+        };
+        let (x, dy) = (
+            stored(shape.input_len() + 1, 1),
+            stored(shape.output_len() + 1, 2),
+        );
         let (x, dy) = (&x[1..], &dy[1..]);
         let (y, taps, dx) = same_everywhere(|isa| max_pool_both(isa, shape, x, dy));
         let expected = max_pool_both(Isa::Portable, shape, &widened(x), &widened(dy));
-        assert_eq!((y, taps, dx), (rounded(&expected.0), expected.1, rounded(&expected.2)));
+        assert_eq!(
+            (y, taps, dx),
+            (rounded(&expected.0), expected.1, rounded(&expected.2))
+        );
         let pixels = height * width;
         let means = values(num_images * channels, 3);
         let (mean, dx) = same_everywhere(|isa| average_both(isa, x, pixels, channels, &means));
@@ -71,16 +82,34 @@ fn pooling_bf16_equals_pooling_the_widened_values_and_rounding() {
     }
 }
 
-fn max_pool_both<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], dy: &[E]) -> (Vec<E>, Vec<u8>, Vec<E>) {
+fn max_pool_both<E: Element>(
+    isa: Isa,
+    shape: MaxPoolShape,
+    x: &[E],
+    dy: &[E],
+) -> (Vec<E>, Vec<u8>, Vec<E>) {
     let dirty = E::from_f32(f32::NAN);
-    let (mut y, mut taps, mut dx) = (vec![dirty; dy.len()], vec![99; dy.len()], vec![dirty; x.len()]);
+    let (mut y, mut taps, mut dx) = (
+        vec![dirty; dy.len()],
+        vec![99; dy.len()],
+        vec![dirty; x.len()],
+    );
     max_pool(isa, shape, x, &mut y, &mut taps);
     max_pool_backward(isa, shape, dy, &taps, &mut dx);
     (y, taps, dx)
 }
 
-fn average_both<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, dy: &[f32]) -> (Vec<f32>, Vec<E>) {
-    let (mut y, mut dx) = (vec![f32::NAN; dy.len()], vec![E::from_f32(f32::NAN); x.len()]);
+fn average_both<E: Element>(
+    isa: Isa,
+    x: &[E],
+    pixels: usize,
+    channels: usize,
+    dy: &[f32],
+) -> (Vec<f32>, Vec<E>) {
+    let (mut y, mut dx) = (
+        vec![f32::NAN; dy.len()],
+        vec![E::from_f32(f32::NAN); x.len()],
+    );
     global_average(isa, x, pixels, channels, &mut y);
     global_average_backward(isa, dy, pixels, channels, &mut dx);
     (y, dx)
@@ -90,14 +119,27 @@ fn average_both<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, d
 fn chosen<E: Element>(pixels: [f32; 16], stored: impl Fn(f32) -> E) -> (Vec<u8>, usize) {
     // A block of channels and one more.
     const CHANNELS: usize = 17;
-    let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: CHANNELS };
-    let x: Vec<E> = pixels.iter().flat_map(|&pixel| [pixel; CHANNELS]).map(stored).collect();
+    let shape = MaxPoolShape {
+        num_images: 1,
+        height: 4,
+        width: 4,
+        channels: CHANNELS,
+    };
+    let x: Vec<E> = pixels
+        .iter()
+        .flat_map(|&pixel| [pixel; CHANNELS])
+        .map(stored)
+        .collect();
     let (y, taps) = same_everywhere(|isa| {
         let (mut y, mut taps) = (vec![E::from_f32(0.0); 4 * CHANNELS], vec![99; 4 * CHANNELS]);
         max_pool(isa, shape, &x, &mut y, &mut taps);
         (y.iter().filter(|y| y.to_f32().is_nan()).count(), taps)
     });
-    assert!(taps.chunks(CHANNELS).all(|of_window| of_window.iter().all(|tap| *tap == of_window[0])), "{taps:?}");
+    assert!(
+        taps.chunks(CHANNELS)
+            .all(|of_window| of_window.iter().all(|tap| *tap == of_window[0])),
+        "{taps:?}"
+    );
     (taps.into_iter().step_by(CHANNELS).collect(), y / CHANNELS)
 }
 
@@ -119,7 +161,12 @@ fn of_equal_values_the_first_is_the_maximum_minus_infinity_too() {
 #[test]
 #[should_panic(expected = "taps: expected 4 values, got 3")]
 fn a_wrong_length_is_named() {
-    let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: 1 };
+    let shape = MaxPoolShape {
+        num_images: 1,
+        height: 4,
+        width: 4,
+        channels: 1,
+    };
     max_pool(Isa::Portable, shape, &[0.0; 16], &mut [0.0; 4], &mut [0; 3]);
 }
 
@@ -134,6 +181,11 @@ fn an_average_over_pixels_whose_number_wraps_is_refused() {
 #[cfg(target_pointer_width = "64")]
 #[should_panic(expected = "pool: input: expected at most 1152921504606846975 elements")]
 fn a_maximum_of_extents_whose_product_wraps_is_refused() {
-    let shape = MaxPoolShape { num_images: 1 << 32, height: 1 << 16, width: 1 << 16, channels: 4 };
+    let shape = MaxPoolShape {
+        num_images: 1 << 32,
+        height: 1 << 16,
+        width: 1 << 16,
+        channels: 4,
+    };
     max_pool::<f32>(Isa::detect(), shape, &[], &mut [], &mut []);
 }

@@ -20,12 +20,18 @@ unsafe fn round(v: __m256) -> __m128i {
     unsafe {
         let bits = _mm256_castps_si256(v);
         let high = _mm256_srli_epi32::<16>(bits);
-        let half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+        let half = _mm256_add_epi32(
+            _mm256_set1_epi32(0x7fff),
+            _mm256_and_si256(high, _mm256_set1_epi32(1)),
+        );
         let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
         let quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
         let lanes = _mm256_blendv_epi8(rounded, quiet, is_nan);
-        _mm_packus_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes))
+        _mm_packus_epi32(
+            _mm256_castsi256_si128(lanes),
+            _mm256_extracti128_si256::<1>(lanes),
+        )
     }
 }
 
@@ -62,7 +68,9 @@ impl Simd for Avx2Fma {
     #[inline(always)]
     unsafe fn prefetch_write(p: *const f32) {
         // SAFETY: it changes nothing but caches; a processor without it does nothing.
-        unsafe { core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags)) }
+        unsafe {
+            core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags))
+        }
     }
     #[inline(always)]
     unsafe fn zero() -> __m256 {
@@ -102,7 +110,11 @@ impl Simd for Avx2Fma {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe {
             // AMD's processors take a dozen cycles for a masked store, whatever its mask.
-            if count(mask) == 8 { Self::store(p, v) } else { _mm256_maskstore_ps(p, mask, v) }
+            if count(mask) == 8 {
+                Self::store(p, v)
+            } else {
+                _mm256_maskstore_ps(p, mask, v)
+            }
         }
     }
     #[inline(always)]
@@ -198,9 +210,16 @@ impl Simd for Avx2Fma {
             };
             let mut fours = *rows;
             for first in [0, 4] {
-                let [a, b, c, d] = [rows[first], rows[first + 1], rows[first + 2], rows[first + 3]];
-                [fours[first], fours[first + 1]] = quads(_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-                [fours[first + 2], fours[first + 3]] = quads(_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+                let [a, b, c, d] = [
+                    rows[first],
+                    rows[first + 1],
+                    rows[first + 2],
+                    rows[first + 3],
+                ];
+                [fours[first], fours[first + 1]] =
+                    quads(_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                [fours[first + 2], fours[first + 3]] =
+                    quads(_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
             }
             for i in 0..4 {
                 rows[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);

@@ -31,10 +31,18 @@ unsafe fn round<const BF16: bool>(v: __m512) -> __m256i {
         }
         let bits = _mm512_castps_si512(v);
         let high = _mm512_srli_epi32::<16>(bits);
-        let half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
+        let half = _mm512_add_epi32(
+            _mm512_set1_epi32(0x7fff),
+            _mm512_and_si512(high, _mm512_set1_epi32(1)),
+        );
         let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
         let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-        _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40)))
+        _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(
+            rounded,
+            is_nan,
+            high,
+            _mm512_set1_epi32(0x40),
+        ))
     }
 }
 
@@ -55,7 +63,13 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn vectorize<K: Kernel<Self>>(kernel: K) {
         // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { if BF16 { entry_bf16(kernel) } else { entry(kernel) } }
+        unsafe {
+            if BF16 {
+                entry_bf16(kernel)
+            } else {
+                entry(kernel)
+            }
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const f32) {
@@ -65,7 +79,9 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn prefetch_write(p: *const f32) {
         // SAFETY: it changes nothing but caches; a processor without it does nothing.
-        unsafe { core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags)) }
+        unsafe {
+            core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags))
+        }
     }
     #[inline(always)]
     unsafe fn zero() -> __m512 {
@@ -157,7 +173,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn where_positive(gate: __m512, v: __m512) -> __m512 {
         // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(gate, _mm512_setzero_ps()), v) }
+        unsafe {
+            _mm512_maskz_mov_ps(
+                _mm512_cmp_ps_mask::<_CMP_GT_OQ>(gate, _mm512_setzero_ps()),
+                v,
+            )
+        }
     }
     #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -169,7 +190,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe {
             let pairs = |v: &[__m512; PANEL], i: usize, j: usize| {
-                [_mm512_unpacklo_ps(v[i], v[j]), _mm512_unpackhi_ps(v[i], v[j])]
+                [
+                    _mm512_unpacklo_ps(v[i], v[j]),
+                    _mm512_unpackhi_ps(v[i], v[j]),
+                ]
             };
             let quads = |a: __m512, b: __m512| {
                 let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
@@ -177,7 +201,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             };
             let mut fours = *rows;
             for first in (0..PANEL).step_by(4) {
-                let ([a, b], [c, d]) = (pairs(rows, first, first + 1), pairs(rows, first + 2, first + 3));
+                let ([a, b], [c, d]) = (
+                    pairs(rows, first, first + 1),
+                    pairs(rows, first + 2, first + 3),
+                );
                 [fours[first], fours[first + 1]] = quads(a, c);
                 [fours[first + 2], fours[first + 3]] = quads(b, d);
             }
@@ -185,9 +212,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
             let odd = |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b);
             for i in 0..4 {
-                let (a, b) = (even(fours[i], fours[i + 4]), even(fours[i + 8], fours[i + 12]));
-                let (c, d) = (odd(fours[i], fours[i + 4]), odd(fours[i + 8], fours[i + 12]));
-                [rows[i], rows[i + 4], rows[i + 8], rows[i + 12]] = [even(a, b), even(c, d), odd(a, b), odd(c, d)];
+                let (a, b) = (
+                    even(fours[i], fours[i + 4]),
+                    even(fours[i + 8], fours[i + 12]),
+                );
+                let (c, d) = (
+                    odd(fours[i], fours[i + 4]),
+                    odd(fours[i + 8], fours[i + 12]),
+                );
+                [rows[i], rows[i + 4], rows[i + 8], rows[i + 12]] =
+                    [even(a, b), even(c, d), odd(a, b), odd(c, d)];
             }
         }
     }

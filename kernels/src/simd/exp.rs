@@ -18,7 +18,13 @@ pub(crate) fn exp(x: f32) -> f32 {
     let whole = shifted - ROUND;
     let r = x - whole * LN_2[0] - whole * LN_2[1];
     let mut p = 1.987_569_2e-4;
-    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+    for coefficient in [
+        1.398_2e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        0.5,
+    ] {
         p = p * r + coefficient;
     }
     // The low bits of what was rounded are the whole number.
@@ -36,10 +42,17 @@ mod tests {
             let x = step as f32 * 1e-4;
             let exact = f64::from(x).exp();
             let unit = f64::from(f32::EPSILON) * exact;
-            assert!((f64::from(exp(x)) - exact).abs() <= 2.0 * unit, "{x}: {} against {exact}", exp(x));
+            assert!(
+                (f64::from(exp(x)) - exact).abs() <= 2.0 * unit,
+                "{x}: {} against {exact}",
+                exp(x)
+            );
         }
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(exp(0.0), 1.0);
-        assert_eq!((exp(f32::NEG_INFINITY), exp(f32::INFINITY)), (exp(-87.0), exp(88.0)));
+        assert_eq!(
+            (exp(f32::NEG_INFINITY), exp(f32::INFINITY)),
+            (exp(-87.0), exp(88.0))
+        );
     }
 }

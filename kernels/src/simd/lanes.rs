@@ -45,7 +45,13 @@ impl<S: Simd> Lanes<S> {
     pub(crate) unsafe fn ask_ahead<E, const WRITE: bool>(self, run: *const E) {
         let line = run.wrapping_add(self.first).wrapping_byte_add(AHEAD).cast();
         // SAFETY: passed on; a prefetch may name any address.
-        unsafe { if WRITE { S::prefetch_write(line) } else { S::prefetch(line) } }
+        unsafe {
+            if WRITE {
+                S::prefetch_write(line)
+            } else {
+                S::prefetch(line)
+            }
+        }
     }
 }
 
@@ -76,7 +82,10 @@ pub(crate) unsafe fn each_vector<S: Simd>(len: usize, work: &impl PerVector<S>) 
             first += S::LANES;
         }
         if whole < len {
-            work.vector(Lanes { first, mask: Some(S::mask(len - whole)) });
+            work.vector(Lanes {
+                first,
+                mask: Some(S::mask(len - whole)),
+            });
         }
     }
 }

@@ -34,7 +34,10 @@ static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
     {
         let vendor = core::arch::x86_64::__cpuid(0);
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+        [vendor.ebx, vendor.edx, vendor.ecx]
+            .map(u32::to_le_bytes)
+            .concat()
+            == b"GenuineIntel"
     }
     #[cfg(not(target_arch = "x86_64"))]
     false
@@ -64,14 +67,22 @@ impl Default for Isa {
 }
 
 impl Isa {
-    const ALL: [Self; 5] = [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
+    const ALL: [Self; 5] = [
+        Self::Amx,
+        Self::Avx512Bf16,
+        Self::Avx512,
+        Self::Avx2Fma,
+        Self::Portable,
+    ];
 
     /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX, where its products were
     /// measured to be no faster than those of widened values (docs/log.md, 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {
         let pays = |isa: &Self| *isa != Self::Avx512Bf16 || !*IS_INTEL;
-        Self::available().find(pays).expect("portable code runs everywhere")
+        Self::available()
+            .find(pays)
+            .expect("portable code runs everywhere")
     }
 
     /// Every instruction set of this processor, the best first.
@@ -86,7 +97,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Amx => Self::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => {
+                Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -125,7 +138,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => work.run::<avx2::Avx2Fma>(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
+            Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => {
+                unreachable!("asserted above")
+            }
             Self::Portable => work.run::<portable::Portable>(),
         }
     }
@@ -146,7 +161,10 @@ impl Isa {
     }
 
     fn assert_available(self) {
-        assert!(self.is_available(), "instruction set {self:?}: not offered by this processor");
+        assert!(
+            self.is_available(),
+            "instruction set {self:?}: not offered by this processor"
+        );
     }
 }
 

@@ -17,7 +17,11 @@ unsafe fn entry<K: Kernel<Portable>>(kernel: K) {
 /// One rounding where the target has the instruction; elsewhere two, since a library call for each would be 50 x slower.
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+        a.mul_add(b, c)
+    } else {
+        a * b + c
+    }
 }
 
 // SAFETY of all methods: the trait's contract about addresses is passed on to the caller; no features are needed.

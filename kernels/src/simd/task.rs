@@ -21,7 +21,10 @@ pub trait Task {
 /// If the processor lacks `isa`.
 #[allow(unsafe_code)]
 pub fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
-    assert!(isa.is_available(), "instruction set {isa:?}: not offered by this processor");
+    assert!(
+        isa.is_available(),
+        "instruction set {isa:?}: not offered by this processor"
+    );
     match isa {
         // SAFETY: the assertion above asked the processor for these features.
         #[cfg(target_arch = "x86_64")]

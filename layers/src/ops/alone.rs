@@ -49,9 +49,13 @@ impl KernelCalls {
     /// How often a step reads or writes the output of a layer, or as much: the bytes of all activations' walks over those of the convolutions'
     /// results of trained layers; 0 without any.
     pub fn walks(&self) -> f64 {
-        let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| self.0.iter().map(bytes).sum::<usize>() as f64;
+        let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| {
+            self.0.iter().map(bytes).sum::<usize>() as f64
+        };
         let outputs = of(|(kernel, call)| {
-            usize::from(*kernel == Kernel::Gradients) * call.shape.output_len() * call.storage.size()
+            usize::from(*kernel == Kernel::Gradients)
+                * call.shape.output_len()
+                * call.storage.size()
         });
         of(|(kernel, call)| call.bytes(*kernel)) / outputs.max(1.0)
     }
@@ -63,12 +67,22 @@ impl KernelCalls {
             if self.0[..index].contains(&(*kernel, *call)) {
                 continue;
             }
-            let count = self.0[index..].iter().filter(|other| **other == (*kernel, *call)).count();
+            let count = self.0[index..]
+                .iter()
+                .filter(|other| **other == (*kernel, *call))
+                .count();
             let name = kernel.name();
-            let position = kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                kinds.push(KernelAlone { name, seconds: 0.0, bytes: 0 });
-                kinds.len() - 1
-            });
+            let position = kinds
+                .iter()
+                .position(|kind| kind.name == name)
+                .unwrap_or_else(|| {
+                    kinds.push(KernelAlone {
+                        name,
+                        seconds: 0.0,
+                        bytes: 0,
+                    });
+                    kinds.len() - 1
+                });
             kinds[position].seconds += count as f64 * median_seconds(*kernel, call);
             kinds[position].bytes += count * call.bytes(*kernel);
         }
@@ -79,7 +93,9 @@ impl KernelCalls {
 fn median_seconds(kernel: Kernel, call: &LayerCall) -> f64 {
     let arena = Arena::new();
     let num_sets = COLD_BYTES.div_ceil(call.bytes(kernel).max(COLD_BYTES / 16));
-    let mut sets: Vec<Box<dyn FnMut()>> = (0..num_sets).map(|_| prepare(kernel, call, &arena)).collect();
+    let mut sets: Vec<Box<dyn FnMut()>> = (0..num_sets)
+        .map(|_| prepare(kernel, call, &arena))
+        .collect();
     let mut run = |turn: usize| {
         let start = Instant::now();
         sets[turn % num_sets]();
@@ -87,8 +103,15 @@ fn median_seconds(kernel: Kernel, call: &LayerCall) -> f64 {
     };
     // The first call is slower, as its workspace is fresh.
     let first = (0..=num_sets).map(&mut run).last().unwrap_or_default();
-    let further = if first < SHORT_SECONDS { REPETITIONS - 1 } else { 0 };
-    let mut seconds: Vec<f64> = (1..=further).map(|turn| run(num_sets + turn)).chain([first]).collect();
+    let further = if first < SHORT_SECONDS {
+        REPETITIONS - 1
+    } else {
+        0
+    };
+    let mut seconds: Vec<f64> = (1..=further)
+        .map(|turn| run(num_sets + turn))
+        .chain([first])
+        .collect();
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
 }
@@ -109,40 +132,76 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
     let mut workspace = Scratch::new();
     let weights = vec![0.5; shape.weight_len()];
     match kernel {
-        Kernel::PackForward => {
-            Box::new(move || layer.conv().pack_forward(&weights, packed.floats(layer.conv().packed_forward_len())))
-        }
+        Kernel::PackForward => Box::new(move || {
+            layer
+                .conv()
+                .pack_forward(&weights, packed.floats(layer.conv().packed_forward_len()))
+        }),
         Kernel::PackBackward => Box::new(move || {
-            layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
+            layer.conv().pack_data_gradient(
+                &weights,
+                packed.floats(layer.conv().packed_data_gradient_len()),
+            );
         }),
         Kernel::Convolution => {
             let (x, mut z) = (filled(shape.input_len()), filled(shape.output_len()));
-            let (before, mut moments) = (Parameters::new(shape.in_channels), vec![0.0; 2 * shape.out_channels]);
-            layer.conv().pack_forward(&weights, packed.floats(layer.conv().packed_forward_len()));
+            let (before, mut moments) = (
+                Parameters::new(shape.in_channels),
+                vec![0.0; 2 * shape.out_channels],
+            );
+            layer
+                .conv()
+                .pack_forward(&weights, packed.floats(layer.conv().packed_forward_len()));
             Box::new(move || {
                 let packed = packed.floats(layer.conv().packed_forward_len());
                 let workspace = workspace.floats(layer.forward_workspace_len());
-                layer.forward(before.input(call.before, &x), packed, &mut z, workspace, &mut moments);
+                layer.forward(
+                    before.input(call.before, &x),
+                    packed,
+                    &mut z,
+                    workspace,
+                    &mut moments,
+                );
             })
         }
         Kernel::Normalisation => {
             let (z, mut y) = (filled(shape.output_len()), filled(shape.output_len()));
-            let (residual, norm) = (filled(call.residual_len()), Parameters::new(shape.out_channels));
+            let (residual, norm) = (
+                filled(call.residual_len()),
+                Parameters::new(shape.out_channels),
+            );
             Box::new(move || {
                 let residual = match call.residual {
                     Residual::None => batch_norm::Residual::None,
                     Residual::Identity => batch_norm::Residual::Identity(&residual[..]),
-                    Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut(&call), &residual),
+                    Residual::ShortcutA => {
+                        batch_norm::Residual::OptionA(shortcut(&call), &residual)
+                    }
                 };
-                batch_norm::normalize(call.isa, &norm.affine(), &z, residual, call.rectifier, &mut y);
+                batch_norm::normalize(
+                    call.isa,
+                    &norm.affine(),
+                    &z,
+                    residual,
+                    call.rectifier,
+                    &mut y,
+                );
             })
         }
         Kernel::NormSums => {
             let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
-            let (norm, mut sums) = (Parameters::new(shape.out_channels), vec![0.0; 2 * shape.out_channels]);
+            let (norm, mut sums) = (
+                Parameters::new(shape.out_channels),
+                vec![0.0; 2 * shape.out_channels],
+            );
             Box::new(move || {
-                let len = batch_norm::workspace_len(dy.len() / shape.out_channels, shape.out_channels);
-                let saved = Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) };
+                let len =
+                    batch_norm::workspace_len(dy.len() / shape.out_channels, shape.out_channels);
+                let saved = Saved {
+                    affine: norm.affine(),
+                    x: &z[..],
+                    gate: gate(&call, &y),
+                };
                 batch_norm::backward_sums(call.isa, &saved, &dy, &mut sums, workspace.doubles(len));
             })
         }
@@ -163,22 +222,36 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
     let [x, addend, mut dx, raw] = [(); 4].map(|()| filled(shape.input_len()));
     let mut d_residual = filled(call.residual_len());
     let [norm, before] = [shape.out_channels, shape.in_channels].map(Parameters::new);
-    let (sums, mut input_sums) = (vec![0.1; 2 * shape.out_channels], vec![0.0; 2 * shape.in_channels]);
+    let (sums, mut input_sums) = (
+        vec![0.1; 2 * shape.out_channels],
+        vec![0.0; 2 * shape.in_channels],
+    );
     let (weights, mut dw) = (vec![0.5; shape.weight_len()], vec![0.0; shape.weight_len()]);
     if call.needs_input {
-        layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
+        layer.conv().pack_data_gradient(
+            &weights,
+            packed.floats(layer.conv().packed_data_gradient_len()),
+        );
     }
     Box::new(move || {
         let input = match call.before {
             Before::Stored => Input {
                 stored: Some(&x[..]),
-                norm: Some(Saved { affine: before.affine(), x: &raw, gate: Gate::Output(&x) }),
+                norm: Some(Saved {
+                    affine: before.affine(),
+                    x: &raw,
+                    gate: Gate::Output(&x),
+                }),
             },
             _ => before.input(call.before, &x),
         };
         let given = Backward {
             input,
-            norm: Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) },
+            norm: Saved {
+                affine: norm.affine(),
+                x: &z[..],
+                gate: gate(&call, &y),
+            },
             sums: &sums,
             count: dy.len() as f64 / shape.out_channels as f64,
             dy: &dy,
@@ -191,8 +264,17 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
             Residual::ShortcutA => ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual),
         };
         let dx = call.needs_input.then_some(&mut dx[..]);
-        let wanted = Gradients { dx, dw: &mut dw, residual, input_sums: &mut input_sums };
-        layer.backward(&given, wanted, workspace.floats(layer.backward_workspace_len()));
+        let wanted = Gradients {
+            dx,
+            dw: &mut dw,
+            residual,
+            input_sums: &mut input_sums,
+        };
+        layer.backward(
+            &given,
+            wanted,
+            workspace.floats(layer.backward_workspace_len()),
+        );
         black_box(&dw);
     })
 }
@@ -214,18 +296,36 @@ struct Parameters {
 
 impl Parameters {
     fn new(channels: usize) -> Self {
-        Self { zeros: vec![0.0; channels], ones: vec![1.0; channels] }
+        Self {
+            zeros: vec![0.0; channels],
+            ones: vec![1.0; channels],
+        }
     }
 
     fn affine(&self) -> Affine<'_> {
-        Affine { mean: &self.zeros, invstd: &self.ones, gamma: &self.ones, beta: &self.zeros }
+        Affine {
+            mean: &self.zeros,
+            invstd: &self.ones,
+            gamma: &self.ones,
+            beta: &self.zeros,
+        }
     }
 
     fn input<'a, E: Element>(&'a self, before: Before, x: &'a [E]) -> Input<'a, E> {
-        let norm = Saved { affine: self.affine(), x, gate: Gate::Recomputed };
+        let norm = Saved {
+            affine: self.affine(),
+            x,
+            gate: Gate::Recomputed,
+        };
         match before {
-            Before::Raw => Input { stored: None, norm: Some(norm) },
-            _ => Input { stored: Some(x), norm: None },
+            Before::Raw => Input {
+                stored: None,
+                norm: Some(norm),
+            },
+            _ => Input {
+                stored: Some(x),
+                norm: None,
+            },
         }
     }
 }
@@ -286,7 +386,11 @@ mod tests {
     fn walks_are_counted_as_a_layer_makes_them() {
         let calls = KernelCalls(IN_ORDER.map(|kernel| (kernel, call(Storage::F32))).to_vec());
         // Input, z; z, residual, y; dy, z, gate; dy, z, gate, residual's gradient, input, dx.
-        assert!((calls.walks() - (2.0 + 3.0 + 3.0 + 6.0)).abs() < 1e-12, "{}", calls.walks());
+        assert!(
+            (calls.walks() - (2.0 + 3.0 + 3.0 + 6.0)).abs() < 1e-12,
+            "{}",
+            calls.walks()
+        );
         assert_eq!(KernelCalls::default().walks(), 0.0);
     }
 
@@ -295,11 +399,26 @@ mod tests {
         for storage in [Storage::F32, Storage::Bf16] {
             let first = call(storage);
             let others = [
-                LayerCall { before: Before::Stored, has_addend: true, residual: Residual::None, ..first },
-                LayerCall { before: Before::Unknown, needs_input: false, residual: Residual::ShortcutA, ..first },
+                LayerCall {
+                    before: Before::Stored,
+                    has_addend: true,
+                    residual: Residual::None,
+                    ..first
+                },
+                LayerCall {
+                    before: Before::Unknown,
+                    needs_input: false,
+                    residual: Residual::ShortcutA,
+                    ..first
+                },
             ];
             let of = |call: LayerCall| IN_ORDER.map(|kernel| (kernel, call));
-            let calls = KernelCalls([first, others[0], others[1]].into_iter().flat_map(of).collect());
+            let calls = KernelCalls(
+                [first, others[0], others[1]]
+                    .into_iter()
+                    .flat_map(of)
+                    .collect(),
+            );
             let alone = calls.alone();
             assert_eq!(alone.len(), IN_ORDER.len());
             assert!(alone.iter().all(|kernel| kernel.seconds > 0.0), "{alone:?}");

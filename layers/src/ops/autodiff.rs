@@ -13,8 +13,8 @@ use burn::backend::{Autodiff, AutodiffBackend};
 use burn::tensor::FloatDType;
 
 use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, Gate, LayerOps, average, fused, gate,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients,
+    FusedOptions, FusedOutput, FusedSaved, Gate, LayerOps, average, fused, gate,
 };
 
 #[derive(Debug)]
@@ -23,7 +23,12 @@ struct BatchNormTrainBackward;
 impl<B: LayerOps> Backward<B, 3> for BatchNormTrainBackward {
     type State = (BatchNormSaved<B>, BatchNormOptions);
 
-    fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let (saved, options) = ops.state;
         let computed = <B as LayerOps>::batch_norm_train_backward(saved, output_gradient, options);
@@ -44,19 +49,34 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
         options: BatchNormOptions,
     ) -> BatchNormOutput<Self> {
         let guards = [input.node(), gamma.node(), beta.node()];
-        let prepared = BatchNormTrainBackward.prepare::<C>(guards).compute_bound().stateful();
+        let prepared = BatchNormTrainBackward
+            .prepare::<C>(guards)
+            .compute_bound()
+            .stateful();
         let [input, gamma, beta] = [input, gamma, beta].map(|tensor| tensor.into_primitive());
         match prepared {
             OpsKind::Tracked(prepared) => {
-                let batch =
-                    <B as LayerOps>::batch_norm_train(input.clone(), gamma.clone(), beta.clone(), options.clone());
+                let batch = <B as LayerOps>::batch_norm_train(
+                    input.clone(),
+                    gamma.clone(),
+                    beta.clone(),
+                    options.clone(),
+                );
                 let (mean, variance) = (batch.mean.clone(), batch.variance.clone());
-                let saved = BatchNormSaved { input, gamma, beta, mean, variance, num_values: batch.num_values };
+                let saved = BatchNormSaved {
+                    input,
+                    gamma,
+                    beta,
+                    mean,
+                    variance,
+                    num_values: batch.num_values,
+                };
                 lift(batch, |output| prepared.finish((saved, options), output))
             }
-            OpsKind::UnTracked(prepared) => {
-                lift(<B as LayerOps>::batch_norm_train(input, gamma, beta, options), |output| prepared.finish(output))
-            }
+            OpsKind::UnTracked(prepared) => lift(
+                <B as LayerOps>::batch_norm_train(input, gamma, beta, options),
+                |output| prepared.finish(output),
+            ),
         }
     }
 
@@ -99,7 +119,11 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
         panic!("fused_train_backward: its own derivative is not implemented");
     }
 
-    fn gate(parameter: FloatTensor<Self>, input: FloatTensor<Self>, gate: Gate) -> FloatTensor<Self> {
+    fn gate(
+        parameter: FloatTensor<Self>,
+        input: FloatTensor<Self>,
+        gate: Gate,
+    ) -> FloatTensor<Self> {
         gate::tracked::<B, C>(parameter, input, gate)
     }
 

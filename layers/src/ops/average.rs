@@ -18,13 +18,18 @@ use super::LayerOps;
 /// # Shapes
 /// `[N, H, W, C]` to `[N, C]`, the latter in f32 whatever the input is.
 pub fn global_average(input: Tensor<4>) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatch as LayerOps>::global_average(input.into_dispatch()))
+    Tensor::from_dispatch(<Dispatch as LayerOps>::global_average(
+        input.into_dispatch(),
+    ))
 }
 
 pub(super) fn composed<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
     let [n, h, w, channels] = input.shape().dims();
     // Reshaped first: a cast in front of a view would write all of it.
-    let pixels = B::float_cast(B::float_reshape(input, Shape::new([n, h * w, channels])), FloatDType::F32);
+    let pixels = B::float_cast(
+        B::float_reshape(input, Shape::new([n, h * w, channels])),
+        FloatDType::F32,
+    );
     B::float_reshape(B::float_mean_dim(pixels, 1), Shape::new([n, channels]))
 }
 
@@ -34,8 +39,14 @@ pub(super) fn composed_backward<B: Backend>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     let [n, h, w, channels] = shape;
-    let spread = B::float_cast(B::float_div_scalar(gradient, ((h * w) as f64).into()), dtype);
-    B::float_expand(B::float_reshape(spread, Shape::new([n, 1, 1, channels])), Shape::new(shape))
+    let spread = B::float_cast(
+        B::float_div_scalar(gradient, ((h * w) as f64).into()),
+        dtype,
+    );
+    B::float_expand(
+        B::float_reshape(spread, Shape::new([n, 1, 1, channels])),
+        Shape::new(shape),
+    )
 }
 
 #[derive(Debug)]
@@ -44,11 +55,19 @@ struct GlobalAverageBackward;
 impl<B: LayerOps> Backward<B, 1> for GlobalAverageBackward {
     type State = ([usize; 4], FloatDType);
 
-    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let gradient = gradients.consume::<B>(&ops.node);
         let ([input], (shape, dtype)) = (ops.parents, ops.state);
         if let Some(node) = input {
-            gradients.register::<B>(node.id, <B as LayerOps>::global_average_backward(gradient, shape, dtype));
+            gradients.register::<B>(
+                node.id,
+                <B as LayerOps>::global_average_backward(gradient, shape, dtype),
+            );
         }
     }
 }
@@ -57,7 +76,10 @@ pub(super) fn tracked<B: LayerOps, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
 ) -> FloatTensor<Autodiff<B, C>> {
     let state = (input.shape().dims(), FloatDType::from(input.dtype()));
-    let prepared = GlobalAverageBackward.prepare::<C>([input.node()]).compute_bound().stateful();
+    let prepared = GlobalAverageBackward
+        .prepare::<C>([input.node()])
+        .compute_bound()
+        .stateful();
     let output = <B as LayerOps>::global_average(input.into_primitive());
     match prepared {
         OpsKind::Tracked(prepared) => prepared.finish(state, output),

@@ -25,24 +25,44 @@ pub(super) fn forward<E: Activation>(
     let rows = x.len() / channels;
     let mut moments = vec![0.0; 2 * channels];
     with_scratch(|scratch| {
-        let workspace = scratch.workspace.floats(batch_norm::moments_workspace_len(rows, channels));
-        time(Kernel::NormStatistics, None, || batch_norm::moments(isa, x, &mut moments, workspace));
+        let workspace = scratch
+            .workspace
+            .floats(batch_norm::moments_workspace_len(rows, channels));
+        time(Kernel::NormStatistics, None, || {
+            batch_norm::moments(isa, x, &mut moments, workspace)
+        });
     });
     let moments = Moments::of_sums(rows as f64, moments).reduce(options.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.epsilon);
-    let statistics = Statistics { mean: mean.clone(), invstd, gamma, beta };
+    let statistics = Statistics {
+        mean: mean.clone(),
+        invstd,
+        gamma,
+        beta,
+    };
     let is_raw = options.output.as_ref().is_some_and(|link| link.may_be_raw);
     let normalised = (!is_raw).then(|| {
         let mut output = ARENA.take::<E>(x.len());
         time(Kernel::Normalisation, None, || {
-            batch_norm::normalize(isa, &statistics.affine(), x, Residual::None, options.rectifier, &mut output);
+            batch_norm::normalize(
+                isa,
+                &statistics.affine(),
+                x,
+                Residual::None,
+                options.rectifier,
+                &mut output,
+            );
         });
         activation(output, shape)
     });
     if let Some(link) = &options.output {
         // Made for this one pass.
-        let _ = link.norm.set(LinkedNorm::held(input.clone(), statistics, options.rectifier));
+        let _ = link.norm.set(LinkedNorm::held(
+            input.clone(),
+            statistics,
+            options.rectifier,
+        ));
     }
     BatchNormOutput {
         output: normalised.unwrap_or(input),
@@ -59,19 +79,36 @@ pub(super) fn backward<E: Activation>(
 ) -> BatchNormGradients<Flex> {
     let (isa, shape) = (options.isa, saved.input.shape());
     let [input, dy] = [saved.input, output_gradient].map(E::activations);
-    let [gamma, beta, mean, variance] = [saved.gamma, saved.beta, saved.mean, saved.variance].map(contiguous);
+    let [gamma, beta, mean, variance] =
+        [saved.gamma, saved.beta, saved.mean, saved.variance].map(contiguous);
     let (x, gradient) = (E::values(&input), &dy);
     let dy = E::values(gradient);
     let channels = floats(&gamma).len();
     let invstd = inverse_stds(floats(&variance), options.epsilon);
-    let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let norm = Saved { affine, x, gate: Gate::of(options.rectifier, false, x) };
-    let left = options.output.as_deref().and_then(|link| link.take_sums(gradient));
+    let affine = Affine {
+        mean: floats(&mean),
+        invstd: &invstd,
+        gamma: floats(&gamma),
+        beta: floats(&beta),
+    };
+    let norm = Saved {
+        affine,
+        x,
+        gate: Gate::of(options.rectifier, false, x),
+    };
+    let left = options
+        .output
+        .as_deref()
+        .and_then(|link| link.take_sums(gradient));
     let local = left.unwrap_or_else(|| {
         let mut sums = vec![0.0; 2 * channels];
         with_scratch(|scratch| {
-            let workspace = scratch.workspace.doubles(batch_norm::workspace_len(x.len() / channels, channels));
-            time(Kernel::NormSums, None, || batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace));
+            let workspace = scratch
+                .workspace
+                .doubles(batch_norm::workspace_len(x.len() / channels, channels));
+            time(Kernel::NormSums, None, || {
+                batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace)
+            });
         });
         GradientSums::of(sums)
     });
@@ -79,7 +116,15 @@ pub(super) fn backward<E: Activation>(
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
     let mut d_input = ARENA.take::<E>(x.len());
     time(Kernel::NormGradient, None, || {
-        batch_norm::backward(isa, &norm, &sums, saved.num_values, dy, &mut d_input, ResidualGradient::None);
+        batch_norm::backward(
+            isa,
+            &norm,
+            &sums,
+            saved.num_values,
+            dy,
+            &mut d_input,
+            ResidualGradient::None,
+        );
     });
     BatchNormGradients {
         input: activation(d_input, shape),

@@ -65,8 +65,17 @@ pub struct KernelTime {
 
 /// The time of each kind of kernel since the process began; two snapshots bound a measurement.
 pub fn kernel_times() -> Vec<KernelTime> {
-    let nanoseconds = NANOSECONDS.iter().map(|total| total.load(Ordering::Relaxed));
-    NAMES.into_iter().zip(nanoseconds).map(|(name, total)| KernelTime { name, seconds: total as f64 * 1e-9 }).collect()
+    let nanoseconds = NANOSECONDS
+        .iter()
+        .map(|total| total.load(Ordering::Relaxed));
+    NAMES
+        .into_iter()
+        .zip(nanoseconds)
+        .map(|(name, total)| KernelTime {
+            name,
+            seconds: total as f64 * 1e-9,
+        })
+        .collect()
 }
 
 impl Kernel {

@@ -14,7 +14,9 @@ use kernels::batch_norm::Rectifier;
 
 use super::statistics::{GradientSums, Moments};
 use super::tables::{Tables, as_row, as_vector};
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, LayerOps, NormEnd};
+use super::{
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, LayerOps, NormEnd,
+};
 
 /// Whether the normalisation is composed of burn's operations where there are kernels of ours for it.
 static IS_COMPOSED: AtomicBool = AtomicBool::new(false);
@@ -27,7 +29,8 @@ pub fn normalise_by_composition(yes: bool) {
 
 /// Whether a table is for a backend's own kernels: they know f32 and what is narrower.
 fn has_kernels<B: Backend>(table: &FloatTensor<B>) -> bool {
-    !IS_COMPOSED.load(Ordering::Relaxed) && matches!(table.dtype(), DType::F32 | DType::BF16 | DType::F16)
+    !IS_COMPOSED.load(Ordering::Relaxed)
+        && matches!(table.dtype(), DType::F32 | DType::BF16 | DType::F16)
 }
 
 pub(super) fn forward<B: LayerOps>(
@@ -59,15 +62,30 @@ pub(super) fn normalised<B: LayerOps>(
 ) -> BatchNormSaved<B> {
     let device = table.device();
     let num_rows = Tables::viewed(&table.shape()).num_rows() as f64;
-    let (mean, variance) =
-        if has_kernels::<B>(&table) { B::norm_moments(table.clone()) } else { moments::<B>(table.clone()) };
+    let (mean, variance) = if has_kernels::<B>(&table) {
+        B::norm_moments(table.clone())
+    } else {
+        moments::<B>(table.clone())
+    };
     let [gamma, beta] = parameters;
-    let alone = BatchNormSaved { input: table, gamma, beta, mean, variance, num_values: num_rows };
-    let Some(reducer) = options.reducer.as_deref() else { return alone };
+    let alone = BatchNormSaved {
+        input: table,
+        gamma,
+        beta,
+        mean,
+        variance,
+        num_values: num_rows,
+    };
+    let Some(reducer) = options.reducer.as_deref() else {
+        return alone;
+    };
     let moments = Moments {
         count: num_rows,
         mean: to_host::<B>(alone.mean),
-        squares: to_host::<B>(alone.variance).iter().map(|v| v * num_rows).collect(),
+        squares: to_host::<B>(alone.variance)
+            .iter()
+            .map(|v| v * num_rows)
+            .collect(),
     }
     .reduce(Some(reducer));
     BatchNormSaved {
@@ -79,7 +97,11 @@ pub(super) fn normalised<B: LayerOps>(
 }
 
 /// [`LayerOps::norm_apply`] as the process was told to.
-pub(super) fn ended<B: LayerOps>(saved: &BatchNormSaved<B>, residual: FloatTensor<B>, end: NormEnd) -> FloatTensor<B> {
+pub(super) fn ended<B: LayerOps>(
+    saved: &BatchNormSaved<B>,
+    residual: FloatTensor<B>,
+    end: NormEnd,
+) -> FloatTensor<B> {
     if has_kernels::<B>(&saved.input) {
         B::norm_apply(saved.clone(), residual, end)
     } else {
@@ -101,14 +123,25 @@ pub(super) fn moments<B: Backend>(table: FloatTensor<B>) -> (FloatTensor<B>, Flo
 }
 
 /// [`LayerOps::norm_apply`] of burn's operations.
-pub(super) fn apply<B: Backend>(saved: &BatchNormSaved<B>, residual: FloatTensor<B>, end: NormEnd) -> FloatTensor<B> {
-    let [gamma, beta, mean, variance] =
-        [&saved.gamma, &saved.beta, &saved.mean, &saved.variance].map(|values| as_row::<B>(values.clone()));
+pub(super) fn apply<B: Backend>(
+    saved: &BatchNormSaved<B>,
+    residual: FloatTensor<B>,
+    end: NormEnd,
+) -> FloatTensor<B> {
+    let [gamma, beta, mean, variance] = [&saved.gamma, &saved.beta, &saved.mean, &saved.variance]
+        .map(|values| as_row::<B>(values.clone()));
     let scale = B::float_mul(gamma, inverse_std::<B>(variance, end.epsilon));
     let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
     let values = B::float_add(B::float_mul(centred, scale), beta);
-    let sum = if end.has_residual { B::float_add(values, widen::<B>(residual)) } else { values };
-    round::<B>(rectified::<B>(end.rectifier, sum), FloatDType::from(saved.input.dtype()))
+    let sum = if end.has_residual {
+        B::float_add(values, widen::<B>(residual))
+    } else {
+        values
+    };
+    round::<B>(
+        rectified::<B>(end.rectifier, sum),
+        FloatDType::from(saved.input.dtype()),
+    )
 }
 
 pub(super) fn backward<B: LayerOps>(
@@ -119,7 +152,10 @@ pub(super) fn backward<B: LayerOps>(
     let shape = saved.input.shape();
     let tables = Tables::of(&shape);
     let dy = tables.view::<B>(output_gradient);
-    let saved = BatchNormSaved { input: tables.view::<B>(saved.input), ..saved };
+    let saved = BatchNormSaved {
+        input: tables.view::<B>(saved.input),
+        ..saved
+    };
     let end = end(options);
     // What the forward pass made of it, where a rectifier asks; else any tensor.
     let output = match options.rectifier {
@@ -155,8 +191,11 @@ pub(super) fn gradients<B: LayerOps>(
     };
     let mut sums = [beta.clone(), gamma.clone()];
     if let Some(reducer) = options.reducer.as_deref() {
-        let all = GradientSums { plain: to_host::<B>(beta.clone()), with_normalised: to_host::<B>(gamma.clone()) }
-            .reduce(Some(reducer));
+        let all = GradientSums {
+            plain: to_host::<B>(beta.clone()),
+            with_normalised: to_host::<B>(gamma.clone()),
+        }
+        .reduce(Some(reducer));
         sums = [&all.plain, &all.with_normalised].map(|values| from_host::<B>(values, &device));
     }
     let input = if has_kernels {
@@ -186,7 +225,11 @@ pub(super) fn gradient_sums<B: Backend>(
     let plain = tables.sum::<B>(widen::<B>(gated.clone()));
     let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
     let with_centred = tables.sum::<B>(B::float_mul(widen::<B>(gated.clone()), centred));
-    (gated, plain, B::float_mul(with_centred, inverse_std::<B>(variance, end.epsilon)))
+    (
+        gated,
+        plain,
+        B::float_mul(with_centred, inverse_std::<B>(variance, end.epsilon)),
+    )
 }
 
 /// [`LayerOps::norm_gradient_input`] of burn's operations.
@@ -203,15 +246,25 @@ pub(super) fn gradient_input<B: Backend>(
     let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
     let projected = B::float_mul(centred, B::float_mul(with_normalised, inverse_std.clone()));
     let dx = B::float_sub(B::float_sub(widen::<B>(dy), plain), projected);
-    round::<B>(B::float_mul(dx, B::float_mul(gamma, inverse_std)), FloatDType::from(saved.input.dtype()))
+    round::<B>(
+        B::float_mul(dx, B::float_mul(gamma, inverse_std)),
+        FloatDType::from(saved.input.dtype()),
+    )
 }
 
 fn end(options: &BatchNormOptions) -> NormEnd {
-    NormEnd { epsilon: options.epsilon, has_residual: false, rectifier: options.rectifier }
+    NormEnd {
+        epsilon: options.epsilon,
+        has_residual: false,
+        rectifier: options.rectifier,
+    }
 }
 
 /// A rectifier's output.
-pub(super) fn rectified<B: Backend>(rectifier: Rectifier, values: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn rectified<B: Backend>(
+    rectifier: Rectifier,
+    values: FloatTensor<B>,
+) -> FloatTensor<B> {
     match rectifier {
         Rectifier::None => values,
         Rectifier::Relu => B::relu(values),
@@ -220,7 +273,11 @@ pub(super) fn rectified<B: Backend>(rectifier: Rectifier, values: FloatTensor<B>
 }
 
 /// The gradient behind a rectifier of which these are the inputs or outputs: `dy` where the derivative is not 0.
-pub(super) fn behind<B: Backend>(rectifier: Rectifier, values: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn behind<B: Backend>(
+    rectifier: Rectifier,
+    values: FloatTensor<B>,
+    dy: FloatTensor<B>,
+) -> FloatTensor<B> {
     let above = B::relu_backward(values.clone(), dy);
     match rectifier {
         Rectifier::Relu6 => {
@@ -242,7 +299,11 @@ pub(super) fn widen<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
 
 /// In this type, rounded to the nearest.
 pub(super) fn round<B: Backend>(tensor: FloatTensor<B>, to: FloatDType) -> FloatTensor<B> {
-    if FloatDType::from(tensor.dtype()) == to { tensor } else { B::float_cast(tensor, to) }
+    if FloatDType::from(tensor.dtype()) == to {
+        tensor
+    } else {
+        B::float_cast(tensor, to)
+    }
 }
 
 fn inverse_std<B: Backend>(variance: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {

@@ -16,8 +16,8 @@ use kernels::batch_norm::Rectifier;
 use super::memory::rounded_to_f16;
 use super::statistics::{GradientSums, Moments};
 use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, LayerOps, average, channels_last, composed, fused,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients,
+    FusedOptions, FusedOutput, FusedSaved, LayerOps, average, channels_last, composed, fused,
 };
 
 impl LayerOps for Flex {
@@ -29,13 +29,25 @@ impl LayerOps for Flex {
     ) -> BatchNormOutput<Self> {
         let is_last = input.is_contiguous() || options.rectifier != Rectifier::None;
         match input.dtype() {
-            DType::F32 if is_last => return channels_last::forward::<f32>(input, gamma, beta, &options),
+            DType::F32 if is_last => {
+                return channels_last::forward::<f32>(input, gamma, beta, &options);
+            }
             DType::F32 => {}
             DType::BF16 => return channels_last::forward::<bf16>(input, gamma, beta, &options),
             DType::F16 => {
-                let batch =
-                    channels_last::forward::<f32>(input, gamma, beta, &BatchNormOptions { output: None, ..options });
-                return BatchNormOutput { output: rounded_to_f16(batch.output), ..batch };
+                let batch = channels_last::forward::<f32>(
+                    input,
+                    gamma,
+                    beta,
+                    &BatchNormOptions {
+                        output: None,
+                        ..options
+                    },
+                );
+                return BatchNormOutput {
+                    output: rounded_to_f16(batch.output),
+                    ..batch
+                };
             }
             _ => return composed::forward::<Self>(input, gamma, beta, &options),
         }
@@ -64,17 +76,34 @@ impl LayerOps for Flex {
     ) -> BatchNormGradients<Self> {
         let is_last = saved.input.is_contiguous() || options.rectifier != Rectifier::None;
         match saved.input.dtype() {
-            DType::F32 if is_last => return channels_last::backward::<f32>(saved, output_gradient, &options),
+            DType::F32 if is_last => {
+                return channels_last::backward::<f32>(saved, output_gradient, &options);
+            }
             DType::F32 => {}
-            DType::BF16 => return channels_last::backward::<bf16>(saved, output_gradient, &options),
+            DType::BF16 => {
+                return channels_last::backward::<bf16>(saved, output_gradient, &options);
+            }
             DType::F16 => {
-                let options = BatchNormOptions { output: None, ..options };
+                let options = BatchNormOptions {
+                    output: None,
+                    ..options
+                };
                 let gradients = channels_last::backward::<f32>(saved, output_gradient, &options);
-                return BatchNormGradients { input: rounded_to_f16(gradients.input), ..gradients };
+                return BatchNormGradients {
+                    input: rounded_to_f16(gradients.input),
+                    ..gradients
+                };
             }
             _ => return composed::backward::<Self>(saved, output_gradient, &options),
         }
-        let BatchNormSaved { input, gamma, mean, variance, num_values, .. } = saved;
+        let BatchNormSaved {
+            input,
+            gamma,
+            mean,
+            variance,
+            num_values,
+            ..
+        } = saved;
         let (input, dy) = (Planes::of(&input), Planes::of(&output_gradient));
         let (mean, variance) = (channel_values(&mean), channel_values(&variance));
         let inverse_std = inverse_stds(&variance, options.epsilon);
@@ -92,7 +121,12 @@ impl LayerOps for Flex {
             let slope = (all.with_normalised[channel] / num_values) as f32 * inverse_std[channel];
             let dy = &dy_planes[start..start + len];
             start += len;
-            out.extend(plane.iter().zip(dy).map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)));
+            out.extend(
+                plane
+                    .iter()
+                    .zip(dy)
+                    .map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)),
+            );
         });
         BatchNormGradients {
             input: dx,
@@ -110,11 +144,25 @@ impl LayerOps for Flex {
         options: FusedOptions,
     ) -> FusedOutput<Self> {
         match input.dtype() {
-            DType::F32 => fused::flex::forward::<f32>(input, weight, gamma, beta, residual, options),
-            DType::BF16 => fused::flex::forward::<bf16>(input, weight, gamma, beta, residual, options),
+            DType::F32 => {
+                fused::flex::forward::<f32>(input, weight, gamma, beta, residual, options)
+            }
+            DType::BF16 => {
+                fused::flex::forward::<bf16>(input, weight, gamma, beta, residual, options)
+            }
             DType::F16 => {
-                let fused = fused::flex::forward::<f32>(input, weight, gamma, beta, residual, unlinked(options));
-                FusedOutput { output: rounded_to_f16(fused.output), ..fused }
+                let fused = fused::flex::forward::<f32>(
+                    input,
+                    weight,
+                    gamma,
+                    beta,
+                    residual,
+                    unlinked(options),
+                );
+                FusedOutput {
+                    output: rounded_to_f16(fused.output),
+                    ..fused
+                }
             }
             _ => fused::composed::forward::<Self>(input, weight, gamma, beta, residual, options),
         }
@@ -133,12 +181,18 @@ impl LayerOps for Flex {
             _ if input.shape().num_elements() == 0 => {
                 fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
             }
-            DType::F32 => fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options),
-            DType::BF16 => fused::flex::inference::<bf16>(input, weight, scale, shift, residual, &options),
-            DType::F16 => {
-                rounded_to_f16(fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options))
+            DType::F32 => {
+                fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options)
             }
-            _ => fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options),
+            DType::BF16 => {
+                fused::flex::inference::<bf16>(input, weight, scale, shift, residual, &options)
+            }
+            DType::F16 => rounded_to_f16(fused::flex::inference::<f32>(
+                input, weight, scale, shift, residual, &options,
+            )),
+            _ => {
+                fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
+            }
         }
     }
 
@@ -159,9 +213,14 @@ impl LayerOps for Flex {
             DType::F32 => fused::flex::backward::<f32>(saved, output_gradient, options),
             DType::BF16 => fused::flex::backward::<bf16>(saved, output_gradient, options),
             DType::F16 => {
-                let gradients = fused::flex::backward::<f32>(saved, output_gradient, unlinked(options));
+                let gradients =
+                    fused::flex::backward::<f32>(saved, output_gradient, unlinked(options));
                 let [input, residual] = [gradients.input, gradients.residual].map(rounded_to_f16);
-                FusedGradients { input, residual, ..gradients }
+                FusedGradients {
+                    input,
+                    residual,
+                    ..gradients
+                }
             }
             _ => fused::composed::backward::<Self>(saved, output_gradient, options),
         }
@@ -176,13 +235,21 @@ impl LayerOps for Flex {
         }
     }
 
-    fn global_average_backward(output_gradient: FlexTensor, shape: [usize; 4], dtype: FloatDType) -> FlexTensor {
+    fn global_average_backward(
+        output_gradient: FlexTensor,
+        shape: [usize; 4],
+        dtype: FloatDType,
+    ) -> FlexTensor {
         match (output_gradient.dtype(), dtype) {
-            (DType::F32, FloatDType::F32) => fused::flex::global_average_backward::<f32>(output_gradient, shape),
-            (DType::F32, FloatDType::BF16) => fused::flex::global_average_backward::<bf16>(output_gradient, shape),
-            (DType::F32, FloatDType::F16) => {
-                rounded_to_f16(fused::flex::global_average_backward::<f32>(output_gradient, shape))
+            (DType::F32, FloatDType::F32) => {
+                fused::flex::global_average_backward::<f32>(output_gradient, shape)
             }
+            (DType::F32, FloatDType::BF16) => {
+                fused::flex::global_average_backward::<bf16>(output_gradient, shape)
+            }
+            (DType::F32, FloatDType::F16) => rounded_to_f16(
+                fused::flex::global_average_backward::<f32>(output_gradient, shape),
+            ),
             _ => average::composed_backward::<Self>(output_gradient, shape, dtype),
         }
     }
@@ -190,7 +257,12 @@ impl LayerOps for Flex {
 
 /// The options of a layer that shares nothing with those before and after it.
 fn unlinked(options: FusedOptions) -> FusedOptions {
-    FusedOptions { input: None, residual_from: None, output: None, ..options }
+    FusedOptions {
+        input: None,
+        residual_from: None,
+        output: None,
+        ..options
+    }
 }
 
 /// A tensor as contiguous planes `[N, C, H, W]`.
@@ -205,18 +277,26 @@ impl Planes {
     fn of(channels_last: &FlexTensor) -> Self {
         let tensor = channels_last.permute(&[0, 3, 1, 2]).to_contiguous();
         let shape: [usize; 4] = tensor.shape().dims();
-        Self { tensor, shape, plane_len: shape[2] * shape[3] }
+        Self {
+            tensor,
+            shape,
+            plane_len: shape[2] * shape[3],
+        }
     }
 
     fn values(&self) -> &[f32] {
-        self.tensor.as_slice().expect("contiguous and f32: checked by the callers")
+        self.tensor
+            .as_slice()
+            .expect("contiguous and f32: checked by the callers")
     }
 
     /// Each plane with its channel, in memory order.
     fn iter(&self) -> impl Iterator<Item = (usize, &[f32])> {
         let num_channels = self.shape[1];
         let planes = self.values().chunks_exact(self.plane_len.max(1));
-        planes.enumerate().map(move |(i, plane)| (i % num_channels, plane))
+        planes
+            .enumerate()
+            .map(move |(i, plane)| (i % num_channels, plane))
     }
 
     /// A tensor `[N, H, W, C]` (a view of planes) of what `write` appends for each plane.
@@ -248,7 +328,10 @@ impl Planes {
 
     fn gradient_sums(&self, dy: &Self, mean: &[f32], inverse_std: &[f32]) -> GradientSums {
         let num_channels = self.shape[1];
-        let mut sums = GradientSums { plain: vec![0.0; num_channels], with_normalised: vec![0.0; num_channels] };
+        let mut sums = GradientSums {
+            plain: vec![0.0; num_channels],
+            with_normalised: vec![0.0; num_channels],
+        };
         for ((channel, x), (_, dy)) in self.iter().zip(dy.iter()) {
             let (mean, inverse_std) = (f64::from(mean[channel]), f64::from(inverse_std[channel]));
             sums.plain[channel] += sum(dy, f64::from);
@@ -291,16 +374,27 @@ fn inverse_std(variance: f32, epsilon: f64) -> f32 {
 }
 
 pub(super) fn inverse_stds(variances: &[f32], epsilon: f64) -> Vec<f32> {
-    variances.iter().map(|&variance| inverse_std(variance, epsilon)).collect()
+    variances
+        .iter()
+        .map(|&variance| inverse_std(variance, epsilon))
+        .collect()
 }
 
 fn scales(gamma: &FlexTensor, variance: &[f32], epsilon: f64) -> Vec<f32> {
     let gamma = channel_values(gamma);
-    gamma.iter().zip(variance).map(|(gamma, &v)| gamma * inverse_std(v, epsilon)).collect()
+    gamma
+        .iter()
+        .zip(variance)
+        .map(|(gamma, &v)| gamma * inverse_std(v, epsilon))
+        .collect()
 }
 
 fn channel_values(tensor: &FlexTensor) -> Vec<f32> {
-    tensor.to_contiguous().as_slice().expect("gamma, beta and statistics have the input's type, f32").to_vec()
+    tensor
+        .to_contiguous()
+        .as_slice()
+        .expect("gamma, beta and statistics have the input's type, f32")
+        .to_vec()
 }
 
 fn from_channel_values(values: Vec<f32>) -> FlexTensor {

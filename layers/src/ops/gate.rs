@@ -40,9 +40,16 @@ pub fn gated<const D: usize, const E: usize>(
     let tensor = parameter.val();
     match hook {
         Some(hook) if tensor.is_require_grad() => {
-            let gate = Gate { hook: Arc::clone(hook), parameter: parameter.id };
+            let gate = Gate {
+                hook: Arc::clone(hook),
+                parameter: parameter.id,
+            };
             let input = input.clone().into_dispatch();
-            Tensor::from_dispatch(<Dispatch as LayerOps>::gate(tensor.into_dispatch(), input, gate))
+            Tensor::from_dispatch(<Dispatch as LayerOps>::gate(
+                tensor.into_dispatch(),
+                input,
+                gate,
+            ))
         }
         _ => tensor,
     }
@@ -54,7 +61,12 @@ struct GateBackward;
 impl<B: Backend> Backward<B, 2> for GateBackward {
     type State = Gate;
 
-    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let gradient = gradients.consume::<B>(&ops.node);
         call_hook::<B>(&*ops.state.hook, ops.state.parameter, gradient);
     }
@@ -65,7 +77,10 @@ pub(super) fn tracked<B: LayerOps, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
     gate: Gate,
 ) -> FloatTensor<Autodiff<B, C>> {
-    let prepared = GateBackward.prepare::<C>([parameter.node(), input.node()]).compute_bound().stateful();
+    let prepared = GateBackward
+        .prepare::<C>([parameter.node(), input.node()])
+        .compute_bound()
+        .stateful();
     let output = parameter.into_primitive();
     match prepared {
         OpsKind::Tracked(prepared) => prepared.finish(gate, output),

@@ -42,7 +42,9 @@ pub trait GradientHook: Debug + Send + Sync {
 }
 
 /// A hook that is a function.
-pub fn gradient_hook(take: impl Fn(ParamId, TensorData) + Send + Sync + 'static) -> Arc<dyn GradientHook> {
+pub fn gradient_hook(
+    take: impl Fn(ParamId, TensorData) + Send + Sync + 'static,
+) -> Arc<dyn GradientHook> {
     struct Function<F>(F);
     impl<F> Debug for Function<F> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,7 +76,11 @@ pub struct HookedParameters {
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.
-pub(super) fn call_hook<B: Backend>(hook: &dyn GradientHook, parameter: ParamId, gradient: FloatTensor<B>) {
+pub(super) fn call_hook<B: Backend>(
+    hook: &dyn GradientHook,
+    parameter: ParamId,
+    gradient: FloatTensor<B>,
+) {
     let gradient = round::<B>(gradient, FloatDType::F32);
     match hook.joined() {
         Some(joined) => {

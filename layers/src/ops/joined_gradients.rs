@@ -44,23 +44,38 @@ struct Waiting {
 
 impl Waiting {
     fn joined(self) -> Joined {
-        Joined { parameters: self.parameters, values: (self.join)(self.tensors) }
+        Joined {
+            parameters: self.parameters,
+            values: (self.join)(self.tensors),
+        }
     }
 }
 
 impl JoinedGradients {
     /// In groups by `group_of`, which is asked for each gradient.
-    pub fn new(group_of: impl Fn(ParamId) -> Option<(usize, usize)> + Send + Sync + 'static) -> Self {
-        Self { group_of: Box::new(group_of), waiting: Mutex::default() }
+    pub fn new(
+        group_of: impl Fn(ParamId) -> Option<(usize, usize)> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            group_of: Box::new(group_of),
+            waiting: Mutex::default(),
+        }
     }
 
     /// The groups that are not whole, at the end of a pass: of parameters without a gradient.
     pub fn rest(&self) -> Vec<Joined> {
-        mem::take(&mut *self.lock()).into_values().map(Waiting::joined).collect()
+        mem::take(&mut *self.lock())
+            .into_values()
+            .map(Waiting::joined)
+            .collect()
     }
 
     /// The whole group that `gradient` completes, if it does.
-    pub(super) fn add<B: Backend>(&self, parameter: ParamId, gradient: FloatTensor<B>) -> Option<Joined> {
+    pub(super) fn add<B: Backend>(
+        &self,
+        parameter: ParamId,
+        gradient: FloatTensor<B>,
+    ) -> Option<Joined> {
         let len = gradient.shape().num_elements();
         let (group, size) = (self.group_of)(parameter).unwrap_or((usize::MAX, 1));
         let mut all = self.lock();
@@ -69,7 +84,10 @@ impl JoinedGradients {
             tensors: Box::new(Vec::<FloatTensor<B>>::with_capacity(size)),
             join: join::<B>,
         });
-        let tensors = waiting.tensors.downcast_mut::<Vec<FloatTensor<B>>>().expect("a pass is on one backend");
+        let tensors = waiting
+            .tensors
+            .downcast_mut::<Vec<FloatTensor<B>>>()
+            .expect("a pass is on one backend");
         tensors.push(B::float_reshape(gradient, Shape::new([len])));
         waiting.parameters.push((parameter, len));
         let is_whole = waiting.parameters.len() == size;
@@ -91,8 +109,14 @@ impl Debug for JoinedGradients {
 }
 
 fn join<B: Backend>(tensors: Box<dyn Any + Send>) -> TensorData {
-    let mut tensors = *tensors.downcast::<Vec<FloatTensor<B>>>().expect("they were put in with this function");
-    let joined = if tensors.len() == 1 { tensors.remove(0) } else { B::float_cat(tensors, 0) };
+    let mut tensors = *tensors
+        .downcast::<Vec<FloatTensor<B>>>()
+        .expect("they were put in with this function");
+    let joined = if tensors.len() == 1 {
+        tensors.remove(0)
+    } else {
+        B::float_cat(tensors, 0)
+    };
     to_data::<B>(joined)
 }
 
@@ -125,16 +149,26 @@ mod tests {
         });
         for pass in [0.0, 1.0] {
             assert!(groups.add::<Flex>(b, gradient(&[pass, 2.0])).is_none());
-            let own = groups.add::<Flex>(alone, gradient(&[7.0])).expect("it waits for nobody");
-            assert_eq!((own.parameters, own.values), (vec![(alone, 1)], TensorData::from([7.0_f32])));
+            let own = groups
+                .add::<Flex>(alone, gradient(&[7.0]))
+                .expect("it waits for nobody");
+            assert_eq!(
+                (own.parameters, own.values),
+                (vec![(alone, 1)], TensorData::from([7.0_f32]))
+            );
             assert!(groups.add::<Flex>(c, gradient(&[8.0])).is_none());
-            let whole = groups.add::<Flex>(a, gradient(&[3.0])).expect("its group is whole");
+            let whole = groups
+                .add::<Flex>(a, gradient(&[3.0]))
+                .expect("its group is whole");
             assert_eq!(whole.parameters, [(b, 2), (a, 1)]);
             assert_eq!(whole.values, TensorData::from([pass, 2.0, 3.0]));
             // The other parameter of its group has no gradient in this pass.
             let rest = groups.rest();
             assert_eq!(rest.len(), 1);
-            assert_eq!((&rest[0].parameters, &rest[0].values), (&vec![(c, 1)], &TensorData::from([8.0_f32])));
+            assert_eq!(
+                (&rest[0].parameters, &rest[0].values),
+                (&vec![(c, 1)], &TensorData::from([8.0_f32]))
+            );
         }
         assert!(groups.rest().is_empty());
     }

@@ -51,7 +51,9 @@ pub(super) fn only_shape(tensor: &FlexTensor) -> FlexTensor {
 
 /// The values of what [`contiguous`] returned.
 pub(super) fn floats(contiguous: &FlexTensor) -> &[f32] {
-    contiguous.as_slice().expect("contiguous and f32: the input's type is checked, the others have the same")
+    contiguous
+        .as_slice()
+        .expect("contiguous and f32: the input's type is checked, the others have the same")
 }
 
 /// A tensor of few values.
@@ -105,6 +107,13 @@ pub(super) fn activation<E: Activation>(block: Block<E>, shape: impl Into<Shape>
             self.0.as_bytes()
         }
     }
-    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
-    FlexTensor::from_data(TensorData::from_bytes(bytes, shape.into(), <E as burn::tensor::Element>::dtype()))
+    let bytes = Bytes::from_shared(
+        bytes::Bytes::from_owner(Owner(block)),
+        AllocationProperty::Native,
+    );
+    FlexTensor::from_data(TensorData::from_bytes(
+        bytes,
+        shape.into(),
+        <E as burn::tensor::Element>::dtype(),
+    ))
 }

@@ -44,7 +44,8 @@ pub use clock::{KernelTime, kernel_times};
 pub use composed::normalise_by_composition;
 pub use fused::convolve_by_burn;
 pub use fused::{
-    FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
+    FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference,
+    fused_train,
 };
 pub use gate::{Gate, gated};
 pub use gradient_hook::{GradientHook, HookedParameters, gradient_hook};
@@ -70,7 +71,13 @@ pub struct BatchNormOptions {
 impl BatchNormOptions {
     /// Of this batch alone, with nothing after it, on the best instruction set there is.
     pub fn new(epsilon: f64) -> Self {
-        Self { epsilon, reducer: None, rectifier: Rectifier::None, output: None, isa: Isa::detect() }
+        Self {
+            epsilon,
+            reducer: None,
+            rectifier: Rectifier::None,
+            output: None,
+            isa: Isa::detect(),
+        }
     }
 }
 
@@ -198,7 +205,10 @@ pub trait LayerOps: Backend {
 
     /// What of all this is held until the backward pass: a body may make some of it again ([`crate::Recompute`]).
     #[fusion(default)]
-    fn fused_train_kept(#[extension_type] saved: FusedSaved<Self>, _options: FusedOptions) -> FusedSaved<Self> {
+    fn fused_train_kept(
+        #[extension_type] saved: FusedSaved<Self>,
+        _options: FusedOptions,
+    ) -> FusedSaved<Self> {
         saved
     }
 
@@ -217,7 +227,11 @@ pub trait LayerOps: Backend {
 
     /// The parameter, unchanged; on autodiff tensors its gradient goes through the gate, and none to the tape.
     #[fusion(default)]
-    fn gate(parameter: FloatTensor<Self>, _input: FloatTensor<Self>, _gate: Gate) -> FloatTensor<Self> {
+    fn gate(
+        parameter: FloatTensor<Self>,
+        _input: FloatTensor<Self>,
+        _gate: Gate,
+    ) -> FloatTensor<Self> {
         parameter
     }
 
@@ -281,7 +295,11 @@ pub trait LayerOps: Backend {
 
     /// A convolution without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, k]` to `[N, H_out, W_out, C_out]`, in the input's number format.
     #[fusion(meta = |input, weight, options| cube::convolved(input, weight, options))]
-    fn convolution(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions<2>) -> FloatTensor<Self> {
+    fn convolution(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        options: ConvOptions<2>,
+    ) -> FloatTensor<Self> {
         fused::convolution_by_burn::<Self>(input, weight, options)
     }
 

@@ -34,14 +34,22 @@ pub(super) struct Moments {
 impl Moments {
     #[cfg(feature = "flex")]
     pub(super) fn empty(num_channels: usize) -> Self {
-        Self { count: 0.0, mean: vec![0.0; num_channels], squares: vec![0.0; num_channels] }
+        Self {
+            count: 0.0,
+            mean: vec![0.0; num_channels],
+            squares: vec![0.0; num_channels],
+        }
     }
 
     /// From sums and centred sums of squares, `[2, C]`, over `count` values of each channel.
     #[cfg(feature = "flex")]
     pub(super) fn of_sums(count: f64, mut sums: Vec<f64>) -> Self {
         let squares = sums.split_off(sums.len() / 2);
-        Self { count, mean: sums.iter().map(|sum| sum / count).collect(), squares }
+        Self {
+            count,
+            mean: sums.iter().map(|sum| sum / count).collect(),
+            squares,
+        }
     }
 
     /// The moments of the union of all ranks' values.
@@ -57,17 +65,30 @@ impl Moments {
         sums.extend(squares.map(|(squares, mean)| squares + self.count * mean * mean));
         reducer.all_reduce_sum(&mut sums);
         let count = sums[0];
-        assert!(count > 0.0, "batch statistics: expected at least one value over all ranks, got none");
+        assert!(
+            count > 0.0,
+            "batch statistics: expected at least one value over all ranks, got none"
+        );
         let (totals, squares) = sums[1..].split_at(num_channels);
         let mean: Vec<f64> = totals.iter().map(|total| total / count).collect();
-        let squares =
-            squares.iter().zip(&mean).map(|(squares, mean)| (squares - count * mean * mean).max(0.0)).collect();
-        Self { count, mean, squares }
+        let squares = squares
+            .iter()
+            .zip(&mean)
+            .map(|(squares, mean)| (squares - count * mean * mean).max(0.0))
+            .collect();
+        Self {
+            count,
+            mean,
+            squares,
+        }
     }
 
     /// The biased variance.
     pub(super) fn variance(&self) -> Vec<f64> {
-        self.squares.iter().map(|squares| squares / self.count).collect()
+        self.squares
+            .iter()
+            .map(|squares| squares / self.count)
+            .collect()
     }
 }
 
@@ -83,14 +104,22 @@ impl GradientSums {
     #[cfg(feature = "flex")]
     pub(super) fn of(mut sums: Vec<f64>) -> Self {
         let with_normalised = sums.split_off(sums.len() / 2);
-        Self { plain: sums, with_normalised }
+        Self {
+            plain: sums,
+            with_normalised,
+        }
     }
 
     pub(super) fn reduce(&self, reducer: Option<&dyn StatisticsReducer>) -> Self {
-        let Some(reducer) = reducer else { return self.clone() };
+        let Some(reducer) = reducer else {
+            return self.clone();
+        };
         let mut sums = [self.plain.as_slice(), &self.with_normalised].concat();
         reducer.all_reduce_sum(&mut sums);
         let with_normalised = sums.split_off(self.plain.len());
-        Self { plain: sums, with_normalised }
+        Self {
+            plain: sums,
+            with_normalised,
+        }
     }
 }

@@ -16,21 +16,45 @@ use burn::tensor::{FloatDType, Slice, Tensor};
 use super::{GradientHook, gated};
 
 /// Any convolution of burn's.
-pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<4> {
+pub(crate) fn conv(
+    conv: &Conv2d,
+    input: Tensor<4>,
+    hook: Option<&Arc<dyn GradientHook>>,
+) -> Tensor<4> {
     let dtype = FloatDType::from(input.dtype());
-    let weight = Param::initialized(conv.weight.id, gated(&conv.weight, &input, hook).cast(dtype));
-    let bias = conv.bias.as_ref().map(|bias| Param::initialized(bias.id, gated(bias, &input, hook).cast(dtype)));
-    to_channels_last(Conv2d { weight, bias, ..conv.clone() }.forward(to_planes(input)))
+    let weight = Param::initialized(
+        conv.weight.id,
+        gated(&conv.weight, &input, hook).cast(dtype),
+    );
+    let bias = conv
+        .bias
+        .as_ref()
+        .map(|bias| Param::initialized(bias.id, gated(bias, &input, hook).cast(dtype)));
+    to_channels_last(
+        Conv2d {
+            weight,
+            bias,
+            ..conv.clone()
+        }
+        .forward(to_planes(input)),
+    )
 }
 
 /// Linear layer, `[.., C]` to `[.., K]`, in the number format of x.
-pub(crate) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+pub(crate) fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
     let dtype = FloatDType::from(x.dtype());
     multiply_add(x, weight.cast(dtype), bias.map(|bias| bias.cast(dtype)))
 }
 
 /// An operation on the planes.
-pub(crate) fn in_planes(input: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<4> {
+pub(crate) fn in_planes(
+    input: Tensor<4>,
+    operation: impl FnOnce(Tensor<4>) -> Tensor<4>,
+) -> Tensor<4> {
     to_channels_last(operation(to_planes(input)))
 }
 
@@ -63,7 +87,10 @@ pub(crate) fn subsample_and_pad(input: Tensor<4>, zero_channels: usize) -> Tenso
 /// The mean over all pixels: `[N, H, W, C]` to `[N, C]`.
 pub(crate) fn global_average(input: Tensor<4>) -> Tensor<2> {
     let [n, h, w, channels] = input.dims();
-    to_planes(input).reshape([n, channels, h * w]).mean_dim(2).squeeze_dim(2)
+    to_planes(input)
+        .reshape([n, channels, h * w])
+        .mean_dim(2)
+        .squeeze_dim(2)
 }
 
 fn to_planes(channels_last: Tensor<4>) -> Tensor<4> {

@@ -45,14 +45,29 @@ impl Tables {
     /// Of a tensor that [`Tables::view`] made.
     pub(super) fn viewed(shape: &Shape) -> Self {
         let [groups, rows, channels] = shape.dims();
-        Self { groups, rows, channels }
+        Self {
+            groups,
+            rows,
+            channels,
+        }
     }
 
     /// As many groups as leave neither too many values nor too few rows, and divide the rows; images in a batch or their sides mostly do.
     fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
-        let most = if has_two_stages { (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS) } else { 1 };
-        let groups = (1..=most).rev().find(|groups| rows.is_multiple_of(*groups)).unwrap_or(1);
-        Self { groups, rows: rows / groups, channels }
+        let most = if has_two_stages {
+            (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS)
+        } else {
+            1
+        };
+        let groups = (1..=most)
+            .rev()
+            .find(|groups| rows.is_multiple_of(*groups))
+            .unwrap_or(1);
+        Self {
+            groups,
+            rows: rows / groups,
+            channels,
+        }
     }
 
     /// Values of each channel.
@@ -81,7 +96,11 @@ impl Tables {
         stage: impl Fn(FloatTensor<B>, usize) -> FloatTensor<B>,
     ) -> FloatTensor<B> {
         let of_groups = stage(table, 1);
-        if self.groups == 1 { of_groups } else { stage(of_groups, 0) }
+        if self.groups == 1 {
+            of_groups
+        } else {
+            stage(of_groups, 0)
+        }
     }
 }
 
@@ -109,32 +128,71 @@ mod tests {
 
     #[test]
     fn every_layer_of_a_network_has_blocks_for_a_whole_gpu_and_groups_worth_a_block() {
-        let layers =
-            [([128, 32, 32, 16], 512), ([128, 16, 16, 32], 256), ([128, 8, 8, 64], 128), ([96, 7, 7, 512], 16)];
+        let layers = [
+            ([128, 32, 32, 16], 512),
+            ([128, 16, 16, 32], 256),
+            ([128, 8, 8, 64], 128),
+            ([96, 7, 7, 512], 16),
+        ];
         for (shape, groups) in layers {
             let [n, h, w, channels] = shape;
-            let expected = Tables { groups, rows: n * h * w / groups, channels };
-            assert_eq!(Tables::new(n * h * w, channels, true), expected, "{shape:?}");
-            assert!(groups * channels / 4 >= 132 && expected.rows >= FEWEST_ROWS, "{shape:?}");
-            assert_eq!(Tables::new(n * h * w, channels, false), Tables { groups: 1, rows: n * h * w, channels });
+            let expected = Tables {
+                groups,
+                rows: n * h * w / groups,
+                channels,
+            };
+            assert_eq!(
+                Tables::new(n * h * w, channels, true),
+                expected,
+                "{shape:?}"
+            );
+            assert!(
+                groups * channels / 4 >= 132 && expected.rows >= FEWEST_ROWS,
+                "{shape:?}"
+            );
+            assert_eq!(
+                Tables::new(n * h * w, channels, false),
+                Tables {
+                    groups: 1,
+                    rows: n * h * w,
+                    channels
+                }
+            );
         }
     }
 
     #[test]
     fn rows_that_nothing_divides_and_few_rows_are_one_group() {
         for rows in [0, 1, 31, 45, 63, 8191] {
-            assert_eq!(Tables::new(rows, 16, true), Tables { groups: 1, rows, channels: 16 });
+            assert_eq!(
+                Tables::new(rows, 16, true),
+                Tables {
+                    groups: 1,
+                    rows,
+                    channels: 16
+                }
+            );
         }
         // A last batch of 97 images of 7x7 pixels.
-        assert_eq!(Tables::new(97 * 49, 16, true), Tables { groups: 97, rows: 49, channels: 16 });
+        assert_eq!(
+            Tables::new(97 * 49, 16, true),
+            Tables {
+                groups: 97,
+                rows: 49,
+                channels: 16
+            }
+        );
     }
 
     #[test]
     fn sums_and_means_over_groups_are_those_over_all_rows() {
         for rows in [45, 127, 96 * 49, 97 * 49] {
             let channels = 3;
-            let values: Vec<f32> = (0..rows * channels).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 0.4).collect();
-            let tensor = || FlexTensor::from_data(TensorData::new(values.clone(), [1, rows, 1, channels]));
+            let values: Vec<f32> = (0..rows * channels)
+                .map(|i| (i * 7919 % 1000) as f32 / 500.0 - 0.4)
+                .collect();
+            let tensor =
+                || FlexTensor::from_data(TensorData::new(values.clone(), [1, rows, 1, channels]));
             let tables = Tables::new(rows, channels, true);
             assert_eq!(tables.num_rows(), rows);
             let read = |row: FlexTensor| {
@@ -144,10 +202,25 @@ mod tests {
             let sums = read(tables.sum::<Flex>(tables.view::<Flex>(tensor())));
             let means = read(tables.mean::<Flex>(tables.view::<Flex>(tensor())));
             for channel in 0..channels {
-                let expected: f64 = values.iter().skip(channel).step_by(channels).map(|&v| f64::from(v)).sum();
-                let near = |found: f32, expected: f64| (f64::from(found) - expected).abs() <= 1e-6 * expected.abs();
-                assert!(near(sums[channel], expected), "{} of {rows} rows, expected {expected}", sums[channel]);
-                assert!(near(means[channel], expected / rows as f64), "{} of {rows} rows", means[channel]);
+                let expected: f64 = values
+                    .iter()
+                    .skip(channel)
+                    .step_by(channels)
+                    .map(|&v| f64::from(v))
+                    .sum();
+                let near = |found: f32, expected: f64| {
+                    (f64::from(found) - expected).abs() <= 1e-6 * expected.abs()
+                };
+                assert!(
+                    near(sums[channel], expected),
+                    "{} of {rows} rows, expected {expected}",
+                    sums[channel]
+                );
+                assert!(
+                    near(means[channel], expected / rows as f64),
+                    "{} of {rows} rows",
+                    means[channel]
+                );
             }
         }
     }

@@ -13,7 +13,11 @@ const SHAPE: [usize; 4] = [3, 5, 3, 4];
 /// Numbers without a pattern, different for each `salt`, in -1..1.
 fn numbers(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32)
-        .map(|i| (i + 1).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503_001)))
+        .map(|i| {
+            (i + 1)
+                .wrapping_mul(2_654_435_761)
+                .wrapping_add(salt.wrapping_mul(40_503_001))
+        })
         .map(|bits| (bits ^ (bits >> 15)).wrapping_mul(2_246_822_519))
         .map(|bits| (bits >> 8) as f32 / (1 << 23) as f32 - 1.0)
         .collect()
@@ -32,7 +36,12 @@ impl Problem {
         let len = SHAPE.iter().product();
         let x = numbers(len, 1).into_iter().map(|v| v + offset).collect();
         let gamma = numbers(SHAPE[3], 2).into_iter().map(|v| 1.5 + v).collect();
-        Self { x, gamma, beta: numbers(SHAPE[3], 3), weight: numbers(len, 4) }
+        Self {
+            x,
+            gamma,
+            beta: numbers(SHAPE[3], 3),
+            weight: numbers(len, 4),
+        }
     }
 }
 
@@ -106,7 +115,11 @@ fn by_differences(problem: &Problem) -> Answer {
     let inputs = [wide(&problem.x), wide(&problem.gamma), wide(&problem.beta)];
     let weight = wide(&problem.weight);
     let loss = |[x, gamma, beta]: &[Vec<f64>; 3]| -> f64 {
-        reference(x, gamma, beta)[0].iter().zip(&weight).map(|(y, w)| y * w).sum()
+        reference(x, gamma, beta)[0]
+            .iter()
+            .zip(&weight)
+            .map(|(y, w)| y * w)
+            .sum()
     };
     let gradients = [0, 1, 2].map(|which| {
         let step = 1e-5;
@@ -121,19 +134,39 @@ fn by_differences(problem: &Problem) -> Answer {
         narrow(&(0..inputs[which].len()).map(slope).collect::<Vec<_>>())
     });
     let [output, mean, variance] = reference(&inputs[0], &inputs[1], &inputs[2]);
-    Answer { output: narrow(&output), mean: narrow(&mean), variance: narrow(&variance), gradients }
+    Answer {
+        output: narrow(&output),
+        mean: narrow(&mean),
+        variance: narrow(&variance),
+        gradients,
+    }
 }
 
 fn assert_agree(found: &Answer, expected: &Answer, tolerance: f64) {
     let parts = |answer: &Answer| {
         let [x, gamma, beta] = answer.gradients.clone();
-        let Answer { output, mean, variance, .. } = answer;
-        [output.clone(), mean.clone(), variance.clone(), x, gamma, beta]
+        let Answer {
+            output,
+            mean,
+            variance,
+            ..
+        } = answer;
+        [
+            output.clone(),
+            mean.clone(),
+            variance.clone(),
+            x,
+            gamma,
+            beta,
+        ]
     };
     let names = ["output", "mean", "variance", "dx", "dgamma", "dbeta"];
     for ((name, found), expected) in names.iter().zip(parts(found)).zip(parts(expected)) {
         let difference = relative_difference(&found, &expected);
-        assert!(difference <= tolerance, "{name}: {difference:.2e} > {tolerance:.0e}");
+        assert!(
+            difference <= tolerance,
+            "{name}: {difference:.2e} > {tolerance:.0e}"
+        );
     }
 }
 
@@ -142,7 +175,11 @@ fn forward_and_backward_equal_f64_and_its_differences() {
     let problem = Problem::new(0.3);
     let expected = by_differences(&problem);
     for memory in [Memory::ChannelsLast, Memory::Planes] {
-        assert_agree(&on_device(&problem, &Device::flex().autodiff(), memory), &expected, TOLERANCE);
+        assert_agree(
+            &on_device(&problem, &Device::flex().autodiff(), memory),
+            &expected,
+            TOLERANCE,
+        );
     }
 }
 

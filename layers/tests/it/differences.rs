@@ -11,7 +11,13 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold(0.0, |all: f64, v| if v.is_nan() { f64::INFINITY } else { all.max(v.abs()) })
+        values.fold(0.0, |all: f64, v| {
+            if v.is_nan() {
+                f64::INFINITY
+            } else {
+                all.max(v.abs())
+            }
+        })
     };
     let pairs = found.iter().zip(expected);
     let difference = largest(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));

@@ -5,7 +5,10 @@ use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
-use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig, PassContext, relu};
+use layers::{
+    Activations, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig, PassContext,
+    relu,
+};
 
 use crate::differences::{relative_difference, values};
 
@@ -27,7 +30,10 @@ struct Ours {
 }
 
 /// Every tensor's path and, of those with a gradient, the gradient.
-pub(crate) fn tensors(module: &impl Module, gradients: Option<&Gradients>) -> Vec<(String, Vec<f32>)> {
+pub(crate) fn tensors(
+    module: &impl Module,
+    gradients: Option<&Gradients>,
+) -> Vec<(String, Vec<f32>)> {
     struct Visitor<'a>(Vec<String>, Vec<(String, Vec<f32>)>, Option<&'a Gradients>);
     impl ModuleVisitor for Visitor<'_> {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -59,7 +65,11 @@ fn assert_same(found: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)], wh
         "{what}"
     );
     // Relative to all of them: the gradient of a bias before a norm is zero but for rounding.
-    let flat = |all: &[(String, Vec<f32>)]| all.iter().flat_map(|(_, values)| values.clone()).collect::<Vec<f32>>();
+    let flat = |all: &[(String, Vec<f32>)]| {
+        all.iter()
+            .flat_map(|(_, values)| values.clone())
+            .collect::<Vec<f32>>()
+    };
     let off = relative_difference(&flat(found), &flat(expected));
     assert!(off <= TOLERANCE, "{what}: {off:.2e}");
 }
@@ -122,7 +132,9 @@ mod of_burn {
 }
 
 fn same() -> Conv2dConfig {
-    Conv2dConfig::new([8, 8], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).with_bias(false)
+    Conv2dConfig::new([8, 8], [3, 3])
+        .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+        .with_bias(false)
 }
 
 fn pointwise() -> Conv2dConfig {
@@ -134,26 +146,36 @@ fn depthwise() -> Conv2dConfig {
 }
 
 const CASES: [Case; 9] = [
-    case!("two blocks, one with a projection", [same, same, pointwise], |m, x| {
-        let y = relu(m.norm[0].forward(m.conv[0].forward(x.clone())));
-        let x = relu(m.norm[1].forward(m.conv[1].forward(y)) + x);
-        let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
-        let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
-        relu(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
-    }),
-    case!("features that layers, a residual and burn's own operation read", [same, same, pointwise], |m, x| {
-        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-        let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
-        let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
-        let c = gelu(x.clone());
-        relu(a + x) + relu(b) + c
-    }),
+    case!(
+        "two blocks, one with a projection",
+        [same, same, pointwise],
+        |m, x| {
+            let y = relu(m.norm[0].forward(m.conv[0].forward(x.clone())));
+            let x = relu(m.norm[1].forward(m.conv[1].forward(y)) + x);
+            let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            relu(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
+        }
+    ),
+    case!(
+        "features that layers, a residual and burn's own operation read",
+        [same, same, pointwise],
+        |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
+            let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let c = gelu(x.clone());
+            relu(a + x) + relu(b) + c
+        }
+    ),
     case!(
         "no norm after a convolution, none before a ReLU, two of them, a ReLU twice",
         [same, same, pointwise],
         |m, x| {
             let x = m.norm[0].forward(relu(m.conv[0].forward(x)));
-            let x = relu(relu(m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x)))));
+            let x = relu(relu(
+                m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x))),
+            ));
             m.conv[2].forward(x)
         }
     ),
@@ -167,25 +189,40 @@ const CASES: [Case; 9] = [
             m.norm[1].forward(a + b)
         }
     ),
-    case!("a layer that adds its own input, which is read again", [same, same, pointwise], |m, x| {
-        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-        let y = relu(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
-        m.norm[2].forward(m.conv[2].forward(x)) + y
-    }),
-    case!("sums of features of other shapes, which broadcast", [same, same, pointwise], |m, x| {
-        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-        let row = mean_of_columns(x.clone());
-        let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
-        row + m.norm[2].forward(m.conv[2].forward(y))
-    }),
+    case!(
+        "a layer that adds its own input, which is read again",
+        [same, same, pointwise],
+        |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let y = relu(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
+            m.norm[2].forward(m.conv[2].forward(x)) + y
+        }
+    ),
+    case!(
+        "sums of features of other shapes, which broadcast",
+        [same, same, pointwise],
+        |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let row = mean_of_columns(x.clone());
+            let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
+            row + m.norm[2].forward(m.conv[2].forward(y))
+        }
+    ),
     case!(
         "convolutions that our kernels lack: with a bias, in groups, dilated and with a large stride",
         [
             || same().with_bias(true),
             || same().with_groups(4),
-            || same().with_dilation([2, 2]).with_stride([3, 1]).with_padding(PaddingConfig2d::Explicit(2, 1, 2, 1)),
+            || same()
+                .with_dilation([2, 2])
+                .with_stride([3, 1])
+                .with_padding(PaddingConfig2d::Explicit(2, 1, 2, 1)),
         ],
-        |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x))))
+        |m, x| m
+            .conv
+            .iter()
+            .zip(&m.norm)
+            .fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x))))
     ),
     case!(
         "inverted residuals with ReLU6, and norms before a convolution without a ReLU",
@@ -215,12 +252,17 @@ const CASES: [Case; 9] = [
 /// With a scale that takes values above 6.
 fn norm(device: &Device) -> nn::BatchNorm {
     let gamma = Initializer::Constant { value: 3.0 }.init([8], device);
-    nn::BatchNorm { gamma, ..nn::BatchNormConfig::new(8).init(device) }
+    nn::BatchNorm {
+        gamma,
+        ..nn::BatchNormConfig::new(8).init(device)
+    }
 }
 
 fn images(device: &Device) -> Tensor<4> {
     let len = SHAPE.iter().product::<usize>();
-    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    let values: Vec<f32> = (0..len)
+        .map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1)
+        .collect();
     Tensor::from_data(TensorData::new(values, SHAPE), device)
 }
 
@@ -228,7 +270,9 @@ fn images(device: &Device) -> Tensor<4> {
 fn loss(output: Tensor<4>) -> Tensor<1> {
     let dims = output.dims();
     let len = dims.iter().product::<usize>();
-    let weights: Vec<f32> = (0..len).map(|i| ((i * 31 % 97) as f32 * 0.71).cos()).collect();
+    let weights: Vec<f32> = (0..len)
+        .map(|i| ((i * 31 % 97) as f32 * 0.71).cos())
+        .collect();
     (output.clone() * Tensor::from_data(TensorData::new(weights, dims), &output.device())).sum()
 }
 
@@ -240,37 +284,74 @@ fn networks_compute_what_burns_own_modules_do() {
             device.seed(7);
             let conv = || case.configs.iter().map(|config| config().init(&device));
             let norm = || (0..3).map(|_| norm(&device));
-            let stock = Stock { conv: conv().collect(), norm: norm().collect() };
-            let ours = Ours { conv: conv().map(Conv2d::from).collect(), norm: norm().map(BatchNorm::from).collect() };
+            let stock = Stock {
+                conv: conv().collect(),
+                norm: norm().collect(),
+            };
+            let ours = Ours {
+                conv: conv().map(Conv2d::from).collect(),
+                norm: norm().map(BatchNorm::from).collect(),
+            };
             let ours = ours.load_record(stock.clone().into_record());
             assert_same(&tensors(&ours, None), &tensors(&stock, None), case.name);
             let context = || PassContext {
-                computation: Computation { kernels, ..Computation::default() },
+                computation: Computation {
+                    kernels,
+                    ..Computation::default()
+                },
                 ..PassContext::default()
             };
             // Two steps: the second reads what the first left behind.
             for _ in 0..2 {
-                let (x, planes) = (images(&device).require_grad(), images(&device).require_grad());
+                let (x, planes) = (
+                    images(&device).require_grad(),
+                    images(&device).require_grad(),
+                );
                 let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
-                let expected = (case.stock)(&stock, planes.clone().permute([0, 3, 1, 2])).permute([0, 2, 3, 1]);
-                let off = relative_difference(&values(found.clone().inner()), &values(expected.clone().inner()));
+                let expected = (case.stock)(&stock, planes.clone().permute([0, 3, 1, 2]))
+                    .permute([0, 2, 3, 1]);
+                let off = relative_difference(
+                    &values(found.clone().inner()),
+                    &values(expected.clone().inner()),
+                );
                 assert!(off <= TOLERANCE, "{}: {off:.2e}", case.name);
                 let (found, expected) = (loss(found).backward(), loss(expected).backward());
                 let gradient = |x: Tensor<4>, of: &Gradients| values(x.grad(of).unwrap());
                 let off = relative_difference(&gradient(x, &found), &gradient(planes, &expected));
                 assert!(off <= TOLERANCE, "{}, images: {off:.2e}", case.name);
-                assert_same(&tensors(&ours, Some(&found)), &tensors(&stock, Some(&expected)), case.name);
+                assert_same(
+                    &tensors(&ours, Some(&found)),
+                    &tensors(&stock, Some(&expected)),
+                    case.name,
+                );
             }
             let (ours, stock) = (ours.valid(), stock.valid());
             let of = |module: &[(String, Vec<f32>)], ending: &str| {
-                module.iter().filter(|(name, _)| name.ends_with(ending)).cloned().collect::<Vec<_>>()
+                module
+                    .iter()
+                    .filter(|(name, _)| name.ends_with(ending))
+                    .cloned()
+                    .collect::<Vec<_>>()
             };
             let (found, expected) = (tensors(&ours, None), tensors(&stock, None));
-            assert_same(&of(&found, "running_mean"), &of(&expected, "running_mean"), case.name);
+            assert_same(
+                &of(&found, "running_mean"),
+                &of(&expected, "running_mean"),
+                case.name,
+            );
             // Ours is the unbiased one, as PyTorch's, of 216 values or less.
-            let variances = |all| of(all, "running_var").into_iter().flat_map(|(_, values)| values).collect::<Vec<_>>();
+            let variances = |all| {
+                of(all, "running_var")
+                    .into_iter()
+                    .flat_map(|(_, values)| values)
+                    .collect::<Vec<_>>()
+            };
             let off = relative_difference(&variances(&found), &variances(&expected));
-            assert!((1e-4..0.02).contains(&off), "{}, variances: {off:.2e}", case.name);
+            assert!(
+                (1e-4..0.02).contains(&off),
+                "{}, variances: {off:.2e}",
+                case.name
+            );
             let stock = stock.load_record(ours.clone().into_record());
             let x = images(&Device::flex());
             let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
@@ -284,19 +365,38 @@ fn networks_compute_what_burns_own_modules_do() {
 #[test]
 fn operations_for_which_burns_own_one_stands_in_are_told_and_others_are_not() {
     let device = Device::flex();
-    let computed = |config: Conv2dConfig| Tensor::from(Conv2d::from(config.init(&device)).forward(images(&device)));
+    let computed = |config: Conv2dConfig| {
+        Tensor::from(Conv2d::from(config.init(&device)).forward(images(&device)))
+    };
     computed(Conv2dConfig::new([8, 6], [3, 5]).with_dilation([2, 1]));
     computed(Conv2dConfig::new([8, 5], [3, 3]));
     let of_burn = MaxPool2dConfig::new([2, 2]);
-    let ours = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+    let ours = MaxPool2dConfig::new([3, 3])
+        .with_strides([2, 2])
+        .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
     for pool in [of_burn, ours] {
         drop(Tensor::from(pool.init().forward(images(&device))));
     }
     let told = layers::stand_ins();
-    assert!(told.contains(&"max pool 2x2, stride [2, 2]".to_owned()), "{told:?}");
-    assert!(!told.iter().any(|pool| pool.starts_with("max pool 3x3")), "{told:?}");
-    assert!(told.iter().any(|conv| conv.starts_with("convolution 3x5 of 8 to 6 channels, groups 1,")), "{told:?}");
-    assert!(!told.iter().any(|conv| conv.starts_with("convolution 3x3 of 8 to 5 channels")), "{told:?}");
+    assert!(
+        told.contains(&"max pool 2x2, stride [2, 2]".to_owned()),
+        "{told:?}"
+    );
+    assert!(
+        !told.iter().any(|pool| pool.starts_with("max pool 3x3")),
+        "{told:?}"
+    );
+    assert!(
+        told.iter()
+            .any(|conv| conv.starts_with("convolution 3x5 of 8 to 6 channels, groups 1,")),
+        "{told:?}"
+    );
+    assert!(
+        !told
+            .iter()
+            .any(|conv| conv.starts_with("convolution 3x3 of 8 to 5 channels")),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -304,12 +404,19 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
     let device = Device::flex().autodiff();
     device.seed(3);
     let ours = Ours {
-        conv: [same, same, pointwise].map(|config| Conv2d::from(config().init(&device))).into(),
-        norm: (0..3).map(|_| BatchNorm::from(nn::BatchNormConfig::new(8).init(&device))).collect(),
+        conv: [same, same, pointwise]
+            .map(|config| Conv2d::from(config().init(&device)))
+            .into(),
+        norm: (0..3)
+            .map(|_| BatchNorm::from(nn::BatchNormConfig::new(8).init(&device)))
+            .collect(),
     };
     let run = |activations| {
         let context = || PassContext {
-            computation: Computation { activations, ..Computation::default() },
+            computation: Computation {
+                activations,
+                ..Computation::default()
+            },
             ..PassContext::default()
         };
         let x = images(&device).require_grad();
@@ -318,19 +425,31 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
         let y = context().during(|| relu(ours.norm[1].forward(ours.conv[1].forward(y))));
         let a = ours.norm[2].forward(ours.conv[2].forward(y.clone()));
         let b = ours.norm[0].forward(ours.conv[0].forward(y.clone()));
-        let output = relu(context().during(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
+        let output =
+            relu(context().during(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
         let output = Tensor::from(output).cast(FloatDType::F32);
         let gradients = loss(output.clone()).backward();
-        (values(output.inner()), values(x.grad(&gradients).unwrap()), tensors(&ours, Some(&gradients)))
+        (
+            values(output.inner()),
+            values(x.grad(&gradients).unwrap()),
+            tensors(&ours, Some(&gradients)),
+        )
     };
     let (expected, found) = (run(Activations::F32), run(Activations::Bf16));
     // Of the whole, since a ReLU that rounding turns moves a single gradient far.
     let off = |found: &[f32], expected: &[f32]| {
-        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let squares = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|v| f64::from(v).powi(2)).sum::<f64>()
+        };
         let difference = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));
         (difference / squares(&mut expected.iter().copied())).sqrt()
     };
-    let all = |named: &[(String, Vec<f32>)]| named.iter().flat_map(|(_, values)| values.clone()).collect::<Vec<f32>>();
+    let all = |named: &[(String, Vec<f32>)]| {
+        named
+            .iter()
+            .flat_map(|(_, values)| values.clone())
+            .collect::<Vec<f32>>()
+    };
     let found = [found.0, found.1, all(&found.2)];
     let expected = [expected.0, expected.1, all(&expected.2)];
     for (found, expected) in found.iter().zip(&expected) {
@@ -365,7 +484,17 @@ fn shortcut_a_is_every_second_pixel_between_channels_of_zeros() {
     assert_eq!(shortcut.dims(), [3, 5, 4, 12]);
     let kept = shortcut.clone().slice([0..3, 2..3, 1..2, 2..10]);
     assert_eq!(values(kept), values(x.slice([0..3, 4..5, 2..3, 0..8])));
-    assert!(values(shortcut.slice([0..3, 0..5, 0..4, 10..12])).iter().all(|&value| value == 0.0));
-    let odd = std::panic::catch_unwind(|| Features::from(images(&Device::flex())).subsample_and_pad(9)).unwrap_err();
-    assert!(odd.downcast_ref::<String>().unwrap().contains("expected 8 channels and an even number more, got 9"));
+    assert!(
+        values(shortcut.slice([0..3, 0..5, 0..4, 10..12]))
+            .iter()
+            .all(|&value| value == 0.0)
+    );
+    let odd =
+        std::panic::catch_unwind(|| Features::from(images(&Device::flex())).subsample_and_pad(9))
+            .unwrap_err();
+    assert!(
+        odd.downcast_ref::<String>()
+            .unwrap()
+            .contains("expected 8 channels and an even number more, got 9")
+    );
 }

@@ -4,7 +4,10 @@ use burn::module::{Module, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Tensor};
-use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, locally_normalised, relu};
+use layers::{
+    BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext,
+    locally_normalised, relu,
+};
 
 use crate::differences::{relative_difference, values};
 
@@ -19,23 +22,34 @@ struct Shared {
 impl Shared {
     fn new(device: &Device) -> Self {
         device.seed(3);
-        let conv = Conv2dConfig::new([3, 4], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+        let conv =
+            Conv2dConfig::new([3, 4], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
         let norm = nn::BatchNormConfig::new(4).init(device);
-        Self { conv: conv.with_bias(false).init(device), norm: norm.into() }
+        Self {
+            conv: conv.with_bias(false).init(device),
+            norm: norm.into(),
+        }
     }
 
     fn convolved(&self, brightness: f32, device: &Device) -> Features {
-        self.norm.forward(self.conv.forward(images(brightness, device)))
+        self.norm
+            .forward(self.conv.forward(images(brightness, device)))
     }
 
     fn alone(&self, brightness: f32, device: &Device) -> Features {
         let image = images(brightness, device);
-        self.norm.forward(Tensor::cat(vec![image.clone(), image.slice([0..2, 0..6, 0..6, 0..1])], 3))
+        self.norm.forward(Tensor::cat(
+            vec![image.clone(), image.slice([0..2, 0..6, 0..6, 0..1])],
+            3,
+        ))
     }
 }
 
 fn images(brightness: f32, device: &Device) -> Tensor<4> {
-    let values = Tensor::<1>::from_floats(std::array::from_fn::<f32, 216, _>(|i| (i as f32 * 0.7).sin()), device);
+    let values = Tensor::<1>::from_floats(
+        std::array::from_fn::<f32, 216, _>(|i| (i as f32 * 0.7).sin()),
+        device,
+    );
     (values * brightness + brightness).reshape([2, 6, 6, 3])
 }
 
@@ -44,7 +58,11 @@ type Part = fn(&Shared, &Device);
 
 const PARTS: [Part; 5] = [
     // The first branch takes the second one as what is added to it.
-    |m, device| drop(Tensor::from(relu(m.convolved(1.0, device) + m.convolved(5.0, device)))),
+    |m, device| {
+        drop(Tensor::from(relu(
+            m.convolved(1.0, device) + m.convolved(5.0, device),
+        )))
+    },
     // Read in the other order.
     |m, device| {
         let (first, second) = (m.convolved(1.0, device), m.convolved(5.0, device));
@@ -68,14 +86,22 @@ const PARTS: [Part; 5] = [
 ];
 
 #[test]
-fn a_norm_that_is_used_twice_moves_its_statistics_in_the_order_of_the_program_whatever_is_read_first() {
+fn a_norm_that_is_used_twice_moves_its_statistics_in_the_order_of_the_program_whatever_is_read_first()
+ {
     let device = Device::flex().autodiff();
     for (index, part) in PARTS.iter().enumerate() {
         // The stock kernels take burn's operations one after the other.
         let [found, expected] = [Kernels::Fused, Kernels::Stock].map(|kernels| {
             let shared = Shared::new(&device);
-            let computation = Computation { kernels, ..Computation::default() };
-            PassContext { computation, ..PassContext::default() }.during(|| part(&shared, &device));
+            let computation = Computation {
+                kernels,
+                ..Computation::default()
+            };
+            PassContext {
+                computation,
+                ..PassContext::default()
+            }
+            .during(|| part(&shared, &device));
             let running = [&shared.norm.running_mean, &shared.norm.running_var];
             running.map(|running| values(running.value_sync().inner()))
         });
@@ -96,10 +122,15 @@ fn a_norm_in_training_refuses_a_batch_without_images_and_keeps_its_statistics() 
     for (forward, channels) in [(&alone as &dyn Fn() -> Tensor<4>, 4), (&fused, 3)] {
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
         let text = panic.downcast_ref::<String>().unwrap();
-        let got = format!("batch norm in training: expected values to take statistics of, got [0, 6, 6, {channels}];");
+        let got = format!(
+            "batch norm in training: expected values to take statistics of, got [0, 6, 6, {channels}];"
+        );
         assert!(text.starts_with(&got), "{text}");
     }
-    assert_eq!(values(shared.norm.running_mean.value_sync().inner()), [0.0; 4]);
+    assert_eq!(
+        values(shared.norm.running_mean.value_sync().inner()),
+        [0.0; 4]
+    );
 }
 
 #[derive(Module, Debug)]
@@ -112,15 +143,25 @@ struct Mixed {
 fn only_burns_own_norms_that_a_pass_used_are_named_as_local() {
     let device = Device::flex().autodiff();
     let norm = || nn::BatchNormConfig::new(3).init(&device);
-    let model = Mixed { own: norm().into(), of_burn: vec![norm(), norm()] };
+    let model = Mixed {
+        own: norm().into(),
+        of_burn: vec![norm(), norm()],
+    };
     drop(Tensor::<4>::from(model.own.forward(images(2.0, &device))));
     assert_eq!(locally_normalised(&model), [""; 0]);
     for _ in 0..2 {
         model.of_burn[1].forward(images(2.0, &device).permute([0, 3, 1, 2]));
         assert_eq!(locally_normalised(&model), ["of_burn.1"]);
-        assert_eq!(locally_normalised(&model), [""; 0], "nothing is pending any more");
+        assert_eq!(
+            locally_normalised(&model),
+            [""; 0],
+            "nothing is pending any more"
+        );
     }
-    let frozen = nn::BatchNorm { training: Param::from_bool(false), ..model.of_burn[0].clone() };
+    let frozen = nn::BatchNorm {
+        training: Param::from_bool(false),
+        ..model.of_burn[0].clone()
+    };
     frozen.forward(images(2.0, &device).permute([0, 3, 1, 2]));
     assert_eq!(locally_normalised(&model), [""; 0]);
 }

@@ -7,13 +7,16 @@ use burn::nn::conv::Conv2dConfig;
 use burn::nn::{LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, Kernels, LayerNormConfig, Linear,
-    MaxPool2dConfig, PassContext, attention, gelu, relu, relu6, silu,
+    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, Kernels,
+    LayerNormConfig, Linear, MaxPool2dConfig, PassContext, attention, gelu, relu, relu6, silu,
 };
 
 use crate::differences::{relative_difference, values};
 
-const STOCK: Computation = Computation { kernels: Kernels::Stock, ..AUTO };
+const STOCK: Computation = Computation {
+    kernels: Kernels::Stock,
+    ..AUTO
+};
 const AUTO: Computation = Computation {
     kernels: Kernels::Fused,
     convolution: layers::Convolution::Auto,
@@ -23,7 +26,10 @@ const AUTO: Computation = Computation {
 };
 
 fn fused() -> Computation {
-    Computation { isa: layers::Isa::detect(), ..AUTO }
+    Computation {
+        isa: layers::Isa::detect(),
+        ..AUTO
+    }
 }
 
 fn device() -> Device {
@@ -43,14 +49,22 @@ fn run<const D: usize>(
     layer: impl Fn(Tensor<D>) -> Tensor<D>,
 ) -> [Vec<f32>; 2] {
     let x = x.clone().detach().require_grad();
-    let context = PassContext { computation, ..PassContext::default() };
+    let context = PassContext {
+        computation,
+        ..PassContext::default()
+    };
     let y = context.during(|| layer(x.clone()));
     let count = y.shape().num_elements();
-    let weights: Vec<f32> = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let weights: Vec<f32> = (0..count)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0)
+        .collect();
     let weights = Tensor::<1>::from_data(TensorData::new(weights, [count]), &x.device());
     let flat = y.cast(FloatDType::F32).reshape([-1]);
     let gradients = (flat.clone() * weights).sum().backward();
-    let of_x = x.grad(&gradients).expect("x has a gradient").cast(FloatDType::F32);
+    let of_x = x
+        .grad(&gradients)
+        .expect("x has a gradient")
+        .cast(FloatDType::F32);
     [values(flat.inner()), values(of_x)]
 }
 
@@ -74,8 +88,16 @@ fn check<const D: usize>(name: &str, x: Tensor<D>, layer: impl Fn(Tensor<D>) -> 
     assert_equal(&format!("{name} in f16"), &rounded, &expected, 4e-3);
 }
 
-fn conv(channels: [usize; 2], kernel: usize, stride: usize, padding: PaddingConfig2d, groups: usize) -> Conv2d {
-    let config = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_padding(padding);
+fn conv(
+    channels: [usize; 2],
+    kernel: usize,
+    stride: usize,
+    padding: PaddingConfig2d,
+    groups: usize,
+) -> Conv2d {
+    let config = Conv2dConfig::new(channels, [kernel; 2])
+        .with_stride([stride; 2])
+        .with_padding(padding);
     config.with_groups(groups).init(&device()).into()
 }
 
@@ -105,9 +127,15 @@ fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack
         let bias = conv.bias.as_ref().expect("burn's default").val();
         let weight = conv.weight.val();
         let gradients = |computation| {
-            let context = PassContext { computation, ..PassContext::default() };
+            let context = PassContext {
+                computation,
+                ..PassContext::default()
+            };
             let gradients = context.during(|| forward(x.clone()).powi_scalar(2).sum().backward());
-            [values(weight.grad(&gradients).expect("weight")), values(bias.grad(&gradients).expect("bias"))]
+            [
+                values(weight.grad(&gradients).expect("weight")),
+                values(bias.grad(&gradients).expect("bias")),
+            ]
         };
         assert_equal(&name, &gradients(fused()), &gradients(STOCK), 2e-5);
     }
@@ -118,12 +146,20 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
     let device = device();
     let linear: Linear = LinearConfig::new(24, 10).init(&device).into();
     let scale = Param::from_tensor(random([10], &device));
-    let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().expect("burn's default").val());
+    let (weight, bias) = (
+        linear.weight.val(),
+        linear.bias.as_ref().expect("burn's default").val(),
+    );
     check("rank 2", random([7, 24], &device), |x| linear.forward(x));
-    check("rank 4", random([2, 3, 5, 24], &device), |x| linear.forward(x));
+    check("rank 4", random([2, 3, 5, 24], &device), |x| {
+        linear.forward(x)
+    });
     let x = random([3, 65, 24], &device);
     let gradients = |computation, scaled: bool| {
-        let context = PassContext { computation, ..PassContext::default() };
+        let context = PassContext {
+            computation,
+            ..PassContext::default()
+        };
         let y = context.during(|| {
             if scaled {
                 linear.forward_scaled(x.clone(), &scale)
@@ -137,32 +173,63 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
             bias.grad(&gradients).map(values),
             scale.val().grad(&gradients).map(values),
         ];
-        let mut all: Vec<Vec<f32>> = of.into_iter().map(|gradient| gradient.expect("a gradient")).collect();
+        let mut all: Vec<Vec<f32>> = of
+            .into_iter()
+            .map(|gradient| gradient.expect("a gradient"))
+            .collect();
         all.push(values(y.inner()));
         all
     };
-    assert_equal("scaled", &gradients(fused(), true), &gradients(STOCK, false), 2e-5);
-    assert_equal("scaled, by burn's operations", &gradients(STOCK, true), &gradients(STOCK, false), 2e-5);
+    assert_equal(
+        "scaled",
+        &gradients(fused(), true),
+        &gradients(STOCK, false),
+        2e-5,
+    );
+    assert_equal(
+        "scaled, by burn's operations",
+        &gradients(STOCK, true),
+        &gradients(STOCK, false),
+        2e-5,
+    );
 }
 
 #[test]
 fn layer_norm_activations_and_attention_equal_burns() {
     let device = device();
     let norm = LayerNormConfig::new(40).init(&device);
-    check("layer norm", random([4, 9, 40], &device), |x| norm.forward(x));
+    check("layer norm", random([4, 9, 40], &device), |x| {
+        norm.forward(x)
+    });
     let x = random([400, 40], &device);
     let gradients = |computation| {
-        let context = PassContext { computation, ..PassContext::default() };
-        let gradients = context.during(|| norm.forward(x.clone())).powi_scalar(3).sum().backward();
+        let context = PassContext {
+            computation,
+            ..PassContext::default()
+        };
+        let gradients = context
+            .during(|| norm.forward(x.clone()))
+            .powi_scalar(3)
+            .sum()
+            .backward();
         [norm.gamma.val(), norm.beta.as_ref().expect("a shift").val()]
             .map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
     };
-    assert_equal("layer norm's parameters", &gradients(fused()), &gradients(STOCK), 2e-5);
+    assert_equal(
+        "layer norm's parameters",
+        &gradients(fused()),
+        &gradients(STOCK),
+        2e-5,
+    );
     check("gelu", random([3, 50], &device), gelu);
     check("silu", random([3, 50], &device), silu);
     check("relu6", random([3, 50], &device).mul_scalar(5.0), relu6);
-    check("relu of features", random([2, 3, 3, 7], &device), |x| relu(x).into());
-    check("gelu of features", random([2, 3, 3, 7], &device), |x| gelu(Features::from(x)).into());
+    check("relu of features", random([2, 3, 3, 7], &device), |x| {
+        relu(x).into()
+    });
+    check("gelu of features", random([2, 3, 3, 7], &device), |x| {
+        gelu(Features::from(x)).into()
+    });
     // The result is a third as wide: filled up, so that the check's gradient fits.
     check("attention", random([2, 17, 3 * 2 * 16], &device), |x| {
         let y = attention(x, 2);
@@ -173,12 +240,19 @@ fn layer_norm_activations_and_attention_equal_burns() {
 #[test]
 fn pooling_and_sums_of_features_equal_burns() {
     let device = device();
-    let ours = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(Explicit(1, 1, 1, 1)).init();
+    let ours = MaxPool2dConfig::new([3, 3])
+        .with_strides([2, 2])
+        .with_padding(Explicit(1, 1, 1, 1))
+        .init();
     let burns = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init();
     for pool in [ours, burns] {
-        check("max pool", random([2, 8, 6, 5], &device), |x| pool.forward(x).into());
+        check("max pool", random([2, 8, 6, 5], &device), |x| {
+            pool.forward(x).into()
+        });
     }
-    check("a sum", random([2, 8, 6, 5], &device), |x| (Features::from(x.clone()) + Features::from(x)).into());
+    check("a sum", random([2, 8, 6, 5], &device), |x| {
+        (Features::from(x.clone()) + Features::from(x)).into()
+    });
 }
 
 #[test]
@@ -188,28 +262,50 @@ fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
     let x = random([5, 6, 7, 12], &device);
     check("norm", x.clone(), |x| norm.forward(x).into());
     let gradients = |computation| {
-        let context = PassContext { computation, ..PassContext::default() };
+        let context = PassContext {
+            computation,
+            ..PassContext::default()
+        };
         let y = context.during(|| Tensor::from(norm.forward(x.clone())));
         let gradients = y.powi_scalar(3).sum().backward();
-        [norm.gamma.val(), norm.beta.val()].map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
+        [norm.gamma.val(), norm.beta.val()]
+            .map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
     };
-    assert_equal("norm's parameters", &gradients(fused()), &gradients(STOCK), 5e-5);
+    assert_equal(
+        "norm's parameters",
+        &gradients(fused()),
+        &gradients(STOCK),
+        5e-5,
+    );
 }
 
 #[test]
 fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
     let device = device();
-    let conv: Conv2d = Conv2dConfig::new([16, 16], [3, 3]).with_bias(false).init(&device).into();
+    let conv: Conv2d = Conv2dConfig::new([16, 16], [3, 3])
+        .with_bias(false)
+        .init(&device)
+        .into();
     let norm: BatchNorm = BatchNormConfig::new(16).init(&device);
     let x = random([32, 18, 18, 16], &device);
     let pass = || {
-        let (conv, norm, x) = (conv.clone(), norm.clone(), x.clone().detach().require_grad());
+        let (conv, norm, x) = (
+            conv.clone(),
+            norm.clone(),
+            x.clone().detach().require_grad(),
+        );
         let y = Tensor::from(relu(norm.forward(conv.forward(x.clone()))));
-        values(x.grad(&y.powi_scalar(2).sum().backward()).expect("x has a gradient"))
+        values(
+            x.grad(&y.powi_scalar(2).sum().backward())
+                .expect("x has a gradient"),
+        )
     };
     let expected = pass();
     // A worker that waits for a piece of its pass takes a whole pass of another thread in the meantime.
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(2)
+        .build()
+        .unwrap();
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| (0..100).for_each(|_| assert_eq!(pool.install(pass), expected)));
@@ -221,12 +317,24 @@ fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
 fn relu6_keeps_small_values_and_their_gradients_in_16_bits_and_has_none_at_its_corners() {
     for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
         for computation in [STOCK, fused()] {
-            let x = Tensor::<1>::from_floats([-1.0, 0.0, 0.01, 0.1, 5.5, 6.0, 7.0, 60_000.0], &device()).cast(dtype);
+            let x = Tensor::<1>::from_floats(
+                [-1.0, 0.0, 0.01, 0.1, 5.5, 6.0, 7.0, 60_000.0],
+                &device(),
+            )
+            .cast(dtype);
             let [y, dx] = run(computation, &x, relu6);
             let x = values(x.cast(FloatDType::F32).inner());
-            assert_eq!(y, x.iter().map(|x| x.clamp(0.0, 6.0)).collect::<Vec<_>>(), "{dtype:?}");
+            assert_eq!(
+                y,
+                x.iter().map(|x| x.clamp(0.0, 6.0)).collect::<Vec<_>>(),
+                "{dtype:?}"
+            );
             let open: Vec<bool> = dx.iter().map(|dx| *dx != 0.0).collect();
-            assert_eq!(open, [false, false, true, true, true, false, false, false], "{dtype:?}");
+            assert_eq!(
+                open,
+                [false, false, true, true, true, false, false, false],
+                "{dtype:?}"
+            );
         }
     }
 }
@@ -237,19 +345,41 @@ fn a_relu6_behind_a_norm_has_no_gradient_at_its_corners_whether_the_norm_is_trai
     let x = random([2, 5, 5, 8], &device);
     for (is_trained, corner) in [(true, 0.0), (true, 6.0), (false, 0.0), (false, 6.0)] {
         for kernels in [Kernels::Fused, Kernels::Stock] {
-            let [gamma, beta] = [0.0, corner].map(|value| Initializer::Constant { value }.init([8], &device));
+            let [gamma, beta] =
+                [0.0, corner].map(|value| Initializer::Constant { value }.init([8], &device));
             let norm = BatchNormConfig::new(8).init(&device);
             let training = Param::from_bool(is_trained);
-            let norm = BatchNorm::from(nn::BatchNorm { gamma, beta, training, ..(*norm).clone() });
+            let norm = BatchNorm::from(nn::BatchNorm {
+                gamma,
+                beta,
+                training,
+                ..(*norm).clone()
+            });
             let context = PassContext {
-                computation: Computation { kernels, ..Computation::default() },
+                computation: Computation {
+                    kernels,
+                    ..Computation::default()
+                },
                 ..PassContext::default()
             };
             let conv = conv([8, 8], 3, 1, Same, 1);
-            let y = context.during(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
-            assert!(values(y.clone().inner()).iter().all(|&y| f64::from(y) == corner));
-            let gradient = norm.beta.val().grad(&y.sum().backward()).expect("beta has a gradient");
-            assert_eq!(values(gradient), [0.0; 8], "trained: {is_trained}, {corner}, {kernels:?}");
+            let y =
+                context.during(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
+            assert!(
+                values(y.clone().inner())
+                    .iter()
+                    .all(|&y| f64::from(y) == corner)
+            );
+            let gradient = norm
+                .beta
+                .val()
+                .grad(&y.sum().backward())
+                .expect("beta has a gradient");
+            assert_eq!(
+                values(gradient),
+                [0.0; 8],
+                "trained: {is_trained}, {corner}, {kernels:?}"
+            );
         }
     }
 }
@@ -257,18 +387,44 @@ fn a_relu6_behind_a_norm_has_no_gradient_at_its_corners_whether_the_norm_is_trai
 #[test]
 fn an_empty_batch_has_an_empty_result_and_gradients_of_zero() {
     let (device, tape) = (Device::flex(), device());
-    let (conv, linear): (Conv2d, Linear) =
-        (conv([4, 6], 3, 1, Explicit(1, 1, 1, 1), 1), LinearConfig::new(6, 5).init(&tape).into());
+    let (conv, linear): (Conv2d, Linear) = (
+        conv([4, 6], 3, 1, Explicit(1, 1, 1, 1), 1),
+        LinearConfig::new(6, 5).init(&tape).into(),
+    );
     let norm: BatchNorm = BatchNormConfig::new(6).init(&tape);
     let x = Tensor::<4>::zeros([0, 3, 3, 4], &tape).require_grad();
     let y = linear.forward(Tensor::<4>::from(relu(conv.forward(x.clone()))));
     assert_eq!(y.dims(), [0, 3, 3, 5]);
     let gradients = y.sum().backward();
-    assert_eq!(x.grad(&gradients).expect("x has a gradient").dims(), [0, 3, 3, 4]);
-    assert_eq!(values(conv.weight.val().grad(&gradients).expect("weight")), [0.0; 6 * 4 * 9]);
-    assert_eq!(values(linear.bias.as_ref().unwrap().val().grad(&gradients).expect("bias")), [0.0; 5]);
-    let (plain, norm) = (Conv2dConfig::new([4, 6], [1, 1]).with_bias(false).init(&device), norm.valid());
-    let y: Tensor<4> = relu(norm.forward(Conv2d::from(plain).forward(Tensor::zeros([0, 3, 3, 4], &device)))).into();
+    assert_eq!(
+        x.grad(&gradients).expect("x has a gradient").dims(),
+        [0, 3, 3, 4]
+    );
+    assert_eq!(
+        values(conv.weight.val().grad(&gradients).expect("weight")),
+        [0.0; 6 * 4 * 9]
+    );
+    assert_eq!(
+        values(
+            linear
+                .bias
+                .as_ref()
+                .unwrap()
+                .val()
+                .grad(&gradients)
+                .expect("bias")
+        ),
+        [0.0; 5]
+    );
+    let (plain, norm) = (
+        Conv2dConfig::new([4, 6], [1, 1])
+            .with_bias(false)
+            .init(&device),
+        norm.valid(),
+    );
+    let y: Tensor<4> =
+        relu(norm.forward(Conv2d::from(plain).forward(Tensor::zeros([0, 3, 3, 4], &device))))
+            .into();
     assert_eq!(y.dims(), [0, 3, 3, 6]);
 }
 
@@ -276,19 +432,33 @@ fn an_empty_batch_has_an_empty_result_and_gradients_of_zero() {
 fn channels_that_are_not_a_layers_own_are_refused() {
     let device = device();
     let x = || Features::from(Tensor::<4>::ones([2, 4, 4, 8], &device));
-    let conv = |bias| Conv2d::from(Conv2dConfig::new([1, 8], [3, 3]).with_bias(bias).init(&device));
+    let conv = |bias| {
+        Conv2d::from(
+            Conv2dConfig::new([1, 8], [3, 3])
+                .with_bias(bias)
+                .init(&device),
+        )
+    };
     let norm = |channels| BatchNormConfig::new(channels).init(&device);
     type Pass<'a> = Box<dyn Fn() -> Features + 'a>;
     // Of one channel: else it would count as depthwise.
     let passes: [(Pass<'_>, &str); 4] = [
-        (Box::new(|| conv(true).forward(x())), "convolution: expected [N, H, W, 1], got [2, 4, 4, 8]"),
+        (
+            Box::new(|| conv(true).forward(x())),
+            "convolution: expected [N, H, W, 1], got [2, 4, 4, 8]",
+        ),
         (
             Box::new(|| norm(8).forward(conv(false).forward(x()))),
             "convolution: expected [N, H, W, 1], got [2, 4, 4, 8]",
         ),
-        (Box::new(|| norm(4).forward(x())), "batch norm: expected [N, H, W, 4], got [2, 4, 4, 8]"),
         (
-            Box::new(|| norm(4).forward(conv(false).forward(Tensor::<4>::ones([2, 4, 4, 1], &device)))),
+            Box::new(|| norm(4).forward(x())),
+            "batch norm: expected [N, H, W, 4], got [2, 4, 4, 8]",
+        ),
+        (
+            Box::new(|| {
+                norm(4).forward(conv(false).forward(Tensor::<4>::ones([2, 4, 4, 1], &device)))
+            }),
             "batch norm: expected [N, H, W, 4], got [2, 2, 2, 8]",
         ),
     ];

@@ -12,21 +12,39 @@ use burn::tensor::{Device, Tensor};
 use layers::{Conv2d, LayerNorm, LayerNormConfig, Linear, gelu, global_avg_pool, stochastic_depth};
 
 const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
-const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+const WEIGHTS: Initializer = Initializer::Normal {
+    mean: 0.0,
+    std: 0.02,
+};
 
 fn layer_norm(channels: usize, device: &Device) -> LayerNorm {
-    LayerNormConfig::new(channels).with_epsilon(1e-6).init(device)
+    LayerNormConfig::new(channels)
+        .with_epsilon(1e-6)
+        .init(device)
 }
 
 fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
     let bias = Some(Initializer::Zeros.init([c_out], device));
-    nn::Linear { bias, ..nn::LinearConfig::new(c_in, c_out).with_bias(false).with_initializer(WEIGHTS).init(device) }
-        .into()
+    nn::Linear {
+        bias,
+        ..nn::LinearConfig::new(c_in, c_out)
+            .with_bias(false)
+            .with_initializer(WEIGHTS)
+            .init(device)
+    }
+    .into()
 }
 
 fn conv2d(config: Conv2dConfig, device: &Device) -> Conv2d {
     let bias = Some(Initializer::Zeros.init([config.channels[1]], device));
-    nn::conv::Conv2d { bias, ..config.with_bias(false).with_initializer(WEIGHTS).init(device) }.into()
+    nn::conv::Conv2d {
+        bias,
+        ..config
+            .with_bias(false)
+            .with_initializer(WEIGHTS)
+            .init(device)
+    }
+    .into()
 }
 
 /// A 7x7 convolution of each channel, and two linear layers of each pixel, scaled.
@@ -54,8 +72,12 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let hidden = self.norm.forward(Tensor::from(self.dwconv.forward(x.clone())));
-        let branch = self.pwconv2.forward_scaled(gelu(self.pwconv1.forward(hidden)), &self.gamma);
+        let hidden = self
+            .norm
+            .forward(Tensor::from(self.dwconv.forward(x.clone())));
+        let branch = self
+            .pwconv2
+            .forward_scaled(gelu(self.pwconv1.forward(hidden)), &self.gamma);
         x + stochastic_depth(branch, self.drop)
     }
 }
@@ -88,13 +110,22 @@ impl ConvNeXt {
     pub(crate) fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
         let depth = STAGES.iter().map(|(_, count)| count).sum::<usize>();
         let mut drops = (0..depth).map(|block| drop * block as f64 / (depth - 1) as f64);
-        let mut blocks = |c, count| drops.by_ref().take(count).map(|drop| Block::new(c, drop, device)).collect();
+        let mut blocks = |c, count| {
+            drops
+                .by_ref()
+                .take(count)
+                .map(|drop| Block::new(c, drop, device))
+                .collect()
+        };
         let between = STAGES.windows(2).map(|pair| Downsampling {
             norm: layer_norm(pair[0].0, device),
             conv: halving([pair[0].0, pair[1].0], device),
         });
         Self {
-            stem: (halving([in_channels, STAGES[0].0], device), layer_norm(STAGES[0].0, device)),
+            stem: (
+                halving([in_channels, STAGES[0].0], device),
+                layer_norm(STAGES[0].0, device),
+            ),
             downsamplings: between.collect(),
             stages: STAGES.iter().map(|&(c, count)| blocks(c, count)).collect(),
             norm: layer_norm(STAGES[3].0, device),
@@ -104,9 +135,15 @@ impl ConvNeXt {
 
     /// The logits.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let mut x = self.stem.1.forward(Tensor::from(self.stem.0.forward(images)));
+        let mut x = self
+            .stem
+            .1
+            .forward(Tensor::from(self.stem.0.forward(images)));
         for (index, blocks) in self.stages.iter().enumerate() {
-            if let Some(down) = index.checked_sub(1).map(|before| &self.downsamplings[before]) {
+            if let Some(down) = index
+                .checked_sub(1)
+                .map(|before| &self.downsamplings[before])
+            {
                 x = down.conv.forward(down.norm.forward(x)).into();
             }
             x = blocks.iter().fold(x, |x, block| block.forward(x));

@@ -53,7 +53,11 @@ impl ImageClassifier for Computed {
             Activations::Bf16 => images.cast(FloatDType::BF16),
             _ => images,
         };
-        PassContext { computation: self.computation, ..PassContext::current() }.during(|| match &self.network {
+        PassContext {
+            computation: self.computation,
+            ..PassContext::current()
+        }
+        .during(|| match &self.network {
             Network::WideResNet(network) => network.forward(images),
             Network::MobileNetV2(network) => network.forward(images),
             Network::ConvNeXt(network) => network.forward(images),
@@ -97,8 +101,13 @@ struct Networks;
 
 impl ModelFamily for Networks {
     const NAME: &'static str = "networks";
-    const OPTIONS: &'static [ModelOption] =
-        &[ModelOption::Kernels, ModelOption::Dtype, ModelOption::Convolution, ModelOption::Recompute, ModelOption::Cpu];
+    const OPTIONS: &'static [ModelOption] = &[
+        ModelOption::Kernels,
+        ModelOption::Dtype,
+        ModelOption::Convolution,
+        ModelOption::Recompute,
+        ModelOption::Cpu,
+    ];
     type Args = NetworkArgs;
     type Model = Computed;
 
@@ -111,7 +120,11 @@ impl ModelFamily for Networks {
             _ if args.stochastic_depth.is_none() => return Ok(()),
             _ => "--model convnext-tiny or vit-tiny, or nothing",
         };
-        Err(ConfigError::Invalid { option, expected: expected.to_owned(), got: drop.to_string() })
+        Err(ConfigError::Invalid {
+            option,
+            expected: expected.to_owned(),
+            got: drop.to_string(),
+        })
     }
 
     fn optimizer(args: &NetworkArgs) -> Option<ModuleOptimizer> {
@@ -120,7 +133,10 @@ impl ModelFamily for Networks {
 
     fn name(args: &NetworkArgs) -> String {
         let name = args.model.and_then(|name| name.to_possible_value());
-        name.map_or_else(|| Self::NAME.to_owned(), |value| value.get_name().to_owned())
+        name.map_or_else(
+            || Self::NAME.to_owned(),
+            |value| value.get_name().to_owned(),
+        )
     }
 
     fn build(args: &NetworkArgs, request: &ModelRequest<'_>) -> Result<Computed> {
@@ -129,15 +145,24 @@ impl ModelFamily for Networks {
             computation.activations != Activations::F16,
             "--dtype: expected f32 or bf16 for these networks, got f16"
         );
-        let (channels, classes, device) = (request.in_channels, request.num_classes, request.device);
+        let (channels, classes, device) =
+            (request.in_channels, request.num_classes, request.device);
         let drop = args.stochastic_depth.unwrap_or(0.0);
         let network = match args.model.unwrap_or(Name::MobilenetV2) {
-            Name::WideResNet => Network::WideResNet(WideResNet::new(28, 10, channels, classes, device)),
+            Name::WideResNet => {
+                Network::WideResNet(WideResNet::new(28, 10, channels, classes, device))
+            }
             Name::MobilenetV2 => Network::MobileNetV2(MobileNetV2::new(channels, classes, device)),
             Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),
-            Name::VitTiny => Network::Vit(VisionTransformer::new(32, channels, classes, drop, device)),
+            Name::VitTiny => {
+                Network::Vit(VisionTransformer::new(32, channels, classes, drop, device))
+            }
         };
-        Ok(Computed { network, computation, draws: drop > 0.0 })
+        Ok(Computed {
+            network,
+            computation,
+            draws: drop > 0.0,
+        })
     }
 }
 

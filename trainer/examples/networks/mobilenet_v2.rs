@@ -8,19 +8,37 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
 use layers::{
-    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig, global_avg_pool, relu6,
+    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
+    global_avg_pool, relu6,
 };
 
 /// Widening, channels, blocks and first stride of each stage.
-const STAGES: [[usize; 4]; 7] =
-    [[1, 16, 1, 1], [6, 24, 2, 1], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1]];
+const STAGES: [[usize; 4]; 7] = [
+    [1, 16, 1, 1],
+    [6, 24, 2, 1],
+    [6, 32, 3, 2],
+    [6, 64, 4, 2],
+    [6, 96, 3, 1],
+    [6, 160, 3, 2],
+    [6, 320, 1, 1],
+];
 
 type ConvNorm = (Conv2d, BatchNorm);
 
-fn conv_norm([c_in, c_out]: [usize; 2], kernel: usize, stride: usize, groups: usize, device: &Device) -> ConvNorm {
+fn conv_norm(
+    [c_in, c_out]: [usize; 2],
+    kernel: usize,
+    stride: usize,
+    groups: usize,
+    device: &Device,
+) -> ConvNorm {
     let pad = kernel / 2;
-    let conv = Conv2dConfig::new([c_in, c_out], [kernel; 2]).with_stride([stride; 2]).with_groups(groups);
-    let conv = conv.with_padding(Explicit(pad, pad, pad, pad)).with_bias(false);
+    let conv = Conv2dConfig::new([c_in, c_out], [kernel; 2])
+        .with_stride([stride; 2])
+        .with_groups(groups);
+    let conv = conv
+        .with_padding(Explicit(pad, pad, pad, pad))
+        .with_bias(false);
     (conv.init(device), BatchNormConfig::new(c_out).init(device))
 }
 
@@ -49,7 +67,10 @@ impl InvertedResidual {
     }
 
     fn forward(&self, x: Features) -> Features {
-        let wide = self.expand.as_ref().map_or(x.clone(), |expand| relu6(apply(expand, x.clone())));
+        let wide = self
+            .expand
+            .as_ref()
+            .map_or(x.clone(), |expand| relu6(apply(expand, x.clone())));
         let y = apply(&self.project, relu6(apply(&self.filter, wide)));
         if self.is_residual { y + x } else { y }
     }
@@ -72,7 +93,12 @@ impl MobileNetV2 {
         for [widening, channels, count, stride] in STAGES {
             for index in 0..count {
                 let stride = if index == 0 { stride } else { 1 };
-                blocks.push(InvertedResidual::new([c_in, channels], widening, stride, device));
+                blocks.push(InvertedResidual::new(
+                    [c_in, channels],
+                    widening,
+                    stride,
+                    device,
+                ));
                 c_in = channels;
             }
         }
@@ -88,6 +114,7 @@ impl MobileNetV2 {
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = relu6(apply(&self.stem, images.into()));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-        self.classifier.forward(global_avg_pool(relu6(apply(&self.head, x))))
+        self.classifier
+            .forward(global_avg_pool(relu6(apply(&self.head, x))))
     }
 }

@@ -9,22 +9,36 @@ use burn::module::{Initializer, Module, Param, ParamGroup};
 use burn::nn;
 use burn::optim::{AdamWConfig, AdjustLrFn, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu, stochastic_depth};
+use layers::{
+    LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu,
+    stochastic_depth,
+};
 
 const PATCH: usize = 4;
 const CHANNELS: usize = 192;
 const DEPTH: usize = 12;
 const HEADS: usize = 3;
-const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+const WEIGHTS: Initializer = Initializer::Normal {
+    mean: 0.0,
+    std: 0.02,
+};
 
 fn layer_norm(device: &Device) -> LayerNorm {
-    LayerNormConfig::new(CHANNELS).with_epsilon(1e-6).init(device)
+    LayerNormConfig::new(CHANNELS)
+        .with_epsilon(1e-6)
+        .init(device)
 }
 
 fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
     let bias = Some(Initializer::Zeros.init([c_out], device));
-    nn::Linear { bias, ..nn::LinearConfig::new(c_in, c_out).with_bias(false).with_initializer(WEIGHTS).init(device) }
-        .into()
+    nn::Linear {
+        bias,
+        ..nn::LinearConfig::new(c_in, c_out)
+            .with_bias(false)
+            .with_initializer(WEIGHTS)
+            .init(device)
+    }
+    .into()
 }
 
 /// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and cosines of each patch's row and column. timm draws
@@ -35,7 +49,8 @@ fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
     for patch in 0..grid * grid {
         for place in [patch / grid, patch % grid] {
             for index in 0..frequencies {
-                let angle = place as f32 * libm::powf(1e-4, index as f32 / (frequencies - 1) as f32);
+                let angle =
+                    place as f32 * libm::powf(1e-4, index as f32 / (frequencies - 1) as f32);
                 values.extend([libm::sinf(angle), libm::cosf(angle)]);
             }
         }
@@ -90,12 +105,24 @@ pub(crate) struct VisionTransformer {
 impl VisionTransformer {
     /// For images of `size` x `size`, with timm's first weights but for the positions, tails not cut; the
     /// branches of its last block are left out with probability `drop`, the others less.
-    pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
+    pub(crate) fn new(
+        size: usize,
+        in_channels: usize,
+        num_classes: usize,
+        drop: f64,
+        device: &Device,
+    ) -> Self {
         Self {
             patches: LinearConfig::new(PATCH * PATCH * in_channels, CHANNELS).init(device),
-            cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([CHANNELS], device),
+            cls_token: Initializer::Normal {
+                mean: 0.0,
+                std: 1e-6,
+            }
+            .init([CHANNELS], device),
             positions: positions(size / PATCH, device),
-            blocks: (0..DEPTH).map(|block| Block::new(drop * block as f64 / (DEPTH - 1) as f64, device)).collect(),
+            blocks: (0..DEPTH)
+                .map(|block| Block::new(drop * block as f64 / (DEPTH - 1) as f64, device))
+                .collect(),
             norm: layer_norm(device),
             head: linear(CHANNELS, num_classes, device),
         }
@@ -104,9 +131,14 @@ impl VisionTransformer {
     /// What `--optimizer own` updates it with: the matrices of its blocks by Muon (Jordan et al. 2024), whose steps have the size of AdamW's (Liu et al.
     /// 2025, 2502.16982), all else by AdamW; without weight decay.
     pub(crate) fn optimizer() -> ModuleOptimizer {
-        let muon = MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW).build();
+        let muon = MuonConfig::new()
+            .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
+            .build();
         let matrices = ParamGroup::from_predicates(vec!["blocks", "weight"]);
-        AdamWConfig::new().with_weight_decay(0.0).init().with_group(matrices, muon, None)
+        AdamWConfig::new()
+            .with_weight_decay(0.0)
+            .init()
+            .with_group(matrices, muon, None)
     }
 
     /// The logits.
@@ -116,15 +148,22 @@ impl VisionTransformer {
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [n, height, width, channels] = images.dims();
         let (rows, columns) = (height / PATCH, width / PATCH);
-        let windows = images.reshape([n, rows, PATCH, columns, PATCH, channels]).permute([0, 1, 3, 2, 4, 5]);
-        let patches = self.patches.forward(windows.reshape([n, rows * columns, PATCH * PATCH * channels]));
+        let windows = images
+            .reshape([n, rows, PATCH, columns, PATCH, channels])
+            .permute([0, 1, 3, 2, 4, 5]);
+        let patches =
+            self.patches
+                .forward(windows.reshape([n, rows * columns, PATCH * PATCH * channels]));
         let hook = PassContext::current().hook;
-        let cls = gated(&self.cls_token, &patches, hook.as_ref()).reshape([1, 1, CHANNELS]).expand([n, 1, CHANNELS]);
+        let cls = gated(&self.cls_token, &patches, hook.as_ref())
+            .reshape([1, 1, CHANNELS])
+            .expand([n, 1, CHANNELS]);
         let positions = gated(&self.positions, &patches, hook.as_ref()).unsqueeze::<3>();
         let dtype = FloatDType::from(patches.dtype());
         let x = Tensor::cat(vec![cls.cast(dtype), patches], 1) + positions.cast(dtype);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
         let of_class = x.slice([0..n, 0..1]).reshape([n, CHANNELS]);
-        self.head.forward(self.norm.forward(of_class).cast(FloatDType::F32))
+        self.head
+            .forward(self.norm.forward(of_class).cast(FloatDType::F32))
     }
 }

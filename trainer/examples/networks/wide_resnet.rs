@@ -6,11 +6,16 @@
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
-use layers::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig, global_avg_pool, relu};
+use layers::{
+    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
+    global_avg_pool, relu,
+};
 
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
     let pad = kernel / 2;
-    let conv = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_bias(false);
+    let conv = Conv2dConfig::new(channels, [kernel; 2])
+        .with_stride([stride; 2])
+        .with_bias(false);
     conv.with_padding(Explicit(pad, pad, pad, pad)).init(device)
 }
 
@@ -37,8 +42,13 @@ impl Block {
 
     fn forward(&self, x: Features) -> Features {
         let open = relu(self.norm1.forward(x.clone()));
-        let shortcut = self.shortcut.as_ref().map_or(x, |conv| conv.forward(open.clone()));
-        self.conv2.forward(relu(self.norm2.forward(self.conv1.forward(open)))) + shortcut
+        let shortcut = self
+            .shortcut
+            .as_ref()
+            .map_or(x, |conv| conv.forward(open.clone()));
+        self.conv2
+            .forward(relu(self.norm2.forward(self.conv1.forward(open))))
+            + shortcut
     }
 }
 
@@ -53,12 +63,22 @@ pub(crate) struct WideResNet {
 
 impl WideResNet {
     /// Of `depth` = 6n + 4 layers and `width` times the channels of a ResNet, with burn's first weights.
-    pub(crate) fn new(depth: usize, width: usize, in_channels: usize, num_classes: usize, device: &Device) -> Self {
+    pub(crate) fn new(
+        depth: usize,
+        width: usize,
+        in_channels: usize,
+        num_classes: usize,
+        device: &Device,
+    ) -> Self {
         let mut c_in = 16;
         let mut blocks = Vec::new();
         for (channels, stride) in [(16 * width, 1), (32 * width, 2), (64 * width, 2)] {
             for index in 0..(depth - 4) / 6 {
-                blocks.push(Block::new([c_in, channels], if index == 0 { stride } else { 1 }, device));
+                blocks.push(Block::new(
+                    [c_in, channels],
+                    if index == 0 { stride } else { 1 },
+                    device,
+                ));
                 c_in = channels;
             }
         }
@@ -72,7 +92,11 @@ impl WideResNet {
 
     /// The logits.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.blocks.iter().fold(self.conv.forward(images), |x, block| block.forward(x));
-        self.linear.forward(global_avg_pool(relu(self.norm.forward(x))))
+        let x = self
+            .blocks
+            .iter()
+            .fold(self.conv.forward(images), |x, block| block.forward(x));
+        self.linear
+            .forward(global_avg_pool(relu(self.norm.forward(x))))
     }
 }

@@ -37,11 +37,18 @@ pub fn data_parallel<M: LearnerModel>(
     communicator: &Arc<dyn Communicator>,
     device: &Device,
 ) -> SupervisedTraining<M> {
-    let device = if device.is_autodiff() { device.clone() } else { device.clone().autodiff() };
+    let device = if device.is_autodiff() {
+        device.clone()
+    } else {
+        device.clone().autodiff()
+    };
     let strategy = DataParallel::new(Arc::clone(communicator), device);
     let training = training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
     if communicator.rank() == ROOT {
         return training;
     }
-    training.with_application_logger(None).with_metric_logger(Silent).renderer(Box::new(Silent))
+    training
+        .with_application_logger(None)
+        .with_metric_logger(Silent)
+        .renderer(Box::new(Silent))
 }

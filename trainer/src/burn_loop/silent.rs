@@ -9,7 +9,8 @@ use burn_train::logger::{EvaluationProgressLogger, MetricLogger, TrainingProgres
 use burn_train::metric::store::{EpochSummary, MetricsUpdate, Split};
 use burn_train::metric::{MetricDefinition, NumericEntry};
 use burn_train::renderer::{
-    EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation, MetricsRendererTraining,
+    EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining,
 };
 
 pub(super) struct Silent;
@@ -17,7 +18,12 @@ pub(super) struct Silent;
 impl MetricLogger for Silent {
     fn log(&mut self, _update: MetricsUpdate, _epoch: usize, _split: &Split) {}
 
-    fn read_numeric(&mut self, _name: &str, _epoch: usize, _split: &Split) -> Result<Vec<NumericEntry>, String> {
+    fn read_numeric(
+        &mut self,
+        _name: &str,
+        _epoch: usize,
+        _split: &Split,
+    ) -> Result<Vec<NumericEntry>, String> {
         Ok(Vec::new())
     }
 
@@ -51,7 +57,14 @@ impl MetricsRendererEvaluation for Silent {
 }
 
 impl TrainingProgressLogger for Silent {
-    fn start(&mut self, _epochs: usize, _starting_epoch: usize, _items: Option<usize>, _label: Option<&str>) {}
+    fn start(
+        &mut self,
+        _epochs: usize,
+        _starting_epoch: usize,
+        _items: Option<usize>,
+        _label: Option<&str>,
+    ) {
+    }
 
     fn update_epoch(&mut self, _epoch: usize) {}
 

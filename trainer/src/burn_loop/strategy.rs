@@ -10,12 +10,12 @@ use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::tensor::Device;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
-    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep,
-    TrainingComponents, TrainingItem, ValidLoader,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainOutput,
+    TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
 use distributed::{
-    Communicator, GradientReducer, MicroStepConfig, ROOT, ReducerConfig, average_norm_statistics, broadcast_module,
-    check_fingerprint,
+    Communicator, GradientReducer, MicroStepConfig, ROOT, ReducerConfig, average_norm_statistics,
+    broadcast_module, check_fingerprint,
 };
 use layers::{PassContext, gradient_hook};
 
@@ -26,14 +26,25 @@ pub(super) struct DataParallel {
 
 impl DataParallel {
     pub(super) fn new(communicator: Arc<dyn Communicator>, device: Device) -> Self {
-        Self { communicator, device }
+        Self {
+            communicator,
+            device,
+        }
     }
 
     /// This rank's part of the items.
     fn slice<M: LearnerModel>(&self, loader: &TrainLoader<M>) -> TrainLoader<M> {
-        let (rank, world_size, items) = (self.communicator.rank(), self.communicator.world_size(), loader.num_items());
+        let (rank, world_size, items) = (
+            self.communicator.rank(),
+            self.communicator.world_size(),
+            loader.num_items(),
+        );
         let start = |rank: usize| rank * items / world_size;
-        if world_size == 1 { Arc::clone(loader) } else { loader.slice(start(rank), start(rank + 1)) }
+        if world_size == 1 {
+            Arc::clone(loader)
+        } else {
+            loader.slice(start(rank), start(rank + 1))
+        }
     }
 
     /// burn's `fit` gives no error back; whoever launched the ranks ends them all when one panics.
@@ -47,7 +58,8 @@ impl DataParallel {
         match all.iter().position(|other| *other != all[ROOT]) {
             None => Ok(()),
             Some(rank) => {
-                let [expected, got] = [ROOT, rank].map(|rank| String::from_utf8_lossy(&all[rank]).into_owned());
+                let [expected, got] =
+                    [ROOT, rank].map(|rank| String::from_utf8_lossy(&all[rank]).into_owned());
                 bail!(
                     "{what}: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); give every rank the same training"
                 )
@@ -67,7 +79,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DataParallel {
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let mut replica = Replica::new(self, components, learner, &train, &valid, starting_epoch)
             .unwrap_or_else(|error| self.fail(&error));
-        replica.run(starting_epoch).unwrap_or_else(|error| self.fail(&error));
+        replica
+            .run(starting_epoch)
+            .unwrap_or_else(|error| self.fail(&error));
         (replica.learner.model(), replica.components.event_processor)
     }
 }
@@ -98,7 +112,11 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         starting_epoch: usize,
     ) -> Result<Self> {
         let communicator = &*strategy.communicator;
-        let TrainingComponents { num_epochs, grad_accumulation, .. } = &components;
+        let TrainingComponents {
+            num_epochs,
+            grad_accumulation,
+            ..
+        } = &components;
         let num_items = train.num_items();
         strategy.check_equal(
             "training",
@@ -108,8 +126,11 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         )?;
         learner.fork(&strategy.device);
         learner.load_model(broadcast_module(learner.model(), communicator, ROOT)?.into_record());
-        let reducer =
-            GradientReducer::new(&learner.model(), Arc::clone(&strategy.communicator), &ReducerConfig::default())?;
+        let reducer = GradientReducer::new(
+            &learner.model(),
+            Arc::clone(&strategy.communicator),
+            &ReducerConfig::default(),
+        )?;
         let collector = reducer.collector();
         let hook = gradient_hook(move |parameter, gradient| {
             collector.take(parameter, gradient.as_slice().expect("gradients are f32"));
@@ -119,7 +140,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             components,
             learner,
             reducer,
-            context: PassContext { hook: Some(hook), ..PassContext::current() },
+            context: PassContext {
+                hook: Some(hook),
+                ..PassContext::current()
+            },
             train: strategy.slice::<M>(train).to_device(&strategy.device),
             num_items,
             valid: valid.to_device(&strategy.device.clone().inner()),
@@ -149,7 +173,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
 
     fn run(&mut self, starting_epoch: usize) -> Result<()> {
         for epoch in starting_epoch..=self.components.num_epochs {
-            self.on_train(LearnerEvent::StartSplit { epoch_number: epoch, total_items: self.num_items });
+            self.on_train(LearnerEvent::StartSplit {
+                epoch_number: epoch,
+                total_items: self.num_items,
+            });
             let goes_on = self.train_epoch()?;
             self.on_train(LearnerEvent::EndSplit(epoch));
             if !goes_on {
@@ -157,7 +184,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             }
             check_fingerprint(&self.learner.model(), self.communicator, epoch as u64)?;
             // Running states are shared with the learner's own model, so that this sets them there.
-            drop(average_norm_statistics(self.learner.model(), self.communicator)?);
+            drop(average_norm_statistics(
+                self.learner.model(),
+                self.communicator,
+            )?);
             if self.is_root() {
                 self.validate(epoch);
             }
@@ -166,7 +196,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
                 break;
             }
             let is_enough = self.is_root() && self.save_and_judge(epoch);
-            if self.meet(u64::from(is_enough))?.is_none_or(|counts| counts[ROOT] > 0) {
+            if self
+                .meet(u64::from(is_enough))?
+                .is_none_or(|counts| counts[ROOT] > 0)
+            {
                 break;
             }
         }
@@ -175,11 +208,18 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
 
     /// Writes a checkpoint. Whether early stopping says that this was the last epoch.
     fn save_and_judge(&mut self, epoch: usize) -> bool {
-        let TrainingComponents { checkpointer, early_stopping, event_store, .. } = &mut self.components;
+        let TrainingComponents {
+            checkpointer,
+            early_stopping,
+            event_store,
+            ..
+        } = &mut self.components;
         if let Some(checkpointer) = checkpointer {
             checkpointer.checkpoint(&self.learner, epoch, event_store);
         }
-        early_stopping.as_mut().is_some_and(|early_stopping| early_stopping.should_stop(epoch, event_store))
+        early_stopping
+            .as_mut()
+            .is_some_and(|early_stopping| early_stopping.should_stop(epoch, event_store))
     }
 
     /// The counts of all ranks; `None` when one of them was interrupted, which then interrupts all.
@@ -187,13 +227,16 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         let is_interrupted = self.interrupter().should_stop();
         let own = if is_interrupted { STOP } else { count };
         let all = self.communicator.all_gather(&own.to_le_bytes())?;
-        let counts: Vec<u64> =
-            all.into_iter().map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes of each rank"))).collect();
+        let counts: Vec<u64> = all
+            .into_iter()
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes of each rank")))
+            .collect();
         match counts.iter().position(|&count| count == STOP) {
             None => Ok(Some(counts)),
             Some(rank) => {
                 if !is_interrupted {
-                    self.interrupter().stop(Some(&format!("rank {rank} was interrupted, or failed")));
+                    self.interrupter()
+                        .stop(Some(&format!("rank {rank} was interrupted, or failed")));
                 }
                 Ok(None)
             }
@@ -208,27 +251,51 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         let (mut num_done, mut own_done, mut iteration, mut pending) = (0, 0, 0, 0);
         loop {
             let batch = next_batch(&mut *batches, self.interrupter());
-            let Progress { items_processed, unit, .. } = batches.progress();
+            let Progress {
+                items_processed,
+                unit,
+                ..
+            } = batches.progress();
             // A loader that counts in its own way gives every batch the same weight.
-            let count = if batch.is_some() { items_processed.saturating_sub(own_done).max(1) as u64 } else { 0 };
+            let count = if batch.is_some() {
+                items_processed.saturating_sub(own_done).max(1) as u64
+            } else {
+                0
+            };
             own_done = items_processed;
-            let Some(counts) = self.meet(count)? else { return Ok(false) };
+            let Some(counts) = self.meet(count)? else {
+                return Ok(false);
+            };
             let total: u64 = counts.iter().sum();
             if total == 0 {
                 break;
             }
-            (num_done, iteration, pending) = (num_done + total as usize, iteration + 1, pending + 1);
+            (num_done, iteration, pending) =
+                (num_done + total as usize, iteration + 1, pending + 1);
             let is_last = pending == accumulated;
             let weight = count as f32 / total as f32;
-            let output =
-                batch.map(|batch| self.backward(batch, MicroStepConfig { weight, is_last, ..Default::default() }));
+            let output = batch.map(|batch| {
+                self.backward(
+                    batch,
+                    MicroStepConfig {
+                        weight,
+                        is_last,
+                        ..Default::default()
+                    },
+                )
+            });
             if is_last {
                 self.update()?;
                 pending = 0;
             }
             if let Some(output) = output {
                 let progress = Progress::new(num_done, self.num_items, unit);
-                let item = TrainingItem::new(output, progress, Some(iteration), Some(self.learner.lr_current()));
+                let item = TrainingItem::new(
+                    output,
+                    progress,
+                    Some(iteration),
+                    Some(self.learner.lr_current()),
+                );
                 self.on_train(LearnerEvent::ProcessedItem(item));
             }
         }
@@ -239,10 +306,18 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
     }
 
     /// The forward and backward pass of this rank's batch, whose gradients go to the reducer.
-    fn backward(&mut self, batch: <M as TrainStep>::Input, how: MicroStepConfig) -> <M as TrainStep>::Output {
+    fn backward(
+        &mut self,
+        batch: <M as TrainStep>::Input,
+        how: MicroStepConfig,
+    ) -> <M as TrainStep>::Output {
         self.reducer.begin_micro_step(how);
-        let TrainOutput { grads, item } = self.context.clone().during(|| self.learner.train_step(batch));
-        self.reducer.accumulate_params(&self.learner.model(), grads, how.weight);
+        let TrainOutput { grads, item } = self
+            .context
+            .clone()
+            .during(|| self.learner.train_step(batch));
+        self.reducer
+            .accumulate_params(&self.learner.model(), grads, how.weight);
         item
     }
 
@@ -256,7 +331,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
     /// All items of the validation loader, on root, for which the others wait.
     fn validate(&mut self, epoch: usize) {
         let total_items = self.valid.num_items();
-        self.on_valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        self.on_valid(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items,
+        });
         let model = self.learner.model().valid();
         let (valid, mut iteration) = (Arc::clone(&self.valid), 0);
         let mut batches = valid.iter();
@@ -281,7 +359,10 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
 }
 
 /// The next batch; an error of the loader is the interrupter's.
-fn next_batch<T>(batches: &mut (dyn DataLoaderIterator<T> + '_), interrupter: &Interrupter) -> Option<T> {
+fn next_batch<T>(
+    batches: &mut (dyn DataLoaderIterator<T> + '_),
+    interrupter: &Interrupter,
+) -> Option<T> {
     match batches.next()? {
         Ok(batch) => Some(batch),
         Err(error) => {

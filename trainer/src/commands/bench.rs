@@ -27,16 +27,27 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         whole_file::check_writable(path)?;
     }
-    let Some(mut measurement) = measure::<F>(&config, world)? else { return world.end_watch(watchdog) };
+    let Some(mut measurement) = measure::<F>(&config, world)? else {
+        return world.end_watch(watchdog);
+    };
     measurement.add_alone();
     tell(&measurement, world);
-    let Measurement { result, profile, .. } = &measurement;
+    let Measurement {
+        result, profile, ..
+    } = &measurement;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         whole_file::write_json(path, profile)?;
-        world.reporter.note(&format!("step written to {}, for predict-scaling --profile", path.display()));
+        world.reporter.note(&format!(
+            "step written to {}, for predict-scaling --profile",
+            path.display()
+        ));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        world.reporter.notes(&simulation::lines(&step_of(profile), &config.sync_config(), simulation)?);
+        world.reporter.notes(&simulation::lines(
+            &step_of(profile),
+            &config.sync_config(),
+            simulation,
+        )?);
     }
     if config.json {
         world.reporter.json(result)?;
@@ -45,7 +56,15 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
 }
 
 /// Prints what was measured.
-pub(super) fn tell(Measurement { result, stats, own_seconds, .. }: &Measurement, world: &World) {
+pub(super) fn tell(
+    Measurement {
+        result,
+        stats,
+        own_seconds,
+        ..
+    }: &Measurement,
+    world: &World,
+) {
     world.reporter.note(&format!(
         "{} {} on {} ranks x {} threads, batch {} a rank{}, {} steps after {} of warm-up:",
         result.model,
@@ -53,7 +72,9 @@ pub(super) fn tell(Measurement { result, stats, own_seconds, .. }: &Measurement,
         result.ranks,
         result.threads,
         result.batch_size_per_rank,
-        result.grad_accum_steps.map_or(String::new(), |passes| format!(" x {passes} passes")),
+        result
+            .grad_accum_steps
+            .map_or(String::new(), |passes| format!(" x {passes} passes")),
         result.steps,
         result.warmup_steps
     ));

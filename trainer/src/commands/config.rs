@@ -14,9 +14,14 @@ use crate::world::ranks::World;
 /// When the flags contradict each other, or standard output takes no more.
 pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
     let launcher = Launcher::detect_from_environment()?;
-    let num_ranks = launcher.as_ref().map_or(1, |launcher| launcher.num_tasks.max(1));
+    let num_ranks = launcher
+        .as_ref()
+        .map_or(1, |launcher| launcher.num_tasks.max(1));
     let config = TrainConfig::resolve_for(&Family::of::<F>(), args, num_ranks)?;
-    if launcher.and_then(|launcher| launcher.rank).is_some_and(|rank| rank != ROOT) {
+    if launcher
+        .and_then(|launcher| launcher.rank)
+        .is_some_and(|rank| rank != ROOT)
+    {
         return Ok(());
     }
     world.reporter.result(config.to_toml().trim_end())

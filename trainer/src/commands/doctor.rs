@@ -24,10 +24,16 @@ pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     }
     let watchdog = world.watch(config.timeout)?;
     let diagnosis = doctor::diagnose(doctor::examine(&config, world)?);
-    world.reporter.notes(&doctor::lines(&diagnosis, ConsoleLook::of_stdout()));
+    world
+        .reporter
+        .notes(&doctor::lines(&diagnosis, ConsoleLook::of_stdout()));
     if config.json {
         world.reporter.json(&diagnosis)?;
     }
     world.end_watch(watchdog)?;
-    Ok(if diagnosis.verdict == Verdict::Fail { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if diagnosis.verdict == Verdict::Fail {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }

@@ -35,8 +35,15 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
         WeightSource::Checkpoint(_) => None,
     };
     let watchdog = world.watch(EvalConfig::timeout(args)?)?;
-    let source = if of_flags.is_some() { "--weights" } else { "--checkpoint" };
-    identity::compare(vec![("source of the weights".to_owned(), source.to_owned())], communicator)?;
+    let source = if of_flags.is_some() {
+        "--weights"
+    } else {
+        "--checkpoint"
+    };
+    identity::compare(
+        vec![("source of the weights".to_owned(), source.to_owned())],
+        communicator,
+    )?;
     let saved = SavedModel::find(&weights, world)?;
     let config = match of_flags {
         Some(config) => config,
@@ -48,38 +55,77 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     let input = saved.state.as_ref().map(|state| &state.input);
     let known = input.map(|input| input.class_names.len());
     // By position where names may differ.
-    let classes = input.filter(|_| !config.allow_changed_classes).map(|input| &input.class_names[..]);
-    let (split, OpenedSplit { samples, normalization }) =
-        open::<F>(&config, classes, world).map_err(|error| explained(error, classes.is_some()))?;
+    let classes = input
+        .filter(|_| !config.allow_changed_classes)
+        .map(|input| &input.class_names[..]);
+    let (
+        split,
+        OpenedSplit {
+            samples,
+            normalization,
+        },
+    ) = open::<F>(&config, classes, world).map_err(|error| explained(error, classes.is_some()))?;
     data::share_checksums(&[&samples], config.data.data_dir.as_deref(), communicator)?;
     let facts = [("split", split.clone()), ("images", samples.checksum())];
-    identity::compare(facts.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)?;
+    identity::compare(
+        facts.map(|(what, value)| (what.to_owned(), value)).to_vec(),
+        communicator,
+    )?;
     if let Some(input) = input {
         check_input(input, &*samples, &config, world)?;
     }
     let num_classes = known.unwrap_or_else(|| samples.class_names().len());
     let in_channels = samples.image_shape().channels;
-    let request = ModelRequest { in_channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
+    let request = ModelRequest {
+        in_channels,
+        ..ModelRequest::new(num_classes, &config.compute, &device)
+    };
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank.filled(),
         loader_threads: config.data.loader_threads.filled(),
         input: config.compute.input.filled(),
-        loss: F::loss(&config.model.read()?, loss::cross_entropy(0.0, &config.compute)),
+        loss: F::loss(
+            &config.model.read()?,
+            loss::cross_entropy(0.0, &config.compute),
+        ),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         reporter: world.reporter.clone(),
     };
     // Whatever the data set's: the network knows its images so.
-    let of_training = input.filter(|_| args.data.normalize_mean.is_none()).map(ModelInput::normalization);
+    let of_training = input
+        .filter(|_| args.data.normalize_mean.is_none())
+        .map(ModelInput::normalization);
     let normalization = of_training.unwrap_or(normalization);
-    let evaluation = evaluate(&model, &samples, &normalization, &how, communicator, &device, &world.stop)?;
-    let scores = evaluation.scores().context("eval: stopped by a signal before all images were measured")?;
+    let evaluation = evaluate(
+        &model,
+        &samples,
+        &normalization,
+        &how,
+        communicator,
+        &device,
+        &world.stop,
+    )?;
+    let scores = evaluation
+        .scores()
+        .context("eval: stopped by a signal before all images were measured")?;
     let names = input.map_or(samples.class_names(), |input| &input.class_names);
-    let of_root = evaluation.answers(communicator)?.into_iter().collect::<Vec<_>>();
+    let of_root = evaluation
+        .answers(communicator)?
+        .into_iter()
+        .collect::<Vec<_>>();
     let answers: Vec<((u32, u32), u64)> = gather::found_by_root(communicator, || Ok(of_root))?;
-    let result = by_class((&split, None), &*samples, scores, names, &answers.into_iter().collect());
-    world.reporter.evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);
+    let result = by_class(
+        (&split, None),
+        &*samples,
+        scores,
+        names,
+        &answers.into_iter().collect(),
+    );
+    world
+        .reporter
+        .evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);
     if config.json {
         world.reporter.json(&result)?;
     }
@@ -110,21 +156,42 @@ fn open<F: ModelFamily>(
     for candidate in &config.candidates {
         let own = own_data::<F>(&config.model);
         let opened = match candidate {
-            MeasuredSplit::Named(name) => {
-                data::open_split(&config.data, &config.train_split, own, name, classes, communicator, reporter)
-            }
+            MeasuredSplit::Named(name) => data::open_split(
+                &config.data,
+                &config.train_split,
+                own,
+                name,
+                classes,
+                communicator,
+                reporter,
+            ),
             MeasuredSplit::PartOfTrain(kind) => {
-                let splits = data::open(&config.data, &config.train_split, config.seed, own, communicator, reporter)?;
-                let samples = if *kind == SplitKind::Val { splits.val } else { Some(splits.train) };
+                let splits = data::open(
+                    &config.data,
+                    &config.train_split,
+                    config.seed,
+                    own,
+                    communicator,
+                    reporter,
+                )?;
+                let samples = if *kind == SplitKind::Val {
+                    splits.val
+                } else {
+                    Some(splits.train)
+                };
                 let samples = samples.context("eval: the data set has no val split");
-                samples.map(|samples| OpenedSplit { samples, normalization: splits.normalization })
+                samples.map(|samples| OpenedSplit {
+                    samples,
+                    normalization: splits.normalization,
+                })
             }
         };
         match opened {
             Err(error) if data::is_absent(&error) => {
                 // What has no labels says more than what is not there.
-                let is_unlabelled =
-                    |error: &Error| matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }));
+                let is_unlabelled = |error: &Error| {
+                    matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }))
+                };
                 if !last.as_ref().is_some_and(is_unlabelled) {
                     last = Some(error);
                 }
@@ -136,9 +203,18 @@ fn open<F: ModelFamily>(
 }
 
 /// Whether the split's labels mean what the model's logits do.
-fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig, world: &World) -> Result<()> {
+fn check_input(
+    input: &ModelInput,
+    test: &dyn ImageDataset,
+    config: &EvalConfig,
+    world: &World,
+) -> Result<()> {
     let channels = test.image_shape().channels;
-    ensure!(channels == input.channels, "eval: expected images of {} channels, got {channels}", input.channels);
+    ensure!(
+        channels == input.channels,
+        "eval: expected images of {} channels, got {channels}",
+        input.channels
+    );
     let (height, width) = (test.image_shape().height, test.image_shape().width);
     if (height, width) != (input.height, input.width) {
         world.reporter.warn(&format!(
@@ -146,13 +222,17 @@ fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig,
             input.height, input.width
         ));
     }
-    let Some(other) = input.other_class(test.class_names()) else { return Ok(()) };
+    let Some(other) = input.other_class(test.class_names()) else {
+        return Ok(());
+    };
     let change = format!("eval: the classes are not those of the training: {other}");
     ensure!(config.allow_changed_classes, "{change}; {CHANGED_CLASSES}");
     ensure!(
         test.class_names().len() <= input.class_names.len(),
         "{change}; the network has no answer for the further classes"
     );
-    world.reporter.warn(&format!("{change}; labels are compared by position, as --allow-changed-classes says"));
+    world.reporter.warn(&format!(
+        "{change}; labels are compared by position, as --allow-changed-classes says"
+    ));
     Ok(())
 }

@@ -46,17 +46,37 @@ fn markdown(mut program: Command) -> String {
 }
 
 /// A command's section, then those of its subcommands. `told` are the commands before it and their flags.
-fn sections<'a>(command: &'a Command, above: &str, page: &mut String, told: &mut Vec<(String, Vec<&'a Arg>)>) {
+fn sections<'a>(
+    command: &'a Command,
+    above: &str,
+    page: &mut String,
+    told: &mut Vec<(String, Vec<&'a Arg>)>,
+) {
     if command.get_name() == "help" {
         return;
     }
     let name = format!("{above} {}", command.get_name());
-    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let about = command
+        .get_about()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     // Writing to a String does not fail.
     let _ = write!(page, "\n## {name}\n\n{}.\n", prose(&about));
-    let arguments: Vec<&Arg> = command.get_arguments().filter(|argument| argument.get_id() != "help").collect();
-    match told.iter().find(|(_, flags)| !arguments.is_empty() && *flags == arguments) {
-        Some((other, _)) => _ = write!(page, "\nIt takes the flags of [{other}](#{}).\n", other.replace(' ', "-")),
+    let arguments: Vec<&Arg> = command
+        .get_arguments()
+        .filter(|argument| argument.get_id() != "help")
+        .collect();
+    match told
+        .iter()
+        .find(|(_, flags)| !arguments.is_empty() && *flags == arguments)
+    {
+        Some((other, _)) => {
+            _ = write!(
+                page,
+                "\nIt takes the flags of [{other}](#{}).\n",
+                other.replace(' ', "-")
+            )
+        }
         None => tables(&arguments, page),
     }
     if let Some(details) = command.get_after_help() {
@@ -76,20 +96,42 @@ fn tables(arguments: &[&Arg], page: &mut String) {
             headings.push(argument.get_help_heading());
         }
     }
-    headings.retain(|heading| arguments.iter().any(|argument| argument.get_help_heading() == *heading));
+    headings.retain(|heading| {
+        arguments
+            .iter()
+            .any(|argument| argument.get_help_heading() == *heading)
+    });
     for heading in headings {
         if let Some(heading) = heading {
             _ = write!(page, "\n**{heading}**\n");
         }
         page.push_str("\n| flag | what it does | default |\n|---|---|---|\n");
-        for argument in arguments.iter().filter(|argument| argument.get_help_heading() == heading) {
-            let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
-            let (what, default) = match help.strip_suffix(']').and_then(|help| help.rsplit_once(" [default: ")) {
+        for argument in arguments
+            .iter()
+            .filter(|argument| argument.get_help_heading() == heading)
+        {
+            let help = argument
+                .get_long_help()
+                .or(argument.get_help())
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let (what, default) = match help
+                .strip_suffix(']')
+                .and_then(|help| help.rsplit_once(" [default: "))
+            {
                 Some((what, default)) => (what, prose(default)),
-                None => (help.strip_suffix(" [required]").unwrap_or(&help), "required".to_owned()),
+                None => (
+                    help.strip_suffix(" [required]").unwrap_or(&help),
+                    "required".to_owned(),
+                ),
             };
             let flag = argument.to_string().replace('|', "\\|");
-            _ = writeln!(page, "| `{flag}` | {}{} | {default} |", prose(what), values(argument));
+            _ = writeln!(
+                page,
+                "| `{flag}` | {}{} | {default} |",
+                prose(what),
+                values(argument)
+            );
         }
     }
 }
@@ -102,7 +144,11 @@ fn values(argument: &Arg) -> String {
     let values = argument.get_possible_values();
     let told = values.iter().filter_map(|value| {
         let help = value.get_help().filter(|_| !value.is_hide_set())?;
-        Some(format!("<br>`{}`: {}", value.get_name(), prose(&help.to_string())))
+        Some(format!(
+            "<br>`{}`: {}",
+            value.get_name(),
+            prose(&help.to_string())
+        ))
     });
     told.collect()
 }

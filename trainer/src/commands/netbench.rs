@@ -14,8 +14,8 @@ use crate::config::cli::NetbenchArgs;
 use crate::measure::whole_file;
 use crate::run::identity;
 use crate::tools::netbench::{
-    MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment, heading_lines,
-    overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
+    MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines,
+    environment, heading_lines, overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
 };
 use crate::world::ranks::World;
 
@@ -36,7 +36,9 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let result = measure(&config, world, environment)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
         whole_file::write_json(path, &result)?;
-        world.reporter.note(&format!("written to {}{}", path.display(), hint(path)));
+        world
+            .reporter
+            .note(&format!("written to {}{}", path.display(), hint(path)));
     }
     if config.json {
         world.reporter.json(&result)?;
@@ -45,17 +47,29 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
 }
 
 fn hint(path: &Path) -> &'static str {
-    let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
-    if is_json { ", which `trainer bench --simulate-network` takes too" } else { "" }
+    let is_json = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    if is_json {
+        ", which `trainer bench --simulate-network` takes too"
+    } else {
+        ""
+    }
 }
 
-fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> Result<NetbenchResult> {
+fn measure(
+    config: &NetbenchConfig,
+    world: &World,
+    environment: Environment,
+) -> Result<NetbenchResult> {
     let communicator = &world.communicator;
     let nodes = &environment.node_of_rank;
     let plan = PairPlan::new(nodes, config.most_pairs);
     let pairs = point_to_point::measure(config, &**communicator, nodes, &plan, &world.stop)?;
     let links = point_to_point::links(&pairs);
-    world.reporter.notes(&pair_lines(&pairs, plan.num_possible, &links));
+    world
+        .reporter
+        .notes(&pair_lines(&pairs, plan.num_possible, &links));
     let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
     let overlap = overlap::measure(communicator, config.time_per_point)?;
     let network = point_to_point::network(&links, ranks_per_node(&environment), is_shared);
@@ -64,7 +78,11 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         Some(overlap) if environment.nodes > 1 => {
             world.reporter.notes(&[overlap_line(overlap)]);
             let sum_slowdown = (overlap.sum_seconds_beside / overlap.sum_seconds).max(1.0);
-            network.map(|network| NetworkModel { computing_share: overlap.computing_share, sum_slowdown, ..network })
+            network.map(|network| NetworkModel {
+                computing_share: overlap.computing_share,
+                sum_slowdown,
+                ..network
+            })
         }
         _ => network,
     };
@@ -86,7 +104,11 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         collectives::simulate(&mut all, &config.reductions, network);
     }
     let network = network.as_ref().map(NetworkModel::to_string);
-    world.reporter.notes(&conclusion_lines(network.as_deref(), environment.nodes == 1, &all));
+    world.reporter.notes(&conclusion_lines(
+        network.as_deref(),
+        environment.nodes == 1,
+        &all,
+    ));
     Ok(NetbenchResult {
         method: Method {
             confidence: records::CONFIDENCE,

@@ -11,7 +11,8 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{FloatDType, Tensor};
 use datasets::decode::EXTENSIONS;
 use datasets::{
-    HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image, normalize::NormalizationTable,
+    HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image,
+    normalize::NormalizationTable,
 };
 use serde::Serialize;
 
@@ -32,7 +33,11 @@ pub struct Predictions {
 impl Predictions {
     /// 1 if an image could not be read, else 0.
     pub fn exit_code(&self) -> ExitCode {
-        if self.images.iter().any(|image| image.error.is_some()) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        if self.images.iter().any(|image| image.error.is_some()) {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        }
     }
 }
 
@@ -68,54 +73,110 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let config = PredictConfig::resolve(args, &Family::of::<F>())?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
-    let trained = saved.trained()?.context("predict: a checkpoint tells its configuration")?;
-    let input = &saved.state.as_ref().context("predict: a checkpoint tells what it takes")?.input;
+    let trained = saved
+        .trained()?
+        .context("predict: a checkpoint tells its configuration")?;
+    let input = &saved
+        .state
+        .as_ref()
+        .context("predict: a checkpoint tells what it takes")?
+        .input;
     let num_classes = input.class_names.len();
-    let request =
-        ModelRequest { in_channels: input.channels, ..ModelRequest::new(num_classes, &config.compute, &device) };
+    let request = ModelRequest {
+        in_channels: input.channels,
+        ..ModelRequest::new(num_classes, &config.compute, &device)
+    };
     let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
-    let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
+    let shape = ImageShape {
+        height: input.height,
+        width: input.width,
+        channels: input.channels,
+    };
     let table = Arc::new(NormalizationTable::new(&input.normalization()));
 
-    let sizing = Sizing { size: input.height, shorter_side: trained.data.eval_resize };
+    let sizing = Sizing {
+        size: input.height,
+        shorter_side: trained.data.eval_resize,
+    };
 
     let mut images = Vec::new();
     let (paths, num_hidden) = expanded(&config.images);
     if num_hidden > 0 {
-        world.reporter.note(&format!("predict: {num_hidden} hidden images or folders (.NAME) are left out"));
+        world.reporter.note(&format!(
+            "predict: {num_hidden} hidden images or folders (.NAME) are left out"
+        ));
     }
     for path in paths {
-        let name = path.as_ref().unwrap_or_else(|(path, _)| path).display().to_string();
-        ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {name}");
-        let read = path.map_err(|(_, error)| error).and_then(|path| Ok(load_image(path, sizing, input.channels)?));
+        let name = path
+            .as_ref()
+            .unwrap_or_else(|(path, _)| path)
+            .display()
+            .to_string();
+        ensure!(
+            !world.stop.is_raised(),
+            "predict: stopped by a signal before {name}"
+        );
+        let read = path
+            .map_err(|(_, error)| error)
+            .and_then(|path| Ok(load_image(path, sizing, input.channels)?));
         let bytes = match read {
             Ok(bytes) => bytes,
             Err(error) => {
                 let error = format!("{error:#}");
                 world.reporter.warn(&error);
-                images.push(Prediction { path: name, classes: Vec::new(), error: Some(error) });
+                images.push(Prediction {
+                    path: name,
+                    classes: Vec::new(),
+                    error: Some(error),
+                });
                 continue;
             }
         };
-        let raw = RawPixels { bytes, placements: vec![Placement::default()], table: Arc::clone(&table) };
+        let raw = RawPixels {
+            bytes,
+            placements: vec![Placement::default()],
+            table: Arc::clone(&table),
+        };
         let pixels = match config.compute.input.filled() {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
             InputKind::Device => Pixels::Raw(raw),
         };
-        let batch = HostBatch { pixels, labels: vec![0], mixed: None, indices: vec![0], shape }.to_device(&device);
+        let batch = HostBatch {
+            pixels,
+            labels: vec![0],
+            mixed: None,
+            indices: vec![0],
+            shape,
+        }
+        .to_device(&device);
         let logits = model.forward(batch.images);
         let expected = [1, input.class_names.len()];
-        ensure!(logits.dims() == expected, "model: expected logits {expected:?}, got {:?}", logits.dims());
+        ensure!(
+            logits.dims() == expected,
+            "model: expected logits {expected:?}, got {:?}",
+            logits.dims()
+        );
         let classes = likeliest(logits, &input.class_names, config.top.filled())?;
         world.reporter.note(&name);
         for class in &classes {
-            world.reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));
+            world.reporter.note(&format!(
+                "  {:6.2} %  {}",
+                100.0 * class.probability,
+                class.class
+            ));
         }
-        images.push(Prediction { path: name, classes, error: None });
+        images.push(Prediction {
+            path: name,
+            classes,
+            error: None,
+        });
     }
     let failed = images.iter().filter(|image| image.error.is_some()).count();
     if failed > 0 {
-        world.reporter.warn(&format!("predict: {failed} of {} images could not be read", images.len()));
+        world.reporter.warn(&format!(
+            "predict: {failed} of {} images could not be read",
+            images.len()
+        ));
     }
     let predictions = Predictions { images };
     if config.json {
@@ -132,9 +193,18 @@ fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
     let (mut seen, mut num_hidden) = (HashSet::new(), 0);
     let mut files = Vec::new();
     for path in paths {
-        let found = if path.is_dir() { images_below(path, &mut num_hidden) } else { Ok(vec![path.clone()]) };
+        let found = if path.is_dir() {
+            images_below(path, &mut num_hidden)
+        } else {
+            Ok(vec![path.clone()])
+        };
         match found {
-            Ok(found) => files.extend(found.into_iter().filter(|file| seen.insert(file.clone())).map(Ok)),
+            Ok(found) => files.extend(
+                found
+                    .into_iter()
+                    .filter(|file| seen.insert(file.clone()))
+                    .map(Ok),
+            ),
             Err(error) => files.push(Err((path.clone(), error))),
         }
     }
@@ -173,19 +243,36 @@ fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
 }
 
 fn has_image_extension(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
+    let extension = path
+        .extension()
+        .and_then(|extension| extension.to_str())
+        .unwrap_or_default();
+    EXTENSIONS
+        .iter()
+        .any(|known| extension.eq_ignore_ascii_case(known))
 }
 
 /// The `top` classes of logits `[1, K]`, likeliest first; of equals the lower class comes first.
-fn likeliest(logits: Tensor<2>, class_names: &[String], top: usize) -> Result<Vec<ClassProbability>> {
-    let probabilities = softmax(logits.cast(FloatDType::F32), 1).into_data().convert::<f32>();
-    let probabilities = probabilities.as_slice::<f32>().map_err(|error| anyhow!("probabilities: {error:?}"))?;
+fn likeliest(
+    logits: Tensor<2>,
+    class_names: &[String],
+    top: usize,
+) -> Result<Vec<ClassProbability>> {
+    let probabilities = softmax(logits.cast(FloatDType::F32), 1)
+        .into_data()
+        .convert::<f32>();
+    let probabilities = probabilities
+        .as_slice::<f32>()
+        .map_err(|error| anyhow!("probabilities: {error:?}"))?;
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
     Ok(order
         .into_iter()
         .take(top)
-        .map(|label| ClassProbability { class: class_names[label].clone(), label, probability: probabilities[label] })
+        .map(|label| ClassProbability {
+            class: class_names[label].clone(),
+            label,
+            probability: probabilities[label],
+        })
         .collect())
 }

@@ -11,13 +11,15 @@ use serde::Serialize;
 use super::bench::tell;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{
-    BenchConfig, Family, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
+    BenchConfig, Family, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
+    ScalingKind,
 };
 use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
-    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile, work_of,
+    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured,
+    read_profile, work_of,
 };
 use crate::world::ranks::World;
 
@@ -37,22 +39,33 @@ struct All {
 /// # Errors
 /// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
-    let config = PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
-    let published = if config.published { simulate::published_answers()? } else { Vec::new() };
+    let config =
+        PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
+    let published = if config.published {
+        simulate::published_answers()?
+    } else {
+        Vec::new()
+    };
     let predictions = match &config.scaling {
         Some(scaling) => predict::<F>(scaling, &published, world)?,
         None => Vec::new(),
     };
     let measured = match config.measured.is_empty() {
         true => Vec::new(),
-        false => read_measured(&config.measured, &predictions, |text| world.reporter.warn(text))?,
+        false => read_measured(&config.measured, &predictions, |text| {
+            world.reporter.warn(text)
+        })?,
     };
     world.reporter.notes(&measured_lines(&measured));
     if config.published {
         world.reporter.notes(&published_lines(&published));
     }
     if config.json {
-        world.reporter.json(&All { predictions, measured, published })?;
+        world.reporter.json(&All {
+            predictions,
+            measured,
+            published,
+        })?;
     }
     Ok(())
 }
@@ -63,8 +76,15 @@ fn predict<F: ModelFamily>(
     published: &[PublishedFigure],
     world: &World,
 ) -> Result<Vec<PredictionFile>> {
-    let outputs: Vec<Option<PathBuf>> = config.networks.iter().map(|network| output_path(config, network)).collect();
-    outputs.iter().flatten().try_for_each(|path| whole_file::check_writable(path))?;
+    let outputs: Vec<Option<PathBuf>> = config
+        .networks
+        .iter()
+        .map(|network| output_path(config, network))
+        .collect();
+    outputs
+        .iter()
+        .flatten()
+        .try_for_each(|path| whole_file::check_writable(path))?;
     let profiles = profiles::<F>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
@@ -72,7 +92,9 @@ fn predict<F: ModelFamily>(
         world.reporter.notes(&forecast_lines(&forecast));
         if let Some(path) = path {
             whole_file::write_json(&path, &forecast.file)?;
-            world.reporter.note(&format!("predictions written to {}", path.display()));
+            world
+                .reporter
+                .note(&format!("predictions written to {}", path.display()));
         }
         files.push(forecast.file);
     }
@@ -86,16 +108,28 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
         return Some(path.to_owned());
     }
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    let name: String = network.name.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
-    let stem = path.file_stem().unwrap_or(Path::new("predictions").as_os_str()).to_string_lossy();
-    let ending = path.extension().map_or(String::new(), |ending| format!(".{}", ending.to_string_lossy()));
+    let name: String = network
+        .name
+        .chars()
+        .map(|letter| if is_plain(letter) { letter } else { '_' })
+        .collect();
+    let stem = path
+        .file_stem()
+        .unwrap_or(Path::new("predictions").as_os_str())
+        .to_string_lossy();
+    let ending = path.extension().map_or(String::new(), |ending| {
+        format!(".{}", ending.to_string_lossy())
+    });
     Some(path.with_file_name(format!("{stem}-{name}{ending}")))
 }
 
 fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
     match &config.profile {
         ProfileSource::Files(paths) => {
-            let profiles = paths.iter().map(|path| read_profile(path)).collect::<Result<Vec<_>>>()?;
+            let profiles = paths
+                .iter()
+                .map(|path| read_profile(path))
+                .collect::<Result<Vec<_>>>()?;
             if let [first, second] = profiles.as_slice() {
                 expect_pair((first, &paths[0]), (second, &paths[1]))?;
             }
@@ -105,7 +139,12 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
             let mut profiles = vec![measured::<F>(bench, world)?];
             if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank.filled() > 1 {
                 let batch_size_per_rank = bench.batch_size_per_rank.filled().div_ceil(SECOND_BATCH);
-                profiles.push(measured::<F>(&(**bench).clone().with_batch_size_per_rank(batch_size_per_rank), world)?);
+                profiles.push(measured::<F>(
+                    &(**bench)
+                        .clone()
+                        .with_batch_size_per_rank(batch_size_per_rank),
+                    world,
+                )?);
             }
             Ok(profiles)
         }
@@ -113,18 +152,28 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
 }
 
 /// Refuses a second step that is not the first one's with another batch, as far as both tell.
-fn expect_pair((first, its): (&ProfileFile, &Path), (second, path): (&ProfileFile, &Path)) -> Result<()> {
+fn expect_pair(
+    (first, its): (&ProfileFile, &Path),
+    (second, path): (&ProfileFile, &Path),
+) -> Result<()> {
     let facts = |profile: &ProfileFile| {
-        let own = [("model", profile.model.clone()), ("dtype", profile.dtype.clone())];
+        let own = [
+            ("model", profile.model.clone()),
+            ("dtype", profile.dtype.clone()),
+        ];
         let mut facts = work_of(profile);
         facts.extend(own.map(|(key, value)| (key.to_owned(), value)));
         facts.insert("threads".to_owned(), profile.threads.to_string());
         facts
     };
     let (expected, got) = (facts(first), facts(second));
-    let both = expected.iter().filter_map(|(key, there)| Some((key, there, got.get(key)?)));
-    let wrong: Vec<String> =
-        both.filter(|(_, a, b)| a != b).map(|(key, there, here)| format!("{key} {here} instead of {there}")).collect();
+    let both = expected
+        .iter()
+        .filter_map(|(key, there)| Some((key, there, got.get(key)?)));
+    let wrong: Vec<String> = both
+        .filter(|(_, a, b)| a != b)
+        .map(|(key, there, here)| format!("{key} {here} instead of {there}"))
+        .collect();
     ensure!(
         wrong.is_empty() && first.batch_size_per_rank != second.batch_size_per_rank,
         "{}: expected the step of {} with another batch than {}, got batch {}{}; measure it again so",
@@ -132,13 +181,17 @@ fn expect_pair((first, its): (&ProfileFile, &Path), (second, path): (&ProfileFil
         its.display(),
         first.batch_size_per_rank,
         second.batch_size_per_rank,
-        wrong.iter().map(|one| format!(", {one}")).collect::<String>()
+        wrong
+            .iter()
+            .map(|one| format!(", {one}"))
+            .collect::<String>()
     );
     Ok(())
 }
 
 fn measured<F: ModelFamily>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
-    let measurement = measure::<F>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
+    let measurement =
+        measure::<F>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
     tell(&measurement, world);
     Ok(measurement.profile)
 }

@@ -5,9 +5,9 @@
 use std::process::ExitCode;
 
 use crate::commands::{
-    bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
-    predict::predict, predict_scaling::predict_scaling, report::report, shard::shard, train::train, verify::verify,
-    verify_run::verify_run, watch::watch,
+    bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man,
+    netbench::netbench, predict::predict, predict_scaling::predict_scaling, report::report,
+    shard::shard, train::train, verify::verify, verify_run::verify_run, watch::watch,
 };
 use crate::config::Family;
 use crate::config::cli::{CliOf, CommandOf};
@@ -31,7 +31,9 @@ pub fn program<F: ModelFamily>() -> ExitCode {
         CommandOf::Bench(args) => launch(|world| bench::<F>(&args.into_args()?, world)),
         CommandOf::Config(args) => launch_apart(|world| config::<F>(&args.into_args()?, world)),
         CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),
-        CommandOf::PredictScaling(args) => launch(|world| predict_scaling::<F>(&args.into_args()?, world)),
+        CommandOf::PredictScaling(args) => {
+            launch(|world| predict_scaling::<F>(&args.into_args()?, world))
+        }
         CommandOf::Verify(args) => launch(|world| verify(&args, world)),
         CommandOf::VerifyRun(args) => launch(|world| verify_run::<F>(&args, world)),
         CommandOf::Report(args) => launch_alone(|world| report(&args, world)),

@@ -29,7 +29,16 @@ pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
 /// A refusal is wrong usage of a flag.
 pub(crate) fn as_usage(error: Error) -> Error {
     match error.downcast::<Refusal>() {
-        Ok(Refusal { option, expected, got }) => ConfigError::Invalid { option, expected, got }.into(),
+        Ok(Refusal {
+            option,
+            expected,
+            got,
+        }) => ConfigError::Invalid {
+            option,
+            expected,
+            got,
+        }
+        .into(),
         Err(error) => error,
     }
 }

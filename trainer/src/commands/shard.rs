@@ -20,8 +20,14 @@ pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
         !world.stop.is_raised()
     };
     let written = tar_shards::write(&args.from, &args.to, images_per_shard, &mut go_on)?;
-    written.notes.iter().for_each(|note| world.reporter.warn(note));
+    written
+        .notes
+        .iter()
+        .for_each(|note| world.reporter.warn(note));
     let (images, shards) = (written.num_images, written.num_shards);
-    world.reporter.note(&format!("{images} images in {shards} shards in {}", args.to.display()));
+    world.reporter.note(&format!(
+        "{images} images in {shards} shards in {}",
+        args.to.display()
+    ));
     Ok(())
 }

@@ -56,21 +56,33 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
     let timeout = config.sync.timeout()?;
-    watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
+    watchdog
+        .iter()
+        .for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     // Before anything is opened by which ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let (seed, own) = (config.run.seed.filled(), own_data::<F>(&config.model));
-    let data = data::open(&config.data, &config.train_split, seed, own, communicator, reporter)?;
+    let data = data::open(
+        &config.data,
+        &config.train_split,
+        seed,
+        own,
+        communicator,
+        reporter,
+    )?;
     identity::check(&config, &data, communicator, reporter)?;
     if config.run.output_dir.is_some() {
-        ModelInput::of(&data).check().context("--output-dir: expected data that a checkpoint can describe")?;
+        ModelInput::of(&data)
+            .check()
+            .context("--output-dir: expected data that a checkpoint can describe")?;
     }
     step::check_threads(&config.sync.method(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Starting);
     ensure!(
-        !(config.train_split.drop_last.filled() && data.train.len() < config.batch.global_batch_size.filled()),
+        !(config.train_split.drop_last.filled()
+            && data.train.len() < config.batch.global_batch_size.filled()),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
         config.batch.global_batch_size.filled(),
         data.train.len()
@@ -87,7 +99,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let class_weights = class_weights(&config, &data)?;
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
-    let own_files = config.run.output_dir.as_deref().map_or(Vec::new(), output::files);
+    let own_files = config
+        .run
+        .output_dir
+        .as_deref()
+        .map_or(Vec::new(), output::files);
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
     let own_optimizer = own_optimizer::<F>(&config)?;
 
@@ -119,16 +135,30 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     if resumption.is_none() {
         files.begin(&config, &manifest, false)?;
     }
-    reporter.configuration(&config, &facts(&manifest, &files, &best_rule, class_weights.as_deref()));
-    other_split.iter().for_each(|warning| reporter.warn(warning));
+    reporter.configuration(
+        &config,
+        &facts(&manifest, &files, &best_rule, class_weights.as_deref()),
+    );
+    other_split
+        .iter()
+        .for_each(|warning| reporter.warn(warning));
 
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
-        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Worker {
+            communicator,
+            server_link,
+        } => (communicator, server_link),
         Role::Server(link) => {
             world.stop.heed();
             let optimizer = optimizer_config(&config);
-            step::serve(&config.sync_config(), optimizer, &model, link, &world.rank_status)?;
+            step::serve(
+                &config.sync_config(),
+                optimizer,
+                &model,
+                link,
+                &world.rank_status,
+            )?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }
@@ -156,8 +186,9 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         Err(moved) if !error.is::<ConfigError>() => error.context(moved),
         _ => error,
     };
-    let outcome =
-        fit(model, &session).map_err(in_words).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
+    let outcome = fit(model, &session)
+        .map_err(in_words)
+        .inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
     let summary = summary(&outcome, &manifest, start.elapsed());
     files.finish(&summary)?;
@@ -177,12 +208,17 @@ fn accept(
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
     // A run that may go on is looked for first; else a refusal leaves no directory.
-    let is_unused =
-        if world.is_root() && !config.resume { tensorboard::expect_own_events(config, None) } else { Ok(()) };
+    let is_unused = if world.is_root() && !config.resume {
+        tensorboard::expect_own_events(config, None)
+    } else {
+        Ok(())
+    };
     let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
     let own = is_unused.and_then(|()| prepare()).and_then(|files| {
         let resumption = match files.directory() {
-            Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
+            Some(directory) if config.resume => {
+                Resumption::find(directory, config, data, allow_changed_data)?
+            }
             _ => None,
         };
         if let Some(directory) = files.directory() {
@@ -190,17 +226,30 @@ fn accept(
         }
         Ok((files, resumption))
     });
-    let verdict = own.as_ref().err().map_or(String::new(), |error| format!("{error:#}"));
+    let verdict = own
+        .as_ref()
+        .err()
+        .map_or(String::new(), |error| format!("{error:#}"));
     let of_root = gather::from_root(communicator, verdict.as_bytes())?;
     let accepted = own?;
-    ensure!(of_root.is_empty(), "refused by root: {}", String::from_utf8_lossy(&of_root));
+    ensure!(
+        of_root.is_empty(),
+        "refused by root: {}",
+        String::from_utf8_lossy(&of_root)
+    );
     Ok(accepted)
 }
 
 /// Whether the run that is to be resumed has a checkpoint, whole or not.
 fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
-    let Some(directory) = OutputDirectory::to_resume(config)? else { return Ok(false) };
-    CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled()).has_any()
+    let Some(directory) = OutputDirectory::to_resume(config)? else {
+        return Ok(false);
+    };
+    CheckpointStore::new(
+        &directory.checkpoints(),
+        config.run.keep_checkpoints.filled(),
+    )
+    .has_any()
 }
 
 /// The model as the run begins: random by its seed, or with the weights of `--weights`, which a run that goes on needs no more.
@@ -217,7 +266,11 @@ fn initial_model<F: ModelFamily>(
     );
     let model = match &config.run.weights {
         Some(path) if !goes_on => {
-            let head = if config.run.new_head.unwrap_or(false) { Head::Own } else { Head::OfFile };
+            let head = if config.run.new_head.unwrap_or(false) {
+                Head::Own
+            } else {
+                Head::OfFile
+            };
             load_weights_aloud(model, path, head, &world.reporter)?
         }
         _ => model,
@@ -232,12 +285,27 @@ fn initial_model<F: ModelFamily>(
         "--freeze {}: expected parameters that are left to train, got none; freeze fewer",
         frozen.join(",")
     );
-    let factors = config.optimizer.learning_rate_factors.as_deref().unwrap_or_default();
+    let factors = config
+        .optimizer
+        .learning_rate_factors
+        .as_deref()
+        .unwrap_or_default();
     let rates: Vec<String> = factors.iter().map(|factor| factor.part.clone()).collect();
     // A run that older versions began goes on, though a factor of it has no effect.
-    parts::expect("--learning-rate-factors", &rates, if goes_on { &whole } else { &trained })?;
-    if let Some((_, part)) = rates.iter().enumerate().find(|(index, part)| rates[..*index].contains(part)) {
-        ensure!(goes_on, "--learning-rate-factors: expected each part once, got {part} twice; keep one");
+    parts::expect(
+        "--learning-rate-factors",
+        &rates,
+        if goes_on { &whole } else { &trained },
+    )?;
+    if let Some((_, part)) = rates
+        .iter()
+        .enumerate()
+        .find(|(index, part)| rates[..*index].contains(part))
+    {
+        ensure!(
+            goes_on,
+            "--learning-rate-factors: expected each part once, got {part} twice; keep one"
+        );
     }
     Ok(model)
 }
@@ -255,11 +323,18 @@ fn own_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<OwnOptim
 
 /// # Errors
 /// When options describe the configured loss, and the family's custom one does not use it.
-fn expect_options_of_loss<F: ModelFamily>(config: &TrainConfig, is_used: bool, has_class_weights: bool) -> Result<()> {
+fn expect_options_of_loss<F: ModelFamily>(
+    config: &TrainConfig,
+    is_used: bool,
+    has_class_weights: bool,
+) -> Result<()> {
     let flags = &config.optimizer;
     let options = [
         ("--loss", flags.loss.filled() != LossKind::CrossEntropy),
-        ("--label-smoothing", flags.label_smoothing.is_some_and(|share| share != 0.0)),
+        (
+            "--label-smoothing",
+            flags.label_smoothing.is_some_and(|share| share != 0.0),
+        ),
         ("--class-weights", has_class_weights),
     ];
     match options.iter().find(|(_, is_set)| *is_set && !is_used) {
@@ -280,8 +355,14 @@ fn expect_mixing<F: ModelFamily>(
     num_classes: usize,
     device: &Device,
 ) -> Result<()> {
-    let mixing = [("--mixup", config.train_split.mixup), ("--cutmix", config.train_split.cutmix)];
-    match mixing.iter().find(|(_, strength)| strength.is_some_and(|strength| strength > 0.0)) {
+    let mixing = [
+        ("--mixup", config.train_split.mixup),
+        ("--cutmix", config.train_split.cutmix),
+    ];
+    match mixing
+        .iter()
+        .find(|(_, strength)| strength.is_some_and(|strength| strength > 0.0))
+    {
         Some((option, _)) if !loss::takes_mixed_targets(loss, num_classes, device) => bail!(
             "{option}: the custom loss of the model family {} ignores `Targets::mixed`, so mixed images would count as their first class. \
              Remove {option}, or use both classes in the loss",
@@ -294,7 +375,11 @@ fn expect_mixing<F: ModelFamily>(
 /// Who this process is, for another that wants its output directory.
 fn holder(communicator: &dyn Communicator) -> String {
     let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
-    format!("process {} on {}{job}", std::process::id(), communicator.topology().node)
+    format!(
+        "process {} on {}{job}",
+        std::process::id(),
+        communicator.topology().node
+    )
 }
 
 /// The configuration of the flags; with `--resume --output-dir DIR` over that of the run in DIR, so that these two suffice.
@@ -366,7 +451,10 @@ fn manifest(
         num_test: data.test.as_ref().map_or(0, |test| test.len()),
         train_checksum: data.train.checksum(),
         val_checksum: data.val.as_ref().map(|val| val.checksum()),
-        test_checksum: data.test.as_ref().map_or(String::new(), |test| test.checksum()),
+        test_checksum: data
+            .test
+            .as_ref()
+            .map_or(String::new(), |test| test.checksum()),
         notes: data::notes(data),
     };
     Ok(manifest::of_this_launch(config.hash(), launch, dataset))
@@ -383,7 +471,9 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
         final_epoch: progress.last_record.clone(),
         best: progress.best.clone(),
         test: outcome.test.clone(),
-        patience_ended_after: outcome.is_exhausted.then_some(progress.evaluations_since_best),
+        patience_ended_after: outcome
+            .is_exhausted
+            .then_some(progress.evaluations_since_best),
         parameter_hash: outcome.parameter_hash.clone(),
         seconds_total: total.as_secs_f64(),
         images_per_second: slowest.steps.speed,

@@ -30,5 +30,9 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     if let Some(path) = &config.output {
         whole_file::write_json(path, &verification)?;
     }
-    Ok(if verification.verdict == Verdict::Failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if verification.verdict == Verdict::Failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }

@@ -43,13 +43,28 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
     let mut flags = TrainArgs::default();
     flags.data.data_dir.clone_from(&args.data_dir);
-    let config = TrainConfig::resolve_over(&options, &Family::of::<F>(), &flags, communicator.world_size())?;
+    let config = TrainConfig::resolve_over(
+        &options,
+        &Family::of::<F>(),
+        &flags,
+        communicator.world_size(),
+    )?;
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
     // A stop would average, after the last step, what the run did not.
-    let further = u64::from(averages_early(&config.sync.method(), config.num_workers(), num_steps - 1));
-    let scratch = world.is_root().then(tempfile::tempdir).transpose().context("a temporary folder")?;
-    let directory = scratch.as_ref().map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
+    let further = u64::from(averages_early(
+        &config.sync.method(),
+        config.num_workers(),
+        num_steps - 1,
+    ));
+    let scratch = world
+        .is_root()
+        .then(tempfile::tempdir)
+        .transpose()
+        .context("a temporary folder")?;
+    let directory = scratch
+        .as_ref()
+        .map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
         rank_status: Arc::clone(&world.rank_status),
@@ -58,7 +73,10 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         reporter: Reporter::new(false, None),
         is_only_rank: world.is_only_rank,
     };
-    world.reporter.note(&format!("repeating {num_steps} steps of {} ...", args.run.display()));
+    world.reporter.note(&format!(
+        "repeating {num_steps} steps of {} ...",
+        args.run.display()
+    ));
     train::<F>(&repetition(&config, &directory), &quiet)?;
     let verdict = found_by_root(communicator, || {
         let mut again = Recording {
@@ -73,18 +91,30 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         // What the repetition leaves out is no difference, nor is whether the run was started with `--resume`, which its options do not tell.
         let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
         let was = &recording.manifest.config_hash;
-        again.manifest.config_hash = if hashes.contains(was) { was.clone() } else { config.hash() };
+        again.manifest.config_hash = if hashes.contains(was) {
+            was.clone()
+        } else {
+            config.hash()
+        };
         Ok(compare(&recording, &again, num_steps as usize))
     })?;
     world.reporter.notes(&lines(&verdict, num_steps as usize));
-    Ok(if verdict.difference.is_some() { ExitCode::from(DIFFERENT) } else { ExitCode::SUCCESS })
+    Ok(if verdict.difference.is_some() {
+        ExitCode::from(DIFFERENT)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn original(run: &Path) -> Result<Original> {
     // Of the first session, which a later one has put aside.
     let of_first = |name: &str| {
         let first = numbered_beside(&run.join(name), 1);
-        if first.exists() { first } else { run.join(name) }
+        if first.exists() {
+            first
+        } else {
+            run.join(name)
+        }
     };
     let options = of_first(RUN_TOML);
     ensure!(
@@ -92,7 +122,8 @@ fn original(run: &Path) -> Result<Original> {
         "verify-run: expected the directory of a run, got {}, which has no {RUN_TOML}",
         run.display()
     );
-    let options = records::file::read_to_string(&options).with_context(|| options.display().to_string())?;
+    let options =
+        records::file::read_to_string(&options).with_context(|| options.display().to_string())?;
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
@@ -101,7 +132,13 @@ fn original(run: &Path) -> Result<Original> {
         run.display()
     );
     let manifest = read_json::<Manifest>(&of_first("manifest.json"))?;
-    Ok(Original { options, recording: Recording { manifest, hashes: step_hashes::read(&hashes)? } })
+    Ok(Original {
+        options,
+        recording: Recording {
+            manifest,
+            hashes: step_hashes::read(&hashes)?,
+        },
+    })
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
@@ -116,7 +153,11 @@ fn num_steps(args: &VerifyRunArgs, recording: &Recording) -> Result<u64, ConfigE
         return Ok(num_steps);
     }
     let expected = format!("1 to {recorded}, as the run kept hashes of its first {recorded} steps");
-    Err(ConfigError::Invalid { option: "--steps", expected, got: num_steps.to_string() })
+    Err(ConfigError::Invalid {
+        option: "--steps",
+        expected,
+        got: num_steps.to_string(),
+    })
 }
 
 fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usize) -> Result<()> {

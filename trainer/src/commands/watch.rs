@@ -23,12 +23,20 @@ pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
     let directory = jobs::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
     let (on_terminal, is_to_end) = (stdout().is_terminal(), || world.stop.is_raised());
     let has_finished = match (args.once, args.until_end) {
-        (false, until_end) if on_terminal => report::live::watch(&directory, until_end, is_to_end).map_err(as_usage)?,
+        (false, until_end) if on_terminal => {
+            report::live::watch(&directory, until_end, is_to_end).map_err(as_usage)?
+        }
         (_, true) => report::live::wait(&directory, is_to_end).map_err(as_usage)?,
         (..) => false,
     };
     if args.once || args.until_end || !on_terminal {
-        world.reporter.result(&report::live::snapshot(&directory, report::live::CADENCE).map_err(as_usage)?)?;
+        world.reporter.result(
+            &report::live::snapshot(&directory, report::live::CADENCE).map_err(as_usage)?,
+        )?;
     }
-    Ok(if args.until_end && !has_finished { ExitCode::from(NOT_FINISHED) } else { ExitCode::SUCCESS })
+    Ok(if args.until_end && !has_finished {
+        ExitCode::from(NOT_FINISHED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }

@@ -16,10 +16,18 @@ impl BatchArgs {
         method: &SyncMethod,
         num_workers: usize,
     ) -> Result<(), ConfigError> {
-        let grad_accum_steps = at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
-        self.grad_accum_steps = method.virtual_shards().is_none().then_some(grad_accum_steps);
+        let grad_accum_steps =
+            at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
+        self.grad_accum_steps = method
+            .virtual_shards()
+            .is_none()
+            .then_some(grad_accum_steps);
         let parts = self.parts(method, num_workers);
-        let default = if matches!(dataset, DatasetKind::Shapes | DatasetKind::Synthetic) { 64 } else { 128 };
+        let default = if matches!(dataset, DatasetKind::Shapes | DatasetKind::Synthetic) {
+            64
+        } else {
+            128
+        };
         let global_batch_size = match (self.global_batch_size, self.batch_size_per_rank.take()) {
             (Some(_), Some(_)) => {
                 return Err(conflict(
@@ -28,13 +36,20 @@ impl BatchArgs {
                     "give one of them (global = per rank * accumulation * ranks)",
                 ));
             }
-            (None, Some(per_rank)) => product(at_least("--batch-size-per-rank", per_rank, 1)?, parts)?,
+            (None, Some(per_rank)) => {
+                product(at_least("--batch-size-per-rank", per_rank, 1)?, parts)?
+            }
             (None, None) => product(usize::div_ceil(default, parts), parts)?,
-            (Some(global_batch_size), None) => at_least("--global-batch-size", global_batch_size, 1)?,
+            (Some(global_batch_size), None) => {
+                at_least("--global-batch-size", global_batch_size, 1)?
+            }
         };
         if global_batch_size % parts != 0 {
             let (among, remedy) = match method.virtual_shards() {
-                Some(shards) => (format!("{shards} virtual shards"), "another --virtual-shards"),
+                Some(shards) => (
+                    format!("{shards} virtual shards"),
+                    "another --virtual-shards",
+                ),
                 None => (
                     format!(
                         "{num_workers} rank(s) times {grad_accum_steps} accumulation step(s) \
@@ -58,7 +73,9 @@ impl BatchArgs {
 
     /// Forward passes that all ranks together make in a step.
     pub(super) fn parts(&self, method: &SyncMethod, num_workers: usize) -> usize {
-        method.virtual_shards().unwrap_or_else(|| self.grad_accum_steps().saturating_mul(num_workers))
+        method
+            .virtual_shards()
+            .unwrap_or_else(|| self.grad_accum_steps().saturating_mul(num_workers))
     }
 
     /// Forward and backward passes of a step on a rank, but for those of virtual shards.
@@ -73,7 +90,11 @@ impl BatchArgs {
 }
 
 fn product(micro_batch_size: usize, parts: usize) -> Result<usize, ConfigError> {
-    micro_batch_size
-        .checked_mul(parts)
-        .ok_or_else(|| invalid("--batch-size-per-rank", "a batch that can be counted", micro_batch_size))
+    micro_batch_size.checked_mul(parts).ok_or_else(|| {
+        invalid(
+            "--batch-size-per-rank",
+            "a batch that can be counted",
+            micro_batch_size,
+        )
+    })
 }

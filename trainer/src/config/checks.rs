@@ -22,12 +22,17 @@ impl<T: Clone> Filled for Option<T> {
     type Value = T;
 
     fn filled(&self) -> T {
-        self.clone().expect("flags are filled before they are looked at")
+        self.clone()
+            .expect("flags are filled before they are looked at")
     }
 }
 
 /// A `value` that is no less than `least`.
-pub(super) fn at_least<T: PartialOrd + ToString>(option: &'static str, value: T, least: T) -> Result<T, ConfigError> {
+pub(super) fn at_least<T: PartialOrd + ToString>(
+    option: &'static str,
+    value: T,
+    least: T,
+) -> Result<T, ConfigError> {
     if value < least {
         let expected = format!("at least {}", least.to_string());
         return Err(invalid(option, expected, value));
@@ -40,11 +45,17 @@ pub(super) fn at_least_one<T: PartialOrd + ToString + From<u8> + Copy>(
     option: &'static str,
     value: Option<T>,
 ) -> Result<(), ConfigError> {
-    value.map_or(Ok(()), |value| at_least(option, value, T::from(1)).map(|_| ()))
+    value.map_or(Ok(()), |value| {
+        at_least(option, value, T::from(1)).map(|_| ())
+    })
 }
 
 /// A `value` within the range, ends included.
-pub(super) fn within(option: &'static str, value: usize, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
+pub(super) fn within(
+    option: &'static str,
+    value: usize,
+    range: RangeInclusive<usize>,
+) -> Result<usize, ConfigError> {
     if !range.contains(&value) {
         let expected = format!("{} to {}", range.start(), range.end());
         return Err(invalid(option, expected, value));
@@ -73,23 +84,56 @@ pub(super) fn is_share(value: f64) -> bool {
 }
 
 /// Refuses the first of (option, whether it is given, whether it has an effect, what it needs for that) that is given in vain.
-pub(super) fn expect_needs<const N: usize>(rules: [(&'static str, bool, bool, &str); N]) -> Result<(), ConfigError> {
-    match rules.into_iter().find(|(_, is_given, has_effect, _)| *is_given && !has_effect) {
+pub(super) fn expect_needs<const N: usize>(
+    rules: [(&'static str, bool, bool, &str); N],
+) -> Result<(), ConfigError> {
+    match rules
+        .into_iter()
+        .find(|(_, is_given, has_effect, _)| *is_given && !has_effect)
+    {
         None => Ok(()),
-        Some((option, .., needs)) => Err(no_effect(option, format!("without {needs}"), "add that or leave this out")),
+        Some((option, .., needs)) => Err(no_effect(
+            option,
+            format!("without {needs}"),
+            "add that or leave this out",
+        )),
     }
 }
 
-pub(super) fn conflict(option: &'static str, other: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
-    ConfigError::Conflict { option, other: other.into(), remedy: remedy.into() }
+pub(super) fn conflict(
+    option: &'static str,
+    other: impl Into<String>,
+    remedy: impl Into<String>,
+) -> ConfigError {
+    ConfigError::Conflict {
+        option,
+        other: other.into(),
+        remedy: remedy.into(),
+    }
 }
 
-pub(super) fn invalid(option: &'static str, expected: impl Into<String>, got: impl ToString) -> ConfigError {
-    ConfigError::Invalid { option, expected: expected.into(), got: got.to_string() }
+pub(super) fn invalid(
+    option: &'static str,
+    expected: impl Into<String>,
+    got: impl ToString,
+) -> ConfigError {
+    ConfigError::Invalid {
+        option,
+        expected: expected.into(),
+        got: got.to_string(),
+    }
 }
 
-pub(super) fn missing(option: &'static str, because: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
-    ConfigError::Missing { option, because: because.into(), remedy: remedy.into() }
+pub(super) fn missing(
+    option: &'static str,
+    because: impl Into<String>,
+    remedy: impl Into<String>,
+) -> ConfigError {
+    ConfigError::Missing {
+        option,
+        because: because.into(),
+        remedy: remedy.into(),
+    }
 }
 
 pub(super) fn no_effect(
@@ -97,5 +141,9 @@ pub(super) fn no_effect(
     because: impl Into<String>,
     remedy: impl Into<String>,
 ) -> ConfigError {
-    ConfigError::NoEffect { option: option.into(), because: because.into(), remedy: remedy.into() }
+    ConfigError::NoEffect {
+        option: option.into(),
+        because: because.into(),
+        remedy: remedy.into(),
+    }
 }

@@ -4,7 +4,9 @@ use super::checks::{Filled, conflict, invalid, within};
 use super::data::MOST_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
-use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind, RecomputeKind};
+use crate::config::choices::{
+    ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind, RecomputeKind,
+};
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
 use std::collections::BTreeMap;
@@ -45,7 +47,10 @@ impl ComputeArgs {
             within("--threads", threads, 1..=MOST_THREADS)?;
         }
         let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
-        if let Some(recompute) = self.recompute.filter(|recompute| *recompute != RecomputeKind::None) {
+        if let Some(recompute) = self
+            .recompute
+            .filter(|recompute| *recompute != RecomputeKind::None)
+        {
             self.expect_own_kernels("--recompute", &format!("{recompute} are computed again"))?;
         }
         let option = match self.dtype() {
@@ -118,6 +123,15 @@ pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> 
     if isa.is_available() {
         return Ok(isa);
     }
-    let offered: Vec<String> = Isa::available().map(|isa| format!("{isa:?}").to_lowercase()).collect();
-    Err(invalid("--cpu", format!("an instruction set of this processor ({})", offered.join(", ")), cpu))
+    let offered: Vec<String> = Isa::available()
+        .map(|isa| format!("{isa:?}").to_lowercase())
+        .collect();
+    Err(invalid(
+        "--cpu",
+        format!(
+            "an instruction set of this processor ({})",
+            offered.join(", ")
+        ),
+        cpu,
+    ))
 }

@@ -2,9 +2,13 @@
 //!
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
 
-use super::checks::{Filled, at_least_one, conflict, in_range, invalid, missing, no_effect, within};
+use super::checks::{
+    Filled, at_least_one, conflict, in_range, invalid, missing, no_effect, within,
+};
 use super::error::ConfigError;
-use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution, SamplerKind};
+use crate::config::choices::{
+    AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution, SamplerKind,
+};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 use datasets::rand_augment::MAX_MAGNITUDE;
 
@@ -28,7 +32,10 @@ pub(super) const MOST_THREADS: usize = 1 << 10;
 
 impl DataArgs {
     /// These flags and those of the train split with their gaps filled, for who does not train.
-    pub(super) fn decided(mut self, mut split: TrainSplitArgs) -> Result<(Self, TrainSplitArgs), ConfigError> {
+    pub(super) fn decided(
+        mut self,
+        mut split: TrainSplitArgs,
+    ) -> Result<(Self, TrainSplitArgs), ConfigError> {
         self.fill(&mut split)?;
         self.expect_offered()?;
         Ok((self, split))
@@ -41,8 +48,16 @@ impl DataArgs {
         let made = 1..=MOST_MADE_IMAGES;
         match kind {
             DatasetKind::Shapes => {
-                within("--shapes-train", *split.shapes_train.get_or_insert(10_000), made.clone())?;
-                within("--shapes-test", *self.shapes_test.get_or_insert(2_000), made)?;
+                within(
+                    "--shapes-train",
+                    *split.shapes_train.get_or_insert(10_000),
+                    made.clone(),
+                )?;
+                within(
+                    "--shapes-test",
+                    *self.shapes_test.get_or_insert(2_000),
+                    made,
+                )?;
                 self.shapes_seed.get_or_insert(0);
             }
             DatasetKind::Own => {}
@@ -54,21 +69,41 @@ impl DataArgs {
             }
             DatasetKind::Synthetic => {
                 self.fill_image_size()?;
-                within("--synthetic-train", *split.synthetic_train.get_or_insert(10_000), made.clone())?;
-                within("--synthetic-test", *self.synthetic_test.get_or_insert(2_000), made)?;
-                within("--synthetic-classes", *self.synthetic_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
+                within(
+                    "--synthetic-train",
+                    *split.synthetic_train.get_or_insert(10_000),
+                    made.clone(),
+                )?;
+                within(
+                    "--synthetic-test",
+                    *self.synthetic_test.get_or_insert(2_000),
+                    made,
+                )?;
+                within(
+                    "--synthetic-classes",
+                    *self.synthetic_classes.get_or_insert(10),
+                    2..=MAX_CLASSES,
+                )?;
             }
         }
         self.download = kind.is_cifar().then_some(self.download.unwrap_or(false));
         check_normalization(self)?;
         at_least_one("--limit-test", self.limit_test)?;
         let threads = if kind.is_of_files() { 2 } else { 1 };
-        within("--loader-threads", *self.loader_threads.get_or_insert(threads), 0..=MOST_THREADS)?;
+        within(
+            "--loader-threads",
+            *self.loader_threads.get_or_insert(threads),
+            0..=MOST_THREADS,
+        )?;
         Ok(())
     }
 
     fn fill_image_size(&mut self) -> Result<(), ConfigError> {
-        within("--image-size", *self.image_size.get_or_insert(DEFAULT_SIDE), 8..=MAX_IMAGE_SIDE)?;
+        within(
+            "--image-size",
+            *self.image_size.get_or_insert(DEFAULT_SIDE),
+            8..=MAX_IMAGE_SIDE,
+        )?;
         Ok(())
     }
 
@@ -76,7 +111,11 @@ impl DataArgs {
     fn fill_size_of_files(&mut self) -> Result<(), ConfigError> {
         let Some(resolution) = &self.resolution else {
             if self.eval_resize.is_some() {
-                return Err(no_effect("--eval-resize", "without --resolution", "give both, or leave this out"));
+                return Err(no_effect(
+                    "--eval-resize",
+                    "without --resolution",
+                    "give both, or leave this out",
+                ));
             }
             return self.fill_image_size();
         };
@@ -87,7 +126,9 @@ impl DataArgs {
                 "both say the height and width of images; give one of them",
             ));
         }
-        resolution.sides().try_for_each(|side| within("--resolution", side, 8..=MAX_IMAGE_SIDE).map(drop))?;
+        resolution
+            .sides()
+            .try_for_each(|side| within("--resolution", side, 8..=MAX_IMAGE_SIDE).map(drop))?;
         let side = resolution.in_evaluation();
         // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision's evaluation since.
         let shorter_side = *self.eval_resize.get_or_insert((side * 256 + 112) / 224);
@@ -98,7 +139,11 @@ impl DataArgs {
     /// Refuses to fetch what this program cannot fetch.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         if self.download == Some(true) && !cfg!(feature = "download") {
-            return Err(no_effect("--download", "in this program", "rebuild with --features download"));
+            return Err(no_effect(
+                "--download",
+                "in this program",
+                "rebuild with --features download",
+            ));
         }
         if self.dataset == Some(DatasetKind::Parquet) && !cfg!(feature = "parquet") {
             return Err(no_effect(
@@ -121,12 +166,16 @@ impl TrainSplitArgs {
     pub(super) fn fill(&mut self, data: &DataArgs) -> Result<(), ConfigError> {
         let kind = data.dataset.filled();
         // Shapes are drawn with random pose already, and random pixels have no pose.
-        let crops = kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
+        let crops =
+            kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
         at_least_one("--limit-train", self.limit_train)?;
         // The default is not written down: it is the order of all runs that do not name one.
-        self.sampler.take_if(|sampler| *sampler == SamplerKind::Shuffle);
+        self.sampler
+            .take_if(|sampler| *sampler == SamplerKind::Shuffle);
         if let Some(share) = self.val_fraction {
-            in_range("--val-fraction", share, "above 0 and below 1", |share| share > 0.0 && share < 1.0)?;
+            in_range("--val-fraction", share, "above 0 and below 1", |share| {
+                share > 0.0 && share < 1.0
+            })?;
             if let Some(name) = &data.eval_split {
                 let remedy = format!("{name} is the val split; remove one of them");
                 return Err(conflict("--val-fraction", "--eval-split", remedy));
@@ -137,7 +186,9 @@ impl TrainSplitArgs {
             None if crops => AugmentKind::CropFlip,
             None => AugmentKind::None,
         });
-        if augment != AugmentKind::ResizedCrop && data.resolution.as_ref().is_some_and(Resolution::varies) {
+        if augment != AugmentKind::ResizedCrop
+            && data.resolution.as_ref().is_some_and(Resolution::varies)
+        {
             return Err(conflict(
                 "--augment",
                 "--resolution with several sizes",
@@ -146,14 +197,29 @@ impl TrainSplitArgs {
         }
         if augment == AugmentKind::ResizedCrop {
             self.crop_scale.get_or_insert_default();
-        } else if let Some((option, _)) = self.of_resized_crop().into_iter().find(|(_, is_given)| *is_given) {
-            return Err(no_effect(option, format!("with --augment {augment}"), "it is for --augment resized-crop"));
+        } else if let Some((option, _)) = self
+            .of_resized_crop()
+            .into_iter()
+            .find(|(_, is_given)| *is_given)
+        {
+            return Err(no_effect(
+                option,
+                format!("with --augment {augment}"),
+                "it is for --augment resized-crop",
+            ));
         }
         let magnitude = self.rand_augment.unwrap_or(0.0);
-        in_range("--rand-augment", magnitude, "0 to 10", |magnitude| (0.0..=MAX_MAGNITUDE).contains(&magnitude))?;
+        in_range("--rand-augment", magnitude, "0 to 10", |magnitude| {
+            (0.0..=MAX_MAGNITUDE).contains(&magnitude)
+        })?;
         self.drop_last.get_or_insert(false);
         for (option, alpha) in self.mixes() {
-            in_range(option, alpha.unwrap_or(1.0), "above 0 and at most 100", |alpha| alpha > 0.0 && alpha <= 100.0)?;
+            in_range(
+                option,
+                alpha.unwrap_or(1.0),
+                "above 0 and at most 100",
+                |alpha| alpha > 0.0 && alpha <= 100.0,
+            )?;
         }
         Ok(())
     }
@@ -172,7 +238,10 @@ impl TrainSplitArgs {
     }
 
     fn of_resized_crop(&self) -> [(&'static str, bool); 2] {
-        [("--crop-scale", self.crop_scale.is_some()), ("--rand-augment", self.rand_augment.is_some())]
+        [
+            ("--crop-scale", self.crop_scale.is_some()),
+            ("--rand-augment", self.rand_augment.is_some()),
+        ]
     }
 
     fn mixes(&self) -> [(&'static str, Option<f64>); 2] {
@@ -181,28 +250,71 @@ impl TrainSplitArgs {
 }
 
 /// Options that only some data sets know.
-fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<(), ConfigError> {
+fn refuse_foreign_options(
+    args: &DataArgs,
+    split: &TrainSplitArgs,
+    kind: DatasetKind,
+) -> Result<(), ConfigError> {
     use DatasetKind::{Cifar10, Cifar100, ImageFolder, Parquet, Shapes, Shards, Synthetic};
     let download = args.download == Some(true);
     let known: [(&'static str, bool, &[DatasetKind]); 13] = [
-        ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder, Shards, Parquet]),
+        (
+            "--data-dir",
+            args.data_dir.is_some(),
+            &[Cifar10, Cifar100, ImageFolder, Shards, Parquet],
+        ),
         ("--download", download, &[Cifar10, Cifar100]),
-        ("--image-size", args.image_size.is_some(), &[ImageFolder, Shards, Parquet, Synthetic]),
-        ("--resolution", args.resolution.is_some(), &[ImageFolder, Shards, Parquet]),
-        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder, Shards, Parquet]),
-        ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder, Shards, Parquet]),
-        ("--eval-split", args.eval_split.is_some(), &[ImageFolder, Shards, Parquet]),
+        (
+            "--image-size",
+            args.image_size.is_some(),
+            &[ImageFolder, Shards, Parquet, Synthetic],
+        ),
+        (
+            "--resolution",
+            args.resolution.is_some(),
+            &[ImageFolder, Shards, Parquet],
+        ),
+        (
+            "--eval-resize",
+            args.eval_resize.is_some(),
+            &[ImageFolder, Shards, Parquet],
+        ),
+        (
+            "--on-bad-image",
+            args.on_bad_image.is_some(),
+            &[ImageFolder, Shards, Parquet],
+        ),
+        (
+            "--eval-split",
+            args.eval_split.is_some(),
+            &[ImageFolder, Shards, Parquet],
+        ),
         ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
         ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),
         ("--shapes-seed", args.shapes_seed.is_some(), &[Shapes]),
-        ("--synthetic-train", split.synthetic_train.is_some(), &[Synthetic]),
-        ("--synthetic-test", args.synthetic_test.is_some(), &[Synthetic]),
-        ("--synthetic-classes", args.synthetic_classes.is_some(), &[Synthetic]),
+        (
+            "--synthetic-train",
+            split.synthetic_train.is_some(),
+            &[Synthetic],
+        ),
+        (
+            "--synthetic-test",
+            args.synthetic_test.is_some(),
+            &[Synthetic],
+        ),
+        (
+            "--synthetic-classes",
+            args.synthetic_classes.is_some(),
+            &[Synthetic],
+        ),
     ];
     for (option, is_given, kinds) in known {
         if is_given && !kinds.contains(&kind) {
             let names: Vec<String> = kinds.iter().map(DatasetKind::to_string).collect();
-            let remedy = format!("it is for --dataset {}; leave it out or change the data set", names.join(", "));
+            let remedy = format!(
+                "it is for --dataset {}; leave it out or change the data set",
+                names.join(", ")
+            );
             return Err(no_effect(option, format!("with --dataset {kind}"), remedy));
         }
     }
@@ -225,7 +337,12 @@ fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
     match (&args.normalize_mean, &args.normalize_std) {
         (None, None) => Ok(()),
         (Some(mean), Some(std)) => {
-            channels("--normalize-mean", mean, "three numbers from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
+            channels(
+                "--normalize-mean",
+                mean,
+                "three numbers from 0 to 1",
+                |mean| (0.0..=1.0).contains(&mean),
+            )?;
             channels(
                 "--normalize-std",
                 std,
@@ -239,7 +356,11 @@ fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
 }
 
 fn half_a_normalization(option: &'static str, given: &str) -> ConfigError {
-    missing(option, format!("{given} was given alone"), "give both or neither")
+    missing(
+        option,
+        format!("{given} was given alone"),
+        "give both or neither",
+    )
 }
 
 fn channels(
@@ -248,12 +369,20 @@ fn channels(
     expected: &str,
     accepts: impl Fn(f64) -> bool,
 ) -> Result<(), ConfigError> {
-    if values.len() == 3 && values.iter().all(|value| value.is_finite() && accepts(*value)) {
+    if values.len() == 3
+        && values
+            .iter()
+            .all(|value| value.is_finite() && accepts(*value))
+    {
         return Ok(());
     }
     Err(invalid(
         option,
         format!("{expected}, one a channel, separated by commas"),
-        values.iter().map(f64::to_string).collect::<Vec<_>>().join(","),
+        values
+            .iter()
+            .map(f64::to_string)
+            .collect::<Vec<_>>()
+            .join(","),
     ))
 }

@@ -33,14 +33,21 @@ impl DoctorConfig {
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &DoctorArgs) -> Result<Self, ConfigError> {
         if args.data.download == Some(true) {
-            return Err(no_effect("--download", "with doctor, which fetches nothing", "leave it out; train fetches"));
+            return Err(no_effect(
+                "--download",
+                "with doctor, which fetches nothing",
+                "leave it out; train fetches",
+            ));
         }
         let (data, train_split) = args.data.clone().decided(TrainSplitArgs::default())?;
         Ok(Self {
             data,
             train_split,
             compute: args.compute.decided(&Family::RESNET)?,
-            output_dir: args.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs")),
+            output_dir: args
+                .output_dir
+                .clone()
+                .unwrap_or_else(|| PathBuf::from("runs")),
             timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(30), 1)?),
             json: args.json,
         })

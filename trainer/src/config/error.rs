@@ -6,7 +6,10 @@ use thiserror::Error;
 
 /// A configuration that cannot be run as asked.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ConfigError {
     /// The file of `--config` cannot be read.
     #[error("cannot read the configuration file {}: {reason}", path.display())]
@@ -29,10 +32,18 @@ pub enum ConfigError {
     },
     /// An option has a value outside its range.
     #[error("{option}: expected {expected}, got {got}")]
-    Invalid { option: &'static str, expected: String, got: String },
+    Invalid {
+        option: &'static str,
+        expected: String,
+        got: String,
+    },
     /// An option is needed and absent.
     #[error("{option} is missing: {because}; {remedy}")]
-    Missing { option: &'static str, because: String, remedy: String },
+    Missing {
+        option: &'static str,
+        because: String,
+        remedy: String,
+    },
     /// An option was given that would change nothing.
     #[error("{option} has no effect {because}: {remedy}")]
     NoEffect {
@@ -43,7 +54,11 @@ pub enum ConfigError {
     },
     /// Two options contradict each other.
     #[error("{option} contradicts {other}: {remedy}")]
-    Conflict { option: &'static str, other: String, remedy: String },
+    Conflict {
+        option: &'static str,
+        other: String,
+        remedy: String,
+    },
     /// The global batch cannot be divided exactly.
     #[error(
         "--global-batch-size {global_batch_size} does not divide among {among}: take {}{nearest_above} or {remedy}",
@@ -62,7 +77,11 @@ pub enum ConfigError {
         "--device {device}: this program was built without it (built in: {}); rebuild with --features {backend}",
         built_in.join(", ")
     )]
-    DeviceNotBuilt { device: String, backend: &'static str, built_in: Vec<&'static str> },
+    DeviceNotBuilt {
+        device: String,
+        backend: &'static str,
+        built_in: Vec<&'static str>,
+    },
     /// Another run is writing to the output directory.
     #[error(
         "output directory {} is in use by {}: wait until that run has ended, or give another --output-dir",

@@ -86,23 +86,42 @@ impl EvalConfig {
     ///
     /// # Panics
     /// If `--checkpoint` was given without `trained`.
-    pub fn resolve(args: &EvalArgs, family: &Family, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
+    pub fn resolve(
+        args: &EvalArgs,
+        family: &Family,
+        trained: Option<&TrainConfig>,
+    ) -> Result<Self, ConfigError> {
         let mut flags = args.clone();
-        within("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1..=MOST_SAMPLES)?;
+        within(
+            "--batch-size-per-rank",
+            *flags.batch_size_per_rank.get_or_insert(128),
+            1..=MOST_SAMPLES,
+        )?;
         flags.compute = flags.compute.decided(family)?;
         flags.timeout = Some(Self::timeout(args)?.as_secs());
         let weights = Self::weights(args)?;
         let (train_split, seed) = match &weights {
             WeightSource::File(_) => (fill_for_file(&mut flags, family)?, 0),
             WeightSource::Checkpoint(_) => {
-                let trained = trained.expect("the caller reads the checkpoint's configuration first");
-                (fill_like(trained, &mut flags, family)?, trained.run.seed.filled())
+                let trained =
+                    trained.expect("the caller reads the checkpoint's configuration first");
+                (
+                    fill_like(trained, &mut flags, family)?,
+                    trained.run.seed.filled(),
+                )
             }
         };
         let named = |name: &str| MeasuredSplit::Named(name.to_owned());
-        let part = |kind| train_split.val_fraction.map(|_| MeasuredSplit::PartOfTrain(kind));
+        let part = |kind| {
+            train_split
+                .val_fraction
+                .map(|_| MeasuredSplit::PartOfTrain(kind))
+        };
         let train = || part(SplitKind::Train).unwrap_or_else(|| named("train"));
-        let val = || part(SplitKind::Val).unwrap_or_else(|| named(flags.data.eval_split.as_deref().unwrap_or("val")));
+        let val = || {
+            part(SplitKind::Val)
+                .unwrap_or_else(|| named(flags.data.eval_split.as_deref().unwrap_or("val")))
+        };
         let candidates = match (&args.data.eval_split, args.split) {
             (Some(name), _) => vec![named(name)],
             (None, Some(SplitKind::Train)) => vec![train()],
@@ -110,7 +129,13 @@ impl EvalConfig {
             (None, Some(SplitKind::Test)) => vec![named("test")],
             (None, None) => vec![named("test"), val()],
         };
-        Ok(Self { flags, train_split, seed, candidates, weights })
+        Ok(Self {
+            flags,
+            train_split,
+            seed,
+            candidates,
+            weights,
+        })
     }
 
     /// Where the parameters are read from, as can be told before a checkpoint is read.
@@ -135,14 +160,24 @@ impl EvalConfig {
     /// # Errors
     /// When it is 0.
     pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
-        Ok(Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?))
+        Ok(Duration::from_secs(at_least(
+            "--timeout",
+            args.timeout.unwrap_or(120),
+            1,
+        )?))
     }
 
     /// What must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         // A machine's own, and it need not be text.
-        let data = DataArgs { data_dir: None, ..self.data.clone() };
-        let mut settings = shared_settings(&EvalArgs { data, ..self.flags.clone() });
+        let data = DataArgs {
+            data_dir: None,
+            ..self.data.clone()
+        };
+        let mut settings = shared_settings(&EvalArgs {
+            data,
+            ..self.flags.clone()
+        });
         let weights = match &self.weights {
             WeightSource::File(path) => ("--weights", path),
             WeightSource::Checkpoint(path) => ("--checkpoint", path),
@@ -156,9 +191,19 @@ impl EvalConfig {
 fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
     if flags.allow_changed_classes {
         let because = "with --weights, a file that tells no class names";
-        return Err(no_effect("--allow-changed-classes", because, "leave it out"));
+        return Err(no_effect(
+            "--allow-changed-classes",
+            because,
+            "leave it out",
+        ));
     }
-    if family.is_resnet() && !flags.model.0.keys().any(|key| key == "model" || key == "depth") {
+    if family.is_resnet()
+        && !flags
+            .model
+            .0
+            .keys()
+            .any(|key| key == "model" || key == "depth")
+    {
         return Err(missing(
             "--model",
             "a weights file does not tell its network",
@@ -179,13 +224,27 @@ fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs
 }
 
 /// The model of a trained run, and its data where no flags say otherwise.
-fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
+fn fill_like(
+    trained: &TrainConfig,
+    flags: &mut EvalArgs,
+    family: &Family,
+) -> Result<TrainSplitArgs, ConfigError> {
     if let Some(flag) = flags.model.first_flag() {
-        return Err(no_effect(flag, "with --checkpoint, which tells the network", "leave it out"));
+        return Err(no_effect(
+            flag,
+            "with --checkpoint, which tells the network",
+            "leave it out",
+        ));
     }
     flags.model = trained.model_of(family)?;
-    let below = DataSections { data: trained.data.clone(), train_split: trained.train_split.clone() };
-    let typed = DataSections { data: flags.data.clone(), train_split: TrainSplitArgs::default() };
+    let below = DataSections {
+        data: trained.data.clone(),
+        train_split: trained.train_split.clone(),
+    };
+    let typed = DataSections {
+        data: flags.data.clone(),
+        train_split: TrainSplitArgs::default(),
+    };
     let merged: DataSections = file::laid_over(&below, &typed)?;
     let val_fraction = merged.train_split.val_fraction;
     let (data, mut split) = merged.data.decided(merged.train_split)?;
@@ -210,24 +269,49 @@ fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs, family: &Family) -> Re
 }
 
 /// Refuses to draw more images than fit into memory because a checkpoint says so.
-fn expect_few_drawn(data: &DataArgs, split: &TrainSplitArgs, typed: &DataArgs) -> Result<(), ConfigError> {
+fn expect_few_drawn(
+    data: &DataArgs,
+    split: &TrainSplitArgs,
+    typed: &DataArgs,
+) -> Result<(), ConfigError> {
     let (option, num_train, num_test, typed) = match data.dataset.filled() {
-        DatasetKind::Shapes => ("--shapes-test", split.shapes_train, data.shapes_test, typed.shapes_test),
-        DatasetKind::Synthetic => {
-            ("--synthetic-test", split.synthetic_train, data.synthetic_test, typed.synthetic_test)
-        }
+        DatasetKind::Shapes => (
+            "--shapes-test",
+            split.shapes_train,
+            data.shapes_test,
+            typed.shapes_test,
+        ),
+        DatasetKind::Synthetic => (
+            "--synthetic-test",
+            split.synthetic_train,
+            data.synthetic_test,
+            typed.synthetic_test,
+        ),
         DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
         DatasetKind::Shards | DatasetKind::Parquet | DatasetKind::Own => return Ok(()),
     };
-    let (num_train, num_test, side) = (num_train.filled(), num_test.filled(), data.image_size() as u64);
+    let (num_train, num_test, side) = (
+        num_train.filled(),
+        num_test.filled(),
+        data.image_size() as u64,
+    );
     let fits = |number: usize| (number as u64).saturating_mul(3 * side * side) <= MOST_DRAWN_BYTES;
-    let expected = || format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag");
+    let expected =
+        || format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag");
     if typed.is_none() && !fits(num_test) {
-        return Err(invalid(option, expected(), format!("the checkpoint's {num_test} images")));
+        return Err(invalid(
+            option,
+            expected(),
+            format!("the checkpoint's {num_test} images"),
+        ));
     }
     if !fits(num_train) {
         let expected = format!("training images of at most {MOST_DRAWN_BYTES} bytes");
-        return Err(invalid("--split", expected, format!("the checkpoint's {num_train} images")));
+        return Err(invalid(
+            "--split",
+            expected,
+            format!("the checkpoint's {num_train} images"),
+        ));
     }
     Ok(())
 }

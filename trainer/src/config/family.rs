@@ -9,7 +9,8 @@ use super::error::ConfigError;
 use super::file;
 use super::options::{self, OPTIONS};
 use crate::config::cli::{
-    BenchArgs, EvalArgs, ModelArgs, ModelSection, PredictScalingArgs, TakesModel, TrainArgs, WithModel,
+    BenchArgs, EvalArgs, ModelArgs, ModelSection, PredictScalingArgs, TakesModel, TrainArgs,
+    WithModel,
 };
 use clap::{Args, Command};
 use serde::de::DeserializeOwned;
@@ -40,8 +41,14 @@ pub enum ModelOption {
 
 impl ModelOption {
     /// All of them.
-    pub const ALL: &'static [Self] =
-        &[Self::ZeroGamma, Self::Kernels, Self::Dtype, Self::Convolution, Self::Recompute, Self::Cpu];
+    pub const ALL: &'static [Self] = &[
+        Self::ZeroGamma,
+        Self::Kernels,
+        Self::Dtype,
+        Self::Convolution,
+        Self::Recompute,
+        Self::Cpu,
+    ];
 }
 
 /// Fills and checks the flags of a model; its name, too.
@@ -78,7 +85,10 @@ impl Family {
             PredictScalingArgs::augment_args,
         ];
         let general: HashSet<String> = commands.into_iter().flat_map(names).collect();
-        match names(A::augment_args).into_iter().find(|name| general.contains(name)) {
+        match names(A::augment_args)
+            .into_iter()
+            .find(|name| general.contains(name))
+        {
             None => Ok(()),
             Some(name) => Err(invalid(
                 "ModelFamily::Args",
@@ -119,15 +129,28 @@ impl Family {
     }
 
     /// Refuses general options among `args`, by section and key, that have no effect on this family.
-    pub(super) fn reject_inapplicable_options(&self, args: &impl Serialize) -> Result<(), ConfigError> {
+    pub(super) fn reject_inapplicable_options(
+        &self,
+        args: &impl Serialize,
+    ) -> Result<(), ConfigError> {
         let table = file::table(args)?;
-        for option in OPTIONS.iter().filter(|option| file::get(&table, option.key).is_some()) {
-            if option.heeded_as.is_some_and(|heeded| !self.options.contains(&heeded)) {
+        for option in OPTIONS
+            .iter()
+            .filter(|option| file::get(&table, option.key).is_some())
+        {
+            if option
+                .heeded_as
+                .is_some_and(|heeded| !self.options.contains(&heeded))
+            {
                 let name = match option.key {
                     "compute.cpu" => "--cpu, or LOCKSTEP_CPU,".to_owned(),
                     key => options::flag(key),
                 };
-                return Err(no_effect(name, format!("on models of the family {}", self.name), "leave it out"));
+                return Err(no_effect(
+                    name,
+                    format!("on models of the family {}", self.name),
+                    "leave it out",
+                ));
             }
         }
         Ok(())
@@ -137,8 +160,16 @@ impl Family {
 /// Flags as they are typed, then the fields that they fill.
 fn names(add: fn(Command) -> Command) -> Vec<String> {
     let command = add(Command::new("flags"));
-    let flags = command.get_arguments().filter_map(|flag| Some(format!("--{}", flag.get_long()?)));
-    flags.chain(command.get_arguments().map(|flag| format!("the field {}", flag.get_id()))).collect()
+    let flags = command
+        .get_arguments()
+        .filter_map(|flag| Some(format!("--{}", flag.get_long()?)));
+    flags
+        .chain(
+            command
+                .get_arguments()
+                .map(|flag| format!("the field {}", flag.get_id())),
+        )
+        .collect()
 }
 
 /// Fills the flags of a model by `fill`; they and the model's name.
@@ -156,7 +187,11 @@ pub(crate) fn decided<A: Serialize + DeserializeOwned>(
 fn expect_plain(name: &str) -> Result<(), ConfigError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_plain) {
-        return Err(invalid("name of the model", "letters, digits, `-`, `_` and `.`", format!("`{name}`")));
+        return Err(invalid(
+            "name of the model",
+            "letters, digits, `-`, `_` and `.`",
+            format!("`{name}`"),
+        ));
     }
     Ok(())
 }
@@ -168,22 +203,34 @@ impl ModelSection {
     /// When they are of another family.
     pub fn read<A: DeserializeOwned>(&self) -> Result<A, ConfigError> {
         let flags = self.0.iter().filter(|(key, _)| *key != FAMILY);
-        let flags: Table = flags.map(|(key, value)| (key.clone(), value.clone())).collect();
-        flags.try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
-            origin: "[model]".to_owned(),
-            problem: error.to_string(),
-        })
+        let flags: Table = flags
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        flags
+            .try_into()
+            .map_err(|error: toml::de::Error| ConfigError::Syntax {
+                origin: "[model]".to_owned(),
+                problem: error.to_string(),
+            })
     }
 
     /// The family of a section that was saved.
     pub fn family(&self) -> &str {
-        self.0.get(FAMILY).and_then(Value::as_str).unwrap_or(Family::RESNET.name)
+        self.0
+            .get(FAMILY)
+            .and_then(Value::as_str)
+            .unwrap_or(Family::RESNET.name)
     }
 
     /// Puts what was saved before there were families into their words: `model` was the name of a program's own model, too.
     pub(super) fn name_family(&mut self) {
         let is_own = !self.0.contains_key(FAMILY) && !self.0.contains_key("shortcut");
-        if let Some(name) = self.0.get("model").and_then(Value::as_str).filter(|_| is_own) {
+        if let Some(name) = self
+            .0
+            .get("model")
+            .and_then(Value::as_str)
+            .filter(|_| is_own)
+        {
             self.0 = Table::from_iter([(FAMILY.to_owned(), name.into())]);
         }
         // So they were called before there were ImageNet's, which have no shortcut A.
@@ -192,7 +239,8 @@ impl ModelSection {
             .into_iter()
             .find(|name| self.0.get("model").and_then(Value::as_str) == Some(name));
         if let Some(name) = renamed.filter(|_| has_a) {
-            self.0.insert("model".to_owned(), format!("cifar-{name}").into());
+            self.0
+                .insert("model".to_owned(), format!("cifar-{name}").into());
         }
     }
 

@@ -21,18 +21,27 @@ const OF_ONE_PLACE: [&str; 2] = ["data.data-dir", "data.on-bad-image"];
 
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read { path: path.to_owned(), reason })?;
+    let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read {
+        path: path.to_owned(),
+        reason,
+    })?;
     if text.trim().is_empty() {
         // As a full disk leaves it: not the options of any run.
         let problem = "expected options, got an empty file; write one with `trainer config --output-dir DIR > FILE`";
-        return Err(ConfigError::Syntax { origin: path.display().to_string(), problem: problem.to_owned() });
+        return Err(ConfigError::Syntax {
+            origin: path.display().to_string(),
+            problem: problem.to_owned(),
+        });
     }
     parse(&text, &path.display().to_string())
 }
 
 /// Reads the options of a text; `origin` names it in errors.
 pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> {
-    toml::from_str(text).map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
+    toml::from_str(text).map_err(|error| ConfigError::Syntax {
+        origin: origin.to_owned(),
+        problem: error.to_string(),
+    })
 }
 
 /// Refuses what a file could not hold: numbers from 2^63 on, since integers of TOML are signed, and paths that are no text.
@@ -43,8 +52,14 @@ pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
 /// Flags by key.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
-        let problem = format!("expected paths in UTF-8 and numbers up to {}: {error}", i64::MAX);
-        ConfigError::Syntax { origin: "options".to_owned(), problem }
+        let problem = format!(
+            "expected paths in UTF-8 and numbers up to {}: {error}",
+            i64::MAX
+        );
+        ConfigError::Syntax {
+            origin: "options".to_owned(),
+            problem,
+        }
     })
 }
 
@@ -57,24 +72,40 @@ pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, C
 }
 
 /// `flags` over `below`, both made of the same sections, read as `T`.
-pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &impl Serialize) -> Result<T, ConfigError> {
-    let syntax = |problem: String| ConfigError::Syntax { origin: "merged options".to_owned(), problem };
+pub(super) fn laid_over<T: DeserializeOwned>(
+    below: &impl Serialize,
+    flags: &impl Serialize,
+) -> Result<T, ConfigError> {
+    let syntax = |problem: String| ConfigError::Syntax {
+        origin: "merged options".to_owned(),
+        problem,
+    };
     let mut below = Table::try_from(below).map_err(|error| syntax(error.to_string()))?;
     let flags = Table::try_from(flags).map_err(|error| syntax(error.to_string()))?;
     // The rows of the model are those of residual networks; what the flags of another family mean to each other only it knows.
     let is_own = get(&below, "model.family").is_some();
-    let rows = || OPTIONS.iter().filter(|option| !(is_own && option.key.starts_with("model.")));
+    let rows = || {
+        OPTIONS
+            .iter()
+            .filter(|option| !(is_own && option.key.starts_with("model.")))
+    };
     let changes: Vec<&str> = OPTIONS
         .iter()
         .map(|option| option.key)
         .filter(|key| get(&flags, key).is_some_and(|typed| get(&below, key) != Some(typed)))
         .collect();
-    let kinds =
-        [&below, &flags].map(|table| get(table, DATASET).and_then(|kind| kind.clone().try_into::<DatasetKind>().ok()));
+    let kinds = [&below, &flags].map(|table| {
+        get(table, DATASET).and_then(|kind| kind.clone().try_into::<DatasetKind>().ok())
+    });
     // Files of any size are looked at alike wherever they lie.
-    let is_alike = kinds.iter().all(|kind| kind.is_some_and(DatasetKind::is_of_files));
+    let is_alike = kinds
+        .iter()
+        .all(|kind| kind.is_some_and(DatasetKind::is_of_files));
     let goes = |option: &&OptionFacts| {
-        let mut choices = option.belongs_to.iter().filter(|choice| changes.contains(choice));
+        let mut choices = option
+            .belongs_to
+            .iter()
+            .filter(|choice| changes.contains(choice));
         choices.any(|choice| !is_alike || *choice != DATASET || OF_ONE_PLACE.contains(&option.key))
     };
     for option in rows().filter(goes) {
@@ -84,12 +115,16 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
         remove(&mut below, "schedule.warmup-start-factor");
     }
     for (section, keys) in flags {
-        let target = below.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        let target = below
+            .entry(section)
+            .or_insert_with(|| Value::Table(Table::new()));
         if let (Value::Table(target), Value::Table(keys)) = (target, keys) {
             target.extend(keys);
         }
     }
-    Value::Table(below).try_into().map_err(|error: toml::de::Error| syntax(error.to_string()))
+    Value::Table(below)
+        .try_into()
+        .map_err(|error: toml::de::Error| syntax(error.to_string()))
 }
 
 pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {

@@ -35,10 +35,10 @@ mod sync;
 mod verify;
 
 pub use crate::config::choices::{
-    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype,
-    InputKind, KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind,
-    RecomputeKind, ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, ShortcutKind, SplitKind, SyncKind,
-    UpdateKind,
+    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind,
+    DeviceChoice, Dtype, InputKind, KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind,
+    OnOff, OptimizerKind, PlacementKind, RecomputeKind, ReductionChoice, SamplerKind, ScalingKind,
+    ScheduleKind, ShortcutKind, SplitKind, SyncKind, UpdateKind,
 };
 pub use crate::config::choices::{Figure, Monitor, RateFactor};
 pub use checks::Filled;
@@ -51,7 +51,9 @@ pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
 pub(crate) use family::decided;
 pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;
-pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
+pub use predict_scaling::{
+    NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig,
+};
 pub use report::report_request;
 pub use scaling_method::scaling_method_name;
 pub use shard::images_per_shard;
@@ -104,7 +106,11 @@ impl TrainConfig {
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve); also for an option that the family does not heed.
-    pub fn resolve_for(family: &Family, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+    pub fn resolve_for(
+        family: &Family,
+        args: &TrainArgs,
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
         let mut args = args.clone();
         if let Some(path) = &args.config {
             args = file::merged(&file::read(path)?, &args)?;
@@ -139,17 +145,31 @@ impl TrainConfig {
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
-        Self::decide(file::parse(text, "the TOML text")?, &Family::RESNET, world_size)
+        Self::decide(
+            file::parse(text, "the TOML text")?,
+            &Family::RESNET,
+            world_size,
+        )
     }
 
     fn decide(args: TrainArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
         assert!(world_size > 0, "world_size: expected at least 1, got 0");
-        let mut flags = TrainArgs { config: None, recipe: None, allow_changed_data: false, ..args };
+        let mut flags = TrainArgs {
+            config: None,
+            recipe: None,
+            allow_changed_data: false,
+            ..args
+        };
         family.reject_inapplicable_options(&flags)?;
         let model_name = family.decide(&mut flags.model)?;
         resolve::fill(&mut flags, family.options, world_size)?;
         resolve::expect_offered(&flags)?;
-        Ok(Self { flags, model_name, heeded: family.options.to_vec(), world_size })
+        Ok(Self {
+            flags,
+            model_name,
+            heeded: family.options.to_vec(),
+            world_size,
+        })
     }
 
     /// The same, written to `directory`; its other files are found from any folder.
@@ -163,7 +183,10 @@ impl TrainConfig {
     /// The same, its files but the output directory found from any folder.
     pub(crate) fn with_absolute_paths(mut self) -> Self {
         let TrainArgs { data, run, .. } = &mut self.flags;
-        for path in [&mut data.data_dir, &mut run.weights, &mut run.tensorboard].into_iter().flatten() {
+        for path in [&mut data.data_dir, &mut run.weights, &mut run.tensorboard]
+            .into_iter()
+            .flatten()
+        {
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
         }
         self
@@ -182,13 +205,24 @@ impl TrainConfig {
         let now = self.clone().with_absolute_paths();
         let (now, was) = (&now.run, &before.run);
         let given = [
-            ("--weights", now.weights.is_some() && now.weights != was.weights),
-            ("--new-head", now.new_head == Some(true) && now.new_head != was.new_head),
-            ("--zero-gamma", now.zero_gamma == Some(true) && now.zero_gamma != was.zero_gamma),
+            (
+                "--weights",
+                now.weights.is_some() && now.weights != was.weights,
+            ),
+            (
+                "--new-head",
+                now.new_head == Some(true) && now.new_head != was.new_head,
+            ),
+            (
+                "--zero-gamma",
+                now.zero_gamma == Some(true) && now.zero_gamma != was.zero_gamma,
+            ),
         ];
         let ignored = given.into_iter().filter(|(_, is_ignored)| *is_ignored);
         ignored
-            .map(|(option, _)| format!("resume: {option} has no effect, as the run goes on from its checkpoint"))
+            .map(|(option, _)| {
+                format!("resume: {option} has no effect, as the run goes on from its checkpoint")
+            })
             .collect()
     }
 
@@ -200,7 +234,8 @@ impl TrainConfig {
 
     /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.
     pub fn to_toml(&self) -> String {
-        toml::to_string(&self.flags).expect("options are numbers, text, flags and lists, which TOML has")
+        toml::to_string(&self.flags)
+            .expect("options are numbers, text, flags and lists, which TOML has")
     }
 
     /// The flags of a model that this family is to build.
@@ -220,7 +255,10 @@ impl TrainConfig {
         if let Some(name) = &self.run.name {
             return name.clone();
         }
-        let mut parts = vec![self.model_name.clone(), self.data.dataset.filled().to_string()];
+        let mut parts = vec![
+            self.model_name.clone(),
+            self.data.dataset.filled().to_string(),
+        ];
         parts.extend(name::changes(&self.flags, &self.heeded, self.world_size));
         parts.push(format!("seed{}", self.run.seed.filled()));
         parts.join("-")
@@ -234,12 +272,14 @@ impl TrainConfig {
     /// Samples of one rank's forward pass: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly, or, with
     /// virtual shards, times their number.
     pub fn micro_batch_size(&self) -> usize {
-        self.batch.micro_batch_size(&self.sync.method(), self.num_workers())
+        self.batch
+            .micro_batch_size(&self.sync.method(), self.num_workers())
     }
 
     /// Learning rate after warmup.
     pub fn peak_learning_rate(&self) -> f64 {
-        self.optimizer.peak_learning_rate(self.batch.global_batch_size.filled())
+        self.optimizer
+            .peak_learning_rate(self.batch.global_batch_size.filled())
     }
 
     /// How the ranks' gradients or parameters become one.
@@ -251,11 +291,20 @@ impl TrainConfig {
     /// the paths, threads and device of the machine.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
-        digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.num_workers(), self.resume));
+        digest.update(format!(
+            "{}\n{}\n{}\n",
+            env!("CARGO_PKG_VERSION"),
+            self.num_workers(),
+            self.resume
+        ));
         for (key, value) in shared_settings(&self.flags) {
             digest.update(format!("{key}={value}\n"));
         }
-        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     /// What keeps this run from being the continuation of one with the configuration `before`: the options that would
@@ -264,7 +313,10 @@ impl TrainConfig {
     pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
         let (old, new) = (before.settings(), self.settings());
         let find = |settings: &[(String, String)], key: &str| {
-            settings.iter().find(|(other, _)| other == key).map_or("unset".to_owned(), |(_, value)| value.clone())
+            settings
+                .iter()
+                .find(|(other, _)| other == key)
+                .map_or("unset".to_owned(), |(_, value)| value.clone())
         };
         let mut keys: Vec<&String> = old.iter().chain(&new).map(|(key, _)| key).collect();
         keys.sort();
@@ -272,12 +324,23 @@ impl TrainConfig {
         let mut differences: Vec<ConfigDifference> = keys
             .into_iter()
             .filter(|key| options::is(key, |option| option.on_resume == OnResume::Fixed))
-            .map(|key| ConfigDifference { key: key.clone(), before: find(&old, key), now: find(&new, key) })
+            .map(|key| ConfigDifference {
+                key: key.clone(),
+                before: find(&old, key),
+                now: find(&new, key),
+            })
             .filter(|difference| difference.before != difference.now)
             .collect();
-        let (planned, was) = (self.schedule.planned_epochs(), before.schedule.planned_epochs());
+        let (planned, was) = (
+            self.schedule.planned_epochs(),
+            before.schedule.planned_epochs(),
+        );
         if self.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
-            let (key, before, now) = ("schedule.epochs".to_owned(), was.to_string(), planned.to_string());
+            let (key, before, now) = (
+                "schedule.epochs".to_owned(),
+                was.to_string(),
+                planned.to_string(),
+            );
             differences.push(ConfigDifference { key, before, now });
         }
         differences
@@ -285,7 +348,12 @@ impl TrainConfig {
 
     /// Whether a step depends on how many epochs are planned.
     fn depends_on_epochs(&self) -> bool {
-        self.schedule.depends_on_epochs() || self.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs)
+        self.schedule.depends_on_epochs()
+            || self
+                .data
+                .resolution
+                .as_ref()
+                .is_some_and(Resolution::depends_on_epochs)
     }
 
     /// All options with effect as (`section.key`, value), sorted.
@@ -309,7 +377,10 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     for (name, value) in table {
         match value {
             toml::Value::Table(keys) => {
-                settings.extend(keys.into_iter().map(|(key, value)| (format!("{name}.{key}"), value.to_string())));
+                settings.extend(
+                    keys.into_iter()
+                        .map(|(key, value)| (format!("{name}.{key}"), value.to_string())),
+                );
             }
             value => settings.push((format!("--{name}"), value.to_string())),
         }
@@ -320,7 +391,10 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
 /// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
 fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
     let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
-    settings(args).into_iter().filter(|(key, _)| !is_local(key)).collect()
+    settings(args)
+        .into_iter()
+        .filter(|(key, _)| !is_local(key))
+        .collect()
 }
 
 /// One option that two configurations do not agree on.

@@ -12,7 +12,11 @@ const MOST_LAYERS: usize = 10_000;
 impl ModelArgs {
     /// The residual network with `depth` weighted layers and no parameters in its shortcuts.
     pub fn resnet(depth: usize) -> Self {
-        Self { model: Some(format!("resnet{depth}")), depth: None, shortcut: Some(ShortcutKind::A) }
+        Self {
+            model: Some(format!("resnet{depth}")),
+            depth: None,
+            shortcut: Some(ShortcutKind::A),
+        }
     }
 
     /// Fills the gaps, and refuses what contradicts itself. The name tells the depth.
@@ -35,7 +39,11 @@ impl ModelArgs {
         if let (Some(named), Some(depth)) = (named, depth)
             && named != depth
         {
-            return Err(conflict("--depth", format!("--model resnet{named}"), "give one of them"));
+            return Err(conflict(
+                "--depth",
+                format!("--model resnet{named}"),
+                "give one of them",
+            ));
         }
         let network = match (named, &self.model) {
             (Some(_), Some(name)) => ResNetConfig::from_name(name)?,
@@ -50,7 +58,10 @@ impl ModelArgs {
             return Err(conflict(
                 "--shortcut a",
                 format!("--model {}", network.name()),
-                format!("that is ImageNet's; the one for small images is cifar-{}", network.name()),
+                format!(
+                    "that is ImageNet's; the one for small images is cifar-{}",
+                    network.name()
+                ),
             ));
         }
         self.shortcut.get_or_insert(match network.shortcut() {

@@ -40,20 +40,32 @@ const NAMED: [Named; 8] = [
 
 /// The words of the options in `flags` that are not what they are by default, the other options being as they are.
 pub(super) fn changes(flags: &TrainArgs, heeded: &[ModelOption], world_size: usize) -> Vec<String> {
-    let changed = NAMED.iter().filter_map(|Named { prefix, value, clear }| {
-        let given = value(flags)?;
-        let mut default = flags.clone();
-        clear(&mut default);
-        // Without the option the others may contradict each other: then they were chosen for it.
-        let is_default =
-            resolve::fill(&mut default, heeded, world_size).is_ok() && value(&default).as_ref() == Some(&given);
-        (!is_default).then(|| format!("{prefix}{}", word(&given)))
-    });
+    let changed = NAMED.iter().filter_map(
+        |Named {
+             prefix,
+             value,
+             clear,
+         }| {
+            let given = value(flags)?;
+            let mut default = flags.clone();
+            clear(&mut default);
+            // Without the option the others may contradict each other: then they were chosen for it.
+            let is_default = resolve::fill(&mut default, heeded, world_size).is_ok()
+                && value(&default).as_ref() == Some(&given);
+            (!is_default).then(|| format!("{prefix}{}", word(&given)))
+        },
+    );
     changed.collect()
 }
 
 /// `value` with letters that are plain in the name of a file.
 fn word(value: &str) -> String {
-    let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+    let plain = |letter: char| {
+        if letter.is_ascii_alphanumeric() || letter == '.' {
+            letter
+        } else {
+            '-'
+        }
+    };
     value.chars().map(plain).collect()
 }

@@ -50,21 +50,33 @@ impl NetbenchConfig {
     pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let expected = format!("above 0 and at most {MOST_SECONDS}");
         let seconds = args.seconds_per_point.unwrap_or(1.0);
-        let seconds =
-            in_range("--seconds-per-point", seconds, expected, |seconds| seconds > 0.0 && seconds <= MOST_SECONDS)?;
+        let seconds = in_range("--seconds-per-point", seconds, expected, |seconds| {
+            seconds > 0.0 && seconds <= MOST_SECONDS
+        })?;
         let timeout = at_least("--timeout", args.timeout.unwrap_or(120), 1)?;
         if timeout as f64 <= 2.0 * seconds {
             return Err(invalid(
                 "--timeout",
-                format!("more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"),
+                format!(
+                    "more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"
+                ),
                 format!("{timeout} s"),
             ));
         }
-        let all =
-            || ReductionChoice::value_variants().iter().copied().filter(|choice| choice.kind().is_some()).collect();
+        let all = || {
+            ReductionChoice::value_variants()
+                .iter()
+                .copied()
+                .filter(|choice| choice.kind().is_some())
+                .collect()
+        };
         let mut reductions: Vec<ReductionChoice> = args.reductions.clone().unwrap_or_else(all);
         if let Some(other) = reductions.iter().find(|choice| choice.kind().is_none()) {
-            return Err(invalid("--reductions", "algorithms over the ranks' network, as GPUs are not measured", other));
+            return Err(invalid(
+                "--reductions",
+                "algorithms over the ranks' network, as GPUs are not measured",
+                other,
+            ));
         }
         let mut seen = Vec::new();
         reductions.retain(|choice| {
@@ -79,7 +91,11 @@ impl NetbenchConfig {
             most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
             ranks: ranks(args, world_size)?,
             reductions,
-            output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
+            output: args
+                .output
+                .clone()
+                .map(|path| file_name("--output", path))
+                .transpose()?,
             timeout: Duration::from_secs(timeout),
             json: args.json,
         })
@@ -89,26 +105,45 @@ impl NetbenchConfig {
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let settings = [
             ("--sizes", format!("{:?}", self.sizes)),
-            ("--seconds-per-point", self.time_per_point.as_secs_f64().to_string()),
+            (
+                "--seconds-per-point",
+                self.time_per_point.as_secs_f64().to_string(),
+            ),
             ("--pairs", self.most_pairs.to_string()),
             ("--ranks", format!("{:?}", self.ranks)),
             ("--reductions", format!("{:?}", self.reductions)),
             ("--timeout", self.timeout.as_secs().to_string()),
         ];
-        settings.map(|(option, value)| (option.to_owned(), value)).to_vec()
+        settings
+            .map(|(option, value)| (option.to_owned(), value))
+            .to_vec()
     }
 }
 
 fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {
-    let most = args.max_bytes.as_ref().map(|text| size("--max-bytes", text)).transpose()?;
+    let most = args
+        .max_bytes
+        .as_ref()
+        .map(|text| size("--max-bytes", text))
+        .transpose()?;
     let Some(given) = &args.sizes else {
         let most = most.unwrap_or(DEFAULT_MOST_BYTES);
-        return Ok((0..).map(|power| 1 << (2 * power)).take_while(|&bytes| bytes <= most).collect());
+        return Ok((0..)
+            .map(|power| 1 << (2 * power))
+            .take_while(|&bytes| bytes <= most)
+            .collect());
     };
     if most.is_some() {
-        return Err(no_effect("--max-bytes", "with --sizes, which tells every size", "leave one of them out"));
+        return Err(no_effect(
+            "--max-bytes",
+            "with --sizes, which tells every size",
+            "leave one of them out",
+        ));
     }
-    let mut sizes = given.iter().map(|text| size("--sizes", text)).collect::<Result<Vec<_>, _>>()?;
+    let mut sizes = given
+        .iter()
+        .map(|text| size("--sizes", text))
+        .collect::<Result<Vec<_>, _>>()?;
     sizes.sort_unstable();
     sizes.dedup();
     Ok(sizes)
@@ -116,32 +151,56 @@ fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {
 
 /// Reads `4096`, `4096B`, `4KiB`, `1MiB` or `1GiB`.
 fn size(option: &'static str, text: &str) -> Result<usize, ConfigError> {
-    const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
+    const UNITS: [(&str, usize); 4] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("B", 1),
+    ];
     let text = text.trim();
-    let (digits, unit) =
-        UNITS.iter().find_map(|&(unit, bytes)| Some((text.strip_suffix(unit)?, bytes))).unwrap_or((text, 1));
-    let bytes = digits.trim().parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    let (digits, unit) = UNITS
+        .iter()
+        .find_map(|&(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)))
+        .unwrap_or((text, 1));
+    let bytes = digits
+        .trim()
+        .parse::<usize>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit));
     bytes
         .filter(|bytes| (1..=MOST_BYTES).contains(bytes))
-        .ok_or_else(|| invalid(option, "1 to 1GiB, such as 4096, 64KiB or 16MiB", format!("\"{text}\"")))
+        .ok_or_else(|| {
+            invalid(
+                option,
+                "1 to 1GiB, such as 4096, 64KiB or 16MiB",
+                format!("\"{text}\""),
+            )
+        })
 }
 
 fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigError> {
     match &args.ranks {
-        Some(_) if world_size == 1 => {
-            Err(no_effect("--ranks", "in a world of one rank", "start it with mpirun or srun, or leave it out"))
-        }
+        Some(_) if world_size == 1 => Err(no_effect(
+            "--ranks",
+            "in a world of one rank",
+            "start it with mpirun or srun, or leave it out",
+        )),
         None if world_size == 1 => Ok(Vec::new()),
         None => Ok(vec![world_size]),
         Some(given) => {
             let mut ranks = given.clone();
             ranks.sort_unstable();
             ranks.dedup();
-            match ranks.iter().find(|&&ranks| !(2..=world_size).contains(&ranks)) {
+            match ranks
+                .iter()
+                .find(|&&ranks| !(2..=world_size).contains(&ranks))
+            {
                 None => Ok(ranks),
-                Some(&wrong) => {
-                    Err(invalid("--ranks", format!("numbers from 2 to {world_size}, the world size"), wrong))
-                }
+                Some(&wrong) => Err(invalid(
+                    "--ranks",
+                    format!("numbers from 2 to {world_size}, the world size"),
+                    wrong,
+                )),
             }
         }
     }
@@ -153,17 +212,28 @@ pub(super) fn names_a_measurement(text: &str) -> bool {
 }
 
 /// The network in a file that `trainer netbench --output` wrote.
-pub(super) fn measured_network(option: &'static str, path: &Path) -> Result<NetworkModel, ConfigError> {
+pub(super) fn measured_network(
+    option: &'static str,
+    path: &Path,
+) -> Result<NetworkModel, ConfigError> {
     let refuse = |got: String| {
-        invalid(option, "a file that `trainer netbench --output` wrote", format!("{}: {got}", path.display()))
+        invalid(
+            option,
+            "a file that `trainer netbench --output` wrote",
+            format!("{}: {got}", path.display()),
+        )
     };
     let text = records::file::read(path).map_err(|error| refuse(error.to_string()))?;
-    let record: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    let record: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     match record.get("network") {
-        Some(serde_json::Value::String(network)) => network.parse().map_err(|error| refuse(format!("{error}"))),
-        Some(serde_json::Value::Null) => {
-            Err(refuse("its sizes or its one rank tell no network; measure larger ones on several ranks".to_owned()))
+        Some(serde_json::Value::String(network)) => {
+            network.parse().map_err(|error| refuse(format!("{error}")))
         }
+        Some(serde_json::Value::Null) => Err(refuse(
+            "its sizes or its one rank tell no network; measure larger ones on several ranks"
+                .to_owned(),
+        )),
         _ => Err(refuse("no network in it".to_owned())),
     }
 }
@@ -178,7 +248,10 @@ mod tests {
 
     fn with_sizes(sizes: &[&str]) -> NetbenchArgs {
         let sizes = Some(sizes.iter().map(|&size| size.to_owned()).collect());
-        NetbenchArgs { sizes, ..NetbenchArgs::default() }
+        NetbenchArgs {
+            sizes,
+            ..NetbenchArgs::default()
+        }
     }
 
     #[test]
@@ -186,53 +259,139 @@ mod tests {
         let sizes = |args| resolve(args, 2).unwrap().sizes;
         let all = sizes(NetbenchArgs::default());
         assert_eq!((all[0], all[1], all.len(), all[13]), (1, 4, 14, 64 << 20));
-        let bounded = NetbenchArgs { max_bytes: Some("20KiB".to_owned()), ..NetbenchArgs::default() };
+        let bounded = NetbenchArgs {
+            max_bytes: Some("20KiB".to_owned()),
+            ..NetbenchArgs::default()
+        };
         assert_eq!(sizes(bounded).last(), Some(&16_384));
-        assert_eq!(sizes(with_sizes(&["1MiB", " 100 ", "4 KiB", "100B"])), [100, 4096, 1 << 20]);
+        assert_eq!(
+            sizes(with_sizes(&["1MiB", " 100 ", "4 KiB", "100B"])),
+            [100, 4096, 1 << 20]
+        );
     }
 
     #[test]
     fn what_is_no_size_is_refused_with_what_was_given() {
-        for text in ["0", "-1", "", "many", "1.5MiB", "2GiB", "99999999999999999999MiB", "1MB"] {
+        for text in [
+            "0",
+            "-1",
+            "",
+            "many",
+            "1.5MiB",
+            "2GiB",
+            "99999999999999999999MiB",
+            "1MB",
+        ] {
             let error = resolve(with_sizes(&[text]), 2).unwrap_err();
-            assert!(error.contains("--sizes: expected 1 to 1GiB") && error.contains(&format!("\"{text}\"")), "{error}");
+            assert!(
+                error.contains("--sizes: expected 1 to 1GiB")
+                    && error.contains(&format!("\"{text}\"")),
+                "{error}"
+            );
         }
-        let both = NetbenchArgs { max_bytes: Some("1".to_owned()), ..with_sizes(&["1"]) };
-        assert!(resolve(both, 2).unwrap_err().contains("--max-bytes has no effect"));
+        let both = NetbenchArgs {
+            max_bytes: Some("1".to_owned()),
+            ..with_sizes(&["1"])
+        };
+        assert!(
+            resolve(both, 2)
+                .unwrap_err()
+                .contains("--max-bytes has no effect")
+        );
     }
 
     #[test]
     fn ranks_are_all_or_those_told_and_within_the_world() {
-        let given = |ranks: &[usize]| NetbenchArgs { ranks: Some(ranks.to_vec()), ..NetbenchArgs::default() };
+        let given = |ranks: &[usize]| NetbenchArgs {
+            ranks: Some(ranks.to_vec()),
+            ..NetbenchArgs::default()
+        };
         assert_eq!(resolve(NetbenchArgs::default(), 4).unwrap().ranks, [4]);
-        assert!(resolve(NetbenchArgs::default(), 1).unwrap().ranks.is_empty());
+        assert!(
+            resolve(NetbenchArgs::default(), 1)
+                .unwrap()
+                .ranks
+                .is_empty()
+        );
         assert_eq!(resolve(given(&[4, 2, 4]), 4).unwrap().ranks, [2, 4]);
-        assert!(resolve(given(&[1]), 4).unwrap_err().contains("expected numbers from 2 to 4, the world size, got 1"));
+        assert!(
+            resolve(given(&[1]), 4)
+                .unwrap_err()
+                .contains("expected numbers from 2 to 4, the world size, got 1")
+        );
         assert!(resolve(given(&[8]), 4).unwrap_err().contains("got 8"));
-        assert!(resolve(given(&[2]), 1).unwrap_err().contains("--ranks has no effect in a world of one rank"));
+        assert!(
+            resolve(given(&[2]), 1)
+                .unwrap_err()
+                .contains("--ranks has no effect in a world of one rank")
+        );
     }
 
     #[test]
     fn sums_on_gpus_are_not_measured_and_refused_when_named() {
-        assert!(!resolve(NetbenchArgs::default(), 2).unwrap().reductions.contains(&ReductionChoice::Nccl));
-        let args = NetbenchArgs { reductions: Some(vec![ReductionChoice::Nccl]), ..NetbenchArgs::default() };
-        assert!(resolve(args, 2).unwrap_err().contains("--reductions: expected algorithms over the ranks' network"));
+        assert!(
+            !resolve(NetbenchArgs::default(), 2)
+                .unwrap()
+                .reductions
+                .contains(&ReductionChoice::Nccl)
+        );
+        let args = NetbenchArgs {
+            reductions: Some(vec![ReductionChoice::Nccl]),
+            ..NetbenchArgs::default()
+        };
+        assert!(
+            resolve(args, 2)
+                .unwrap_err()
+                .contains("--reductions: expected algorithms over the ranks' network")
+        );
     }
 
     #[test]
     fn times_and_outputs_that_cannot_be_are_refused() {
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, 4000.0] {
-            let args = NetbenchArgs { seconds_per_point: Some(seconds), ..NetbenchArgs::default() };
-            assert!(resolve(args, 2).unwrap_err().contains("--seconds-per-point"), "{seconds}");
+            let args = NetbenchArgs {
+                seconds_per_point: Some(seconds),
+                ..NetbenchArgs::default()
+            };
+            assert!(
+                resolve(args, 2)
+                    .unwrap_err()
+                    .contains("--seconds-per-point"),
+                "{seconds}"
+            );
         }
-        let args = NetbenchArgs { seconds_per_point: Some(10.0), timeout: Some(20), ..NetbenchArgs::default() };
-        assert!(resolve(args, 2).unwrap_err().contains("--timeout: expected more than twice"));
+        let args = NetbenchArgs {
+            seconds_per_point: Some(10.0),
+            timeout: Some(20),
+            ..NetbenchArgs::default()
+        };
+        assert!(
+            resolve(args, 2)
+                .unwrap_err()
+                .contains("--timeout: expected more than twice")
+        );
         for path in ["/", "..", "."] {
-            let args = NetbenchArgs { output: Some(path.into()), ..NetbenchArgs::default() };
-            assert!(resolve(args, 2).unwrap_err().contains("--output: expected the name of a file"), "{path}");
+            let args = NetbenchArgs {
+                output: Some(path.into()),
+                ..NetbenchArgs::default()
+            };
+            assert!(
+                resolve(args, 2)
+                    .unwrap_err()
+                    .contains("--output: expected the name of a file"),
+                "{path}"
+            );
         }
         assert!(
-            resolve(NetbenchArgs { pairs: Some(0), ..NetbenchArgs::default() }, 2).unwrap_err().contains("--pairs")
+            resolve(
+                NetbenchArgs {
+                    pairs: Some(0),
+                    ..NetbenchArgs::default()
+                },
+                2
+            )
+            .unwrap_err()
+            .contains("--pairs")
         );
     }
 
@@ -244,13 +403,28 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             measured_network("--simulate-network", &path).map_err(|error| error.to_string())
         };
-        assert_eq!(read("{\"network\": \"30us,113MB/s@2:shared:1us,5000MB/s\"}").unwrap().ranks_per_node(), 2);
-        assert!(read("{\"network\": null}").unwrap_err().contains("tell no network"));
-        assert!(read("{\"network\": \"token-ring\"}").unwrap_err().contains("token-ring"));
+        assert_eq!(
+            read("{\"network\": \"30us,113MB/s@2:shared:1us,5000MB/s\"}")
+                .unwrap()
+                .ranks_per_node(),
+            2
+        );
+        assert!(
+            read("{\"network\": null}")
+                .unwrap_err()
+                .contains("tell no network")
+        );
+        assert!(
+            read("{\"network\": \"token-ring\"}")
+                .unwrap_err()
+                .contains("token-ring")
+        );
         for text in ["", "[]", "{}", "{\"network\": 3}", "\u{0}"] {
             let error = read(text).unwrap_err();
             assert!(
-                error.contains("--simulate-network: expected a file that `trainer netbench --output` wrote"),
+                error.contains(
+                    "--simulate-network: expected a file that `trainer netbench --output` wrote"
+                ),
                 "{error}"
             );
         }

@@ -40,16 +40,29 @@ pub(crate) enum OnResume {
 }
 
 const fn option(key: &'static str) -> OptionFacts {
-    OptionFacts { key, scope: Scope::World, on_resume: OnResume::Fixed, belongs_to: &[], heeded_as: None }
+    OptionFacts {
+        key,
+        scope: Scope::World,
+        on_resume: OnResume::Fixed,
+        belongs_to: &[],
+        heeded_as: None,
+    }
 }
 
 impl OptionFacts {
     const fn of_rank(self) -> Self {
-        Self { scope: Scope::Rank, on_resume: OnResume::Free, ..self }
+        Self {
+            scope: Scope::Rank,
+            on_resume: OnResume::Free,
+            ..self
+        }
     }
 
     const fn free(self) -> Self {
-        Self { on_resume: OnResume::Free, ..self }
+        Self {
+            on_resume: OnResume::Free,
+            ..self
+        }
     }
 
     const fn belongs_to(self, belongs_to: &'static [&'static str]) -> Self {
@@ -57,7 +70,10 @@ impl OptionFacts {
     }
 
     const fn heeded_as(self, option: ModelOption) -> Self {
-        Self { heeded_as: Some(option), ..self }
+        Self {
+            heeded_as: Some(option),
+            ..self
+        }
     }
 }
 
@@ -175,7 +191,8 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
 /// without a row is none of a run's.
 pub(super) fn is(key: &str, says: impl Fn(&OptionFacts) -> bool) -> bool {
     let row = OPTIONS.iter().find(|option| option.key == key).copied();
-    row.or_else(|| key.starts_with("model.").then_some(option("model"))).is_some_and(|row| says(&row))
+    row.or_else(|| key.starts_with("model.").then_some(option("model")))
+        .is_some_and(|row| says(&row))
 }
 
 /// The flag of a key.
@@ -202,8 +219,12 @@ mod tests {
     fn the_rows_are_the_flags_of_train_that_a_file_may_hold() {
         let cli = Cli::command();
         let train = cli.find_subcommand("train").unwrap();
-        let flag =
-            |argument: &clap::Arg| Some((argument.get_help_heading()?.to_lowercase(), argument.get_long()?.to_owned()));
+        let flag = |argument: &clap::Arg| {
+            Some((
+                argument.get_help_heading()?.to_lowercase(),
+                argument.get_long()?.to_owned(),
+            ))
+        };
         let flags: Vec<_> = train.get_arguments().filter_map(flag).collect();
         let row = |option: &OptionFacts| {
             let (section, key) = option.key.split_once('.').unwrap();

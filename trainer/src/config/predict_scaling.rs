@@ -98,7 +98,11 @@ impl PredictScalingConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &PredictScalingArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
+    pub fn resolve(
+        args: &PredictScalingArgs,
+        family: &Family,
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
         if world_size > 1 {
             return Err(invalid(
                 "predict-scaling",
@@ -108,11 +112,20 @@ impl PredictScalingConfig {
         }
         let measured = args.measured.clone().unwrap_or_default();
         let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
-        let scaling = if predicts { Some(scaling(args, family)?) } else { None };
+        let scaling = if predicts {
+            Some(scaling(args, family)?)
+        } else {
+            None
+        };
         if !predicts {
             reject_inapplicable_options(args)?;
         }
-        Ok(Self { scaling, measured, published: args.published, json: args.json })
+        Ok(Self {
+            scaling,
+            measured,
+            published: args.published,
+            json: args.json,
+        })
     }
 }
 
@@ -128,7 +141,11 @@ fn reject_inapplicable_options(args: &PredictScalingArgs) -> Result<(), ConfigEr
         ("--overlap", args.overlap.is_some()),
         ("--output", args.output.is_some()),
     ];
-    match given.into_iter().chain(measuring(args)).find(|(_, is_given)| *is_given) {
+    match given
+        .into_iter()
+        .chain(measuring(args))
+        .find(|(_, is_given)| *is_given)
+    {
         None => Ok(()),
         Some((option, _)) => Err(no_effect(
             option,
@@ -145,26 +162,43 @@ fn measuring(args: &PredictScalingArgs) -> [(&'static str, bool); 5] {
         ("--steps", args.steps.is_some()),
         ("--warmup-steps", args.warmup_steps.is_some()),
         ("a flag of the model", args.model.first_flag().is_some()),
-        ("a flag of device and threads", args.compute != ComputeArgs::default()),
+        (
+            "a flag of device and threads",
+            args.compute != ComputeArgs::default(),
+        ),
     ]
 }
 
 fn scaling(args: &PredictScalingArgs, family: &Family) -> Result<ScalingConfig, ConfigError> {
-    let mut ranks = args.ranks.clone().unwrap_or_else(|| (0..=10).map(|power| 1 << power).collect());
+    let mut ranks = args
+        .ranks
+        .clone()
+        .unwrap_or_else(|| (0..=10).map(|power| 1 << power).collect());
     simulated_ranks("--ranks", &ranks)?;
     ranks.sort_unstable();
     ranks.dedup();
-    let sync = SyncArgs { bucket_mib: args.bucket_mib, overlap: args.overlap, ..SyncArgs::default() };
+    let sync = SyncArgs {
+        bucket_mib: args.bucket_mib,
+        overlap: args.overlap,
+        ..SyncArgs::default()
+    };
     let all = METHODS.map(str::to_owned).to_vec();
     let methods = args.methods.as_ref().unwrap_or(&all);
-    let methods = methods.iter().map(|text| scaling_method(text, &sync, MOST_SIMULATED)).collect::<Result<_, _>>()?;
+    let methods = methods
+        .iter()
+        .map(|text| scaling_method(text, &sync, MOST_SIMULATED))
+        .collect::<Result<_, _>>()?;
     Ok(ScalingConfig {
         profile: profile(args, family)?,
         networks: networks(args)?,
         ranks,
         methods,
         scaling: args.scaling.unwrap_or_default(),
-        output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
+        output: args
+            .output
+            .clone()
+            .map(|path| file_name("--output", path))
+            .transpose()?,
     })
 }
 
@@ -184,30 +218,52 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
         )?)));
     };
     if let Some((option, _)) = measuring(args).into_iter().find(|(_, is_given)| *is_given) {
-        return Err(no_effect(option, "with --profile, whose step was measured", "leave it out"));
+        return Err(no_effect(
+            option,
+            "with --profile, whose step was measured",
+            "leave it out",
+        ));
     }
     let is_strong = args.scaling == Some(ScalingKind::Strong);
     match files.len() {
         1 => Ok(ProfileSource::Files(files.clone())),
         2 if is_strong => Ok(ProfileSource::Files(files.clone())),
-        2 => Err(no_effect("a second --profile", "without --scaling strong", "add that or leave it out")),
-        number => Err(invalid("--profile", "one file, or two with --scaling strong", format!("{number} files"))),
+        2 => Err(no_effect(
+            "a second --profile",
+            "without --scaling strong",
+            "add that or leave it out",
+        )),
+        number => Err(invalid(
+            "--profile",
+            "one file, or two with --scaling strong",
+            format!("{number} files"),
+        )),
     }
 }
 
 fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError> {
-    let ranks_per_node = args.ranks_per_node.map(|ranks| at_least("--ranks-per-node", ranks, 1)).transpose()?;
-    let given = args.network.clone().unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
+    let ranks_per_node = args
+        .ranks_per_node
+        .map(|ranks| at_least("--ranks-per-node", ranks, 1))
+        .transpose()?;
+    let given = args
+        .network
+        .clone()
+        .unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
         // Latency and bandwidth have a comma between them, as names of a list have.
         let first = text.split(',').next().unwrap_or_default().trim();
-        let begins_with_latency =
-            first.starts_with(|c: char| c.is_ascii_digit()) && first.parse::<NetworkModel>().is_err();
+        let begins_with_latency = first.starts_with(|c: char| c.is_ascii_digit())
+            && first.parse::<NetworkModel>().is_err();
         let is_whole = text.parse::<NetworkModel>().is_ok()
             || begins_with_latency
             || names_a_measurement(text) && !text.contains(',');
-        let texts: Vec<&str> = if is_whole { vec![text] } else { text.split(',').collect() };
+        let texts: Vec<&str> = if is_whole {
+            vec![text]
+        } else {
+            text.split(',').collect()
+        };
         for text in texts.into_iter().map(str::trim) {
             let mut network = named(text)?;
             if let Some(ranks) = ranks_per_node {
@@ -233,12 +289,30 @@ fn named(text: &str) -> Result<NamedNetwork, ConfigError> {
     let model = network_model("--network", text)?;
     if names_a_measurement(text) {
         let path = PathBuf::from(text);
-        let name = path.file_stem().unwrap_or(Path::new(text).as_os_str()).to_string_lossy().into_owned();
-        return Ok(NamedNetwork { name, source: NetworkSource::Measured(path), model });
+        let name = path
+            .file_stem()
+            .unwrap_or(Path::new(text).as_os_str())
+            .to_string_lossy()
+            .into_owned();
+        return Ok(NamedNetwork {
+            name,
+            source: NetworkSource::Measured(path),
+            model,
+        });
     }
-    let is_named = NETWORKS.iter().any(|name| text.to_ascii_lowercase().split('@').next() == Some(*name));
-    let source = if is_named { NetworkSource::Named } else { NetworkSource::Flags };
-    Ok(NamedNetwork { name: text.to_owned(), source, model })
+    let is_named = NETWORKS
+        .iter()
+        .any(|name| text.to_ascii_lowercase().split('@').next() == Some(*name));
+    let source = if is_named {
+        NetworkSource::Named
+    } else {
+        NetworkSource::Flags
+    };
+    Ok(NamedNetwork {
+        name: text.to_owned(),
+        source,
+        model,
+    })
 }
 
 #[cfg(test)]
@@ -251,24 +325,49 @@ mod tests {
 
     fn with_networks(networks: &[&str]) -> PredictScalingArgs {
         let network = Some(networks.iter().map(|&text| text.to_owned()).collect());
-        PredictScalingArgs { network, ..PredictScalingArgs::default() }
+        PredictScalingArgs {
+            network,
+            ..PredictScalingArgs::default()
+        }
     }
 
     #[test]
     fn without_flags_every_method_is_predicted_on_every_named_network() {
-        let scaling = resolve(PredictScalingArgs::default()).unwrap().scaling.unwrap();
-        assert_eq!((scaling.methods.len(), scaling.networks.len(), scaling.ranks.len()), (9, 3, 11));
+        let scaling = resolve(PredictScalingArgs::default())
+            .unwrap()
+            .scaling
+            .unwrap();
+        assert_eq!(
+            (
+                scaling.methods.len(),
+                scaling.networks.len(),
+                scaling.ranks.len()
+            ),
+            (9, 3, 11)
+        );
         assert_eq!((scaling.ranks[0], scaling.ranks[10]), (1, 1024));
-        assert!(scaling.networks.iter().all(|network| network.source == NetworkSource::Named));
+        assert!(
+            scaling
+                .networks
+                .iter()
+                .all(|network| network.source == NetworkSource::Named)
+        );
     }
 
     #[test]
     fn networks_are_names_numbers_or_lists_of_names() {
         let names = |networks: &[&str]| -> Vec<String> {
             let scaling = resolve(with_networks(networks)).unwrap().scaling.unwrap();
-            scaling.networks.into_iter().map(|network| network.name).collect()
+            scaling
+                .networks
+                .into_iter()
+                .map(|network| network.name)
+                .collect()
         };
-        assert_eq!(names(&["ib-edr, 1gbe", "50us,113MB/s@2"]), ["ib-edr", "1gbe", "50us,113MB/s@2"]);
+        assert_eq!(
+            names(&["ib-edr, 1gbe", "50us,113MB/s@2"]),
+            ["ib-edr", "1gbe", "50us,113MB/s@2"]
+        );
         for (networks, expected) in [
             (["token-ring"], "--network"),
             (["1gbe,1gbe"], "1gbe twice"),
@@ -278,7 +377,10 @@ mod tests {
             let error = resolve(with_networks(&networks)).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        let args = PredictScalingArgs { ranks_per_node: Some(4), ..with_networks(&["10gbe"]) };
+        let args = PredictScalingArgs {
+            ranks_per_node: Some(4),
+            ..with_networks(&["10gbe"])
+        };
         let network = resolve(args).unwrap().scaling.unwrap().networks[0].model;
         assert_eq!(network.to_string(), "10gbe@4:shared");
     }
@@ -290,28 +392,62 @@ mod tests {
         let default = PredictScalingArgs::default;
         for (args, expected) in [
             (
-                PredictScalingArgs { profile: profile.clone(), steps: Some(3), ..default() },
+                PredictScalingArgs {
+                    profile: profile.clone(),
+                    steps: Some(3),
+                    ..default()
+                },
                 "--steps has no effect with --profile",
             ),
             (
-                PredictScalingArgs { measured: measured.clone(), ranks: Some(vec![2]), ..default() },
+                PredictScalingArgs {
+                    measured: measured.clone(),
+                    ranks: Some(vec![2]),
+                    ..default()
+                },
                 "--ranks has no effect",
             ),
             (
-                PredictScalingArgs { published: true, batch_size_per_rank: Some(2), ..default() },
+                PredictScalingArgs {
+                    published: true,
+                    batch_size_per_rank: Some(2),
+                    ..default()
+                },
                 "--batch-size-per-rank has",
             ),
-            (PredictScalingArgs { ranks: Some(vec![0]), ..default() }, "--ranks: expected 1 to 4096 ranks, got 0"),
             (
-                PredictScalingArgs { profile: Some(vec!["a".into(), "b".into()]), ..default() },
+                PredictScalingArgs {
+                    ranks: Some(vec![0]),
+                    ..default()
+                },
+                "--ranks: expected 1 to 4096 ranks, got 0",
+            ),
+            (
+                PredictScalingArgs {
+                    profile: Some(vec!["a".into(), "b".into()]),
+                    ..default()
+                },
                 "without --scaling strong",
             ),
         ] {
             let error = resolve(args).unwrap_err();
             assert!(error.contains(expected), "expected {expected} in {error}");
         }
-        assert!(resolve(PredictScalingArgs { measured, ..default() }).unwrap().scaling.is_none());
-        let error = PredictScalingConfig::resolve(&default(), &Family::RESNET, 2).unwrap_err().to_string();
-        assert!(error.contains("without mpirun or srun, got 2 ranks"), "{error}");
+        assert!(
+            resolve(PredictScalingArgs {
+                measured,
+                ..default()
+            })
+            .unwrap()
+            .scaling
+            .is_none()
+        );
+        let error = PredictScalingConfig::resolve(&default(), &Family::RESNET, 2)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("without mpirun or srun, got 2 ranks"),
+            "{error}"
+        );
     }
 }

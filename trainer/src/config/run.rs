@@ -14,10 +14,18 @@ impl RunArgs {
     /// Fills the gaps, and refuses what contradicts itself. `heeded`: the options that the model's family heeds.
     pub(super) fn fill(&mut self, heeded: &[ModelOption]) -> Result<(), ConfigError> {
         if self.zero_gamma == Some(true) && self.weights.is_some() {
-            return Err(no_effect("--zero-gamma", "with --weights, which bring their own", "leave one of them out"));
+            return Err(no_effect(
+                "--zero-gamma",
+                "with --weights, which bring their own",
+                "leave one of them out",
+            ));
         }
         if self.new_head == Some(true) && self.weights.is_none() {
-            return Err(no_effect("--new-head", "without --weights", "add that or leave this out"));
+            return Err(no_effect(
+                "--new-head",
+                "without --weights",
+                "add that or leave this out",
+            ));
         }
         if let Some(name) = &self.name {
             if self.output_dir.is_some() {
@@ -27,9 +35,14 @@ impl RunArgs {
                     "leave one of them out",
                 ));
             }
-            let is_file_name = !name.contains(['/', '\\', '\0']) && !["", ".", ".."].contains(&name.as_str());
+            let is_file_name =
+                !name.contains(['/', '\\', '\0']) && !["", ".", ".."].contains(&name.as_str());
             if !is_file_name {
-                return Err(invalid("--name", "the name of a directory in runs, without slashes", name));
+                return Err(invalid(
+                    "--name",
+                    "the name of a directory in runs, without slashes",
+                    name,
+                ));
             }
         }
         if heeded.contains(&ModelOption::ZeroGamma) {
@@ -39,20 +52,44 @@ impl RunArgs {
             OnNonFiniteKind::Skip => _ = self.max_skipped_steps.get_or_insert(MAX_SKIPPED_STEPS),
             OnNonFiniteKind::Stop if self.max_skipped_steps.is_some() => {
                 let because = "without --on-non-finite skip";
-                return Err(no_effect("--max-skipped-steps", because, "add it, or leave this out"));
+                return Err(no_effect(
+                    "--max-skipped-steps",
+                    because,
+                    "add it, or leave this out",
+                ));
             }
             OnNonFiniteKind::Stop => {}
         }
         self.seed.get_or_insert(0);
-        at_least("--eval-every-epochs", *self.eval_every_epochs.get_or_insert(1), 1)?;
+        at_least(
+            "--eval-every-epochs",
+            *self.eval_every_epochs.get_or_insert(1),
+            1,
+        )?;
         at_least_one("--patience", self.patience)?;
-        at_least("--checkpoint-every-epochs", *self.checkpoint_every_epochs.get_or_insert(1), 1)?;
+        at_least(
+            "--checkpoint-every-epochs",
+            *self.checkpoint_every_epochs.get_or_insert(1),
+            1,
+        )?;
         at_least_one("--checkpoint-every-steps", self.checkpoint_every_steps)?;
-        at_least("--keep-checkpoints", *self.keep_checkpoints.get_or_insert(2), 1)?;
-        at_least("--log-every-steps", *self.log_every_steps.get_or_insert(50), 1)?;
+        at_least(
+            "--keep-checkpoints",
+            *self.keep_checkpoints.get_or_insert(2),
+            1,
+        )?;
+        at_least(
+            "--log-every-steps",
+            *self.log_every_steps.get_or_insert(50),
+            1,
+        )?;
         at_least_one("--tensorboard-every", self.tensorboard_every)?;
         if self.tensorboard_every.is_some() && self.tensorboard.is_none() {
-            return Err(no_effect("--tensorboard-every", "without --tensorboard", "add that or leave this out"));
+            return Err(no_effect(
+                "--tensorboard-every",
+                "without --tensorboard",
+                "add that or leave this out",
+            ));
         }
         self.warmup_steps.get_or_insert(5);
         Ok(())
@@ -66,7 +103,9 @@ impl RunArgs {
         joins_norms: bool,
         updates_on_device: bool,
     ) -> Result<(), ConfigError> {
-        if self.gradient_noise.take_if(|measures| !*measures).is_some() || self.gradient_noise.is_none() {
+        if self.gradient_noise.take_if(|measures| !*measures).is_some()
+            || self.gradient_noise.is_none()
+        {
             return Ok(());
         }
         let (other, remedy) = match &sync.method {
@@ -78,9 +117,10 @@ impl RunArgs {
                 format!("--compress {compression}"),
                 "a compressed sum is not that of the ranks' gradients; leave one of them out",
             ),
-            SyncMethod::Allreduce { .. } if updates_on_device => {
-                ("--update device".to_owned(), "it adds gradients up unseen; give --update host")
-            }
+            SyncMethod::Allreduce { .. } if updates_on_device => (
+                "--update device".to_owned(),
+                "it adds gradients up unseen; give --update host",
+            ),
             SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => {
                 return Err(no_effect(
                     "--gradient-noise",

@@ -34,9 +34,23 @@ struct OwnModel {
 }
 
 impl From<TrainConfig> for SavedConfig {
-    fn from(TrainConfig { flags, model_name, heeded, world_size }: TrainConfig) -> Self {
+    fn from(
+        TrainConfig {
+            flags,
+            model_name,
+            heeded,
+            world_size,
+        }: TrainConfig,
+    ) -> Self {
         let is_own = flags.model.family() != Family::RESNET.name;
-        Self { flags, own_model: is_own.then_some(OwnModel { name: model_name, takes: heeded }), world_size }
+        Self {
+            flags,
+            own_model: is_own.then_some(OwnModel {
+                name: model_name,
+                takes: heeded,
+            }),
+            world_size,
+        }
     }
 }
 
@@ -44,37 +58,70 @@ impl TryFrom<Value> for TrainConfig {
     type Error = anyhow::Error;
 
     fn try_from(value: Value) -> Result<Self> {
-        let saved = if value.get("flags").is_some() { value } else { of_format_2(value)? };
-        let SavedConfig { mut flags, own_model, world_size } = serde_json::from_value(saved)?;
+        let saved = if value.get("flags").is_some() {
+            value
+        } else {
+            of_format_2(value)?
+        };
+        let SavedConfig {
+            mut flags,
+            own_model,
+            world_size,
+        } = serde_json::from_value(saved)?;
         ensure!(world_size > 0, "world_size: expected at least 1, got 0");
         flags.model.name_family();
         let (model_name, heeded) = match own_model {
             Some(OwnModel { name, takes }) => (name, takes),
-            None => (Family::RESNET.decide(&mut flags.model)?, Family::RESNET.options.to_vec()),
+            None => (
+                Family::RESNET.decide(&mut flags.model)?,
+                Family::RESNET.options.to_vec(),
+            ),
         };
         resolve::fill(&mut flags, &heeded, world_size)?;
-        Ok(Self { flags, model_name, heeded, world_size })
+        Ok(Self {
+            flags,
+            model_name,
+            heeded,
+            world_size,
+        })
     }
 }
 
 /// The sections of format 2, of which most keys are those of flags.
 fn of_format_2(old: Value) -> Result<Value> {
-    let section = |name: &str| old.get(name).and_then(Value::as_object).cloned().with_context(|| format!("no {name}"));
-    let (mut model, mut data, mut train_split) = (section("model")?, section("data")?, section("train_split")?);
-    let (mut batch, mut sync, mut optimizer) = (section("batch")?, section("sync")?, section("optimizer")?);
+    let section = |name: &str| {
+        old.get(name)
+            .and_then(Value::as_object)
+            .cloned()
+            .with_context(|| format!("no {name}"))
+    };
+    let (mut model, mut data, mut train_split) =
+        (section("model")?, section("data")?, section("train_split")?);
+    let (mut batch, mut sync, mut optimizer) =
+        (section("batch")?, section("sync")?, section("optimizer")?);
     let (mut schedule, mut run) = (section("schedule")?, section("run")?);
 
-    let own_model = model.contains_key("takes").then(|| Value::Object(model.clone()));
+    let own_model = model
+        .contains_key("takes")
+        .then(|| Value::Object(model.clone()));
     if own_model.is_some() {
         model.retain(|key, _| key == "name");
         rename(&mut model, "name", "model");
     }
     put_source(&mut data, &mut train_split);
-    let mut world_size = batch.remove("world_size").and_then(|number| number.as_u64()).context("no world_size")?;
+    let mut world_size = batch
+        .remove("world_size")
+        .and_then(|number| number.as_u64())
+        .context("no world_size")?;
     batch.remove("micro_batch_size");
     let num_serving = put_method(&mut sync, &mut batch)?;
-    world_size = world_size.checked_add(num_serving).context("world_size: expected a number of ranks, got more")?;
-    optimizer.insert("scale_learning_rate".into(), json!(!is_null(&optimizer, "reference_batch_size")));
+    world_size = world_size
+        .checked_add(num_serving)
+        .context("world_size: expected a number of ranks, got more")?;
+    optimizer.insert(
+        "scale_learning_rate".into(),
+        json!(!is_null(&optimizer, "reference_batch_size")),
+    );
     if let Some(Value::Object(course)) = schedule.remove("course") {
         schedule.extend(course);
     }
@@ -85,8 +132,15 @@ fn of_format_2(old: Value) -> Result<Value> {
         schedule.remove("warmup_start_factor");
     }
     run.remove("resume");
-    if let Some(limit) = run.get("on_non_finite").and_then(|choice| choice.pointer("/skip/limit")).cloned() {
-        run.extend([("on_non_finite".into(), json!("skip")), ("max_skipped_steps".into(), limit)]);
+    if let Some(limit) = run
+        .get("on_non_finite")
+        .and_then(|choice| choice.pointer("/skip/limit"))
+        .cloned()
+    {
+        run.extend([
+            ("on_non_finite".into(), json!("skip")),
+            ("max_skipped_steps".into(), limit),
+        ]);
     }
     let mut compute = section("compute")?;
     if let Some(own) = &own_model {
@@ -103,14 +157,21 @@ fn of_format_2(old: Value) -> Result<Value> {
         ("run", run),
         ("compute", compute),
     ];
-    let flags: Map<String, Value> = sections.map(|(name, keys)| (name.to_owned(), flags(keys))).into_iter().collect();
+    let flags: Map<String, Value> = sections
+        .map(|(name, keys)| (name.to_owned(), flags(keys)))
+        .into_iter()
+        .collect();
     Ok(json!({ "flags": flags, "own_model": own_model, "world_size": world_size }))
 }
 
 /// Keys with dashes, without those that say nothing.
 fn flags(section: Map<String, Value>) -> Value {
     let given = section.into_iter().filter(|(_, value)| !value.is_null());
-    Value::Object(given.map(|(key, value)| (key.replace('_', "-"), value)).collect())
+    Value::Object(
+        given
+            .map(|(key, value)| (key.replace('_', "-"), value))
+            .collect(),
+    )
 }
 
 fn is_null(section: &Map<String, Value>, key: &str) -> bool {
@@ -126,7 +187,11 @@ fn rename(section: &mut Map<String, Value>, from: &str, to: &str) {
 /// Puts what a data set needs under the names that its flags have.
 fn put_source(data: &mut Map<String, Value>, train_split: &mut Map<String, Value>) {
     if let Some(Value::Object(mut source)) = data.remove("source") {
-        let dataset = source.get("dataset").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let dataset = source
+            .get("dataset")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         rename(&mut source, "dir", "data_dir");
         rename(&mut source, "num_test", &format!("{dataset}_test"));
         rename(&mut source, "num_classes", &format!("{dataset}_classes"));
@@ -146,37 +211,72 @@ fn put_source(data: &mut Map<String, Value>, train_split: &mut Map<String, Value
 /// Puts the method of synchronisation into flags; how many ranks only serve.
 fn put_method(sync: &mut Map<String, Value>, batch: &mut Map<String, Value>) -> Result<u64> {
     sync.remove("gpu");
-    let bytes = sync.remove("bucket_cap_bytes").and_then(|bytes| bytes.as_f64()).context("no bucket_cap_bytes")?;
-    let overlap = if sync.get("overlap") == Some(&json!(true)) { "on" } else { "off" };
-    let timeout = sync.get("timeout").and_then(|timeout| timeout.get("secs")).cloned().context("no timeout")?;
-    let Some(Value::Object(mut method)) = sync.remove("method") else { anyhow::bail!("no method") };
-    let compresses = method.get("compression").is_some_and(|compression| compression != "none");
+    let bytes = sync
+        .remove("bucket_cap_bytes")
+        .and_then(|bytes| bytes.as_f64())
+        .context("no bucket_cap_bytes")?;
+    let overlap = if sync.get("overlap") == Some(&json!(true)) {
+        "on"
+    } else {
+        "off"
+    };
+    let timeout = sync
+        .get("timeout")
+        .and_then(|timeout| timeout.get("secs"))
+        .cloned()
+        .context("no timeout")?;
+    let Some(Value::Object(mut method)) = sync.remove("method") else {
+        anyhow::bail!("no method")
+    };
+    let compresses = method
+        .get("compression")
+        .is_some_and(|compression| compression != "none");
     rename(&mut method, "compression", "compress");
     rename(&mut method, "placement", "server_placement");
     if compresses {
         method.remove("reduction");
-        let has_warmup = method["compress"].as_str().is_some_and(|kind| kind.contains(':'));
+        let has_warmup = method["compress"]
+            .as_str()
+            .is_some_and(|kind| kind.contains(':'));
         method.retain(|key, _| has_warmup || key != "compress_warmup_steps");
     } else {
         method.remove("compress");
         method.remove("compress_warmup_steps");
     }
     let mut num_serving = 0;
-    match method.get("sync").and_then(Value::as_str).unwrap_or_default() {
+    match method
+        .get("sync")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+    {
         "exact" => {
-            method.extend([("sync".into(), json!(SyncKind::Allreduce)), ("reduction".into(), json!("exact"))]);
+            method.extend([
+                ("sync".into(), json!(SyncKind::Allreduce)),
+                ("reduction".into(), json!("exact")),
+            ]);
             batch.remove("grad_accum_steps");
         }
         "parameter-server" => {
             if method.get("server_placement") == Some(&json!(PlacementKind::Own)) {
-                num_serving = method.get("servers").and_then(Value::as_u64).context("no servers")?;
+                num_serving = method
+                    .get("servers")
+                    .and_then(Value::as_u64)
+                    .context("no servers")?;
             }
             if let Some(Value::Object(staleness)) = method.remove("asynchronous") {
                 method.insert("sync".into(), json!(SyncKind::AsyncParameterServer));
-                method.insert("staleness".into(), staleness.get("bound").cloned().unwrap_or_default());
+                method.insert(
+                    "staleness".into(),
+                    staleness.get("bound").cloned().unwrap_or_default(),
+                );
             }
         }
-        "local-sgd" if method.get("from_step").and_then(Value::as_u64).is_some_and(|step| step > 0) => {
+        "local-sgd"
+            if method
+                .get("from_step")
+                .and_then(Value::as_u64)
+                .is_some_and(|step| step > 0) =>
+        {
             method.insert("sync".into(), json!(SyncKind::PostLocalSgd));
         }
         "local-sgd" => _ = method.remove("from_step"),
@@ -193,7 +293,11 @@ fn put_method(sync: &mut Map<String, Value>, batch: &mut Map<String, Value>) -> 
 
 /// Leaves out options of an own model that have no effect on it: format 2 held their defaults.
 fn drop_untaken(own: &Value, run: &mut Map<String, Value>, compute: &mut Map<String, Value>) {
-    let takes = |option: &str| own["takes"].as_array().is_some_and(|takes| takes.contains(&json!(option)));
+    let takes = |option: &str| {
+        own["takes"]
+            .as_array()
+            .is_some_and(|takes| takes.contains(&json!(option)))
+    };
     run.retain(|key, _| key != "zero_gamma" || takes("zero-gamma"));
     for key in ["kernels", "dtype", "convolution", "cpu"] {
         compute.retain(|other, _| other != key || takes(key));

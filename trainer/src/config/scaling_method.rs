@@ -16,22 +16,38 @@ const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+b
      parameter-server[:SERVERS][@beside|@own], async-parameter-server[:SERVERS[:STALENESS]][@beside|@own] or local-sgd[:STEPS]";
 
 /// The method that `text` names, with the other options of `args`, for a world of at most `most_ranks`.
-pub(super) fn scaling_method(text: &str, args: &SyncArgs, most_ranks: usize) -> Result<SyncConfig, ConfigError> {
+pub(super) fn scaling_method(
+    text: &str,
+    args: &SyncArgs,
+    most_ranks: usize,
+) -> Result<SyncConfig, ConfigError> {
     let refuse = |got: &str| invalid("--methods", EXPECTED, format!("\"{}\"{got}", text.trim()));
     let unread = || refuse("");
     let (word, compress) = match text.trim().split_once('+') {
-        Some((word, compress)) => {
-            (word, Some(compress.parse().map_err(|error: String| refuse(&format!(": {error}")))?))
-        }
+        Some((word, compress)) => (
+            word,
+            Some(
+                compress
+                    .parse()
+                    .map_err(|error: String| refuse(&format!(": {error}")))?,
+            ),
+        ),
         None => (text.trim(), None),
     };
     let (word, placement) = match word.split_once('@') {
-        Some((word, place)) => (word, Some(PlacementKind::from_str(place, false).map_err(|_| unread())?)),
+        Some((word, place)) => (
+            word,
+            Some(PlacementKind::from_str(place, false).map_err(|_| unread())?),
+        ),
         None => (word, None),
     };
     let mut parts = word.split(':');
     let name = parts.next().unwrap_or_default();
-    let mut args = SyncArgs { compress, server_placement: placement, ..args.clone() };
+    let mut args = SyncArgs {
+        compress,
+        server_placement: placement,
+        ..args.clone()
+    };
     let number = |part: &str| part.parse::<u64>().map_err(|_| unread());
     match name {
         "exact" => args.reduction = Some(ReductionChoice::Exact),
@@ -64,7 +80,8 @@ pub(super) fn scaling_method(text: &str, args: &SyncArgs, most_ranks: usize) -> 
     if args.reduction == Some(ReductionChoice::Nccl) {
         return Err(unread());
     }
-    args.fill(most_ranks, DeviceChoice::Flex).map_err(|error| refuse(&format!(": {error}")))?;
+    args.fill(most_ranks, DeviceChoice::Flex)
+        .map_err(|error| refuse(&format!(": {error}")))?;
     Ok(SyncConfig::of(&args, DeviceChoice::Flex))
 }
 
@@ -75,17 +92,32 @@ pub fn scaling_method_name(method: &SyncMethod) -> String {
         PlacementKind::Own => "@own",
     };
     match method {
-        SyncMethod::Allreduce { compression, .. } if compression.is_some() => format!("allreduce+{compression}"),
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            format!("allreduce+{compression}")
+        }
         SyncMethod::Allreduce { reduction, .. } => format!("allreduce:{reduction}"),
         SyncMethod::Exact { .. } => "exact".to_owned(),
-        SyncMethod::ParameterServer { servers, placement, asynchronous: None } => {
+        SyncMethod::ParameterServer {
+            servers,
+            placement,
+            asynchronous: None,
+        } => {
             format!("parameter-server:{servers}{}", at(*placement))
         }
-        SyncMethod::ParameterServer { servers, placement, asynchronous: Some(staleness) } => {
-            let bound = staleness.bound.map_or(String::new(), |bound| format!(":{bound}"));
+        SyncMethod::ParameterServer {
+            servers,
+            placement,
+            asynchronous: Some(staleness),
+        } => {
+            let bound = staleness
+                .bound
+                .map_or(String::new(), |bound| format!(":{bound}"));
             format!("async-parameter-server:{servers}{bound}{}", at(*placement))
         }
-        SyncMethod::LocalSgd { every, from_step: 0 } => format!("local-sgd:{every}"),
+        SyncMethod::LocalSgd {
+            every,
+            from_step: 0,
+        } => format!("local-sgd:{every}"),
         SyncMethod::LocalSgd { every, .. } => format!("post-local-sgd:{every}"),
     }
 }
@@ -117,7 +149,10 @@ mod tests {
         ] {
             assert_eq!(scaling_method_name(&read(text).unwrap().method), text);
         }
-        assert_eq!(scaling_method_name(&read(" allreduce ").unwrap().method), "allreduce:hierarchical");
+        assert_eq!(
+            scaling_method_name(&read(" allreduce ").unwrap().method),
+            "allreduce:hierarchical"
+        );
     }
 
     #[test]
@@ -141,7 +176,8 @@ mod tests {
         ] {
             let error = read(text).unwrap_err();
             assert!(
-                error.starts_with("--methods: expected allreduce[:mpi") && error.contains(&format!("\"{text}\"")),
+                error.starts_with("--methods: expected allreduce[:mpi")
+                    && error.contains(&format!("\"{text}\"")),
                 "{error}"
             );
         }

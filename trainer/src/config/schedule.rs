@@ -7,7 +7,11 @@ use crate::config::cli::ScheduleArgs;
 
 impl ScheduleArgs {
     /// Fills the gaps for a data set, whose images may have sizes that depend on the planned epochs, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, dataset: DatasetKind, has_planned_sizes: bool) -> Result<(), ConfigError> {
+    pub(super) fn fill(
+        &mut self,
+        dataset: DatasetKind,
+        has_planned_sizes: bool,
+    ) -> Result<(), ConfigError> {
         let epochs = *self.epochs.get_or_insert(match dataset {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => 200,
             DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => 90,
@@ -22,7 +26,11 @@ impl ScheduleArgs {
                 _ => "leave it out",
             };
             if !self.depends_on_epochs() && !has_planned_sizes {
-                return Err(no_effect("--schedule-epochs", format!("with --schedule {kind}"), remedy));
+                return Err(no_effect(
+                    "--schedule-epochs",
+                    format!("with --schedule {kind}"),
+                    remedy,
+                ));
             }
         }
         self.fill_warmup(kind)?;
@@ -49,21 +57,34 @@ impl ScheduleArgs {
         )?;
         if warmup_epochs > 0.0 {
             let factor = *self.warmup_start_factor.get_or_insert(default_start);
-            in_range("--warmup-start-factor", factor, "0 to 1", |factor| (0.0..=1.0).contains(&factor))?;
+            in_range("--warmup-start-factor", factor, "0 to 1", |factor| {
+                (0.0..=1.0).contains(&factor)
+            })?;
         } else if self.warmup_start_factor.is_some() {
-            return Err(no_effect("--warmup-start-factor", "without warmup", "leave it out or add --warmup-epochs 1"));
+            return Err(no_effect(
+                "--warmup-start-factor",
+                "without warmup",
+                "leave it out or add --warmup-epochs 1",
+            ));
         }
         Ok(())
     }
 
     fn fill_milestones(&mut self, kind: ScheduleKind, epochs: u64) -> Result<(), ConfigError> {
         if kind != ScheduleKind::Multistep {
-            let given = [("--milestones", self.milestones.is_some()), ("--gamma", self.gamma.is_some())];
+            let given = [
+                ("--milestones", self.milestones.is_some()),
+                ("--gamma", self.gamma.is_some()),
+            ];
             return match given.into_iter().find(|(_, is_given)| *is_given) {
                 None => Ok(()),
                 Some((option, _)) => {
                     let because = format!("with --schedule {kind}");
-                    Err(no_effect(option, because, "add --schedule multistep or leave it out"))
+                    Err(no_effect(
+                        option,
+                        because,
+                        "add --schedule multistep or leave it out",
+                    ))
                 }
             };
         }
@@ -86,10 +107,19 @@ impl ScheduleArgs {
             return Err(invalid(
                 "--milestones",
                 format!("ascending epochs from 1 and below the {epochs} of the run"),
-                milestones.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
+                milestones
+                    .iter()
+                    .map(u64::to_string)
+                    .collect::<Vec<_>>()
+                    .join(","),
             ));
         }
-        in_range("--gamma", *self.gamma.get_or_insert(0.1), "above 0", |gamma| gamma > 0.0)?;
+        in_range(
+            "--gamma",
+            *self.gamma.get_or_insert(0.1),
+            "above 0",
+            |gamma| gamma > 0.0,
+        )?;
         Ok(())
     }
 
@@ -100,6 +130,9 @@ impl ScheduleArgs {
 
     /// Whether the rate of a step depends on how many epochs are planned.
     pub fn depends_on_epochs(&self) -> bool {
-        matches!(self.schedule.filled(), ScheduleKind::Cosine | ScheduleKind::OneCycle)
+        matches!(
+            self.schedule.filled(),
+            ScheduleKind::Cosine | ScheduleKind::OneCycle
+        )
     }
 }

@@ -12,5 +12,9 @@ const IMAGES_PER_SHARD: usize = 1000;
 /// # Errors
 /// A [`ConfigError`] where it is 0.
 pub fn images_per_shard(args: &ShardArgs) -> Result<usize, ConfigError> {
-    at_least("--images-per-shard", args.images_per_shard.unwrap_or(IMAGES_PER_SHARD), 1)
+    at_least(
+        "--images-per-shard",
+        args.images_per_shard.unwrap_or(IMAGES_PER_SHARD),
+        1,
+    )
 }

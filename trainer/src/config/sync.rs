@@ -9,7 +9,8 @@ use super::checks::{Filled, at_least, conflict, expect_needs, in_range, invalid,
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
 use crate::config::choices::{
-    BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
+    BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind,
+    UpdateKind,
 };
 use crate::config::cli::{BatchArgs, SyncArgs};
 
@@ -38,7 +39,8 @@ impl Default for SyncConfig {
     /// What no flags mean, on a processor.
     fn default() -> Self {
         let mut args = SyncArgs::default();
-        args.fill(1, DeviceChoice::Flex).expect("no flags contradict each other");
+        args.fill(1, DeviceChoice::Flex)
+            .expect("no flags contradict each other");
         Self::of(&args, DeviceChoice::Flex)
     }
 }
@@ -104,9 +106,11 @@ impl SyncConfig {
     /// Whether one of `world_size` ranks is updated on its device: there is nobody to meet. NCCL is used where it was asked for.
     pub fn updates_on_device(&self, world_size: usize) -> bool {
         let has_to_do = match self.method {
-            SyncMethod::Allreduce { reduction, compression, .. } => {
-                compression.is_some() || reduction == ReductionChoice::Nccl
-            }
+            SyncMethod::Allreduce {
+                reduction,
+                compression,
+                ..
+            } => compression.is_some() || reduction == ReductionChoice::Nccl,
             _ => true,
         };
         self.update == UpdateKind::Device && world_size == 1 && !has_to_do
@@ -118,7 +122,9 @@ impl SyncMethod {
     pub fn kind(&self) -> SyncKind {
         match self {
             Self::Allreduce { .. } | Self::Exact { .. } => SyncKind::Allreduce,
-            Self::ParameterServer { asynchronous: None, .. } => SyncKind::ParameterServer,
+            Self::ParameterServer {
+                asynchronous: None, ..
+            } => SyncKind::ParameterServer,
             Self::ParameterServer { .. } => SyncKind::AsyncParameterServer,
             Self::LocalSgd { from_step: 0, .. } => SyncKind::LocalSgd,
             Self::LocalSgd { .. } => SyncKind::PostLocalSgd,
@@ -136,7 +142,11 @@ impl SyncMethod {
     /// How many ranks of `world_size` train.
     pub fn num_workers(&self, world_size: usize) -> usize {
         match self {
-            Self::ParameterServer { servers, placement: PlacementKind::Own, .. } => world_size - servers,
+            Self::ParameterServer {
+                servers,
+                placement: PlacementKind::Own,
+                ..
+            } => world_size - servers,
             _ => world_size,
         }
     }
@@ -144,16 +154,24 @@ impl SyncMethod {
 
 impl SyncArgs {
     /// Fills the gaps for a world and a device, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, world_size: usize, device: DeviceChoice) -> Result<(), ConfigError> {
+    pub(super) fn fill(
+        &mut self,
+        world_size: usize,
+        device: DeviceChoice,
+    ) -> Result<(), ConfigError> {
         let kind = *self.sync.get_or_insert(SyncKind::Allreduce);
         reject_inapplicable(self, kind)?;
         match kind {
             SyncKind::Allreduce => self.fill_allreduce(world_size)?,
-            SyncKind::ParameterServer | SyncKind::AsyncParameterServer => self.fill_servers(world_size)?,
+            SyncKind::ParameterServer | SyncKind::AsyncParameterServer => {
+                self.fill_servers(world_size)?
+            }
             SyncKind::LocalSgd | SyncKind::PostLocalSgd => self.fill_local_sgd(kind)?,
         }
         if let Some(mib) = &mut self.bucket_mib {
-            in_range("--bucket-mib", *mib, "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
+            in_range("--bucket-mib", *mib, "0.001 to 4096 MiB", |mib| {
+                (0.001..=4096.0).contains(&mib)
+            })?;
             *mib = (*mib * MIB).round() / MIB;
         }
         self.overlap.get_or_insert(OnOff::On);
@@ -163,7 +181,11 @@ impl SyncArgs {
     }
 
     fn fill_allreduce(&mut self, world_size: usize) -> Result<(), ConfigError> {
-        match self.compress.take().filter(|compression| compression.is_some()) {
+        match self
+            .compress
+            .take()
+            .filter(|compression| compression.is_some())
+        {
             None => _ = self.reduction.get_or_insert(ReductionChoice::Hierarchical),
             Some(compression) => {
                 if let Some(reduction) = self.reduction {
@@ -180,7 +202,11 @@ impl SyncArgs {
             }
         }
         if self.reduction == Some(ReductionChoice::Exact) {
-            within("--virtual-shards", *self.virtual_shards.get_or_insert(8), world_size..=MOST_VIRTUAL_SHARDS)?;
+            within(
+                "--virtual-shards",
+                *self.virtual_shards.get_or_insert(8),
+                world_size..=MOST_VIRTUAL_SHARDS,
+            )?;
         }
         Ok(())
     }
@@ -250,7 +276,9 @@ impl SyncArgs {
         };
         match self.sync.filled() {
             SyncKind::Allreduce => match self.reduction {
-                Some(ReductionChoice::Exact) => SyncMethod::Exact { virtual_shards: self.virtual_shards.filled() },
+                Some(ReductionChoice::Exact) => SyncMethod::Exact {
+                    virtual_shards: self.virtual_shards.filled(),
+                },
                 reduction => SyncMethod::Allreduce {
                     reduction: reduction.unwrap_or(ReductionChoice::Hierarchical),
                     compression: self.compress.unwrap_or_default(),
@@ -258,10 +286,13 @@ impl SyncArgs {
                 },
             },
             SyncKind::ParameterServer => servers(None),
-            SyncKind::AsyncParameterServer => servers(Some(Staleness { bound: self.staleness })),
-            SyncKind::LocalSgd | SyncKind::PostLocalSgd => {
-                SyncMethod::LocalSgd { every: self.every.filled(), from_step: self.from_step.unwrap_or(0) }
-            }
+            SyncKind::AsyncParameterServer => servers(Some(Staleness {
+                bound: self.staleness,
+            })),
+            SyncKind::LocalSgd | SyncKind::PostLocalSgd => SyncMethod::LocalSgd {
+                every: self.every.filled(),
+                from_step: self.from_step.unwrap_or(0),
+            },
         }
     }
 
@@ -270,18 +301,24 @@ impl SyncArgs {
     /// # Errors
     /// When it is 0.
     pub fn timeout(&self) -> Result<Duration, ConfigError> {
-        Ok(Duration::from_secs(at_least("--timeout", self.timeout.unwrap_or(120), 1)?))
+        Ok(Duration::from_secs(at_least(
+            "--timeout",
+            self.timeout.unwrap_or(120),
+            1,
+        )?))
     }
 
     /// Refuses flags of a batch that the method cannot do, as they were typed.
     pub(super) fn expect_batch(&self, batch: &BatchArgs) -> Result<(), ConfigError> {
         self.expect_batch_norm(batch.batch_norm)?;
         match self.method() {
-            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some_and(|steps| steps > 1) => Err(conflict(
-                "--grad-accum-steps",
-                "--reduction exact",
-                "the virtual shards of a rank are its accumulation; give --virtual-shards",
-            )),
+            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some_and(|steps| steps > 1) => {
+                Err(conflict(
+                    "--grad-accum-steps",
+                    "--reduction exact",
+                    "the virtual shards of a rank are its accumulation; give --virtual-shards",
+                ))
+            }
             SyncMethod::Exact { .. } if batch.batch_size_per_rank.is_some() => Err(conflict(
                 "--batch-size-per-rank",
                 "--reduction exact",
@@ -292,7 +329,10 @@ impl SyncArgs {
     }
 
     /// Refuses statistics over all ranks where they do not make their passes together, or must not depend on each other's order.
-    pub(super) fn expect_batch_norm(&self, batch_norm: Option<BatchNormKind>) -> Result<(), ConfigError> {
+    pub(super) fn expect_batch_norm(
+        &self,
+        batch_norm: Option<BatchNormKind>,
+    ) -> Result<(), ConfigError> {
         let syncs_norm = batch_norm == Some(BatchNormKind::Sync);
         match self.method() {
             SyncMethod::Exact { .. } if syncs_norm => Err(conflict(
@@ -300,13 +340,15 @@ impl SyncArgs {
                 "--reduction exact",
                 "statistics over all ranks are sums in the ranks' order; use local ones, which are those of a virtual shard",
             )),
-            SyncMethod::LocalSgd { .. } | SyncMethod::ParameterServer { asynchronous: Some(_), .. } if syncs_norm => {
-                Err(conflict(
-                    "--batch-norm sync",
-                    format!("--sync {}", self.sync.filled()),
-                    "ranks that run apart cannot sum their statistics; use --batch-norm local",
-                ))
-            }
+            SyncMethod::LocalSgd { .. }
+            | SyncMethod::ParameterServer {
+                asynchronous: Some(_),
+                ..
+            } if syncs_norm => Err(conflict(
+                "--batch-norm sync",
+                format!("--sync {}", self.sync.filled()),
+                "ranks that run apart cannot sum their statistics; use --batch-norm local",
+            )),
             _ => Ok(()),
         }
     }
@@ -332,15 +374,60 @@ fn reject_inapplicable(args: &SyncArgs, kind: SyncKind) -> Result<(), ConfigErro
     let compresses = args.compress.is_some_and(Compression::has_warmup);
     let servers = [ParameterServer, AsyncParameterServer].as_slice();
     let rules = [
-        ("--reduction", args.reduction.is_some(), kind == Allreduce, "--sync allreduce"),
-        ("--compress", args.compress.is_some(), kind == Allreduce, "--sync allreduce"),
-        ("--compress-warmup-steps", args.compress_warmup_steps.is_some(), compresses, "--compress powersgd or topk"),
-        ("--virtual-shards", args.virtual_shards.is_some(), is_exact, "--reduction exact"),
-        ("--servers", args.servers.is_some(), servers.contains(&kind), "--sync parameter-server"),
-        ("--server-placement", args.server_placement.is_some(), servers.contains(&kind), "--sync parameter-server"),
-        ("--staleness", args.staleness.is_some(), kind == AsyncParameterServer, "--sync async-parameter-server"),
-        ("--every", args.every.is_some(), [LocalSgd, PostLocalSgd].contains(&kind), "--sync local-sgd"),
-        ("--from-step", args.from_step.is_some(), kind == PostLocalSgd, "--sync post-local-sgd"),
+        (
+            "--reduction",
+            args.reduction.is_some(),
+            kind == Allreduce,
+            "--sync allreduce",
+        ),
+        (
+            "--compress",
+            args.compress.is_some(),
+            kind == Allreduce,
+            "--sync allreduce",
+        ),
+        (
+            "--compress-warmup-steps",
+            args.compress_warmup_steps.is_some(),
+            compresses,
+            "--compress powersgd or topk",
+        ),
+        (
+            "--virtual-shards",
+            args.virtual_shards.is_some(),
+            is_exact,
+            "--reduction exact",
+        ),
+        (
+            "--servers",
+            args.servers.is_some(),
+            servers.contains(&kind),
+            "--sync parameter-server",
+        ),
+        (
+            "--server-placement",
+            args.server_placement.is_some(),
+            servers.contains(&kind),
+            "--sync parameter-server",
+        ),
+        (
+            "--staleness",
+            args.staleness.is_some(),
+            kind == AsyncParameterServer,
+            "--sync async-parameter-server",
+        ),
+        (
+            "--every",
+            args.every.is_some(),
+            [LocalSgd, PostLocalSgd].contains(&kind),
+            "--sync local-sgd",
+        ),
+        (
+            "--from-step",
+            args.from_step.is_some(),
+            kind == PostLocalSgd,
+            "--sync post-local-sgd",
+        ),
     ];
     expect_needs(rules)
 }

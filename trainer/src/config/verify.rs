@@ -30,7 +30,11 @@ impl VerifyConfig {
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &VerifyArgs, names: &[&str]) -> Result<Self, ConfigError> {
-        let unknown = args.only.iter().flatten().find(|name| !names.contains(&name.as_str()));
+        let unknown = args
+            .only
+            .iter()
+            .flatten()
+            .find(|name| !names.contains(&name.as_str()));
         if let Some(unknown) = unknown {
             let expected = format!("some of {}", names.join(","));
             return Err(invalid("--only", expected, unknown.clone()));
@@ -43,7 +47,11 @@ impl VerifyConfig {
             quick: args.quick,
             only: args.only.clone(),
             data_dir: args.data_dir.clone(),
-            output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
+            output: args
+                .output
+                .clone()
+                .map(|path| file_name("--output", path))
+                .transpose()?,
             compute: args.compute.decided(&Family::RESNET)?,
         })
     }

@@ -24,7 +24,10 @@ pub struct ClockOffset {
 impl ClockOffset {
     /// Compares the clocks that `now` reads, in seconds, by messages to root and back.
     /// Collective: all ranks.
-    pub fn measure(communicator: &dyn Communicator, now: impl Fn() -> f64) -> Result<Self, CollectiveError> {
+    pub fn measure(
+        communicator: &dyn Communicator,
+        now: impl Fn() -> f64,
+    ) -> Result<Self, CollectiveError> {
         let mut message = [0; 8];
         if communicator.rank() == ROOT {
             for rank in 1..communicator.world_size() {
@@ -35,7 +38,10 @@ impl ClockOffset {
             }
             return Ok(Self::default());
         }
-        let mut best = Self { offset_s: 0.0, uncertainty_s: f64::INFINITY };
+        let mut best = Self {
+            offset_s: 0.0,
+            uncertainty_s: f64::INFINITY,
+        };
         for _ in 0..NUM_ROUNDS {
             let sent = now();
             communicator.send(ROOT, CLOCK_TAG, &message)?;
@@ -43,7 +49,10 @@ impl ClockOffset {
             let received = now();
             let uncertainty_s = (received - sent) / 2.0;
             if uncertainty_s < best.uncertainty_s {
-                best = Self { offset_s: f64::from_le_bytes(message) - (sent + received) / 2.0, uncertainty_s };
+                best = Self {
+                    offset_s: f64::from_le_bytes(message) - (sent + received) / 2.0,
+                    uncertainty_s,
+                };
             }
         }
         Ok(best)
@@ -65,7 +74,10 @@ mod tests {
         });
         for (rank, offset) in offsets.iter().enumerate() {
             let error = (offset.offset_s + 10.0 * rank as f64).abs();
-            assert!(error <= offset.uncertainty_s + 1e-9 && error < 5.0, "rank {rank}: {offset:?}");
+            assert!(
+                error <= offset.uncertainty_s + 1e-9 && error < 5.0,
+                "rank {rank}: {offset:?}"
+            );
         }
     }
 }

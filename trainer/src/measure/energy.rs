@@ -53,15 +53,33 @@ impl Packages {
         for entry in fs::read_dir(powercap).into_iter().flatten().flatten() {
             let zone = entry.path();
             let name = fs::read_to_string(zone.join("name")).unwrap_or_default();
-            let is_rapl = entry.file_name().to_string_lossy().starts_with("intel-rapl:");
+            let is_rapl = entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with("intel-rapl:");
             if is_rapl && name.starts_with("package") {
                 let counter = zone.join("energy_uj");
-                let (range, last) = (number(&zone.join("max_energy_range_uj"))?, number(&counter)?);
-                packages.push(Package { counter, range, last, microjoules: 0 });
+                let (range, last) = (
+                    number(&zone.join("max_energy_range_uj"))?,
+                    number(&counter)?,
+                );
+                packages.push(Package {
+                    counter,
+                    range,
+                    last,
+                    microjoules: 0,
+                });
             }
         }
-        ensure!(!packages.is_empty(), "no package of RAPL in {}, as on most virtual machines", powercap.display());
-        Ok(Self { packages, last_look: Instant::now() })
+        ensure!(
+            !packages.is_empty(),
+            "no package of RAPL in {}, as on most virtual machines",
+            powercap.display()
+        );
+        Ok(Self {
+            packages,
+            last_look: Instant::now(),
+        })
     }
 
     pub fn num_packages(&self) -> usize {
@@ -77,13 +95,21 @@ impl Packages {
             package.microjoules += (wrapped + now).saturating_sub(package.last);
             package.last = now;
         }
-        Ok(self.packages.iter().map(|package| package.microjoules).sum::<u64>() as f64 / 1e6)
+        Ok(self
+            .packages
+            .iter()
+            .map(|package| package.microjoules)
+            .sum::<u64>() as f64
+            / 1e6)
     }
 }
 
 fn number(path: &Path) -> Result<u64> {
-    let text = fs::read_to_string(path).with_context(|| format!("{} (root may open it: chmod a+r)", path.display()))?;
-    text.trim().parse().with_context(|| format!("{}: expected a number, got {text:?}", path.display()))
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("{} (root may open it: chmod a+r)", path.display()))?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{}: expected a number, got {text:?}", path.display()))
 }
 
 /// One rank's part in measuring energy.
@@ -101,9 +127,17 @@ pub struct EnergyMeter {
 impl EnergyMeter {
     /// The meter of the rank at this place, which reads below `powercap` if it is the first of its node.
     pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
-        let boot = || fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| topology.node.clone());
+        let boot = || {
+            fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .unwrap_or_else(|_| topology.node.clone())
+        };
         let machine = (topology.local_rank == 0).then(boot);
-        Self { machine, powercap: powercap.to_owned(), packages: None, joules: Some(0.0) }
+        Self {
+            machine,
+            powercap: powercap.to_owned(),
+            packages: None,
+            joules: Some(0.0),
+        }
     }
 
     pub fn begin(&mut self) {
@@ -115,8 +149,14 @@ impl EnergyMeter {
 
     /// To be called now and then while it measures, as counters wrap; costs nothing mostly.
     pub fn look(&mut self) {
-        if self.packages.as_ref().is_some_and(|packages| packages.last_look.elapsed() > LOOK_EVERY)
-            && self.packages.as_mut().is_some_and(|packages| packages.joules().is_err())
+        if self
+            .packages
+            .as_ref()
+            .is_some_and(|packages| packages.last_look.elapsed() > LOOK_EVERY)
+            && self
+                .packages
+                .as_mut()
+                .is_some_and(|packages| packages.joules().is_err())
         {
             (self.packages, self.joules) = (None, None);
         }
@@ -124,14 +164,19 @@ impl EnergyMeter {
 
     pub fn end(&mut self) {
         if let Some(mut packages) = self.packages.take() {
-            self.joules = self.joules.zip(packages.joules().ok()).map(|(before, joules)| before + joules);
+            self.joules = self
+                .joules
+                .zip(packages.joules().ok())
+                .map(|(before, joules)| before + joules);
         }
     }
 
     /// What was measured since the last call; `None` on a rank that does not read.
     pub fn take(&mut self) -> Option<MachineEnergy> {
         let joules = self.joules.replace(0.0);
-        self.machine.clone().map(|machine| MachineEnergy { machine, joules })
+        self.machine
+            .clone()
+            .map(|machine| MachineEnergy { machine, joules })
     }
 }
 
@@ -143,7 +188,11 @@ pub fn total<'a>(ranks: impl Iterator<Item = Option<&'a MachineEnergy>>) -> Opti
             machines.push(energy);
         }
     }
-    machines.iter().map(|energy| energy.joules).sum::<Option<f64>>().filter(|_| !machines.is_empty())
+    machines
+        .iter()
+        .map(|energy| energy.joules)
+        .sum::<Option<f64>>()
+        .filter(|_| !machines.is_empty())
 }
 
 #[cfg(test)]
@@ -153,7 +202,11 @@ mod tests {
     fn write(powercap: &Path, zone: &str, name: &str, energy_uj: &str) {
         let zone = powercap.join(zone);
         fs::create_dir_all(&zone).unwrap();
-        for (file, text) in [("name", name), ("energy_uj", energy_uj), ("max_energy_range_uj", "262143328850")] {
+        for (file, text) in [
+            ("name", name),
+            ("energy_uj", energy_uj),
+            ("max_energy_range_uj", "262143328850"),
+        ] {
             fs::write(zone.join(file), format!("{text}\n")).unwrap();
         }
     }
@@ -168,7 +221,10 @@ mod tests {
     }
 
     fn meter(powercap: &Path, local_rank: usize) -> EnergyMeter {
-        EnergyMeter::of_rank(&Topology::from_nodes(local_rank, &["n1".to_owned(), "n1".to_owned()]), powercap)
+        EnergyMeter::of_rank(
+            &Topology::from_nodes(local_rank, &["n1".to_owned(), "n1".to_owned()]),
+            powercap,
+        )
     }
 
     #[test]
@@ -189,8 +245,13 @@ mod tests {
         let powercap = machine();
         fs::remove_file(powercap.path().join("intel-rapl:1/energy_uj")).unwrap();
         let error = format!("{:#}", Packages::open(powercap.path()).unwrap_err());
-        assert!(error.contains("intel-rapl:1/energy_uj") && error.contains("chmod a+r"), "{error}");
-        let error = Packages::open(&powercap.path().join("none")).unwrap_err().to_string();
+        assert!(
+            error.contains("intel-rapl:1/energy_uj") && error.contains("chmod a+r"),
+            "{error}"
+        );
+        let error = Packages::open(&powercap.path().join("none"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no package of RAPL"), "{error}");
         let mut meter = meter(powercap.path(), 0);
         meter.begin();
@@ -204,7 +265,12 @@ mod tests {
         let mut reader = meter(powercap.path(), 0);
         for joules in [2, 3] {
             reader.begin();
-            write(powercap.path(), "intel-rapl:0", "package-0", &format!("{joules}000000"));
+            write(
+                powercap.path(),
+                "intel-rapl:0",
+                "package-0",
+                &format!("{joules}000000"),
+            );
             reader.look();
             reader.end();
             write(powercap.path(), "intel-rapl:0", "package-0", "1500000");
@@ -219,9 +285,22 @@ mod tests {
 
     #[test]
     fn a_machine_counts_once_and_one_that_cannot_tell_leaves_no_sum() {
-        let of = |machine: &str, joules| Some(MachineEnergy { machine: machine.to_owned(), joules });
+        let of = |machine: &str, joules| {
+            Some(MachineEnergy {
+                machine: machine.to_owned(),
+                joules,
+            })
+        };
         let sum = |ranks: &[Option<MachineEnergy>]| total(ranks.iter().map(Option::as_ref));
-        assert_eq!(sum(&[of("a", Some(2.0)), None, of("a", Some(2.5)), of("b", Some(3.0))]), Some(5.0));
+        assert_eq!(
+            sum(&[
+                of("a", Some(2.0)),
+                None,
+                of("a", Some(2.5)),
+                of("b", Some(3.0))
+            ]),
+            Some(5.0)
+        );
         assert_eq!(sum(&[of("a", Some(2.0)), of("b", None)]), None);
         assert_eq!(sum(&[None]), None);
     }

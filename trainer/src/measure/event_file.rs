@@ -51,7 +51,8 @@ pub struct Histogram {
 impl Histogram {
     /// Counts `values`; `None` if there are none, or one is not finite.
     pub fn of(values: &[f32]) -> Option<Self> {
-        let (mut least, mut largest, mut sum, mut sum_of_squares) = (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0.0);
+        let (mut least, mut largest, mut sum, mut sum_of_squares) =
+            (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0.0);
         for value in values.iter().map(|value| f64::from(*value)) {
             (least, largest) = (least.min(value), largest.max(value));
             sum += value;
@@ -67,8 +68,18 @@ impl Histogram {
             let bar = ((f64::from(*value) - least) / width) as usize;
             counts[bar.min(num_bars - 1)] += 1.0;
         }
-        let limits = (1..=num_bars).map(|bar| least + bar as f64 * width).collect();
-        Some(Self { least, largest, number: values.len() as f64, sum, sum_of_squares, limits, counts })
+        let limits = (1..=num_bars)
+            .map(|bar| least + bar as f64 * width)
+            .collect();
+        Some(Self {
+            least,
+            largest,
+            number: values.len() as f64,
+            sum,
+            sum_of_squares,
+            limits,
+            counts,
+        })
     }
 }
 
@@ -84,11 +95,13 @@ impl EventFile {
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
         make_folder(directory)?;
         // A clock may have gone back since.
-        let second =
-            (seconds_since_1970() as u64).max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
+        let second = (seconds_since_1970() as u64)
+            .max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
         let path = directory.join(format!("{NAME}{second:010}.{node}.{}", std::process::id()));
         let file = File::options().append(true).create_new(true).open(&path);
-        let mut events = Self { file: file.with_context(|| format!("cannot make {}", path.display()))? };
+        let mut events = Self {
+            file: file.with_context(|| format!("cannot make {}", path.display()))?,
+        };
         events.append(&event(seconds_since_1970(), 0, 3, FILE_VERSION))?;
         events.append(&start_of_session(seconds_since_1970(), first_step))?;
         Ok(events)
@@ -108,7 +121,9 @@ impl EventFile {
     }
 
     fn append(&mut self, event: &Message) -> Result<()> {
-        self.file.write_all(&record(&event.0)).context("cannot write an event")
+        self.file
+            .write_all(&record(&event.0))
+            .context("cannot write an event")
     }
 }
 
@@ -117,9 +132,13 @@ fn last_second(directory: &Path) -> Result<Option<u64>> {
     if !directory.exists() {
         return Ok(None);
     }
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let second = |name: String| name.strip_prefix(NAME)?.split('.').next()?.parse().ok();
-    Ok(entries.flatten().filter_map(|entry| second(entry.file_name().to_string_lossy().into_owned())).max())
+    Ok(entries
+        .flatten()
+        .filter_map(|entry| second(entry.file_name().to_string_lossy().into_owned()))
+        .max())
 }
 
 /// An event as a TFRecord: its length and itself, each with a checksum.
@@ -134,40 +153,75 @@ fn record(event: &[u8]) -> Vec<u8> {
 
 /// As TensorFlow masks it, since a checksum over data that hold checksums is a poor one.
 fn masked_checksum(bytes: &[u8]) -> [u8; 4] {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+    crc32c::crc32c(bytes)
+        .rotate_right(15)
+        .wrapping_add(0xa282_ead8)
+        .to_le_bytes()
 }
 
 fn event(wall_time: f64, step: u64, field: u32, what: &[u8]) -> Message {
-    Message::default().double(1, wall_time).integer(2, step).bytes(field, what)
+    Message::default()
+        .double(1, wall_time)
+        .integer(2, step)
+        .bytes(field, what)
 }
 
 /// What makes TensorBoard forget what it has read of this and later steps.
 fn start_of_session(wall_time: f64, first_step: u64) -> Message {
     const START: u64 = 1;
-    event(wall_time, first_step, 7, &Message::default().integer(1, START).0)
+    event(
+        wall_time,
+        first_step,
+        7,
+        &Message::default().integer(1, START).0,
+    )
 }
 
 fn summary(values: &[(String, EventValue)]) -> Message {
-    values.iter().fold(Message::default(), |summary, (tag, value)| {
-        let tagged = Message::default().bytes(1, tag.as_bytes());
-        let tagged = match value {
-            EventValue::Scalar(value) => tagged.float(2, *value as f32),
-            EventValue::Picture(picture) => tagged.bytes(4, &image(picture).0),
-            EventValue::Histogram(histogram) => tagged.bytes(5, &histogram_message(histogram).0),
-        };
-        summary.bytes(1, &tagged.0)
-    })
+    values
+        .iter()
+        .fold(Message::default(), |summary, (tag, value)| {
+            let tagged = Message::default().bytes(1, tag.as_bytes());
+            let tagged = match value {
+                EventValue::Scalar(value) => tagged.float(2, *value as f32),
+                EventValue::Picture(picture) => tagged.bytes(4, &image(picture).0),
+                EventValue::Histogram(histogram) => {
+                    tagged.bytes(5, &histogram_message(histogram).0)
+                }
+            };
+            summary.bytes(1, &tagged.0)
+        })
 }
 
 fn image(Picture { png, shape }: &Picture) -> Message {
-    let [height, width, channels] = [shape.height, shape.width, shape.channels].map(|size| size as u64);
-    Message::default().integer(1, height).integer(2, width).integer(3, channels).bytes(4, png)
+    let [height, width, channels] =
+        [shape.height, shape.width, shape.channels].map(|size| size as u64);
+    Message::default()
+        .integer(1, height)
+        .integer(2, width)
+        .integer(3, channels)
+        .bytes(4, png)
 }
 
 fn histogram_message(histogram: &Histogram) -> Message {
-    let Histogram { least, largest, number, sum, sum_of_squares, limits, counts } = histogram;
-    let message = Message::default().double(1, *least).double(2, *largest).double(3, *number);
-    message.double(4, *sum).double(5, *sum_of_squares).doubles(6, limits).doubles(7, counts)
+    let Histogram {
+        least,
+        largest,
+        number,
+        sum,
+        sum_of_squares,
+        limits,
+        counts,
+    } = histogram;
+    let message = Message::default()
+        .double(1, *least)
+        .double(2, *largest)
+        .double(3, *number);
+    message
+        .double(4, *sum)
+        .double(5, *sum_of_squares)
+        .doubles(6, limits)
+        .doubles(7, counts)
 }
 
 /// A protocol buffer, field after field; a number that is 0 is left out, as its readers take it for that.
@@ -176,11 +230,19 @@ struct Message(Vec<u8>);
 
 impl Message {
     fn integer(self, field: u32, value: u64) -> Self {
-        if value == 0 { self } else { self.key(field, 0).varint(value) }
+        if value == 0 {
+            self
+        } else {
+            self.key(field, 0).varint(value)
+        }
     }
 
     fn double(self, field: u32, value: f64) -> Self {
-        if value == 0.0 { self } else { self.key(field, 1).raw(&value.to_le_bytes()) }
+        if value == 0.0 {
+            self
+        } else {
+            self.key(field, 1).raw(&value.to_le_bytes())
+        }
     }
 
     /// Also 0: of several fields one is there.
@@ -193,7 +255,10 @@ impl Message {
     }
 
     fn doubles(self, field: u32, values: &[f64]) -> Self {
-        let packed: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let packed: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
         self.bytes(field, &packed)
     }
 
@@ -222,11 +287,17 @@ mod tests {
     use datasets::ImageShape;
 
     fn hexadecimal(event: &Message) -> String {
-        record(&event.0).iter().map(|byte| format!("{byte:02x}")).collect()
+        record(&event.0)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     fn of_values(step: u64, values: &[(&str, EventValue)]) -> Message {
-        let values: Vec<_> = values.iter().map(|(tag, value)| ((*tag).to_owned(), value.clone())).collect();
+        let values: Vec<_> = values
+            .iter()
+            .map(|(tag, value)| ((*tag).to_owned(), value.clone()))
+            .collect();
         event(1.5, step, 5, &summary(&values).0)
     }
 
@@ -242,14 +313,24 @@ mod tests {
             hexadecimal(&start_of_session(1.5, 301)),
             "100000000000000095fbfe1809000000000000f83f10ad023a020801d17949d4"
         );
-        let scalars = [("train/loss", EventValue::Scalar(0.25)), ("zero", EventValue::Scalar(0.0))];
+        let scalars = [
+            ("train/loss", EventValue::Scalar(0.25)),
+            ("zero", EventValue::Scalar(0.0)),
+        ];
         assert_eq!(
             hexadecimal(&of_values(300, &scalars)),
             "2e00000000000000c5cb57fa09000000000000f83f10ac022a200a110a0a747261696e2f6c6f7373150000803e0a0b0a047a65726f15\
              00000000f9441703"
         );
-        let shape = ImageShape { height: 1, width: 2, channels: 3 };
-        let picture = EventValue::Picture(Picture { png: b"\x89PNG".to_vec(), shape });
+        let shape = ImageShape {
+            height: 1,
+            width: 2,
+            channels: 3,
+        };
+        let picture = EventValue::Picture(Picture {
+            png: b"\x89PNG".to_vec(),
+            shape,
+        });
         assert_eq!(
             hexadecimal(&of_values(0, &[("batch", picture)])),
             "220000000000000078113dfd09000000000000f83f2a170a150a056261746368220c080110021803220489504e47fcd992a0"
@@ -274,11 +355,17 @@ mod tests {
     #[test]
     fn a_histogram_counts_every_number_and_nothing_that_is_none() {
         let histogram = Histogram::of(&[-1.0, 0.0, 0.0, 2.0]).unwrap();
-        assert_eq!((histogram.least, histogram.largest, histogram.sum), (-1.0, 2.0, 1.0));
+        assert_eq!(
+            (histogram.least, histogram.largest, histogram.sum),
+            (-1.0, 2.0, 1.0)
+        );
         assert_eq!(histogram.counts.iter().sum::<f64>(), 4.0);
         assert_eq!((histogram.counts[20], histogram.counts[59]), (2.0, 1.0));
         assert_eq!(Histogram::of(&[3.0, 3.0]).unwrap().counts, [2.0]);
-        assert_eq!((Histogram::of(&[]), Histogram::of(&[1.0, f32::NAN])), (None, None));
+        assert_eq!(
+            (Histogram::of(&[]), Histogram::of(&[1.0, f32::NAN])),
+            (None, None)
+        );
     }
 
     #[test]
@@ -288,16 +375,28 @@ mod tests {
         let later = format!("{NAME}9000000000.other.7");
         fs::write(folder.path().join(&later), "").unwrap();
         EventFile::create(folder.path(), "n1", 0).unwrap();
-        let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         names.sort();
         assert_eq!(names[0], *later);
-        assert!(names[1].to_string_lossy().starts_with("events.out.tfevents.9000000001.n1."), "{names:?}");
+        assert!(
+            names[1]
+                .to_string_lossy()
+                .starts_with("events.out.tfevents.9000000001.n1."),
+            "{names:?}"
+        );
     }
 
     #[test]
     fn a_foreign_file_of_the_last_second_there_is_does_not_keep_a_session_from_its_own() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(format!("{NAME}{}.other.1", u64::MAX)), "").unwrap();
+        std::fs::write(
+            folder.path().join(format!("{NAME}{}.other.1", u64::MAX)),
+            "",
+        )
+        .unwrap();
         EventFile::create(folder.path(), "node", 0).unwrap();
         assert_eq!(last_second(folder.path()).unwrap(), Some(u64::MAX));
     }

@@ -20,14 +20,23 @@ const GATHER_TAG: u16 = 103;
 
 /// The scores of all ranks together and, on the same way, `further` sums, on all ranks.
 /// Collective: all ranks, with as many further sums.
-pub fn total_scores_with(communicator: &dyn Communicator, own: ScoreSums, further: &mut [f64]) -> Result<ScoreSums> {
+pub fn total_scores_with(
+    communicator: &dyn Communicator,
+    own: ScoreSums,
+    further: &mut [f64],
+) -> Result<ScoreSums> {
     let mut sums = [&[own.loss_sum], &*further].concat();
     let mut counts = [own.num_samples, own.top1_correct, own.top5_correct];
     communicator.all_reduce_sum_f64(&mut sums)?;
     communicator.all_reduce_sum_u64(&mut counts)?;
     let [num_samples, top1_correct, top5_correct] = counts;
     further.copy_from_slice(&sums[1..]);
-    Ok(ScoreSums { loss_sum: sums[0], num_samples, top1_correct, top5_correct })
+    Ok(ScoreSums {
+        loss_sum: sums[0],
+        num_samples,
+        top1_correct,
+        top5_correct,
+    })
 }
 
 /// Every rank's bytes in rank order on root, which calls `take` for each as it comes, and nothing on the others.
@@ -43,7 +52,11 @@ pub fn to_root(
     }
     take(ROOT, own)?;
     for (rank, length) in lengths.iter().enumerate().skip(1) {
-        let length = length.as_slice().try_into().map(u64::from_le_bytes).context("length of what a rank sends")?;
+        let length = length
+            .as_slice()
+            .try_into()
+            .map(u64::from_le_bytes)
+            .context("length of what a rank sends")?;
         let mut bytes = vec![0; usize::try_from(length)?];
         communicator.receive(rank, GATHER_TAG, &mut bytes)?;
         take(rank, bytes)?;
@@ -54,7 +67,11 @@ pub fn to_root(
 /// Root's bytes, on all ranks; those of the others are not looked at.
 /// Collective: all ranks.
 pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
-    let own = if communicator.rank() == ROOT { bytes } else { &[] };
+    let own = if communicator.rank() == ROOT {
+        bytes
+    } else {
+        &[]
+    };
     Ok(communicator.all_gather(own)?.swap_remove(ROOT))
 }
 
@@ -67,10 +84,13 @@ pub fn found_by_root<T: Serialize + DeserializeOwned>(
     communicator: &dyn Communicator,
     of_root: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let own = (communicator.rank() == ROOT).then(|| of_root().map_err(|error| format!("{error:#}")));
+    let own =
+        (communicator.rank() == ROOT).then(|| of_root().map_err(|error| format!("{error:#}")));
     let found: Option<Result<T, String>> =
         serde_json::from_slice(&from_root(communicator, &serde_json::to_vec(&own)?)?)?;
-    found.context("root found nothing")?.map_err(|text| anyhow!(text))
+    found
+        .context("root found nothing")?
+        .map_err(|text| anyhow!(text))
 }
 
 /// What this rank measured over some steps.
@@ -108,7 +128,10 @@ impl OwnTimes {
         let mut world = vec![own];
         to_root(communicator, bytes, |rank, bytes| {
             if rank != ROOT {
-                world.push(serde_json::from_slice(&bytes).with_context(|| format!("times of rank {rank}"))?);
+                world.push(
+                    serde_json::from_slice(&bytes)
+                        .with_context(|| format!("times of rank {rank}"))?,
+                );
             }
             Ok(())
         })?;
@@ -153,7 +176,14 @@ impl SessionTimes {
     /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`; joules by `energy`.
     pub fn starting_at(first_measured_step: u64, timer: Timer, energy: EnergyMeter) -> Self {
         let (warmup, epoch, session) = Default::default();
-        Self { timer, energy, first_measured_step, warmup, epoch, session }
+        Self {
+            timer,
+            energy,
+            first_measured_step,
+            warmup,
+            epoch,
+            session,
+        }
     }
 
     pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
@@ -161,7 +191,11 @@ impl SessionTimes {
         self.epoch.num_samples += global_num_samples;
         self.epoch.num_steps += 1;
         self.epoch.steps_total += time;
-        let steps = if step < self.first_measured_step { &mut self.warmup } else { &mut self.epoch.steps };
+        let steps = if step < self.first_measured_step {
+            &mut self.warmup
+        } else {
+            &mut self.epoch.steps
+        };
         steps.push((global_num_samples, time));
     }
 
@@ -190,12 +224,18 @@ impl SessionTimes {
 
 /// The rank whose measured steps took longest, the lowest of equals.
 pub fn slowest_rank(world: &[RankTimes]) -> usize {
-    (0..world.len()).rev().max_by_key(|&rank| world[rank].steps.total).unwrap_or(0)
+    (0..world.len())
+        .rev()
+        .max_by_key(|&rank| world[rank].steps.total)
+        .unwrap_or(0)
 }
 
 /// Global samples over the slowest rank's time; 0 where no step was measured.
 pub fn images_per_second(world: &[RankTimes]) -> f64 {
-    world[slowest_rank(world)].steps.speed.map_or(0.0, |speed| speed.mean)
+    world[slowest_rank(world)]
+        .steps
+        .speed
+        .map_or(0.0, |speed| speed.mean)
 }
 
 /// Joules of all machines for each sample; `None` if one of them cannot tell, there was none, or only servers of parameters run on
@@ -211,7 +251,11 @@ pub fn joules_per_image(world: &[RankTimes], num_nodes: usize) -> Option<f64> {
 
 /// The largest peak of any rank.
 pub fn peak_memory_bytes(world: &[RankTimes]) -> u64 {
-    world.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0)
+    world
+        .iter()
+        .map(|rank| rank.peak_memory_bytes)
+        .max()
+        .unwrap_or(0)
 }
 
 /// The rank the others waited for: most own time, communication excluded. `None` for a world of one.
@@ -222,9 +266,12 @@ pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
         return None;
     }
     let own_ms = |times: &RankTimes| {
-        (times.seconds.step_total() - times.seconds.communication) * 1e3 / times.num_steps.max(1) as f64
+        (times.seconds.step_total() - times.seconds.communication) * 1e3
+            / times.num_steps.max(1) as f64
     };
-    let rank = (0..world.len()).rev().max_by(|&a, &b| own_ms(&world[a]).total_cmp(&own_ms(&world[b])))?;
+    let rank = (0..world.len())
+        .rev()
+        .max_by(|&a, &b| own_ms(&world[a]).total_cmp(&own_ms(&world[b])))?;
     Some(SlowestRank {
         rank,
         node: world[rank].node.clone(),
@@ -236,10 +283,27 @@ pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
 /// Where every rank's time went, in rank order.
 pub fn rank_seconds(world: &[RankTimes]) -> Vec<RankSeconds> {
     let of_rank = |(rank, times): (usize, &RankTimes)| {
-        let Seconds { data, forward, backward, communication, optimizer, .. } = times.seconds;
+        let Seconds {
+            data,
+            forward,
+            backward,
+            communication,
+            optimizer,
+            ..
+        } = times.seconds;
         let other = (times.steps_total.as_secs_f64() - times.seconds.step_total()).max(0.0);
         let (node, num_steps) = (times.node.clone(), times.num_steps);
-        RankSeconds { rank, node, num_steps, data, forward, backward, communication, optimizer, other }
+        RankSeconds {
+            rank,
+            node,
+            num_steps,
+            data,
+            forward,
+            backward,
+            communication,
+            optimizer,
+            other,
+        }
     };
     world.iter().enumerate().map(of_rank).collect()
 }
@@ -250,17 +314,36 @@ mod tests {
 
     fn rank(seconds: &[u64], communication: f64, total: f64) -> RankTimes {
         RankTimes {
-            steps: StepSketch::of(&seconds.iter().map(|&s| (100, Duration::from_secs(s))).collect::<Vec<_>>()),
+            steps: StepSketch::of(
+                &seconds
+                    .iter()
+                    .map(|&s| (100, Duration::from_secs(s)))
+                    .collect::<Vec<_>>(),
+            ),
             num_steps: seconds.len() as u64,
-            seconds: Seconds { forward: total - communication, communication, ..Seconds::default() },
+            seconds: Seconds {
+                forward: total - communication,
+                communication,
+                ..Seconds::default()
+            },
             ..RankTimes::default()
         }
     }
 
     #[test]
     fn joules_are_no_sum_where_a_node_has_no_rank_that_measures() {
-        let energy = Some(MachineEnergy { machine: "a".to_owned(), joules: Some(6.0) });
-        let world = [RankTimes { energy, num_samples: 3, ..RankTimes::default() }, RankTimes::default()];
+        let energy = Some(MachineEnergy {
+            machine: "a".to_owned(),
+            joules: Some(6.0),
+        });
+        let world = [
+            RankTimes {
+                energy,
+                num_samples: 3,
+                ..RankTimes::default()
+            },
+            RankTimes::default(),
+        ];
         assert_eq!(joules_per_image(&world, 1), Some(2.0));
         assert_eq!(joules_per_image(&world, 2), None);
     }
@@ -268,14 +351,33 @@ mod tests {
     #[test]
     fn root_learns_of_all_ranks_as_little_of_many_steps_as_of_few() {
         let worlds = distributed::run_ranks(3, |communicator| {
-            let steps = |number: usize| vec![(8, Duration::from_millis(7 + communicator.rank() as u64)); number];
-            let of = |number| OwnTimes { num_steps: number as u64, steps: steps(number), ..OwnTimes::default() };
-            (of(3).gather(&communicator).unwrap(), of(100_000).gather(&communicator).unwrap())
+            let steps = |number: usize| {
+                vec![(8, Duration::from_millis(7 + communicator.rank() as u64)); number]
+            };
+            let of = |number| OwnTimes {
+                num_steps: number as u64,
+                steps: steps(number),
+                ..OwnTimes::default()
+            };
+            (
+                of(3).gather(&communicator).unwrap(),
+                of(100_000).gather(&communicator).unwrap(),
+            )
         });
         for (rank, (few, many)) in worlds.iter().enumerate() {
-            assert_eq!((few.len(), many.len()), if rank == ROOT { (3, 3) } else { (1, 1) });
-            for (times, number) in few.iter().map(|times| (times, 3)).chain(many.iter().map(|times| (times, 100_000))) {
-                assert_eq!((times.num_steps, times.steps.speed.unwrap().num_steps), (number, number));
+            assert_eq!(
+                (few.len(), many.len()),
+                if rank == ROOT { (3, 3) } else { (1, 1) }
+            );
+            for (times, number) in few
+                .iter()
+                .map(|times| (times, 3))
+                .chain(many.iter().map(|times| (times, 100_000)))
+            {
+                assert_eq!(
+                    (times.num_steps, times.steps.speed.unwrap().num_steps),
+                    (number, number)
+                );
                 assert!(serde_json::to_vec(times).unwrap().len() < 2000, "{times:?}");
             }
         }
@@ -296,16 +398,35 @@ mod tests {
     fn the_straggler_is_who_computed_longest_not_who_waited() {
         let world = [rank(&[5], 4.0, 5.0), rank(&[5], 1.0, 5.0)];
         let straggler = straggler(&world).unwrap();
-        assert_eq!((straggler.rank, straggler.own_milliseconds_per_step), (1, 4000.0));
+        assert_eq!(
+            (straggler.rank, straggler.own_milliseconds_per_step),
+            (1, 4000.0)
+        );
         assert_eq!(straggler.mean_milliseconds_per_step, 2500.0);
     }
 
     #[test]
     fn what_no_phase_counted_of_a_ranks_steps_is_other() {
-        let world = [RankTimes { steps_total: Duration::from_secs(6), ..rank(&[5], 4.0, 5.0) }, rank(&[5], 1.0, 5.0)];
+        let world = [
+            RankTimes {
+                steps_total: Duration::from_secs(6),
+                ..rank(&[5], 4.0, 5.0)
+            },
+            rank(&[5], 1.0, 5.0),
+        ];
         let seconds = rank_seconds(&world);
-        assert_eq!((seconds[0].forward, seconds[0].communication, seconds[0].other), (1.0, 4.0, 1.0));
-        assert_eq!((seconds[1].rank, seconds[1].num_steps, seconds[1].other), (1, 1, 0.0));
+        assert_eq!(
+            (
+                seconds[0].forward,
+                seconds[0].communication,
+                seconds[0].other
+            ),
+            (1.0, 4.0, 1.0)
+        );
+        assert_eq!(
+            (seconds[1].rank, seconds[1].num_steps, seconds[1].other),
+            (1, 1, 0.0)
+        );
     }
 
     #[test]

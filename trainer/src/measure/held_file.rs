@@ -22,10 +22,20 @@ impl HeldFile {
     /// # Errors
     /// When it is no regular file; I/O errors.
     pub fn open(path: &Path) -> Result<Self> {
-        let expect_file = || if path.exists() { records::file::open(path).map(drop) } else { Ok(()) };
-        let file = expect_file().and_then(|()| OpenOptions::new().create(true).append(true).open(path));
+        let expect_file = || {
+            if path.exists() {
+                records::file::open(path).map(drop)
+            } else {
+                Ok(())
+            }
+        };
+        let file =
+            expect_file().and_then(|()| OpenOptions::new().create(true).append(true).open(path));
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Self { file, path: path.to_owned() })
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -48,7 +58,9 @@ impl HeldFile {
     /// Adds text in one piece; where not all of it can be written, none of it stays.
     pub fn add(&mut self, text: &str) -> std::io::Result<()> {
         let before = self.num_bytes()?;
-        self.file.write_all(text.as_bytes()).inspect_err(|_| drop(self.file.set_len(before)))
+        self.file
+            .write_all(text.as_bytes())
+            .inspect_err(|_| drop(self.file.set_len(before)))
     }
 
     /// Waits until what was added is on disk.

@@ -15,7 +15,9 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
         config_hash,
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        command_line: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+        command_line: std::env::args_os()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect(),
         cpu_model: cpu_model(),
         cpu_count: std::thread::available_parallelism().map_or(1, usize::from),
         platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
@@ -26,7 +28,15 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
 
 /// What of a launch bears on the bits that it computes, beside its options, as (what, value).
 pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
-    let Manifest { version, commit, cpu_model, platform, launch, dataset, .. } = manifest;
+    let Manifest {
+        version,
+        commit,
+        cpu_model,
+        platform,
+        launch,
+        dataset,
+        ..
+    } = manifest;
     [
         ("version", version.clone()),
         ("commit", commit.clone()),
@@ -36,8 +46,14 @@ pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
         ("threads of a rank", launch.threads_per_rank.to_string()),
         ("communication", launch.mpi_library.clone()),
         ("device", launch.device.clone()),
-        ("data set", format!("{} of {} images", dataset.name, dataset.num_train)),
-        ("checksum of the train split", dataset.train_checksum.clone()),
+        (
+            "data set",
+            format!("{} of {} images", dataset.name, dataset.num_train),
+        ),
+        (
+            "checksum of the train split",
+            dataset.train_checksum.clone(),
+        ),
     ]
 }
 

@@ -55,7 +55,10 @@ pub struct PhaseGuard<'a>(&'a Timer);
 impl Timer {
     /// A timer at zero that tells `status`.
     pub fn new(status: Arc<RankStatus>) -> Self {
-        Self { status, ..Self::default() }
+        Self {
+            status,
+            ..Self::default()
+        }
     }
 
     /// The same, which keeps every stretch of time if `keeps_spans`.
@@ -103,7 +106,12 @@ impl Timer {
 
     /// The stretches kept since the last call: [`MAX_SPANS`], and one more where there were others.
     pub fn take_spans(&self) -> Vec<Span> {
-        self.counted.borrow_mut().spans.as_mut().map(std::mem::take).unwrap_or_default()
+        self.counted
+            .borrow_mut()
+            .spans
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     /// The time since the last step was taken; the next step starts from zero.
@@ -127,7 +135,9 @@ impl Drop for PhaseGuard<'_> {
 impl Counted {
     /// Counts the innermost phase.
     fn count_until(&mut self, now: Instant) {
-        let Some(&(phase, since)) = self.entered.last() else { return };
+        let Some(&(phase, since)) = self.entered.last() else {
+            return;
+        };
         for seconds in [&mut self.step, &mut self.epoch] {
             if let Some(seconds) = seconds_of(seconds, phase) {
                 *seconds += (now - since).as_secs_f64();
@@ -138,7 +148,11 @@ impl Counted {
 
     fn keep(&mut self, what: Activity, start: Instant, end: Instant) {
         if let Some(spans) = self.spans.as_mut().filter(|spans| spans.len() <= MAX_SPANS) {
-            spans.push(Span { what, start, duration: end - start });
+            spans.push(Span {
+                what,
+                start,
+                duration: end - start,
+            });
         }
     }
 }
@@ -159,7 +173,10 @@ fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
 
 /// The wall clock, which other programs on this machine read too.
 pub fn seconds_since_1970() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }
 
 #[cfg(test)]
@@ -182,9 +199,15 @@ mod tests {
         spend(&timer, Phase::Forward, 2);
         spend(&timer, Phase::Evaluation, 2);
         let second = timer.take_step();
-        assert!(first >= 2e-3 && second.forward >= 2e-3 && second.evaluation >= 2e-3, "{first} {second:?}");
+        assert!(
+            first >= 2e-3 && second.forward >= 2e-3 && second.evaluation >= 2e-3,
+            "{first} {second:?}"
+        );
         let epoch = timer.take_epoch();
-        assert_eq!((epoch.forward, epoch.evaluation), (first + second.forward, second.evaluation));
+        assert_eq!(
+            (epoch.forward, epoch.evaluation),
+            (first + second.forward, second.evaluation)
+        );
         assert_eq!(epoch.step_total(), epoch.forward);
         assert_eq!(timer.take_epoch(), Seconds::default());
         assert!(timer.take_spans().is_empty());
@@ -197,16 +220,34 @@ mod tests {
         timer.begin_step(3, 70);
         let outer = timer.enter(Phase::Waiting);
         spend(&timer, Phase::Optimizer, 1);
-        assert_eq!(status.report().phase, Phase::Waiting, "the outer phase goes on");
+        assert_eq!(
+            status.report().phase,
+            Phase::Waiting,
+            "the outer phase goes on"
+        );
         drop(outer);
         let report = status.report();
-        assert_eq!((report.epoch, report.step, report.phase), (3, 70, Phase::Waiting), "until another is entered");
+        assert_eq!(
+            (report.epoch, report.step, report.phase),
+            (3, 70, Phase::Waiting),
+            "until another is entered"
+        );
         let spans = timer.take_spans();
         let what = [Phase::Waiting, Phase::Optimizer, Phase::Waiting].map(Activity::Phase);
         assert_eq!(spans.iter().map(|span| span.what).collect::<Vec<_>>(), what);
-        assert!(spans.windows(2).all(|pair| pair[0].start + pair[0].duration == pair[1].start), "{spans:?}");
-        let (step, seconds) = (timer.take_step(), |index: usize| spans[index].duration.as_secs_f64());
-        assert_eq!((step.communication, step.optimizer), (seconds(0) + seconds(2), seconds(1)));
+        assert!(
+            spans
+                .windows(2)
+                .all(|pair| pair[0].start + pair[0].duration == pair[1].start),
+            "{spans:?}"
+        );
+        let (step, seconds) = (timer.take_step(), |index: usize| {
+            spans[index].duration.as_secs_f64()
+        });
+        assert_eq!(
+            (step.communication, step.optimizer),
+            (seconds(0) + seconds(2), seconds(1))
+        );
     }
 
     #[test]
@@ -214,7 +255,11 @@ mod tests {
         let timer = Timer::default().keeping_spans(true);
         let start = Instant::now();
         timer.add_bucket(3, start, start + Duration::from_millis(20));
-        let bucket = Span { what: Activity::Bucket(3), start, duration: Duration::from_millis(20) };
+        let bucket = Span {
+            what: Activity::Bucket(3),
+            start,
+            duration: Duration::from_millis(20),
+        };
         assert_eq!(timer.take_spans(), [bucket]);
         let step = timer.take_step();
         assert_eq!((step.reduction, step.step_total()), (0.02, 0.0));

@@ -34,14 +34,20 @@ impl TraceClock {
     /// Compares clocks by messages to root and back, for a trace at `path`; nothing without a path.
     /// Collective: all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
-        path.map(|path| Self::compare(path.to_owned(), communicator)).transpose()
+        path.map(|path| Self::compare(path.to_owned(), communicator))
+            .transpose()
     }
 
     fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
         communicator.barrier()?;
         let origin = Instant::now();
-        let ClockOffset { offset_s, .. } = ClockOffset::measure(communicator, || origin.elapsed().as_secs_f64())?;
-        Ok(Self { path, origin, offset_s })
+        let ClockOffset { offset_s, .. } =
+            ClockOffset::measure(communicator, || origin.elapsed().as_secs_f64())?;
+        Ok(Self {
+            path,
+            origin,
+            offset_s,
+        })
     }
 
     fn microseconds(&self, moment: Instant) -> f64 {
@@ -58,13 +64,20 @@ impl TraceClock {
     /// # Errors
     /// When a collective fails, or root cannot write.
     pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
-        self.gather(spans, communicator)?.map_or(Ok(()), |text| self.put(&text))
+        self.gather(spans, communicator)?
+            .map_or(Ok(()), |text| self.put(&text))
     }
 
     /// Where the trace of some rank ends before the run, in words.
     /// Collective: all ranks.
-    pub fn ends_early(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<String>> {
-        let end = spans.get(MAX_SPANS).map(|first_left_out| self.microseconds(first_left_out.start) as u64);
+    pub fn ends_early(
+        &self,
+        spans: &[Span],
+        communicator: &dyn Communicator,
+    ) -> Result<Option<String>> {
+        let end = spans
+            .get(MAX_SPANS)
+            .map(|first_left_out| self.microseconds(first_left_out.start) as u64);
         // The earliest is the largest from behind.
         let mut to_end = [end.map_or(0, |end| u64::MAX - end)];
         communicator.all_reduce_max_u64(&mut to_end)?;
@@ -76,7 +89,11 @@ impl TraceClock {
 
     /// Brings all ranks' stretches together as the text of the file, on root.
     /// Collective: all ranks.
-    pub fn gather(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<Vec<u8>>> {
+    pub fn gather(
+        &self,
+        spans: &[Span],
+        communicator: &dyn Communicator,
+    ) -> Result<Option<Vec<u8>>> {
         let rank = communicator.rank();
         let name = format!("rank {rank} on {}", communicator.topology().node);
         let names = [
@@ -85,7 +102,12 @@ impl TraceClock {
             name_event("thread_name", rank, 1, "communication".to_owned()),
         ];
         let mut own = String::new();
-        for event in names.into_iter().chain(spans.iter().take(MAX_SPANS).map(|span| self.event(span, rank))) {
+        for event in names.into_iter().chain(
+            spans
+                .iter()
+                .take(MAX_SPANS)
+                .map(|span| self.event(span, rank)),
+        ) {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
@@ -139,23 +161,38 @@ impl TraceClock {
 ///
 /// # Errors
 /// When it cannot, or is to be one of `others`, the same on all ranks.
-pub fn check(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communicator) -> Result<()> {
+pub fn check(
+    path: Option<&Path>,
+    others: &[PathBuf],
+    communicator: &dyn Communicator,
+) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let attempt = || -> Result<()> {
         let is_taken = others.iter().any(|other| place(other) == place(path));
-        ensure!(!is_taken, "expected a file of its own, got {}, which the run writes", path.display());
+        ensure!(
+            !is_taken,
+            "expected a file of its own, got {}, which the run writes",
+            path.display()
+        );
         expect_trace(path)?;
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
-        let outcome = path.parent().map_or(Ok(()), make_folder).and_then(|()| check_writable(path));
+        let outcome = path
+            .parent()
+            .map_or(Ok(()), make_folder)
+            .and_then(|()| check_writable(path));
         for folder in missing {
             // Another run may have put something there.
             let _ = fs::remove_dir(folder);
         }
         outcome
     };
-    let failure = found_by_root(communicator, || Ok(attempt().err().map(|error| format!("{error:#}"))))?;
-    failure.map_or(Ok(()), |failure| bail!("trace: {failure}; give another --trace"))
+    let failure = found_by_root(communicator, || {
+        Ok(attempt().err().map(|error| format!("{error:#}")))
+    })?;
+    failure.map_or(Ok(()), |failure| {
+        bail!("trace: {failure}; give another --trace")
+    })
 }
 
 /// Refuses to write over what is no trace.
@@ -166,16 +203,25 @@ fn expect_trace(path: &Path) -> Result<()> {
     }
     let mut beginning = Vec::new();
     let file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    file.take(BEGINNING.len() as u64).read_to_end(&mut beginning)?;
-    ensure!(beginning == BEGINNING, "expected a new file or an earlier trace, got {}, which is none", path.display());
+    file.take(BEGINNING.len() as u64)
+        .read_to_end(&mut beginning)?;
+    ensure!(
+        beginning == BEGINNING,
+        "expected a new file or an earlier trace, got {}, which is none",
+        path.display()
+    );
     Ok(())
 }
 
 /// The path by which files are compared.
 fn place(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let folder = path.parent().and_then(|folder| fs::canonicalize(folder).ok());
-    folder.zip(path.file_name()).map_or(path.clone(), |(folder, name)| folder.join(name))
+    let folder = path
+        .parent()
+        .and_then(|folder| fs::canonicalize(folder).ok());
+    folder
+        .zip(path.file_name())
+        .map_or(path.clone(), |(folder, name)| folder.join(name))
 }
 
 fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent {
@@ -210,18 +256,40 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let pipe = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let long = folder.path().join("new").join("x".repeat(300)).join("trace.json");
-        for path in [file.join("trace.json"), folder.path().to_owned(), folder.path().join(".."), pipe, long] {
-            let errors =
-                run_ranks(2, |communicator| format!("{:#}", check(Some(&path), &[], &communicator).unwrap_err()));
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let long = folder
+            .path()
+            .join("new")
+            .join("x".repeat(300))
+            .join("trace.json");
+        for path in [
+            file.join("trace.json"),
+            folder.path().to_owned(),
+            folder.path().join(".."),
+            pipe,
+            long,
+        ] {
+            let errors = run_ranks(2, |communicator| {
+                format!("{:#}", check(Some(&path), &[], &communicator).unwrap_err())
+            });
             assert!(
-                errors[0].starts_with("trace: cannot ") && errors[0].ends_with("; give another --trace"),
+                errors[0].starts_with("trace: cannot ")
+                    && errors[0].ends_with("; give another --trace"),
                 "{errors:?}"
             );
             assert_eq!(errors[0], errors[1]);
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "a trial was left");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "a trial was left"
+        );
     }
 
     #[test]
@@ -238,30 +306,50 @@ mod tests {
         clock.write(&[], &alone).unwrap();
         assert_eq!(told(&path), Ok(()));
         let others = [folder.path().join("run.toml")];
-        let error = check(Some(&folder.path().join("./run.toml")), &others, &alone).unwrap_err().to_string();
+        let error = check(Some(&folder.path().join("./run.toml")), &others, &alone)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("run.toml, which the run writes"), "{error}");
         // It may also have come there while the run went on.
         fs::write(&path, "precious").unwrap();
         assert!(format!("{:#}", clock.write(&[], &alone).unwrap_err()).contains("which is none"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         let error = told(&path).unwrap_err();
-        assert!(error.contains("expected a new file or an earlier trace, got /"), "{error}");
+        assert!(
+            error.contains("expected a new file or an earlier trace, got /"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_trace_that_ends_on_one_rank_before_the_run_says_when_on_all() {
         let told = run_ranks(2, |communicator| {
             let timer = Timer::default().keeping_spans(true);
-            let clock = TraceClock::start(Some(Path::new("trace.json")), &communicator).unwrap().unwrap();
-            let num_spans = if communicator.rank() == 1 { MAX_SPANS + 9 } else { MAX_SPANS };
+            let clock = TraceClock::start(Some(Path::new("trace.json")), &communicator)
+                .unwrap()
+                .unwrap();
+            let num_spans = if communicator.rank() == 1 {
+                MAX_SPANS + 9
+            } else {
+                MAX_SPANS
+            };
             let late = clock.origin + Duration::from_secs(7);
             (0..num_spans).for_each(|_| timer.add_bucket(0, late, late));
-            clock.ends_early(&timer.take_spans(), &communicator).unwrap()
+            clock
+                .ends_early(&timer.take_spans(), &communicator)
+                .unwrap()
         });
-        assert!(told[0].as_ref().is_some_and(|told| told.contains("ends 7 s after its begin")), "{told:?}");
+        assert!(
+            told[0]
+                .as_ref()
+                .is_some_and(|told| told.contains("ends 7 s after its begin")),
+            "{told:?}"
+        );
         assert_eq!(told[0], told[1]);
         let alone = distributed::SingleCommunicator::new();
-        let clock = TraceClock::start(Some(Path::new("trace.json")), &alone).unwrap().unwrap();
+        let clock = TraceClock::start(Some(Path::new("trace.json")), &alone)
+            .unwrap()
+            .unwrap();
         assert_eq!(clock.ends_early(&[], &alone).unwrap(), None);
     }
 
@@ -271,23 +359,53 @@ mod tests {
         let path = folder.path().join("new/trace.json");
         run_ranks(3, |communicator| {
             check(Some(&path), &[], &communicator).unwrap();
-            let clock = TraceClock::start(Some(&path), &communicator).unwrap().unwrap();
+            let clock = TraceClock::start(Some(&path), &communicator)
+                .unwrap()
+                .unwrap();
             communicator.barrier().unwrap();
             let start = Instant::now();
             let duration = Duration::from_millis(5);
             let what = [Activity::Phase(Phase::Backward), Activity::Bucket(2)];
-            let spans = what.map(|what| Span { what, start, duration });
+            let spans = what.map(|what| Span {
+                what,
+                start,
+                duration,
+            });
             clock.write(&spans, &communicator).unwrap();
             communicator.barrier().unwrap();
         });
-        let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        let backward: Vec<&serde_json::Value> = events.iter().filter(|event| event["name"] == "backward").collect();
+        let events: Vec<serde_json::Value> =
+            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let backward: Vec<&serde_json::Value> = events
+            .iter()
+            .filter(|event| event["name"] == "backward")
+            .collect();
         assert_eq!(backward.len(), 3);
-        assert!(backward.iter().all(|event| event["dur"] == 5000.0 && event["tid"] == 0));
-        let starts: Vec<f64> = backward.iter().map(|event| event["ts"].as_f64().unwrap()).collect();
+        assert!(
+            backward
+                .iter()
+                .all(|event| event["dur"] == 5000.0 && event["tid"] == 0)
+        );
+        let starts: Vec<f64> = backward
+            .iter()
+            .map(|event| event["ts"].as_f64().unwrap())
+            .collect();
         // They left one barrier: within a second of each other also on a machine that is busy with other things.
-        assert!(starts.iter().all(|ts| (ts - starts[0]).abs() < 1e6), "{starts:?}");
-        assert_eq!(events.iter().filter(|event| event["name"] == "bucket 2" && event["tid"] == 1).count(), 3);
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "an unfinished file was left");
+        assert!(
+            starts.iter().all(|ts| (ts - starts[0]).abs() < 1e6),
+            "{starts:?}"
+        );
+        assert_eq!(
+            events
+                .iter()
+                .filter(|event| event["name"] == "bucket 2" && event["tid"] == 1)
+                .count(),
+            3
+        );
+        assert_eq!(
+            fs::read_dir(path.parent().unwrap()).unwrap().count(),
+            1,
+            "an unfinished file was left"
+        );
     }
 }

@@ -85,7 +85,11 @@ impl UnreadScore {
     /// # Shapes
     /// As [`score`].
     pub fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
-        Self { logits: logits.into_data(), loss_sum: loss_sum.into_data(), labels }
+        Self {
+            logits: logits.into_data(),
+            loss_sum: loss_sum.into_data(),
+            labels,
+        }
     }
 
     /// Waits for the results.
@@ -104,7 +108,10 @@ impl UnreadScore {
         let [num_samples, num_classes] = self.logits.shape().dims();
         let logits = floats(self.logits)?;
         let (top1_correct, top5_correct) = count_correct(&logits, &self.labels, num_classes);
-        logits.chunks_exact(num_classes).zip(&self.labels).for_each(|(row, label)| also(row, *label));
+        logits
+            .chunks_exact(num_classes)
+            .zip(&self.labels)
+            .for_each(|(row, label)| also(row, *label));
         Ok(ScoreSums {
             loss_sum: floats(self.loss_sum)?.into_iter().map(f64::from).sum(),
             num_samples: num_samples as u64,
@@ -119,7 +126,9 @@ impl UnreadScore {
 /// # Errors
 /// When they cannot be read.
 pub fn floats(data: TensorData) -> Result<Vec<f32>> {
-    data.convert::<f32>().try_into_vec::<f32>().map_err(|error| anyhow!("results of the device: {error:?}"))
+    data.convert::<f32>()
+        .try_into_vec::<f32>()
+        .map_err(|error| anyhow!("results of the device: {error:?}"))
 }
 
 /// How many samples have their label as the first, and among the first five, of the logits.
@@ -129,7 +138,11 @@ pub fn floats(data: TensorData) -> Result<Vec<f32>> {
 /// # Panics
 /// When `logits` is not `labels.len()` rows of `num_classes`.
 pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64, u64) {
-    assert_eq!(logits.len(), labels.len() * num_classes, "logits and labels differ in samples");
+    assert_eq!(
+        logits.len(),
+        labels.len() * num_classes,
+        "logits and labels differ in samples"
+    );
     let (mut top1, mut top5) = (0, 0);
     for (row, &label) in logits.chunks_exact(num_classes).zip(labels) {
         let above = above(row, label as usize).count();
@@ -142,9 +155,16 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
 /// The classes that come before `label` as the answer of a sample with these logits.
 fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
     let own = row[label];
-    row.iter().copied().enumerate().filter(move |&(class, logit)| {
-        class != label && (logit > own || logit.is_nan() || own.is_nan() || (logit == own && class < label))
-    })
+    row.iter()
+        .copied()
+        .enumerate()
+        .filter(move |&(class, logit)| {
+            class != label
+                && (logit > own
+                    || logit.is_nan()
+                    || own.is_nan()
+                    || (logit == own && class < label))
+        })
 }
 
 /// The class that a model answers: `label` where [`count_correct`] counts it as right, else the first class before it.
@@ -154,8 +174,13 @@ fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
 pub fn answer(row: &[f32], label: u32) -> u32 {
     let rank = |logit: f32| if logit.is_nan() { f32::INFINITY } else { logit };
     // Strictly higher: of equal logits the lower class comes first.
-    let first =
-        above(row, label as usize).reduce(|first, other| if rank(other.1) > rank(first.1) { other } else { first });
+    let first = above(row, label as usize).reduce(|first, other| {
+        if rank(other.1) > rank(first.1) {
+            other
+        } else {
+            first
+        }
+    });
     first.map_or(label, |(class, _)| class as u32)
 }
 

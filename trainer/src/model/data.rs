@@ -12,9 +12,10 @@ use anyhow::{Context, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
-    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization,
-    OnBadImage, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split, Subset, SyntheticConfig,
-    TarShardsConfig, cifar, image_folder, shapes, synthetic, tar_shards,
+    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape,
+    Normalization, OnBadImage, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan,
+    Sizing, Split, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder, shapes,
+    synthetic, tar_shards,
 };
 use distributed::{Communicator, Topology};
 
@@ -62,7 +63,11 @@ pub fn open(
         DatasetKind::Cifar10 => open_cifar(Cifar::Ten, config, communicator, reporter)?,
         DatasetKind::Cifar100 => open_cifar(Cifar::Hundred, config, communicator, reporter)?,
         DatasetKind::ImageFolder => {
-            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
+            let how = folder_of_rank(
+                sizing(config),
+                on_bad_image(config),
+                communicator.topology(),
+            )?;
             image_folder::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Shards => {
@@ -74,7 +79,9 @@ pub fn open(
             let splits = own()?.context(
                 "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
             )?;
-            let mut all = [Split::Train, Split::Val, Split::Test].into_iter().filter_map(|split| splits.get(split));
+            let mut all = [Split::Train, Split::Val, Split::Test]
+                .into_iter()
+                .filter_map(|split| splits.get(split));
             all.try_for_each(|split| expect_labels(&**split))?;
             splits
         }
@@ -84,7 +91,11 @@ pub fn open(
                 num_train: split.synthetic_train.filled(),
                 num_test: config.synthetic_test.filled(),
                 num_classes: config.synthetic_classes.filled(),
-                shape: ImageShape { height: side, width: side, channels: 3 },
+                shape: ImageShape {
+                    height: side,
+                    width: side,
+                    channels: 3,
+                },
                 seed: 0,
             })?
         }
@@ -96,7 +107,12 @@ pub fn open(
         // The test split that chooses the best model is no val split, and is called what it is.
         splits.val = match is_test {
             true => None,
-            false => Some(open_named(config, name, Some(splits.train.class_names()), communicator)?),
+            false => Some(open_named(
+                config,
+                name,
+                Some(splits.train.class_names()),
+                communicator,
+            )?),
         };
     }
     if let Some(share) = split.val_fraction {
@@ -107,7 +123,8 @@ pub fn open(
                 val.len()
             );
         }
-        let (train, val) = Subset::train_and_validation(splits.train, share, seed).context("--val-fraction")?;
+        let (train, val) =
+            Subset::train_and_validation(splits.train, share, seed).context("--val-fraction")?;
         splits.train = Arc::new(train);
         splits.val = Some(Arc::new(val));
     }
@@ -116,8 +133,14 @@ pub fn open(
     }
     evaluated(&splits)?;
     // A val split is often the smaller one.
-    let of_val = splits.val.as_ref().and_then(|val| Some(config.limit_test?.min(val.len())));
-    for (evaluated, limit) in [(&mut splits.val, of_val), (&mut splits.test, config.limit_test)] {
+    let of_val = splits
+        .val
+        .as_ref()
+        .and_then(|val| Some(config.limit_test?.min(val.len())));
+    for (evaluated, limit) in [
+        (&mut splits.val, of_val),
+        (&mut splits.test, config.limit_test),
+    ] {
         if let Some(samples) = evaluated {
             *samples = limited(Arc::clone(samples), limit, reporter)?;
         }
@@ -132,7 +155,9 @@ pub fn open(
 /// When a label is no position in the class names.
 fn expect_labels(split: &dyn ImageDataset) -> Result<()> {
     let num_classes = split.class_names().len();
-    let wrong = (0..split.len()).map(|index| (index, split.label(index))).find(|&(_, label)| label >= num_classes);
+    let wrong = (0..split.len())
+        .map(|index| (index, split.label(index)))
+        .find(|&(_, label)| label >= num_classes);
     wrong.map_or(Ok(()), |(index, label)| {
         Err(anyhow!(
             "{}: sample {index}: expected a label below {num_classes}, the number of class names, got {label}",
@@ -174,7 +199,10 @@ struct NoSuchSplit {
 
 /// Whether an error of [`open_split`] means that the split is not there, or has no labels.
 pub fn is_absent(error: &anyhow::Error) -> bool {
-    let of_files = matches!(error.downcast_ref(), Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. }));
+    let of_files = matches!(
+        error.downcast_ref(),
+        Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })
+    );
     of_files || error.is::<NoSuchSplit>()
 }
 
@@ -197,15 +225,29 @@ pub fn open_split(
 ) -> Result<OpenedSplit> {
     let kind = config.dataset.filled();
     if !kind.is_of_files() {
-        let whole = TrainSplitArgs { val_fraction: None, ..split.clone() };
+        let whole = TrainSplitArgs {
+            val_fraction: None,
+            ..split.clone()
+        };
         let splits = open(config, &whole, 0, own, communicator, reporter)?;
-        let samples = Split::of_name(name).and_then(|split| splits.get(split)).cloned();
-        let samples = samples.ok_or_else(|| NoSuchSplit { dataset: kind, name: name.to_owned() })?;
-        return Ok(OpenedSplit { samples, normalization: splits.normalization });
+        let samples = Split::of_name(name)
+            .and_then(|split| splits.get(split))
+            .cloned();
+        let samples = samples.ok_or_else(|| NoSuchSplit {
+            dataset: kind,
+            name: name.to_owned(),
+        })?;
+        return Ok(OpenedSplit {
+            samples,
+            normalization: splits.normalization,
+        });
     }
     let samples = open_named(config, name, classes, communicator)?;
     let samples = limited(samples, config.limit_test, reporter)?;
-    Ok(OpenedSplit { samples, normalization: normalization(Normalization::imagenet(), config) })
+    Ok(OpenedSplit {
+        samples,
+        normalization: normalization(Normalization::imagenet(), config),
+    })
 }
 
 /// Opens the split of files that has this name.
@@ -228,14 +270,22 @@ fn open_named(
             parquet_files::open_split(dir, name, classes, &how)?
         }
         _ => {
-            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
+            let how = folder_of_rank(
+                sizing(config),
+                on_bad_image(config),
+                communicator.topology(),
+            )?;
             image_folder::open_split(dir, name, classes, &how)?
         }
     })
 }
 
 /// A split to evaluate on, limited as flags want it, with its notes told.
-fn limited(samples: Arc<dyn ImageDataset>, limit: Option<usize>, reporter: &Reporter) -> Result<Arc<dyn ImageDataset>> {
+fn limited(
+    samples: Arc<dyn ImageDataset>,
+    limit: Option<usize>,
+    reporter: &Reporter,
+) -> Result<Arc<dyn ImageDataset>> {
     tell_notes(&*samples, reporter);
     Ok(match limit {
         Some(limit) => Arc::new(Subset::first(samples, limit)?),
@@ -247,7 +297,10 @@ fn limited(samples: Arc<dyn ImageDataset>, limit: Option<usize>, reporter: &Repo
 fn normalization(of_data: Normalization, config: &DataArgs) -> Normalization {
     let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
     match (&config.normalize_mean, &config.normalize_std) {
-        (Some(mean), Some(std)) => Normalization { mean: floats(mean), std: floats(std) },
+        (Some(mean), Some(std)) => Normalization {
+            mean: floats(mean),
+            std: floats(std),
+        },
         _ => of_data,
     }
 }
@@ -255,11 +308,20 @@ fn normalization(of_data: Normalization, config: &DataArgs) -> Normalization {
 /// All notes of a data set: those on splits that are not opened, then those of each split.
 pub fn notes(splits: &DatasetSplits) -> Vec<String> {
     let opened = Split::ALL.into_iter().filter_map(|split| splits.get(split));
-    splits.notes.iter().cloned().chain(opened.flat_map(|split| notes_of(&**split))).collect()
+    splits
+        .notes
+        .iter()
+        .cloned()
+        .chain(opened.flat_map(|split| notes_of(&**split)))
+        .collect()
 }
 
 fn notes_of(split: &dyn ImageDataset) -> Vec<String> {
-    split.notes().iter().map(|note| format!("{}: {note}", split.name())).collect()
+    split
+        .notes()
+        .iter()
+        .map(|note| format!("{}: {note}", split.name()))
+        .collect()
 }
 
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
@@ -267,7 +329,11 @@ fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
 }
 
 /// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
-fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology) -> Result<ImageFolderConfig> {
+fn folder_of_rank(
+    sizing: Sizing,
+    on_bad_image: OnBadImage,
+    topology: &Topology,
+) -> Result<ImageFolderConfig> {
     let of_node = ImageFolderConfig::new(sizing);
     Ok(ImageFolderConfig {
         memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
@@ -280,9 +346,17 @@ fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology)
 /// How one rank reads shards, whose headers root has read first, then the first rank of each machine, which may see other disks.
 ///
 /// `only` is the name of the split that is wanted, where not all are.
-fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, only: Option<&str>) -> Result<TarShardsConfig> {
+fn shards_of_rank(
+    config: &DataArgs,
+    communicator: &dyn Communicator,
+    only: Option<&str>,
+) -> Result<TarShardsConfig> {
     let topology = communicator.topology();
-    let set = |variable| environment(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let set = |variable| {
+        environment(variable)
+            .filter(|folder| !folder.is_empty())
+            .map(PathBuf::from)
+    };
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let how = TarShardsConfig {
         sizing: sizing(config),
@@ -291,7 +365,10 @@ fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, only: Opti
         cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
     };
     let dir: PathBuf = config.data_dir.filled();
-    for reads in [communicator.rank() == distributed::ROOT, topology.local_rank == 0] {
+    for reads in [
+        communicator.rank() == distributed::ROOT,
+        topology.local_rank == 0,
+    ] {
         if reads {
             // What keeps the headers from being read keeps the shards from being opened, which says so.
             let _ = tar_shards::index(&dir, &how, only);
@@ -303,13 +380,20 @@ fn shards_of_rank(config: &DataArgs, communicator: &dyn Communicator, only: Opti
 
 #[cfg(feature = "parquet")]
 fn open_parquet(config: &DataArgs, topology: &Topology) -> Result<DatasetSplits> {
-    Ok(parquet_files::open(config.data_dir.filled(), &parquet_of_rank(config, topology)?)?)
+    Ok(parquet_files::open(
+        config.data_dir.filled(),
+        &parquet_of_rank(config, topology)?,
+    )?)
 }
 
 #[cfg(feature = "parquet")]
 fn parquet_of_rank(config: &DataArgs, topology: &Topology) -> Result<ParquetConfig> {
     let num_threads = ranks::share_of_threads(topology)?;
-    Ok(ParquetConfig { sizing: sizing(config), on_bad_image: on_bad_image(config), num_threads })
+    Ok(ParquetConfig {
+        sizing: sizing(config),
+        on_bad_image: on_bad_image(config),
+        num_threads,
+    })
 }
 
 #[cfg(not(feature = "parquet"))]
@@ -329,9 +413,10 @@ fn on_bad_image(config: &DataArgs) -> OnBadImage {
 /// How image files become samples, in training without a crop and in testing.
 pub fn sizing(config: &DataArgs) -> Sizing {
     match &config.resolution {
-        Some(resolution) => {
-            Sizing { size: resolution.in_evaluation(), shorter_side: Some(config.eval_resize.filled()) }
-        }
+        Some(resolution) => Sizing {
+            size: resolution.in_evaluation(),
+            shorter_side: Some(config.eval_resize.filled()),
+        },
         None => Sizing::square(config.image_size.filled()),
     }
 }
@@ -351,8 +436,9 @@ pub fn share_checksums(
 ) -> Result<()> {
     let topology = communicator.topology();
     // The same folder under any name.
-    let place =
-        folder.and_then(|folder| fs::metadata(folder).ok()).map(|place| format!("{}:{}", place.dev(), place.ino()));
+    let place = folder
+        .and_then(|folder| fs::metadata(folder).ok())
+        .map(|place| format!("{}:{}", place.dev(), place.ino()));
     let place = format!("{} {}", topology.node, place.unwrap_or_default());
     let mut own = vec![place.clone()];
     if topology.local_rank == 0 {
@@ -362,7 +448,10 @@ pub fn share_checksums(
         let message = String::from_utf8_lossy(&message);
         let mut lines = message.lines();
         if lines.next() == Some(place.as_str()) {
-            let reading = splits.iter().zip(lines).filter(|(split, _)| split.checksum_reads_files());
+            let reading = splits
+                .iter()
+                .zip(lines)
+                .filter(|(split, _)| split.checksum_reads_files());
             reading.for_each(|(split, checksum)| split.adopt_checksum(checksum));
         }
     }
@@ -377,7 +466,10 @@ pub fn augment(split: &TrainSplitArgs) -> Augment {
         AugmentKind::Trivial => Augment::Trivial { pad: CROP_PAD },
         AugmentKind::ResizedCrop => {
             let scale = split.crop_scale.filled();
-            let crop = ResizedCrop { min_scale: scale.min, max_scale: scale.max };
+            let crop = ResizedCrop {
+                min_scale: scale.min,
+                max_scale: scale.max,
+            };
             match split.rand_augment {
                 Some(magnitude) => Augment::Rand(crop, RandAugment { magnitude }),
                 None => Augment::ResizedCrop(crop),

@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 
 use crate::config::cli::{ComputeArgs, ModelSection};
 use crate::config::{
-    ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, RecomputeKind, decided, instruction_set,
+    ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, RecomputeKind, decided,
+    instruction_set,
 };
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
@@ -44,7 +45,14 @@ pub struct ModelRequest<'a> {
 impl<'a> ModelRequest<'a> {
     /// For images of three channels, with seed 0.
     pub fn new(num_classes: usize, compute: &'a ComputeArgs, device: &'a Device) -> Self {
-        Self { num_classes, in_channels: 3, seed: 0, zero_gamma: false, compute, device }
+        Self {
+            num_classes,
+            in_channels: 3,
+            seed: 0,
+            zero_gamma: false,
+            compute,
+            device,
+        }
     }
 
     /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution`, `--recompute` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
@@ -53,7 +61,13 @@ impl<'a> ModelRequest<'a> {
     /// # Errors
     /// When this processor lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
-        let ComputeArgs { kernels, convolution, recompute, cpu, .. } = *self.compute;
+        let ComputeArgs {
+            kernels,
+            convolution,
+            recompute,
+            cpu,
+            ..
+        } = *self.compute;
         Ok(Computation {
             kernels: match kernels.unwrap_or(KernelsKind::Fused) {
                 KernelsKind::Stock => Kernels::Stock,
@@ -149,7 +163,11 @@ pub trait ModelFamily {
 impl Family {
     /// What a configuration needs to know of `F`.
     pub fn of<F: ModelFamily>() -> Self {
-        Self { name: F::NAME, options: F::OPTIONS, decide: |flags| decided::<F::Args>(flags, F::fill, F::name) }
+        Self {
+            name: F::NAME,
+            options: F::OPTIONS,
+            decide: |flags| decided::<F::Args>(flags, F::fill, F::name),
+        }
     }
 }
 
@@ -179,7 +197,9 @@ pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
 }
 
 /// Opens the data set that `F` brings, with the flags of a filled section.
-pub fn own_data<F: ModelFamily>(model: &ModelSection) -> impl FnOnce() -> Result<Option<DatasetSplits>> {
+pub fn own_data<F: ModelFamily>(
+    model: &ModelSection,
+) -> impl FnOnce() -> Result<Option<DatasetSplits>> {
     || F::dataset(&model.read()?)
 }
 

@@ -103,7 +103,10 @@ impl<T: Send + 'static> Ahead<T> {
             });
         };
         let thread = threads::start("upload", items, make)?;
-        Ok(Self { items: Some(receiver), thread: Some(thread) })
+        Ok(Self {
+            items: Some(receiver),
+            thread: Some(thread),
+        })
     }
 }
 
@@ -143,7 +146,11 @@ mod tests {
 
     use datasets::{ImageShape, Pixels};
 
-    const SHAPE: ImageShape = ImageShape { height: 2, width: 2, channels: 1 };
+    const SHAPE: ImageShape = ImageShape {
+        height: 2,
+        width: 2,
+        channels: 1,
+    };
 
     fn step(step_in_epoch: usize) -> LoadedStep {
         let batch = HostBatch {
@@ -160,11 +167,18 @@ mod tests {
             indices: vec![],
             shape: SHAPE,
         };
-        LoadedStep { step_in_epoch, global_num_samples: 1, micro_batches: vec![batch, empty] }
+        LoadedStep {
+            step_in_epoch,
+            global_num_samples: 1,
+            micro_batches: vec![batch, empty],
+        }
     }
 
     fn fails() -> DatasetError {
-        DatasetError::BadImage { path: "bad.png".into(), reason: "for the test".into() }
+        DatasetError::BadImage {
+            path: "bad.png".into(),
+            reason: "for the test".into(),
+        }
     }
 
     fn both() -> [InputKind; 2] {
@@ -176,10 +190,17 @@ mod tests {
         for kind in both() {
             let mut input = Input::start((0..5).map(step).map(Ok), kind, &Device::flex());
             for expected in 0..5 {
-                let LoadedStep { step_in_epoch, micro_batches, .. } = input.next().unwrap().unwrap();
+                let LoadedStep {
+                    step_in_epoch,
+                    micro_batches,
+                    ..
+                } = input.next().unwrap().unwrap();
                 assert_eq!(step_in_epoch, expected);
                 let [full, empty]: [DeviceBatch; 2] = micro_batches.try_into().unwrap();
-                assert_eq!((full.labels.clone(), empty.num_samples()), (vec![expected as u32], 0));
+                assert_eq!(
+                    (full.labels.clone(), empty.num_samples()),
+                    (vec![expected as u32], 0)
+                );
                 let images = full.into_images().images.into_data();
                 assert_eq!(images.as_slice::<f32>().unwrap(), [expected as f32; 4]);
             }
@@ -193,7 +214,10 @@ mod tests {
             let steps = [Ok(step(0)), Err(fails())].into_iter();
             let mut input = Input::start(steps, kind, &Device::flex());
             assert!(input.next().unwrap().is_ok());
-            assert_eq!(input.next().unwrap().unwrap_err().to_string(), fails().to_string());
+            assert_eq!(
+                input.next().unwrap().unwrap_err().to_string(),
+                fails().to_string()
+            );
             assert!(input.next().is_none());
         }
     }
@@ -201,7 +225,13 @@ mod tests {
     #[test]
     fn a_panic_of_the_upload_is_a_panic_of_who_waits_for_it() {
         for kind in both() {
-            let steps = (0..2).map(|index| if index == 0 { Ok(step(0)) } else { panic!("no memory") });
+            let steps = (0..2).map(|index| {
+                if index == 0 {
+                    Ok(step(0))
+                } else {
+                    panic!("no memory")
+                }
+            });
             let mut input = Input::start(steps, kind, &Device::flex());
             assert!(input.next().unwrap().is_ok());
             let panic = catch_unwind(AssertUnwindSafe(|| input.next().is_some())).unwrap_err();

@@ -53,10 +53,14 @@ impl Loss for CrossEntropy {
     fn sum(&self, logits: Tensor<2>, Targets { labels, mixed }: Targets) -> Tensor<1> {
         let [_, num_classes] = logits.dims();
         let log_probabilities = log_softmax(logits, 1);
-        let of = |labels: Tensor<1, Int>| log_probabilities.clone().gather(1, labels.unsqueeze_dim(1));
+        let of =
+            |labels: Tensor<1, Int>| log_probabilities.clone().gather(1, labels.unsqueeze_dim(1));
         let of_label = match mixed {
             None => of(labels).sum(),
-            Some(MixedTargets { labels: others, shares }) => {
+            Some(MixedTargets {
+                labels: others,
+                shares,
+            }) => {
                 let shares = shares.unsqueeze_dim(1);
                 let own = of(labels);
                 (own.clone() + shares * (of(others) - own)).sum()
@@ -65,8 +69,13 @@ impl Loss for CrossEntropy {
         if self.label_smoothing == 0.0 {
             return of_label.neg();
         }
-        let uniform = log_probabilities.sum().mul_scalar(self.label_smoothing / num_classes as f64);
-        of_label.mul_scalar(1.0 - self.label_smoothing).add(uniform).neg()
+        let uniform = log_probabilities
+            .sum()
+            .mul_scalar(self.label_smoothing / num_classes as f64);
+        of_label
+            .mul_scalar(1.0 - self.label_smoothing)
+            .add(uniform)
+            .neg()
     }
 
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
@@ -94,7 +103,11 @@ impl WeightedCrossEntropy {
     /// # Panics
     /// When there is not a weight for each logit.
     fn weighted_shares(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
-        assert_eq!(self.weights.len(), num_classes, "class weights and logits differ in classes");
+        assert_eq!(
+            self.weights.len(),
+            num_classes,
+            "class weights and logits differ in classes"
+        );
         let weights = Tensor::<1>::from_floats(&*self.weights, device).unsqueeze::<2>();
         smoothed_shares(self.label_smoothing, targets, num_classes, device) * weights
     }
@@ -141,7 +154,9 @@ impl Loss for BinaryCrossEntropy {
 impl BinaryCrossEntropy {
     /// 1 for each class that counts as present, else 0: `[N, K]`.
     fn present(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
-        shares(targets, num_classes, device).greater_elem(self.threshold).float()
+        shares(targets, num_classes, device)
+            .greater_elem(self.threshold)
+            .float()
     }
 }
 
@@ -151,11 +166,15 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
         let ([num_samples], at) = (labels.dims(), labels.device());
         let none = Tensor::<2>::zeros([num_samples, num_classes], &at);
         let one = Tensor::ones([num_samples, 1], &at);
-        none.scatter(1, labels.unsqueeze_dim(1), one, IndexingUpdateOp::Add).to_device(device)
+        none.scatter(1, labels.unsqueeze_dim(1), one, IndexingUpdateOp::Add)
+            .to_device(device)
     };
     match mixed {
         None => share_of(labels),
-        Some(MixedTargets { labels: others, shares }) => {
+        Some(MixedTargets {
+            labels: others,
+            shares,
+        }) => {
             let (own, shares) = (share_of(labels), shares.unsqueeze_dim(1));
             own.clone() + shares * (share_of(others) - own)
         }
@@ -163,7 +182,12 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
 }
 
 /// As [`shares`], with `label_smoothing` of each label spread over all classes.
-fn smoothed_shares(label_smoothing: f64, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
+fn smoothed_shares(
+    label_smoothing: f64,
+    targets: Targets,
+    num_classes: usize,
+    device: &Device,
+) -> Tensor<2> {
     shares(targets, num_classes, device)
         .mul_scalar(1.0 - label_smoothing)
         .add_scalar(label_smoothing / num_classes as f64)
@@ -176,7 +200,12 @@ struct SameBits<L>(L);
 impl Loss for SameBits<CrossEntropy> {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let smoothed = smoothed_shares(self.0.label_smoothing, targets.clone(), num_classes, &device);
+        let smoothed = smoothed_shares(
+            self.0.label_smoothing,
+            targets.clone(),
+            num_classes,
+            &device,
+        );
         loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), smoothed)
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
@@ -185,10 +214,18 @@ impl Loss for SameBits<CrossEntropy> {
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
         let shares = shares(Targets::of(labels.clone()), num_classes, &device);
-        let samples = logits.clone().split(1, 0).into_iter().zip(shares.split(1, 0));
-        let losses: Option<Vec<_>> =
-            samples.map(|(logits, shares)| loss_sum(layers::Loss::SoftmaxCrossEntropy, logits, shares)).collect();
-        losses.map_or_else(|| self.0.test_sum(logits, labels), |losses| Tensor::cat(losses, 0))
+        let samples = logits
+            .clone()
+            .split(1, 0)
+            .into_iter()
+            .zip(shares.split(1, 0));
+        let losses: Option<Vec<_>> = samples
+            .map(|(logits, shares)| loss_sum(layers::Loss::SoftmaxCrossEntropy, logits, shares))
+            .collect();
+        losses.map_or_else(
+            || self.0.test_sum(logits, labels),
+            |losses| Tensor::cat(losses, 0),
+        )
     }
 
     fn is_recordable(&self) -> bool {
@@ -199,7 +236,9 @@ impl Loss for SameBits<CrossEntropy> {
 impl Loss for SameBits<WeightedCrossEntropy> {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let shares = self.0.weighted_shares(targets.clone(), num_classes, &device);
+        let shares = self
+            .0
+            .weighted_shares(targets.clone(), num_classes, &device);
         loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), shares)
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
@@ -213,8 +252,10 @@ impl Loss for SameBits<BinaryCrossEntropy> {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
         let present = self.0.present(targets.clone(), num_classes, &device);
-        loss_sum(layers::Loss::SigmoidCrossEntropy, logits.clone(), present)
-            .map_or_else(|| self.0.sum(logits, targets), |sum| sum.div_scalar(num_classes as f64))
+        loss_sum(layers::Loss::SigmoidCrossEntropy, logits.clone(), present).map_or_else(
+            || self.0.sum(logits, targets),
+            |sum| sum.div_scalar(num_classes as f64),
+        )
     }
 
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
@@ -231,26 +272,50 @@ pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device)
     if num_classes < 2 {
         return true;
     }
-    let logits: Vec<f32> = (0..2 * num_classes).map(|index| (index * index % 7) as f32 * 0.5).collect();
+    let logits: Vec<f32> = (0..2 * num_classes)
+        .map(|index| (index * index % 7) as f32 * 0.5)
+        .collect();
     let logits = Tensor::<1>::from_floats(logits.as_slice(), device).reshape([2, num_classes]);
     let labels = || Tensor::from_ints([0, 1], device);
     let others = Tensor::from_ints([1, 0], device);
-    let mixed = MixedTargets { labels: others, shares: Tensor::from_floats([0.3, 0.7], device) };
+    let mixed = MixedTargets {
+        labels: others,
+        shares: Tensor::from_floats([0.3, 0.7], device),
+    };
     let sum = |targets| loss.sum(logits.clone(), targets).into_data();
-    sum(Targets::of(labels())) != sum(Targets { labels: labels(), mixed: Some(mixed) })
+    sum(Targets::of(labels()))
+        != sum(Targets {
+            labels: labels(),
+            mixed: Some(mixed),
+        })
 }
 
 /// The loss that the options say; `class_weights` are one a class.
-pub fn configured(options: &OptimizerArgs, class_weights: Option<&[f64]>, compute: &ComputeArgs) -> Arc<dyn Loss> {
+pub fn configured(
+    options: &OptimizerArgs,
+    class_weights: Option<&[f64]>,
+    compute: &ComputeArgs,
+) -> Arc<dyn Loss> {
     match options.loss.filled() {
         LossKind::CrossEntropy => match class_weights {
             Some(weights) => {
                 let weights = weights.iter().map(|weight| *weight as f32).collect();
-                arc(WeightedCrossEntropy { label_smoothing: options.label_smoothing.filled(), weights }, compute)
+                arc(
+                    WeightedCrossEntropy {
+                        label_smoothing: options.label_smoothing.filled(),
+                        weights,
+                    },
+                    compute,
+                )
             }
             None => cross_entropy(options.label_smoothing.filled(), compute),
         },
-        LossKind::BinaryCrossEntropy => arc(BinaryCrossEntropy { threshold: PRESENT_FROM }, compute),
+        LossKind::BinaryCrossEntropy => arc(
+            BinaryCrossEntropy {
+                threshold: PRESENT_FROM,
+            },
+            compute,
+        ),
     }
 }
 
@@ -277,13 +342,22 @@ mod tests {
     #[test]
     fn every_loss_of_the_program_takes_mixed_targets_for_any_number_of_classes() {
         let losses: [&dyn Loss; 3] = [
-            &CrossEntropy { label_smoothing: 0.1 },
-            &BinaryCrossEntropy { threshold: PRESENT_FROM },
+            &CrossEntropy {
+                label_smoothing: 0.1,
+            },
+            &BinaryCrossEntropy {
+                threshold: PRESENT_FROM,
+            },
             &SameBits(CrossEntropy::default()),
         ];
-        for (loss, num_classes) in losses.iter().flat_map(|loss| [1, 2, 3, 7, 10, 1000].map(|classes| (loss, classes)))
+        for (loss, num_classes) in losses
+            .iter()
+            .flat_map(|loss| [1, 2, 3, 7, 10, 1000].map(|classes| (loss, classes)))
         {
-            assert!(takes_mixed_targets(*loss, num_classes, &Device::flex()), "{loss:?}, {num_classes} classes");
+            assert!(
+                takes_mixed_targets(*loss, num_classes, &Device::flex()),
+                "{loss:?}, {num_classes} classes"
+            );
         }
     }
 
@@ -295,9 +369,14 @@ mod tests {
             labels: Tensor::from_ints([label], &device),
             shares: Tensor::from_floats([share], &device),
         });
-        let targets = Targets { labels: Tensor::from_ints([1], &device), mixed };
+        let targets = Targets {
+            labels: Tensor::from_ints([1], &device),
+            mixed,
+        };
         let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
-        CrossEntropy { label_smoothing }.sum(logits, targets).into_scalar::<f32>() as f64
+        CrossEntropy { label_smoothing }
+            .sum(logits, targets)
+            .into_scalar::<f32>() as f64
     }
 
     fn log_probability(class: usize) -> f64 {
@@ -311,14 +390,20 @@ mod tests {
     #[test]
     fn smoothed_cross_entropy_mixes_the_label_with_the_uniform_distribution() {
         assert_near(loss(0.0, None), -log_probability(1));
-        assert_near(loss(0.3, None), -(0.7 * log_probability(1) + 0.1 * (0..3).map(log_probability).sum::<f64>()));
+        assert_near(
+            loss(0.3, None),
+            -(0.7 * log_probability(1) + 0.1 * (0..3).map(log_probability).sum::<f64>()),
+        );
     }
 
     #[test]
     fn mixed_samples_cost_what_both_classes_cost_by_their_shares() {
         let both = 0.75 * log_probability(1) + 0.25 * log_probability(2);
         assert_near(loss(0.0, Some((2, 0.25))), -both);
-        assert_near(loss(0.3, Some((2, 0.25))), -(0.7 * both + 0.1 * (0..3).map(log_probability).sum::<f64>()));
+        assert_near(
+            loss(0.3, Some((2, 0.25))),
+            -(0.7 * both + 0.1 * (0..3).map(log_probability).sum::<f64>()),
+        );
     }
 
     #[test]
@@ -329,13 +414,25 @@ mod tests {
                 labels: Tensor::from_ints([label], &device),
                 shares: Tensor::from_floats([share], &device),
             });
-            let targets = Targets { labels: Tensor::from_ints([1], &device), mixed };
+            let targets = Targets {
+                labels: Tensor::from_ints([1], &device),
+                mixed,
+            };
             let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
-            f64::from(BinaryCrossEntropy { threshold: 0.2 }.sum(logits, targets).into_scalar::<f32>())
+            f64::from(
+                BinaryCrossEntropy { threshold: 0.2 }
+                    .sum(logits, targets)
+                    .into_scalar::<f32>(),
+            )
         };
         // torch.nn.functional.binary_cross_entropy_with_logits([2, 0.5, -1], target).
-        let expected =
-            |targets: [f64; 3]| ROW.iter().zip(targets).map(|(z, t)| (1.0 + z.exp()).ln() - t * z).sum::<f64>() / 3.0;
+        let expected = |targets: [f64; 3]| {
+            ROW.iter()
+                .zip(targets)
+                .map(|(z, t)| (1.0 + z.exp()).ln() - t * z)
+                .sum::<f64>()
+                / 3.0
+        };
         assert_near(expected([0.0, 1.0, 0.0]), 0.971_422_2);
         assert_near(loss(None), expected([0.0, 1.0, 0.0]));
         assert_near(loss(Some((2, 0.25))), expected([0.0, 1.0, 1.0]));
@@ -353,19 +450,28 @@ mod tests {
                 0.0,
                 false,
                 15.907920,
-                [1.571194, -1.649419, 0.078225, 0.00267, 2.928459, -2.931129, 0.423883, -0.847766, 0.423883],
+                [
+                    1.571194, -1.649419, 0.078225, 0.00267, 2.928459, -2.931129, 0.423883,
+                    -0.847766, 0.423883,
+                ],
             ),
             (
                 0.3,
                 false,
                 14.609835,
-                [1.481914, -1.258184, -0.22373, -0.047641, 2.386805, -2.339164, 0.363286, -0.476572, 0.113286],
+                [
+                    1.481914, -1.258184, -0.22373, -0.047641, 2.386805, -2.339164, 0.363286,
+                    -0.476572, 0.113286,
+                ],
             ),
             (
                 0.3,
                 true,
                 14.335255,
-                [1.619394, -0.877508, -0.741886, -0.135531, 1.959738, -1.824208, 0.363286, -0.476572, 0.113286],
+                [
+                    1.619394, -0.877508, -0.741886, -0.135531, 1.959738, -1.824208, 0.363286,
+                    -0.476572, 0.113286,
+                ],
             ),
         ];
         for cpu in [CpuKind::Auto, CpuKind::Portable] {
@@ -375,17 +481,40 @@ mod tests {
                     labels: Tensor::from_ints([2, 0, 1], &device),
                     shares: Tensor::from_floats([0.25, 0.25, 0.25], &device),
                 });
-                let targets = Targets { labels: Tensor::from_ints([1, 2, 1], &device), mixed };
+                let targets = Targets {
+                    labels: Tensor::from_ints([1, 2, 1], &device),
+                    mixed,
+                };
                 let rows = [[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25], [0.0, 1.0, 0.0]];
                 let logits = Tensor::<2>::from_floats(rows, &device).require_grad();
-                let compute = ComputeArgs { cpu: Some(cpu), ..ComputeArgs::default() };
-                let loss = arc(WeightedCrossEntropy { label_smoothing, weights: vec![0.5, 2.0, 3.0] }, &compute);
+                let compute = ComputeArgs {
+                    cpu: Some(cpu),
+                    ..ComputeArgs::default()
+                };
+                let loss = arc(
+                    WeightedCrossEntropy {
+                        label_smoothing,
+                        weights: vec![0.5, 2.0, 3.0],
+                    },
+                    &compute,
+                );
                 let got = loss.sum(logits.clone(), targets);
                 let tape = got.clone().backward();
-                let got_gradients = logits.grad(&tape).unwrap().into_data().try_to_vec::<f32>().unwrap();
-                assert!((f64::from(got.into_scalar::<f32>()) - sum).abs() < 1e-5, "{loss:?}");
+                let got_gradients = logits
+                    .grad(&tape)
+                    .unwrap()
+                    .into_data()
+                    .try_to_vec::<f32>()
+                    .unwrap();
+                assert!(
+                    (f64::from(got.into_scalar::<f32>()) - sum).abs() < 1e-5,
+                    "{loss:?}"
+                );
                 for (got, expected) in got_gradients.iter().zip(gradients) {
-                    assert!((f64::from(*got) - expected).abs() < 1e-5, "{loss:?}: {got_gradients:?}");
+                    assert!(
+                        (f64::from(*got) - expected).abs() < 1e-5,
+                        "{loss:?}: {got_gradients:?}"
+                    );
                 }
             }
         }
@@ -395,7 +524,10 @@ mod tests {
     fn evaluation_knows_no_smoothing() {
         let device = Device::flex();
         let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
-        let loss = CrossEntropy { label_smoothing: 0.3 }.test_sum(logits, Tensor::from_ints([1], &device));
+        let loss = CrossEntropy {
+            label_smoothing: 0.3,
+        }
+        .test_sum(logits, Tensor::from_ints([1], &device));
         assert_near(loss.into_scalar::<f32>() as f64, -log_probability(1));
     }
 
@@ -407,21 +539,46 @@ mod tests {
                 labels: Tensor::from_ints([2, 0], &device),
                 shares: Tensor::from_floats([0.25, 0.6], &device),
             });
-            let targets = Targets { labels: Tensor::from_ints([1, 2], &device), mixed };
-            let logits = Tensor::<2>::from_floats([[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25]], &device).require_grad();
+            let targets = Targets {
+                labels: Tensor::from_ints([1, 2], &device),
+                mixed,
+            };
+            let logits = Tensor::<2>::from_floats([[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25]], &device)
+                .require_grad();
             let sum = loss.sum(logits.clone(), targets);
             let gradients = sum.clone().mul_scalar(0.5).backward();
-            let values = [logits.grad(&gradients).unwrap().reshape([6]), sum.inner()].map(Tensor::<1>::into_data);
-            values.into_iter().flat_map(|values| values.try_to_vec::<f32>().unwrap()).collect()
+            let values = [logits.grad(&gradients).unwrap().reshape([6]), sum.inner()]
+                .map(Tensor::<1>::into_data);
+            values
+                .into_iter()
+                .flat_map(|values| values.try_to_vec::<f32>().unwrap())
+                .collect()
         }
-        let named = ComputeArgs { cpu: Some(CpuKind::Portable), ..ComputeArgs::default() };
-        let (smoothed, binary) = (CrossEntropy { label_smoothing: 0.1 }, BinaryCrossEntropy { threshold: 0.2 });
-        let pairs: [(&dyn Loss, _); 2] = [(&smoothed, arc(smoothed, &named)), (&binary, arc(binary, &named))];
+        let named = ComputeArgs {
+            cpu: Some(CpuKind::Portable),
+            ..ComputeArgs::default()
+        };
+        let (smoothed, binary) = (
+            CrossEntropy {
+                label_smoothing: 0.1,
+            },
+            BinaryCrossEntropy { threshold: 0.2 },
+        );
+        let pairs: [(&dyn Loss, _); 2] = [
+            (&smoothed, arc(smoothed, &named)),
+            (&binary, arc(binary, &named)),
+        ];
         for (burns, ours) in pairs {
             for is_mixed in [false, true] {
                 let (got, expected) = (results(&*ours, is_mixed), results(burns, is_mixed));
-                let is_near = got.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-6);
-                assert!(is_near, "{ours:?}, mixed {is_mixed}: {got:?} against {expected:?}");
+                let is_near = got
+                    .iter()
+                    .zip(&expected)
+                    .all(|(got, expected)| (got - expected).abs() < 1e-6);
+                assert!(
+                    is_near,
+                    "{ours:?}, mixed {is_mixed}: {got:?} against {expected:?}"
+                );
             }
         }
     }

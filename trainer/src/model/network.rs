@@ -49,7 +49,10 @@ pub fn resnet(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
 }
 
 fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
-    ensure!(request.num_classes > 0, "classes: expected at least 1, got 0");
+    ensure!(
+        request.num_classes > 0,
+        "classes: expected at least 1, got 0"
+    );
     let shortcut = match model.shortcut.filled() {
         ShortcutKind::A => Shortcut::A,
         ShortcutKind::B => Shortcut::B,
@@ -68,7 +71,12 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
 ///
 /// # Errors
 /// As [`burn_resnet::load_weights_with`].
-pub fn load_weights_aloud<M: Module>(model: M, path: &Path, head: Head, reporter: &Reporter) -> Result<M> {
+pub fn load_weights_aloud<M: Module>(
+    model: M,
+    path: &Path,
+    head: Head,
+    reporter: &Reporter,
+) -> Result<M> {
     let (model, loaded) = load_weights_with(model, path, head).map_err(|error| match error {
         WeightsError::Head { .. } if head == Head::OfFile => {
             anyhow!(
@@ -79,7 +87,11 @@ pub fn load_weights_aloud<M: Module>(model: M, path: &Path, head: Head, reporter
     })?;
     let path = path.display();
     if !loaded.kept.is_empty() {
-        reporter.note(&format!("weights {path}: taken: {}; new: {}", by_module(&loaded.taken), loaded.kept.join(", ")));
+        reporter.note(&format!(
+            "weights {path}: taken: {}; new: {}",
+            by_module(&loaded.taken),
+            loaded.kept.join(", ")
+        ));
     }
     if let Some(key) = loaded.key.as_ref().filter(|key| *key != "state_dict") {
         reporter.note(&format!("weights {path}: taken from under its key `{key}`"));
@@ -94,7 +106,10 @@ pub fn load_weights_aloud<M: Module>(model: M, path: &Path, head: Head, reporter
 fn by_module(names: &[String]) -> String {
     let outermost = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
     let modules = names.chunk_by(|a, b| outermost(a) == outermost(b));
-    modules.map(|tensors| format!("{} {}", outermost(&tensors[0]), tensors.len())).collect::<Vec<_>>().join(", ")
+    modules
+        .map(|tensors| format!("{} {}", outermost(&tensors[0]), tensors.len()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -103,7 +118,16 @@ mod tests {
 
     #[test]
     fn tensors_are_counted_by_their_outermost_module() {
-        let names = ["conv1.weight", "bn1.weight", "bn1.bias", "layer1.0.conv1.weight", "layer1.1.conv1.weight"];
-        assert_eq!(by_module(&names.map(str::to_owned)), "conv1 1, bn1 2, layer1 2");
+        let names = [
+            "conv1.weight",
+            "bn1.weight",
+            "bn1.bias",
+            "layer1.0.conv1.weight",
+            "layer1.1.conv1.weight",
+        ];
+        assert_eq!(
+            by_module(&names.map(str::to_owned)),
+            "conv1 1, bn1 2, layer1 2"
+        );
     }
 }

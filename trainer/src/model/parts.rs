@@ -14,14 +14,23 @@ use distributed::ParameterLayout;
 
 /// Whether the tensor at `path` belongs to `part`, by its whole path or by that below up to `depth` modules that hold the whole model.
 pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
-    let below = successors(Some(path), |path| path.split_once('.').map(|(_, rest)| rest)).take(depth + 1);
+    let below = successors(Some(path), |path| {
+        path.split_once('.').map(|(_, rest)| rest)
+    })
+    .take(depth + 1);
     let is_part = |rest: &str| rest.is_empty() || rest.starts_with('.');
-    below.into_iter().any(|path| path.strip_prefix(part).is_some_and(is_part))
+    below
+        .into_iter()
+        .any(|path| path.strip_prefix(part).is_some_and(is_part))
 }
 
 /// The number of modules, from the outermost, that hold all of `layout`.
 pub fn depth(layout: &ParameterLayout) -> usize {
-    let paths: Vec<&str> = layout.entries().iter().map(|entry| entry.path.as_str()).collect();
+    let paths: Vec<&str> = layout
+        .entries()
+        .iter()
+        .map(|entry| entry.path.as_str())
+        .collect();
     shared_modules(&paths)
 }
 
@@ -33,7 +42,9 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
     let paths = || layout.entries().iter().map(|entry| entry.path.as_str());
     let depth = depth(layout);
     for part in parts {
-        let mut outermost: Vec<&str> = paths().filter_map(|path| path.split('.').nth(depth)).collect();
+        let mut outermost: Vec<&str> = paths()
+            .filter_map(|path| path.split('.').nth(depth))
+            .collect();
         outermost.dedup();
         ensure!(
             paths().any(|path| is_within(path, part, depth)),
@@ -48,7 +59,11 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
 /// PyTorch where only `requires_grad` is switched off.
 pub fn freeze<M: Module>(model: M, parts: &[String]) -> M {
     let depth = depth(&ParameterLayout::new(&model));
-    model.map(&mut Freezing { path: Vec::new(), parts, depth })
+    model.map(&mut Freezing {
+        path: Vec::new(),
+        parts,
+        depth,
+    })
 }
 
 struct Freezing<'a> {
@@ -60,7 +75,11 @@ struct Freezing<'a> {
 
 impl ModuleMapper for Freezing<'_> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(if container_type.starts_with("Enum:") { String::new() } else { name.to_owned() });
+        self.path.push(if container_type.starts_with("Enum:") {
+            String::new()
+        } else {
+            name.to_owned()
+        });
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
@@ -68,9 +87,19 @@ impl ModuleMapper for Freezing<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let names: Vec<&str> = self.path.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        let names: Vec<&str> = self
+            .path
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !name.is_empty())
+            .collect();
         let path = names.join(".");
-        match param.is_require_grad() && self.parts.iter().any(|part| is_within(&path, part, self.depth)) {
+        match param.is_require_grad()
+            && self
+                .parts
+                .iter()
+                .any(|part| is_within(&path, part, self.depth))
+        {
             true => param.no_grad(),
             false => param,
         }

@@ -35,10 +35,14 @@ impl LearningRate {
     /// # Panics
     /// If `steps_per_epoch` is zero.
     pub fn new(config: &TrainConfig, steps_per_epoch: u64) -> Self {
-        assert!(steps_per_epoch > 0, "steps_per_epoch: expected at least 1, got 0");
+        assert!(
+            steps_per_epoch > 0,
+            "steps_per_epoch: expected at least 1, got 0"
+        );
         let schedule = &config.schedule;
         let total_steps = schedule.planned_epochs().saturating_mul(steps_per_epoch);
-        let warmup_steps = (schedule.warmup_epochs.filled() * steps_per_epoch as f64).round() as u64;
+        let warmup_steps =
+            (schedule.warmup_epochs.filled() * steps_per_epoch as f64).round() as u64;
         Self {
             peak: config.peak_learning_rate(),
             start_factor: schedule.warmup_start_factor.unwrap_or(1.0),
@@ -59,7 +63,9 @@ impl LearningRate {
     pub fn at(&self, step: u64) -> f64 {
         match self.kind {
             // Their rate at the end itself is nothing, or next to it: nobody trains longer to stand still.
-            ScheduleKind::Cosine | ScheduleKind::OneCycle => self.planned(step.min(self.total_steps - 1)),
+            ScheduleKind::Cosine | ScheduleKind::OneCycle => {
+                self.planned(step.min(self.total_steps - 1))
+            }
             ScheduleKind::Constant | ScheduleKind::Multistep => self.planned(step),
         }
     }
@@ -74,12 +80,16 @@ impl LearningRate {
             };
             return self.peak * (self.start_factor + (1.0 - self.start_factor) * rise);
         }
-        let progress = (step - self.warmup_steps) as f64 / (self.total_steps - self.warmup_steps) as f64;
+        let progress =
+            (step - self.warmup_steps) as f64 / (self.total_steps - self.warmup_steps) as f64;
         match self.kind {
             ScheduleKind::Constant => self.peak,
             ScheduleKind::Multistep => {
                 let has_passed = |epoch: &&u64| step >= epoch.saturating_mul(self.steps_per_epoch);
-                self.peak * self.gamma.powi(self.milestones.iter().filter(has_passed).count() as i32)
+                self.peak
+                    * self
+                        .gamma
+                        .powi(self.milestones.iter().filter(has_passed).count() as i32)
             }
             ScheduleKind::Cosine => self.peak * half_cosine(progress),
             ScheduleKind::OneCycle => {
@@ -106,13 +116,21 @@ mod tests {
     use crate::config::cli::TrainArgs;
     use proptest::prelude::*;
 
-    fn planned(kind: ScheduleKind, epochs: u64, warmup_epochs: f64, steps_per_epoch: u64) -> LearningRate {
+    fn planned(
+        kind: ScheduleKind,
+        epochs: u64,
+        warmup_epochs: f64,
+        steps_per_epoch: u64,
+    ) -> LearningRate {
         let mut args = TrainArgs::default();
         args.optimizer.learning_rate = Some(0.4);
         args.schedule.schedule = Some(kind);
         args.schedule.epochs = Some(epochs);
         args.schedule.warmup_epochs = Some(warmup_epochs);
-        LearningRate::new(&TrainConfig::resolve(&args, 1).expect("a valid schedule"), steps_per_epoch)
+        LearningRate::new(
+            &TrainConfig::resolve(&args, 1).expect("a valid schedule"),
+            steps_per_epoch,
+        )
     }
 
     fn any_schedule() -> impl Strategy<Value = LearningRate> {
@@ -122,8 +140,9 @@ mod tests {
             Just(ScheduleKind::Cosine),
             Just(ScheduleKind::OneCycle),
         ];
-        (kind, 4_u64..30, 0.01_f64..0.9, 1_u64..40)
-            .prop_map(|(kind, epochs, warmup, steps)| planned(kind, epochs, warmup * epochs as f64, steps))
+        (kind, 4_u64..30, 0.01_f64..0.9, 1_u64..40).prop_map(|(kind, epochs, warmup, steps)| {
+            planned(kind, epochs, warmup * epochs as f64, steps)
+        })
     }
 
     proptest! {
@@ -167,13 +186,18 @@ mod tests {
         assert!((schedule.at(50) - 0.2).abs() < 1e-12);
         assert_eq!(schedule.planned(100), 0.0);
         assert!(schedule.at(99) > 0.0);
-        assert_eq!((schedule.at(100), schedule.at(1000)), (schedule.at(99), schedule.at(99)));
+        assert_eq!(
+            (schedule.at(100), schedule.at(1000)),
+            (schedule.at(99), schedule.at(99))
+        );
     }
 
     #[test]
     fn multistep_multiplies_by_gamma_at_the_first_step_of_a_milestone() {
         let schedule = planned(ScheduleKind::Multistep, 8, 0.0, 10);
-        let close = |step, expected: f64| assert!((schedule.at(step) - expected).abs() < 1e-12, "step {step}");
+        let close = |step, expected: f64| {
+            assert!((schedule.at(step) - expected).abs() < 1e-12, "step {step}")
+        };
         close(39, 0.4);
         close(40, 0.04);
         close(59, 0.04);
@@ -183,7 +207,9 @@ mod tests {
     #[test]
     fn warmup_of_one_epoch_rises_linearly_by_the_step() {
         let schedule = planned(ScheduleKind::Constant, 5, 1.0, 10);
-        let close = |step, expected: f64| assert!((schedule.at(step) - expected).abs() < 1e-12, "step {step}");
+        let close = |step, expected: f64| {
+            assert!((schedule.at(step) - expected).abs() < 1e-12, "step {step}")
+        };
         close(0, 0.04);
         close(5, 0.22);
         close(10, 0.4);
@@ -206,6 +232,9 @@ mod tests {
         args.optimizer.scale_learning_rate = Some(true);
         let config = TrainConfig::resolve(&args, 4).expect("a valid batch");
         assert!((config.peak_learning_rate() - 0.4).abs() < 1e-12);
-        assert_eq!(LearningRate::new(&config, 100).at(100), config.peak_learning_rate());
+        assert_eq!(
+            LearningRate::new(&config, 100).at(100),
+            config.peak_learning_rate()
+        );
     }
 }

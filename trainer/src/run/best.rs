@@ -49,7 +49,9 @@ impl BestRule {
             Figure::Metric(name) => {
                 let metric = metrics.iter().find(|metric| metric.name() == *name);
                 let names: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
-                let known = ["loss", "top1"].into_iter().chain(names.iter().map(String::as_str));
+                let known = ["loss", "top1"]
+                    .into_iter()
+                    .chain(names.iter().map(String::as_str));
                 let known: Vec<String> = known.map(|figure| format!("{split}-{figure}")).collect();
                 ensure!(
                     metric.is_some(),
@@ -59,7 +61,9 @@ impl BestRule {
                 metric.is_some_and(|metric| metric.lower_is_better())
             }
         };
-        let named = monitor.and_then(|monitor| monitor.split.as_deref()).filter(|named| *named != split);
+        let named = monitor
+            .and_then(|monitor| monitor.split.as_deref())
+            .filter(|named| *named != split);
         ensure!(
             named != Some("test"),
             "--monitor: the test split chooses nothing in a run with a val split (expected val-{figure}, got test-{figure}). Remove the val split or monitor it"
@@ -67,12 +71,25 @@ impl BestRule {
         let warning = named.map(|named| {
             format!("--monitor {named}-{figure}: there is no {named} split, and {split}-{figure} is used; --val-fraction makes a val split")
         });
-        Ok((Self { monitor: format!("{split}-{figure}"), figure, lower_is_better, patience }, warning))
+        Ok((
+            Self {
+                monitor: format!("{split}-{figure}"),
+                figure,
+                lower_is_better,
+                patience,
+            },
+            warning,
+        ))
     }
 
     /// Takes note of an epoch's evaluation; returns true if it is the best so far. A figure that is not finite is never the best.
     /// Collective: all ranks.
-    pub fn note(&self, progress: &mut Progress, scores: &Evaluation, communicator: &dyn Communicator) -> Result<bool> {
+    pub fn note(
+        &self,
+        progress: &mut Progress,
+        scores: &Evaluation,
+        communicator: &dyn Communicator,
+    ) -> Result<bool> {
         let value = match &self.figure {
             Figure::Loss => scores.loss,
             Figure::Top1 => scores.top1,
@@ -81,10 +98,20 @@ impl BestRule {
         // The sums of f64 may differ in the last bit from rank to rank, and a tie would then be decided differently.
         let of_root = from_root(communicator, &value.to_le_bytes())?;
         let value = of_root.try_into().map_or(value, f64::from_le_bytes);
-        let is_better = |best: &Best| if self.lower_is_better { value < best.value } else { value > best.value };
+        let is_better = |best: &Best| {
+            if self.lower_is_better {
+                value < best.value
+            } else {
+                value > best.value
+            }
+        };
         let is_best = value.is_finite() && progress.best.as_ref().is_none_or(is_better);
         if is_best {
-            progress.best = Some(Best { epoch: progress.epoch, monitor: self.monitor.clone(), value });
+            progress.best = Some(Best {
+                epoch: progress.epoch,
+                monitor: self.monitor.clone(),
+                value,
+            });
             progress.evaluations_since_best = 0;
         } else {
             progress.evaluations_since_best += 1;
@@ -104,7 +131,8 @@ impl BestRule {
 
     /// Whether a run ends for want of a better evaluation.
     pub fn is_exhausted(&self, progress: &Progress) -> bool {
-        self.patience.is_some_and(|patience| progress.evaluations_since_best >= patience)
+        self.patience
+            .is_some_and(|patience| progress.evaluations_since_best >= patience)
     }
 }
 
@@ -136,9 +164,19 @@ mod tests {
         }
     }
 
-    fn rule(monitor: Option<&str>, split: &str, has_own_loss: bool) -> Result<(BestRule, Option<String>)> {
+    fn rule(
+        monitor: Option<&str>,
+        split: &str,
+        has_own_loss: bool,
+    ) -> Result<(BestRule, Option<String>)> {
         let monitor: Option<Monitor> = monitor.map(|text| text.parse().unwrap());
-        BestRule::new(monitor.as_ref(), Some(2), split, has_own_loss, &[Arc::new(Cost)])
+        BestRule::new(
+            monitor.as_ref(),
+            Some(2),
+            split,
+            has_own_loss,
+            &[Arc::new(Cost)],
+        )
     }
 
     #[test]
@@ -150,17 +188,40 @@ mod tests {
             ..Evaluation::default()
         };
         // Loss, top-1, cost of five epochs.
-        let course = [(3.0, 0.5, f64::NAN), (2.0, 0.5, 7.0), (2.5, 0.6, 8.0), (2.0, 0.4, 6.0), (2.1, 0.3, 9.0)];
+        let course = [
+            (3.0, 0.5, f64::NAN),
+            (2.0, 0.5, 7.0),
+            (2.5, 0.6, 8.0),
+            (2.0, 0.4, 6.0),
+            (2.1, 0.3, 9.0),
+        ];
         for (monitor, own_loss, name, best, exhausted) in [
-            (None, false, "val-top1", (2, 0.6), vec![false, false, false, false, true]),
-            (None, true, "val-loss", (1, 2.0), vec![false, false, false, true, true]),
+            (
+                None,
+                false,
+                "val-top1",
+                (2, 0.6),
+                vec![false, false, false, false, true],
+            ),
+            (
+                None,
+                true,
+                "val-loss",
+                (1, 2.0),
+                vec![false, false, false, true, true],
+            ),
             (Some("val-cost"), true, "val-cost", (3, 6.0), vec![false; 5]),
         ] {
             let (rule, _) = rule(monitor, "val", own_loss).unwrap();
             let mut progress = Progress::default();
             let mut seen = Vec::new();
             for (loss, top1, cost) in course {
-                rule.note(&mut progress, &scores(loss, top1, cost), &SingleCommunicator::new()).unwrap();
+                rule.note(
+                    &mut progress,
+                    &scores(loss, top1, cost),
+                    &SingleCommunicator::new(),
+                )
+                .unwrap();
                 progress.begin_next_epoch();
                 seen.push(rule.is_exhausted(&progress));
             }
@@ -172,16 +233,43 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_of_a_split_that_is_not_evaluated_is_noted_and_the_test_split_beside_a_val_split_is_refused() {
+    fn a_monitor_of_a_split_that_is_not_evaluated_is_noted_and_the_test_split_beside_a_val_split_is_refused()
+     {
         let (rule_of_test, warning) = rule(Some("val-loss"), "test", false).unwrap();
         assert_eq!(rule_of_test.monitor, "test-loss");
-        assert!(warning.unwrap().contains("there is no val split, and test-loss is used"));
-        assert!(rule(Some("test-loss"), "val", false).unwrap_err().to_string().contains("expected val-loss"));
-        let unknown = rule(Some("val-cots"), "val", false).unwrap_err().to_string();
-        assert!(unknown.contains("(expected one of val-loss, val-top1, val-cost, got val-cots)"), "{unknown}");
-        let best = Best { epoch: 3, monitor: "test-top1".to_owned(), value: 0.5 };
-        let mut progress = Progress { best: Some(best), ..Progress::default() };
-        assert!(rule_of_test.forget_other(&mut progress).unwrap().contains("was chosen by test-top1"));
+        assert!(
+            warning
+                .unwrap()
+                .contains("there is no val split, and test-loss is used")
+        );
+        assert!(
+            rule(Some("test-loss"), "val", false)
+                .unwrap_err()
+                .to_string()
+                .contains("expected val-loss")
+        );
+        let unknown = rule(Some("val-cots"), "val", false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            unknown.contains("(expected one of val-loss, val-top1, val-cost, got val-cots)"),
+            "{unknown}"
+        );
+        let best = Best {
+            epoch: 3,
+            monitor: "test-top1".to_owned(),
+            value: 0.5,
+        };
+        let mut progress = Progress {
+            best: Some(best),
+            ..Progress::default()
+        };
+        assert!(
+            rule_of_test
+                .forget_other(&mut progress)
+                .unwrap()
+                .contains("was chosen by test-top1")
+        );
         assert_eq!(progress.best, None);
     }
 }

@@ -12,14 +12,16 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use distributed::{
-    Carried, Communicator, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats,
-    fingerprint, floats_to_bytes, read, write,
+    Carried, Communicator, ParameterLayout, ROOT, average_norm_statistics, broadcast_module,
+    bytes_to_floats, fingerprint, floats_to_bytes, read, write,
 };
 
 use crate::config::Filled;
 use crate::measure::gather::{found_by_root, from_root, to_root};
 use crate::model::ImageClassifier;
-use crate::run::checkpoint::{Background, Checkpoint, CheckpointState, CheckpointStore, Progress, TrainingTensors};
+use crate::run::checkpoint::{
+    Background, Checkpoint, CheckpointState, CheckpointStore, Progress, TrainingTensors,
+};
 use crate::run::output::OutputDirectory;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
@@ -43,9 +45,16 @@ impl<'a> Checkpointer<'a> {
     /// A checkpointer that writes below the session's output directory.
     pub fn new(session: &'a Session<'a>) -> Self {
         let store = |directory: &OutputDirectory| {
-            CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
+            CheckpointStore::new(
+                &directory.checkpoints(),
+                session.config.run.keep_checkpoints.filled(),
+            )
         };
-        Self { session, store: session.files.directory().map(store), writing: Background::default() }
+        Self {
+            session,
+            store: session.files.directory().map(store),
+            writing: Background::default(),
+        }
     }
 
     /// Saves the run as it stands: the model to be used, which has the average's parameters where there is one, and what training goes
@@ -72,12 +81,22 @@ impl<'a> Checkpointer<'a> {
         let carried = stepper.carried();
         self.finish()?;
         let Some(store) = self.store.clone() else {
-            let send = |own: &Carried| communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual));
+            let send = |own: &Carried| {
+                communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual))
+            };
             return Ok(carried.as_ref().map_or(Ok(()), send)?);
         };
         self.session.files.expect_in_place()?;
-        let num_residuals = if carried.is_some() { communicator.world_size() } else { 0 };
-        let Carried { residual, factors, num_drawn } = carried.unwrap_or_default();
+        let num_residuals = if carried.is_some() {
+            communicator.world_size()
+        } else {
+            0
+        };
+        let Carried {
+            residual,
+            factors,
+            num_drawn,
+        } = carried.unwrap_or_default();
         let tensors = TrainingTensors {
             optimizer: stepper.optimizer_state(),
             norm_statistics,
@@ -95,14 +114,19 @@ impl<'a> Checkpointer<'a> {
         );
         let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));
         let bytes = safetensors_bytes(&model)?;
-        let write_model =
-            move |path: &Path| fs::write(path, &bytes).with_context(|| format!("write {}", path.display()));
+        let write_model = move |path: &Path| {
+            fs::write(path, &bytes).with_context(|| format!("write {}", path.display()))
+        };
         let note = move |directory: PathBuf| {
             let seconds = start.elapsed().as_secs_f64();
-            format!("checkpoint {} ({step} steps) written in {seconds:.2} s", directory.display())
+            format!(
+                "checkpoint {} ({step} steps) written in {seconds:.2} s",
+                directory.display()
+            )
         };
         if num_residuals == 0 {
-            self.writing.start(move || store.save(state, &tensors, None, write_model).map(note));
+            self.writing
+                .start(move || store.save(state, &tensors, None, write_model).map(note));
             return Ok(());
         }
         // One after the other: all of them together are as many models as there are ranks.
@@ -118,14 +142,18 @@ impl<'a> Checkpointer<'a> {
     /// Says what became of a checkpoint that has been written since; to be called now and then.
     pub fn look(&mut self) -> Result<()> {
         let written = self.writing.ended()?;
-        written.iter().for_each(|note| self.session.reporter.note(note));
+        written
+            .iter()
+            .for_each(|note| self.session.reporter.note(note));
         Ok(())
     }
 
     /// Waits for the checkpoint that is being written.
     pub fn finish(&mut self) -> Result<()> {
         let written = self.writing.wait()?;
-        written.iter().for_each(|note| self.session.reporter.note(note));
+        written
+            .iter()
+            .for_each(|note| self.session.reporter.note(note));
         Ok(())
     }
 
@@ -135,16 +163,28 @@ impl<'a> Checkpointer<'a> {
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn best_model<M: ImageClassifier>(&self, model: M, progress: &Progress) -> Result<(M, u64)> {
+    pub fn best_model<M: ImageClassifier>(
+        &self,
+        model: M,
+        progress: &Progress,
+    ) -> Result<(M, u64)> {
         let communicator = &*self.session.communicator;
         let last = progress.epoch.saturating_sub(1);
-        let Some(best) = progress.best.as_ref().map(|best| best.epoch).filter(|best| *best != last) else {
+        let Some(best) = progress
+            .best
+            .as_ref()
+            .map(|best| best.epoch)
+            .filter(|best| *best != last)
+        else {
             return Ok((model, last));
         };
         let read = |store: &CheckpointStore| -> Result<M> {
             let found = store.best()?.context("there is no such checkpoint")?;
             let epoch = found.state.progress.best.as_ref().map(|best| best.epoch);
-            ensure!(epoch == Some(best), "the best checkpoint is of another epoch (expected {best}, got {epoch:?})");
+            ensure!(
+                epoch == Some(best),
+                "the best checkpoint is of another epoch (expected {best}, got {epoch:?})"
+            );
             Ok(load_weights(model.clone(), found.model_path())?)
         };
         let read = self.store.as_ref().map(read).transpose();
@@ -170,14 +210,26 @@ impl<'a> Checkpointer<'a> {
     ///
     /// # Errors
     /// When the checkpoint is not of this model, or cannot be read.
-    pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>, ema: Option<&mut Ema>) -> Result<Progress> {
+    pub fn resume<M: ImageClassifier>(
+        &self,
+        stepper: &mut Stepper<M>,
+        ema: Option<&mut Ema>,
+    ) -> Result<Progress> {
         let communicator = &*self.session.communicator;
         let mut model = stepper.model().clone();
         let mut state_json = Vec::new();
         let mut tensors = TrainingTensors::default();
         let mut found = None;
         let resumption = self.session.resumption.as_ref();
-        if let (Some(store), Some(Resumption { checkpoint, damaged, .. })) = (&self.store, resumption) {
+        if let (
+            Some(store),
+            Some(Resumption {
+                checkpoint,
+                damaged,
+                ..
+            }),
+        ) = (&self.store, resumption)
+        {
             model = load_weights(model, checkpoint.model_path())?;
             tensors = checkpoint.training_tensors()?;
             state_json = serde_json::to_vec(&checkpoint.state)?;
@@ -189,12 +241,18 @@ impl<'a> Checkpointer<'a> {
         let from_root = |bytes: Vec<u8>| from_root(communicator, &bytes);
         let state_json = from_root(state_json)?;
         if state_json.is_empty() {
-            self.session.reporter.note("resume: no checkpoint yet, the run starts at its beginning");
+            self.session
+                .reporter
+                .note("resume: no checkpoint yet, the run starts at its beginning");
             return Ok(Progress::default());
         }
-        let state: CheckpointState = serde_json::from_slice(&state_json).context("checkpoint state from root")?;
-        let optimizer = self.optimizer_state(tensors.optimizer.clone(), &stepper.optimizer_state())?;
-        let statistics = bytes_to_floats(&from_root(floats_to_bytes(&tensors.norm_statistics.concat()))?);
+        let state: CheckpointState =
+            serde_json::from_slice(&state_json).context("checkpoint state from root")?;
+        let optimizer =
+            self.optimizer_state(tensors.optimizer.clone(), &stepper.optimizer_state())?;
+        let statistics = bytes_to_floats(&from_root(floats_to_bytes(
+            &tensors.norm_statistics.concat(),
+        ))?);
         model = broadcast_module(model, communicator, ROOT)?;
         if let Some(ema) = ema {
             ema.restore(&model);
@@ -206,7 +264,8 @@ impl<'a> Checkpointer<'a> {
         stepper.restore(model, &optimizer, state.loss_scale)?;
         if let Some(fresh) = stepper.carried() {
             let factors = bytes_to_floats(&from_root(floats_to_bytes(&tensors.factors))?);
-            let num_drawn = serde_json::from_slice(&from_root(serde_json::to_vec(&tensors.num_drawn)?)?)?;
+            let num_drawn =
+                serde_json::from_slice(&from_root(serde_json::to_vec(&tensors.num_drawn)?)?)?;
             ensure!(
                 factors.is_empty() || factors.len() == fresh.factors.len(),
                 "resume: factors of compression: expected {}, got {}; take another checkpoint",
@@ -214,25 +273,50 @@ impl<'a> Checkpointer<'a> {
                 factors.len()
             );
             let residual = self.own_residual(found, &state, fresh.residual.len())?;
-            stepper.go_on(state.progress.step, &Carried { residual, factors, num_drawn });
+            stepper.go_on(
+                state.progress.step,
+                &Carried {
+                    residual,
+                    factors,
+                    num_drawn,
+                },
+            );
         }
         self.session.reporter.note(&format!(
             "resumed at epoch {} step {} (written by {} ranks)",
             state.progress.epoch, state.progress.step, state.world_size
         ));
-        resumption.iter().for_each(|resumption| resumption.tell(self.session.reporter));
+        resumption
+            .iter()
+            .for_each(|resumption| resumption.tell(self.session.reporter));
         Ok(state.progress)
     }
 
     /// The optimizer's state `saved` on root, which must be of the kind of `fresh`.
     /// Collective: all ranks.
-    fn optimizer_state(&self, saved: OptimizerState, fresh: &OptimizerState) -> Result<OptimizerState> {
+    fn optimizer_state(
+        &self,
+        saved: OptimizerState,
+        fresh: &OptimizerState,
+    ) -> Result<OptimizerState> {
         let from_root = |bytes: Vec<u8>| from_root(&*self.session.communicator, &bytes);
         let moments = bytes_to_floats(&from_root(floats_to_bytes(&saved.moments))?);
-        let num_updates = serde_json::from_slice(&from_root(serde_json::to_vec(&saved.num_updates)?)?)?;
-        let own: Option<Vec<u8>> = serde_json::from_slice(&from_root(serde_json::to_vec(&saved.own)?)?)?;
-        let state = OptimizerState { moments, num_updates, own };
-        let kind = |state: &OptimizerState| (state.moments.len(), state.num_updates.is_some(), state.own.is_some());
+        let num_updates =
+            serde_json::from_slice(&from_root(serde_json::to_vec(&saved.num_updates)?)?)?;
+        let own: Option<Vec<u8>> =
+            serde_json::from_slice(&from_root(serde_json::to_vec(&saved.own)?)?)?;
+        let state = OptimizerState {
+            moments,
+            num_updates,
+            own,
+        };
+        let kind = |state: &OptimizerState| {
+            (
+                state.moments.len(),
+                state.num_updates.is_some(),
+                state.own.is_some(),
+            )
+        };
         ensure!(
             kind(&state) == kind(fresh),
             "resume: state of the optimizer: expected {} values, got {} of another optimizer or model; take another checkpoint",
@@ -246,7 +330,10 @@ impl<'a> Checkpointer<'a> {
     /// Collective: all ranks.
     fn in_training<M: ImageClassifier>(&self, model: M, tensors: &TrainingTensors) -> Result<M> {
         let layout = ParameterLayout::new(&model);
-        let parameters = from_root(&*self.session.communicator, &floats_to_bytes(&tensors.parameters))?;
+        let parameters = from_root(
+            &*self.session.communicator,
+            &floats_to_bytes(&tensors.parameters),
+        )?;
         let parameters = bytes_to_floats(&parameters);
         ensure!(
             parameters.len() == layout.num_elements(),
@@ -259,7 +346,12 @@ impl<'a> Checkpointer<'a> {
 
     /// This rank's part of what compression had kept back, from root, where the checkpoint is.
     /// Collective: all ranks.
-    fn own_residual(&self, found: Option<&Checkpoint>, state: &CheckpointState, len: usize) -> Result<Vec<f32>> {
+    fn own_residual(
+        &self,
+        found: Option<&Checkpoint>,
+        state: &CheckpointState,
+        len: usize,
+    ) -> Result<Vec<f32>> {
         let communicator = &*self.session.communicator;
         let world_size = communicator.world_size();
         if !state.has_residuals() {
@@ -269,7 +361,11 @@ impl<'a> Checkpointer<'a> {
         }
         let have_their_own = state.has_residuals() && state.world_size == world_size;
         let Some(checkpoint) = found else {
-            return if have_their_own { self.receive_residual(ROOT, len) } else { Ok(vec![0.0; len]) };
+            return if have_their_own {
+                self.receive_residual(ROOT, len)
+            } else {
+                Ok(vec![0.0; len])
+            };
         };
         for rank in (1..world_size).filter(|_| have_their_own) {
             let residual = checkpoint.residual(rank, world_size, len)?;
@@ -280,14 +376,19 @@ impl<'a> Checkpointer<'a> {
 
     fn receive_residual(&self, from: usize, len: usize) -> Result<Vec<f32>> {
         let mut bytes = vec![0; len * size_of::<f32>()];
-        self.session.communicator.receive(from, RESIDUAL_TAG, &mut bytes)?;
+        self.session
+            .communicator
+            .receive(from, RESIDUAL_TAG, &mut bytes)?;
         Ok(bytes_to_floats(&bytes))
     }
 }
 
 /// The norm statistics of every rank, on root.
 /// Collective: all ranks.
-fn statistics_of_all<M: ImageClassifier>(model: &M, communicator: &dyn Communicator) -> Result<Vec<Vec<f32>>> {
+fn statistics_of_all<M: ImageClassifier>(
+    model: &M,
+    communicator: &dyn Communicator,
+) -> Result<Vec<Vec<f32>>> {
     let own = read(model, &ParameterLayout::statistics(model));
     let mut all = Vec::new();
     to_root(communicator, floats_to_bytes(&own), |_, bytes| {
@@ -301,7 +402,11 @@ fn statistics_of_all<M: ImageClassifier>(model: &M, communicator: &dyn Communica
 ///
 /// # Errors
 /// When they are not of this model, on all ranks.
-fn with_own_statistics<M: ImageClassifier>(model: M, saved: &[f32], communicator: &dyn Communicator) -> Result<M> {
+fn with_own_statistics<M: ImageClassifier>(
+    model: M,
+    saved: &[f32],
+    communicator: &dyn Communicator,
+) -> Result<M> {
     let num_ranks = communicator.world_size();
     let mut layout = ParameterLayout::statistics(&model);
     if saved.len() != layout.num_elements() * num_ranks {
@@ -315,5 +420,9 @@ fn with_own_statistics<M: ImageClassifier>(model: M, saved: &[f32], communicator
         own * num_ranks,
         saved.len()
     );
-    Ok(write(model, &layout, &saved[communicator.rank() * own..][..own]))
+    Ok(write(
+        model,
+        &layout,
+        &saved[communicator.rank() * own..][..own],
+    ))
 }

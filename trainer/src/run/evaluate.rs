@@ -8,7 +8,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::tensor::Device;
 use datasets::{
-    DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan,
+    DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
+    ShardConfig, ShardPlan,
 };
 use distributed::{Communicator, ROOT, average_norm_statistics};
 use records::EvaluationByClass;
@@ -57,7 +58,8 @@ pub struct Evaluation {
 impl Evaluation {
     /// The means over the split; `None` if a rank broke off.
     pub fn scores(&self) -> Option<records::Evaluation> {
-        self.sums.and_then(|sums| sums.evaluation(self.metrics.clone()))
+        self.sums
+            .and_then(|sums| sums.evaluation(self.metrics.clone()))
     }
 
     /// The samples of each (label, answer) over all ranks on root, over this rank on another.
@@ -66,12 +68,17 @@ impl Evaluation {
     /// # Errors
     /// When a collective fails.
     pub fn answers(&self, communicator: &dyn Communicator) -> Result<BTreeMap<(u32, u32), u64>> {
-        let own: Vec<(u32, u32, u64)> =
-            self.own_answers.iter().map(|(&(label, answer), &count)| (label, answer, count)).collect();
+        let own: Vec<(u32, u32, u64)> = self
+            .own_answers
+            .iter()
+            .map(|(&(label, answer), &count)| (label, answer, count))
+            .collect();
         let mut all = self.own_answers.clone();
         to_root(communicator, serde_json::to_vec(&own)?, |rank, bytes| {
             if rank != ROOT {
-                for (label, answer, count) in serde_json::from_slice::<Vec<(u32, u32, u64)>>(&bytes)? {
+                for (label, answer, count) in
+                    serde_json::from_slice::<Vec<(u32, u32, u64)>>(&bytes)?
+                {
                     *all.entry((label, answer)).or_default() += count;
                 }
             }
@@ -90,8 +97,14 @@ pub fn by_class(
     answers: &BTreeMap<(u32, u32), u64>,
 ) -> EvaluationByClass {
     let (dataset, dataset_checksum) = (dataset.name().to_owned(), dataset.checksum());
-    let whole =
-        EvaluationByClass { split: split.to_owned(), epoch, dataset, dataset_checksum, scores, ..Default::default() };
+    let whole = EvaluationByClass {
+        split: split.to_owned(),
+        epoch,
+        dataset,
+        dataset_checksum,
+        scores,
+        ..Default::default()
+    };
     whole.with_counts(names, answers)
 }
 
@@ -137,7 +150,11 @@ pub fn evaluate<M: ImageClassifier>(
                 break;
             }
         };
-        for batch in loaded.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
+        for batch in loaded
+            .micro_batches
+            .into_iter()
+            .filter(|batch| !batch.labels.is_empty())
+        {
             let known = batch.labels.clone();
             let ImageBatch { images, targets } = batch.into_images();
             let logits = expect_logits(model.forward(images), &known)?;
@@ -162,7 +179,11 @@ pub fn evaluate<M: ImageClassifier>(
     Ok(Evaluation {
         sums: (!is_broken_off).then_some(scores),
         own_answers: sums.answers,
-        metrics: if is_broken_off { BTreeMap::new() } else { figures(&config.metrics, &sums.of_metrics) },
+        metrics: if is_broken_off {
+            BTreeMap::new()
+        } else {
+            figures(&config.metrics, &sums.of_metrics)
+        },
         stop,
     })
 }
@@ -171,8 +192,14 @@ pub fn evaluate<M: ImageClassifier>(
 fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Result<()> {
     let reason = unread.map_or_else(String::new, |error| error.to_string());
     let of_ranks = communicator.all_gather(reason.as_bytes())?;
-    let Some(rank) = of_ranks.iter().position(|reason| !reason.is_empty()) else { return Ok(()) };
-    Err(UnreadImage { rank, reason: String::from_utf8_lossy(&of_ranks[rank]).into_owned() }.into())
+    let Some(rank) = of_ranks.iter().position(|reason| !reason.is_empty()) else {
+        return Ok(());
+    };
+    Err(UnreadImage {
+        rank,
+        reason: String::from_utf8_lossy(&of_ranks[rank]).into_owned(),
+    }
+    .into())
 }
 
 /// Returns the batches of this rank's samples, in their order; prints how far they are used up.
@@ -185,11 +212,16 @@ fn own_batches(
     let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
     let how = LoaderConfig {
         raw: config.input == InputKind::Device,
-        ..LoaderConfig::new(config.micro_batch_size, normalization.clone()).with_threads(config.loader_threads)
+        ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
+            .with_threads(config.loader_threads)
     };
     let num_steps = plan.num_steps();
     let loader = Loader::start(Arc::clone(dataset), plan, how);
-    Ok(config.reporter.paced("evaluation", ("batch", num_steps), Input::start(loader, config.input, device)))
+    Ok(config.reporter.paced(
+        "evaluation",
+        ("batch", num_steps),
+        Input::start(loader, config.input, device),
+    ))
 }
 
 /// The samples of this rank, in their order.
@@ -220,12 +252,20 @@ struct Sums {
 impl Sums {
     fn new(metrics: &[Arc<dyn Metric>]) -> Self {
         let len = metrics.iter().map(|metric| metric.num_sums()).sum();
-        Self { scores: ScoreSums::default(), of_metrics: vec![0.0; len], answers: BTreeMap::new() }
+        Self {
+            scores: ScoreSums::default(),
+            of_metrics: vec![0.0; len],
+            answers: BTreeMap::new(),
+        }
     }
 
     /// Those of one batch.
     fn read(score: UnreadScore, metrics: &[Arc<dyn Metric>]) -> Result<Self> {
-        let Self { mut of_metrics, mut answers, .. } = Self::new(metrics);
+        let Self {
+            mut of_metrics,
+            mut answers,
+            ..
+        } = Self::new(metrics);
         let scores = score.read_with(|row, label| {
             let mut rest = &mut *of_metrics;
             for metric in metrics {
@@ -235,12 +275,19 @@ impl Sums {
             }
             *answers.entry((label, answer(row, label))).or_default() += 1;
         })?;
-        Ok(Self { scores, of_metrics, answers })
+        Ok(Self {
+            scores,
+            of_metrics,
+            answers,
+        })
     }
 
     fn add(&mut self, batch: Self) {
         self.scores += batch.scores;
-        self.of_metrics.iter_mut().zip(batch.of_metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+        self.of_metrics
+            .iter_mut()
+            .zip(batch.of_metrics)
+            .for_each(|(sum, of_batch)| *sum += of_batch);
         for (place, count) in batch.answers {
             *self.answers.entry(place).or_default() += count;
         }

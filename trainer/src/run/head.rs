@@ -12,7 +12,11 @@ use crate::run::run_files::RunFiles;
 
 /// One weight a class, where classes have weights.
 pub fn class_weights(config: &TrainConfig, data: &DatasetSplits) -> Result<Option<Vec<f64>>> {
-    let weights = config.optimizer.class_weights.as_ref().map(|weights| weights.of(&class_sizes(&*data.train)));
+    let weights = config
+        .optimizer
+        .class_weights
+        .as_ref()
+        .map(|weights| weights.of(&class_sizes(&*data.train)));
     weights.transpose().map_err(Error::msg)
 }
 
@@ -23,7 +27,12 @@ pub fn facts(
     best_rule: &BestRule,
     class_weights: Option<&[f64]>,
 ) -> Vec<(&'static str, String)> {
-    let DatasetFacts { num_train, num_val, num_test, .. } = manifest.dataset;
+    let DatasetFacts {
+        num_train,
+        num_val,
+        num_test,
+        ..
+    } = manifest.dataset;
     let [with_val, with_test] = [num_val > 0, num_test > 0];
     let mut data = format!("{num_train} train");
     if with_val {
@@ -34,23 +43,51 @@ pub fn facts(
     }
     let monitor = &best_rule.monitor;
     let best = match (with_val, with_test) {
-        (true, true) => format!("by {monitor}; the test split is measured once, at the end, with the best model"),
+        (true, true) => format!(
+            "by {monitor}; the test split is measured once, at the end, with the best model"
+        ),
         (true, false) => format!("by {monitor}; there is no test split"),
-        _ => format!("by {monitor}; this run uses no val split, so the test split chooses the best model"),
+        _ => format!(
+            "by {monitor}; this run uses no val split, so the test split chooses the best model"
+        ),
     };
     let weights = class_weights.map(|weights| {
-        let shown: Vec<String> = weights.iter().take(10).map(|weight| format!("{weight:.4}")).collect();
+        let shown: Vec<String> = weights
+            .iter()
+            .take(10)
+            .map(|weight| format!("{weight:.4}"))
+            .collect();
         let more = weights.len() - shown.len();
-        shown.join(" ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+        shown.join(" ")
+            + &if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            }
     });
-    let output = files.directory().map(|directory| directory.path().display().to_string());
+    let output = files
+        .directory()
+        .map(|directory| directory.path().display().to_string());
     let mut facts = vec![
-        ("version", format!("{} ({})", manifest.version, manifest.commit)),
+        (
+            "version",
+            format!("{} ({})", manifest.version, manifest.commit),
+        ),
         ("data", format!("{data} images")),
         ("best", best),
         ("checksum", manifest.dataset.train_checksum.clone()),
-        ("ranks", format!("{} on {}", manifest.launch.ranks, manifest.launch.nodes.join(", "))),
-        ("threads per rank", manifest.launch.threads_per_rank.to_string()),
+        (
+            "ranks",
+            format!(
+                "{} on {}",
+                manifest.launch.ranks,
+                manifest.launch.nodes.join(", ")
+            ),
+        ),
+        (
+            "threads per rank",
+            manifest.launch.threads_per_rank.to_string(),
+        ),
         ("communication", manifest.launch.mpi_library.clone()),
         ("processor", manifest.cpu_model.clone()),
         ("output", output.unwrap_or_default()),

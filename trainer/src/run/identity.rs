@@ -30,12 +30,16 @@ pub fn check(
         return Ok(());
     }
     let splits = Split::ALL.map(|split| (split, data.get(split)));
-    let there: Vec<&Arc<dyn ImageDataset>> = splits.iter().filter_map(|(_, samples)| *samples).collect();
+    let there: Vec<&Arc<dyn ImageDataset>> =
+        splits.iter().filter_map(|(_, samples)| *samples).collect();
     data::share_checksums(&there, config.data.data_dir.as_deref(), communicator)?;
     let facts = splits.into_iter().flat_map(|(split, samples)| {
         let checksum = samples.map_or(String::new(), |samples| samples.checksum());
         let len = samples.map_or(0, |samples| samples.len());
-        [(format!("{split} images"), len.to_string()), (format!("{split} split"), checksum)]
+        [
+            (format!("{split} images"), len.to_string()),
+            (format!("{split} split"), checksum),
+        ]
     });
     compare(facts.collect(), communicator)?;
     match config.compute.cpu {
@@ -45,9 +49,15 @@ pub fn check(
 }
 
 /// Warns where ranks would compute by other instructions than root does: the last bits of sums depend on them.
-fn warn_of_other_instructions(cpu: CpuKind, communicator: &dyn Communicator, reporter: &Reporter) -> Result<()> {
-    let own =
-        instruction_set(Some(cpu)).map_or_else(|error| error.to_string(), |isa| format!("{isa:?}").to_lowercase());
+fn warn_of_other_instructions(
+    cpu: CpuKind,
+    communicator: &dyn Communicator,
+    reporter: &Reporter,
+) -> Result<()> {
+    let own = instruction_set(Some(cpu)).map_or_else(
+        |error| error.to_string(),
+        |isa| format!("{isa:?}").to_lowercase(),
+    );
     let all = communicator.all_gather(own.as_bytes())?;
     if let Some(rank) = (0..all.len()).find(|&rank| all[rank] != all[ROOT]) {
         reporter.warn(&format!(
@@ -67,7 +77,8 @@ pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> R
     let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     let commit = ("commit".to_owned(), env!("LOCKSTEP_COMMIT").to_owned());
     let switches = ("LOCKSTEP_ variables".to_owned(), switches::in_words());
-    let own: BTreeMap<String, String> = own.into_iter().chain([version, commit, switches]).collect();
+    let own: BTreeMap<String, String> =
+        own.into_iter().chain([version, commit, switches]).collect();
     let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
     let facts = |rank: usize| -> Result<BTreeMap<String, String>> {
         serde_json::from_slice(&all[rank]).with_context(|| {
@@ -95,5 +106,9 @@ pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> R
 }
 
 fn told<'a>(facts: &'a BTreeMap<String, String>, what: &str) -> &'a str {
-    facts.get(what).map(String::as_str).filter(|value| !value.is_empty()).unwrap_or("none")
+    facts
+        .get(what)
+        .map(String::as_str)
+        .filter(|value| !value.is_empty())
+        .unwrap_or("none")
 }

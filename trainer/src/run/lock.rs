@@ -48,16 +48,28 @@ impl DirectoryLock {
         let path = directory.join(LOCK_FILE);
         let context = || format!("cannot lock {}", path.display());
         let mut options = OpenOptions::new();
-        let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).with_context(context)?;
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .with_context(context)?;
         let start = Instant::now();
         loop {
             match try_lock(&file) {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => sleep(Duration::from_millis(50)),
+                Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => {
+                    sleep(Duration::from_millis(50))
+                }
                 Err(TryLockError::WouldBlock) => {
                     let text = io::read_to_string(&file).unwrap_or_default();
                     let holder = text.lines().next().unwrap_or_default().to_owned();
-                    return Err(ConfigError::OutputDirectoryBusy { path: directory.to_owned(), holder }.into());
+                    return Err(ConfigError::OutputDirectoryBusy {
+                        path: directory.to_owned(),
+                        holder,
+                    }
+                    .into());
                 }
                 // The file is open for writing, so the error is about locks: file systems without them answer ENOLCK, ENOSYS, EOPNOTSUPP,
                 // EINVAL, EIO or 524 (Linux's internal ENOTSUPP).
@@ -66,9 +78,15 @@ impl DirectoryLock {
         }
         let since = humantime::format_rfc3339_seconds(SystemTime::now());
         let boot = records::boot_id().map_or_else(String::new, |id| format!("\nboot {id}"));
-        file.set_len(0).and_then(|()| write!(file, "{holder} since {since}{boot}")).with_context(context)?;
+        file.set_len(0)
+            .and_then(|()| write!(file, "{holder} since {since}{boot}"))
+            .with_context(context)?;
         let own = File::open(directory).with_context(context)?;
-        Ok(Some(Self { path: directory.to_owned(), directory: own, _file: file }))
+        Ok(Some(Self {
+            path: directory.to_owned(),
+            directory: own,
+            _file: file,
+        }))
     }
 
     /// Whether the directory is still at its path: one in its place would be no run's, and have no lock.
@@ -77,7 +95,13 @@ impl DirectoryLock {
     /// [`ConfigError::OutputDirectoryMoved`] when it is not.
     pub fn expect_in_place(&self) -> Result<(), ConfigError> {
         let is_moved = is_elsewhere(&self.directory, &self.path);
-        if is_moved { Err(ConfigError::OutputDirectoryMoved { path: self.path.clone() }) } else { Ok(()) }
+        if is_moved {
+            Err(ConfigError::OutputDirectoryMoved {
+                path: self.path.clone(),
+            })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -92,12 +116,20 @@ mod tests {
         assert!(first.is_some());
         let error = DirectoryLock::take(directory.path(), "process 8 on n2").unwrap_err();
         assert!(error.is::<ConfigError>());
-        assert!(error.to_string().contains("in use by process 7 on n1 since "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("in use by process 7 on n1 since "),
+            "{error}"
+        );
         assert!(!error.to_string().contains("boot"), "{error}");
         drop(first);
         DirectoryLock::take(directory.path(), "process 8 on n2").unwrap();
         let text = std::fs::read_to_string(directory.path().join(LOCK_FILE)).unwrap();
-        assert!(text.starts_with("process 8 on n2 since ") && text.matches("since").count() == 1, "{text}");
+        assert!(
+            text.starts_with("process 8 on n2 since ") && text.matches("since").count() == 1,
+            "{text}"
+        );
     }
 
     #[test]
@@ -111,13 +143,20 @@ mod tests {
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(37))),
         ];
         for try_lock in errors {
-            assert!(DirectoryLock::take_by(directory.path(), "process 7", try_lock).unwrap().is_none());
+            assert!(
+                DirectoryLock::take_by(directory.path(), "process 7", try_lock)
+                    .unwrap()
+                    .is_none()
+            );
         }
     }
 
     #[test]
     fn a_directory_that_is_not_there_is_named() {
-        let error = format!("{:#}", DirectoryLock::take(Path::new("/no/such"), "nobody").unwrap_err());
+        let error = format!(
+            "{:#}",
+            DirectoryLock::take(Path::new("/no/such"), "nobody").unwrap_err()
+        );
         assert!(error.starts_with("cannot lock /no/such/.lock: "), "{error}");
     }
 }

@@ -52,18 +52,31 @@ impl MetricsFile {
         lost.pop_if(|number| *number == text.lines().count());
         let mut warnings: Vec<String> = missing(&kept_epochs, epoch).into_iter().collect();
         if let Some(first) = lost.first() {
-            let aside = (1..).map(|number| numbered_beside(path, number)).find(|aside| !aside.exists());
+            let aside = (1..)
+                .map(|number| numbered_beside(path, number))
+                .find(|aside| !aside.exists());
             let aside = aside.context("metrics: no free name")?;
             write_atomically(&aside, &bytes)?;
-            warnings.push(format!("line {first} cannot be read, the file as it was is kept as {}", aside.display()));
+            warnings.push(format!(
+                "line {first} cannot be read, the file as it was is kept as {}",
+                aside.display()
+            ));
         }
-        let warning = (!warnings.is_empty()).then(|| format!("{}: {}", path.display(), warnings.join("; ")));
+        let warning =
+            (!warnings.is_empty()).then(|| format!("{}: {}", path.display(), warnings.join("; ")));
         if kept_lines != text {
             write_atomically(path, kept_lines.as_bytes())?;
         }
         let file = HeldFile::open(path)?;
         sync_parent(path)?;
-        Ok((Self { file, len: kept_lines.len() as u64, lines: kept_lines }, warning))
+        Ok((
+            Self {
+                file,
+                len: kept_lines.len() as u64,
+                lines: kept_lines,
+            },
+            warning,
+        ))
     }
 
     /// Adds a line and waits until it is on disk, in the file that is at the path then: where that was replaced, removed or cut, it
@@ -73,10 +86,17 @@ impl MetricsFile {
         let context = || format!("cannot write {}", path.display());
         let line = serde_json::to_string(record).with_context(context)? + "\n";
         self.lines.push_str(&line);
-        let mut is_lossy = self.file.follow()? || self.file.num_bytes().with_context(context)? < self.len;
+        let mut is_lossy =
+            self.file.follow()? || self.file.num_bytes().with_context(context)? < self.len;
         loop {
-            let text = if is_lossy { self.missing() } else { Ok(line.clone()) };
-            text.and_then(|text| self.file.add(&text)).and_then(|()| self.file.sync()).with_context(context)?;
+            let text = if is_lossy {
+                self.missing()
+            } else {
+                Ok(line.clone())
+            };
+            text.and_then(|text| self.file.add(&text))
+                .and_then(|()| self.file.sync())
+                .with_context(context)?;
             if !self.file.follow()? {
                 break;
             }
@@ -87,17 +107,35 @@ impl MetricsFile {
             return Ok(None);
         }
         sync_parent(&path)?;
-        Ok(Some(format!("{} was replaced, removed or cut during the run; it has all records again", path.display())))
+        Ok(Some(format!(
+            "{} was replaced, removed or cut during the run; it has all records again",
+            path.display()
+        )))
     }
 
     /// The lines of epochs that have none in the file.
     fn missing(&self) -> std::io::Result<String> {
-        let epoch = |line: &str| serde_json::from_str(line).ok().map(|record: EpochRecord| record.epoch);
+        let epoch = |line: &str| {
+            serde_json::from_str(line)
+                .ok()
+                .map(|record: EpochRecord| record.epoch)
+        };
         let bytes = records::file::read(self.file.path())?;
-        let there: BTreeSet<u64> = String::from_utf8_lossy(&bytes).lines().filter_map(epoch).collect();
+        let there: BTreeSet<u64> = String::from_utf8_lossy(&bytes)
+            .lines()
+            .filter_map(epoch)
+            .collect();
         let is_missing = |line: &&str| epoch(line).is_some_and(|epoch| !there.contains(&epoch));
-        let end = if bytes.last().is_some_and(|last| *last != b'\n') { "\n" } else { "" };
-        let missing: Vec<&str> = self.lines.split_inclusive('\n').filter(is_missing).collect();
+        let end = if bytes.last().is_some_and(|last| *last != b'\n') {
+            "\n"
+        } else {
+            ""
+        };
+        let missing: Vec<&str> = self
+            .lines
+            .split_inclusive('\n')
+            .filter(is_missing)
+            .collect();
         Ok(format!("{end}{}", missing.concat()))
     }
 }
@@ -115,8 +153,9 @@ fn missing(epochs: &BTreeSet<u64>, end: u64) -> Option<String> {
         next = epoch.saturating_add(1);
     }
     let gaps = gaps.join(", ");
-    (!gaps.is_empty())
-        .then(|| format!("records of epochs {gaps} are missing or unreadable, and no report tells of them"))
+    (!gaps.is_empty()).then(|| {
+        format!("records of epochs {gaps} are missing or unreadable, and no report tells of them")
+    })
 }
 
 #[cfg(test)]
@@ -127,7 +166,9 @@ mod tests {
 
     fn epochs(path: &Path) -> Vec<u64> {
         let text = fs::read_to_string(path).unwrap();
-        text.lines().map(|line| serde_json::from_str::<EpochRecord>(line).unwrap().epoch).collect()
+        text.lines()
+            .map(|line| serde_json::from_str::<EpochRecord>(line).unwrap().epoch)
+            .collect()
     }
 
     #[test]
@@ -140,12 +181,24 @@ mod tests {
             file.append(&record(epoch, Some(epoch))).unwrap();
         }
         // A crash may leave anything.
-        fs::write(&path, [fs::read(&path).unwrap(), b"{\"epoch\": 0, \"st\xff\xfe".to_vec()].concat()).unwrap();
+        fs::write(
+            &path,
+            [
+                fs::read(&path).unwrap(),
+                b"{\"epoch\": 0, \"st\xff\xfe".to_vec(),
+            ]
+            .concat(),
+        )
+        .unwrap();
         let (mut file, warning) = MetricsFile::truncate_from(&path, 2).unwrap();
         assert_eq!((epochs(&path), warning), (vec![0, 1], None));
         file.append(&record(2, None)).unwrap();
         assert_eq!(epochs(&path), [0, 1, 2]);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            1,
+            "no partial file is left"
+        );
     }
 
     #[test]
@@ -156,7 +209,11 @@ mod tests {
         assert_eq!(file.append(&record(0, None)).unwrap(), None);
         let edit = || {
             // As an editor does that ends no last line.
-            fs::write(path.with_extension("new"), fs::read_to_string(&path).unwrap().trim_end()).unwrap();
+            fs::write(
+                path.with_extension("new"),
+                fs::read_to_string(&path).unwrap().trim_end(),
+            )
+            .unwrap();
             fs::rename(path.with_extension("new"), &path).unwrap();
         };
         let disturbances: [&dyn Fn(); 4] = [
@@ -168,7 +225,10 @@ mod tests {
         for (epoch, disturb) in (1..).step_by(2).zip(disturbances) {
             disturb();
             let warning = file.append(&record(epoch, None)).unwrap().unwrap();
-            assert!(warning.contains("metrics.jsonl was replaced, removed or cut"), "{warning}");
+            assert!(
+                warning.contains("metrics.jsonl was replaced, removed or cut"),
+                "{warning}"
+            );
             assert_eq!(file.append(&record(epoch + 1, None)).unwrap(), None);
             assert_eq!(epochs(&path), (0..=epoch + 1).collect::<Vec<_>>());
         }
@@ -179,7 +239,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
         let line = |epoch| serde_json::to_string(&record(epoch, None)).unwrap();
-        let damaged = [line(0), "{\"epoch\": 1, \"st".to_owned(), line(2), line(4), line(5)].join("\n");
+        let damaged = [
+            line(0),
+            "{\"epoch\": 1, \"st".to_owned(),
+            line(2),
+            line(4),
+            line(5),
+        ]
+        .join("\n");
         fs::write(&path, &damaged).unwrap();
         let (_, warning) = MetricsFile::truncate_from(&path, 8).unwrap();
         let aside = directory.path().join("metrics-1.jsonl");
@@ -190,10 +257,19 @@ mod tests {
             aside.display()
         );
         assert_eq!(warning, Some(expected));
-        assert_eq!((epochs(&path), fs::read_to_string(&aside).unwrap()), (vec![0, 2, 4, 5], damaged));
+        assert_eq!(
+            (epochs(&path), fs::read_to_string(&aside).unwrap()),
+            (vec![0, 2, 4, 5], damaged)
+        );
         fs::remove_file(&path).unwrap();
         let (_, warning) = MetricsFile::truncate_from(&path, u64::MAX).unwrap();
-        assert!(warning.is_some_and(|warning| warning.contains("epochs 0 to 18446744073709551614 are missing")));
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "nothing more is kept");
+        assert!(warning.is_some_and(|warning| {
+            warning.contains("epochs 0 to 18446744073709551614 are missing")
+        }));
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            2,
+            "nothing more is kept"
+        );
     }
 }

@@ -72,7 +72,9 @@ impl OutputDirectory {
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(path),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot make {}", path.display()));
+                }
             }
         }
     }
@@ -102,7 +104,10 @@ impl OutputDirectory {
     pub fn lock(&self, config: &TrainConfig, holder: &str) -> Result<Option<DirectoryLock>> {
         let lock = DirectoryLock::take(&self.path, holder)?;
         if !config.resume && has_files(&self.path)? {
-            return Err(ConfigError::OutputDirectoryInUse { path: self.path.clone() }.into());
+            return Err(ConfigError::OutputDirectoryInUse {
+                path: self.path.clone(),
+            }
+            .into());
         }
         Ok(lock)
     }
@@ -143,8 +148,12 @@ impl OutputDirectory {
     pub fn has_ended(&self) -> bool {
         let summary = self.summary();
         // A later session puts it aside under its own number, whichever that is.
-        let beside = self.kept_sessions().map(|session| numbered_beside(&summary, session));
-        beside.chain([summary.clone()]).any(|path| made_steps(&path))
+        let beside = self
+            .kept_sessions()
+            .map(|session| numbered_beside(&summary, session));
+        beside
+            .chain([summary.clone()])
+            .any(|path| made_steps(&path))
     }
 
     /// What was printed.
@@ -167,7 +176,9 @@ impl OutputDirectory {
         if !manifest.exists() {
             return Ok(None);
         }
-        let read = |path: &Path| records::file::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let read = |path: &Path| {
+            records::file::read(path).with_context(|| format!("cannot read {}", path.display()))
+        };
         let free = (1..).find(|&session| !numbered_beside(&manifest, session).exists());
         let free = free.context("manifest: no free name")?;
         // A start that failed may have kept it already.
@@ -203,7 +214,9 @@ impl OutputDirectory {
         };
         let files = [self.run_toml(), self.manifest(), self.summary()];
         for session in self.kept_sessions() {
-            files.iter().try_for_each(|path| remove(&numbered_beside(path, session)))?;
+            files
+                .iter()
+                .try_for_each(|path| remove(&numbered_beside(path, session)))?;
         }
         remove(&self.evaluation())?;
         remove(&files[2])
@@ -218,10 +231,22 @@ impl OutputDirectory {
 
 /// What a run writes in `directory`.
 pub fn files(directory: &Path) -> Vec<PathBuf> {
-    let run = OutputDirectory { path: directory.to_owned() };
-    let records =
-        [run.run_toml(), run.manifest(), run.metrics(), run.progress(), run.hashes(), run.evaluation(), run.summary()];
-    [run.log(), run.checkpoints(), directory.join(LOCK_FILE)].into_iter().chain(records).collect()
+    let run = OutputDirectory {
+        path: directory.to_owned(),
+    };
+    let records = [
+        run.run_toml(),
+        run.manifest(),
+        run.metrics(),
+        run.progress(),
+        run.hashes(),
+        run.evaluation(),
+        run.summary(),
+    ];
+    [run.log(), run.checkpoints(), directory.join(LOCK_FILE)]
+        .into_iter()
+        .chain(records)
+        .collect()
 }
 
 /// `runs/name`, `runs/name-2`, …
@@ -244,8 +269,13 @@ fn last_number(first: &Path, counts: impl Fn(&Path) -> bool) -> Result<u32> {
     for entry in entries {
         let path = folder.join(entry.with_context(context)?.file_name());
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let number = name.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).filter(|&number| number > 1);
-        let number = number.filter(|&number| path == nth(first, number)).unwrap_or(u32::from(path == first));
+        let number = name
+            .rsplit_once('-')
+            .and_then(|(_, number)| number.parse().ok())
+            .filter(|&number| number > 1);
+        let number = number
+            .filter(|&number| path == nth(first, number))
+            .unwrap_or(u32::from(path == first));
         if number > last && counts(&path) {
             last = number;
         }
@@ -255,13 +285,20 @@ fn last_number(first: &Path, counts: impl Fn(&Path) -> bool) -> Result<u32> {
 
 /// The name that a session's file has once another has begun: `run-1.toml` of `run.toml`.
 pub(crate) fn numbered_beside(path: &Path, session: u32) -> PathBuf {
-    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
-    path.with_file_name(format!("{}-{session}.{}", text(path.file_stem()), text(path.extension())))
+    let text =
+        |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    path.with_file_name(format!(
+        "{}-{session}.{}",
+        text(path.file_stem()),
+        text(path.extension())
+    ))
 }
 
 /// Whether a summary tells of steps; one that cannot be read may.
 fn made_steps(summary: &Path) -> bool {
-    let Ok(text) = records::file::read(summary) else { return summary.exists() };
+    let Ok(text) = records::file::read(summary) else {
+        return summary.exists();
+    };
     serde_json::from_slice(&text).map_or(true, |summary: records::Summary| summary.steps > 0)
 }
 
@@ -278,7 +315,10 @@ fn has_files(directory: &Path) -> Result<bool> {
 
 /// Whether a directory is an image folder, and no run has begun there.
 fn holds_data(directory: &Path) -> bool {
-    !directory.join(RUN_TOML).exists() && ["train", "test", "val"].iter().any(|name| directory.join(name).is_dir())
+    !directory.join(RUN_TOML).exists()
+        && ["train", "test", "val"]
+            .iter()
+            .any(|name| directory.join(name).is_dir())
 }
 
 #[cfg(test)]
@@ -287,19 +327,29 @@ mod tests {
     use crate::config::cli::TrainArgs;
 
     fn config(output_dir: Option<&Path>, resume: bool) -> TrainConfig {
-        let mut args = TrainArgs { resume, ..TrainArgs::default() };
+        let mut args = TrainArgs {
+            resume,
+            ..TrainArgs::default()
+        };
         args.run.output_dir = output_dir.map(Path::to_owned);
         TrainConfig::resolve(&args, 1).unwrap()
     }
 
     fn name(directory: &OutputDirectory) -> String {
-        directory.path().file_name().unwrap().to_string_lossy().into_owned()
+        directory
+            .path()
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .into_owned()
     }
 
     #[test]
     fn default_directories_are_numbered_and_resume_takes_the_last() {
         let runs = tempfile::tempdir().unwrap();
-        let prepare = |resume| name(&OutputDirectory::prepare_below(runs.path(), &config(None, resume)).unwrap());
+        let prepare = |resume| {
+            name(&OutputDirectory::prepare_below(runs.path(), &config(None, resume)).unwrap())
+        };
         assert_eq!(prepare(true), "resnet20-shapes-seed0");
         assert_eq!(prepare(false), "resnet20-shapes-seed0-2");
         assert_eq!(prepare(false), "resnet20-shapes-seed0-3");
@@ -347,7 +397,8 @@ mod tests {
         let config = TrainConfig::resolve(&args, 1).unwrap();
         let output = OutputDirectory::prepare(&config).unwrap();
         output.write_run_toml(&config).unwrap();
-        let saved = TrainConfig::from_toml(&fs::read_to_string(output.run_toml()).unwrap(), 1).unwrap();
+        let saved =
+            TrainConfig::from_toml(&fs::read_to_string(output.run_toml()).unwrap(), 1).unwrap();
         let absolute = |name| Some(std::env::current_dir().unwrap().join(name));
         assert_eq!(
             (saved.run.tensorboard.clone(), saved.run.weights.clone()),

@@ -45,7 +45,10 @@ impl ProgressFile {
             ..RunProgress::default()
         };
         Self {
-            path: session.files.directory().map(|directory| directory.progress()),
+            path: session
+                .files
+                .directory()
+                .map(|directory| directory.progress()),
             start: Instant::now(),
             written: None,
             record,
@@ -60,16 +63,23 @@ impl ProgressFile {
         self.path.as_ref()?;
         let record = &mut self.record;
         (record.epoch, record.step) = (line.epoch, num_steps);
-        (record.step_in_epoch, record.steps_per_epoch) = (line.step_in_epoch + 1, line.steps_per_epoch);
+        (record.step_in_epoch, record.steps_per_epoch) =
+            (line.step_in_epoch + 1, line.steps_per_epoch);
         record.session_steps += 1;
         record.session_seconds = self.start.elapsed().as_secs_f64();
         let known = Some(line.scores).filter(|scores| scores.num_samples > 0);
-        (record.loss, record.top1) = (known.map(|scores| scores.loss_mean()), known.map(|scores| scores.top1()));
+        (record.loss, record.top1) = (
+            known.map(|scores| scores.loss_mean()),
+            known.map(|scores| scores.top1()),
+        );
         record.learning_rate = line.learning_rate;
         self.seconds += line.seconds;
         self.images += line.global_num_samples;
         self.duration += line.duration;
-        if self.written.is_none_or(|written| written.elapsed() >= PAUSE) {
+        if self
+            .written
+            .is_none_or(|written| written.elapsed() >= PAUSE)
+        {
             self.enter(TRAINING);
         } else if self.record.phase != TRAINING {
             // One step is too little for a speed.

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use datasets::{DatasetSplits, ImageDataset};
 use distributed::CompressionKind;
 
-use crate::config::{BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig};
+use crate::config::{
+    BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig,
+};
 use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
@@ -49,7 +51,10 @@ impl Resumption {
         data: &DatasetSplits,
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
-        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
+        let store = CheckpointStore::new(
+            &directory.checkpoints(),
+            config.run.keep_checkpoints.filled(),
+        );
         let (Some(checkpoint), damaged) = store.resume()? else {
             ensure!(
                 !directory.has_ended(),
@@ -58,8 +63,8 @@ impl Resumption {
             );
             return Ok(None);
         };
-        let before: TrainConfig =
-            serde_json::from_value(checkpoint.state.config.clone()).context("configuration in the checkpoint")?;
+        let before: TrainConfig = serde_json::from_value(checkpoint.state.config.clone())
+            .context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
         let mut resumption = Self {
             checkpoint,
@@ -73,18 +78,27 @@ impl Resumption {
         resumption.check_epochs(config.schedule.epochs.filled())?;
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
-        resumption.warnings.extend(changes_of_course(config, &before));
-        resumption.averaged_early = averaged_early(&before, &resumption.state().progress, steps_per_epoch);
+        resumption
+            .warnings
+            .extend(changes_of_course(config, &before));
+        resumption.averaged_early =
+            averaged_early(&before, &resumption.state().progress, steps_per_epoch);
         if resumption.averaged_early {
-            resumption.warnings.push(another_course("the stop averaged the ranks' parameters earlier than planned"));
+            resumption.warnings.push(another_course(
+                "the stop averaged the ranks' parameters earlier than planned",
+            ));
         }
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let progress = &mut resumption.checkpoint.state.progress;
         // Older versions did not count them.
-        progress.images.get_or_insert(progress.epoch.saturating_mul(data.train.len() as u64));
+        progress
+            .images
+            .get_or_insert(progress.epoch.saturating_mul(data.train.len() as u64));
         let step = progress.schedule_step();
-        resumption.notes.extend(change_of_schedule(config, &before, steps_per_epoch, step));
+        resumption
+            .notes
+            .extend(change_of_schedule(config, &before, steps_per_epoch, step));
         resumption.notes.extend(change_of_sizes(config, &before));
         Ok(Some(resumption))
     }
@@ -92,12 +106,16 @@ impl Resumption {
     /// Whether the steps from here on are those that the run would have made: equal options, ranks and device.
     pub fn keeps_course(&self, config: &TrainConfig) -> bool {
         let hash = |config: &TrainConfig| config.clone().resuming(true).hash();
-        hash(config) == hash(&self.before) && config.compute == self.before.compute && !self.averaged_early
+        hash(config) == hash(&self.before)
+            && config.compute == self.before.compute
+            && !self.averaged_early
     }
 
     /// Says the warnings and notes.
     pub fn tell(&self, reporter: &Reporter) {
-        self.warnings.iter().for_each(|warning| reporter.warn(warning));
+        self.warnings
+            .iter()
+            .for_each(|warning| reporter.warn(warning));
         self.notes.iter().for_each(|note| reporter.note(note));
     }
 
@@ -116,7 +134,12 @@ impl Resumption {
         Ok(())
     }
 
-    fn check_data(&mut self, config: &TrainConfig, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
+    fn check_data(
+        &mut self,
+        config: &TrainConfig,
+        data: &DatasetSplits,
+        allow_changed_data: bool,
+    ) -> Result<()> {
         if let Some(other) = self.state().input.other_class(data.train.class_names()) {
             bail!(
                 "resume: the classes are not those of the run: {other}; restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
@@ -124,19 +147,26 @@ impl Resumption {
             );
         }
         let state = self.state();
-        let checksum = |split: &Option<Arc<dyn ImageDataset>>| split.as_ref().map(|split| split.checksum());
+        let checksum =
+            |split: &Option<Arc<dyn ImageDataset>>| split.as_ref().map(|split| split.checksum());
         for (split, before, got) in [
-            ("train", Some(state.dataset_checksum.clone()), Some(data.train.checksum())),
+            (
+                "train",
+                Some(state.dataset_checksum.clone()),
+                Some(data.train.checksum()),
+            ),
             ("val", state.val_checksum.clone(), checksum(&data.val)),
             ("test", state.test_checksum.clone(), checksum(&data.test)),
         ] {
             if before == got {
                 continue;
             }
-            let in_words =
-                |checksum: Option<String>| checksum.map_or("no such split".to_owned(), |sum| format!("sha256 {sum}"));
+            let in_words = |checksum: Option<String>| {
+                checksum.map_or("no such split".to_owned(), |sum| format!("sha256 {sum}"))
+            };
             let (before, got) = (in_words(before), in_words(got));
-            let change = format!("resume: the {split} split has changed: expected {before}, got {got}");
+            let change =
+                format!("resume: the {split} split has changed: expected {before}, got {got}");
             if !allow_changed_data {
                 let of_shards = match config.data.dataset.filled() {
                     DatasetKind::Shards => " (a MANIFEST made or removed since changes it too)",
@@ -146,9 +176,13 @@ impl Resumption {
                     "{change}{of_shards}; restore the data, choose another --output-dir, or go on with --allow-changed-data"
                 );
             }
-            self.warnings.push(format!("{change}; going on, as --allow-changed-data says"));
+            self.warnings
+                .push(format!("{change}; going on, as --allow-changed-data says"));
             let progress = &mut self.checkpoint.state.progress;
-            if let Some(best) = progress.best.take_if(|best| best.monitor.starts_with(&format!("{split}-"))) {
+            if let Some(best) = progress
+                .best
+                .take_if(|best| best.monitor.starts_with(&format!("{split}-")))
+            {
                 progress.evaluations_since_best = 0;
                 self.warnings.push(format!(
                     "resume: the best so far, {} {:.4} after epoch {:02}, was of other {split} images: it is forgotten",
@@ -162,9 +196,16 @@ impl Resumption {
     /// On the data of the checkpoint its position must agree with itself; on others it is moved into their epochs.
     fn check_position(&mut self, data: &DatasetSplits, steps_per_epoch: u64) -> Result<()> {
         if self.state().dataset_checksum == data.train.checksum() {
-            return self.state().progress.check_position(steps_per_epoch).with_context(|| {
-                format!("resume: {}: move it away to go on from an older one", self.checkpoint.directory.display())
-            });
+            return self
+                .state()
+                .progress
+                .check_position(steps_per_epoch)
+                .with_context(|| {
+                    format!(
+                        "resume: {}: move it away to go on from an older one",
+                        self.checkpoint.directory.display()
+                    )
+                });
         }
         let progress = &mut self.checkpoint.state.progress;
         let (epoch, before) = (progress.epoch, progress.step_in_epoch);
@@ -179,17 +220,25 @@ impl Resumption {
 
     fn check_config(&self, config: &TrainConfig, before: &TrainConfig) -> Result<()> {
         let passed = |config| passed_milestones(config, &self.state().progress);
-        let is_to_come =
-            |difference: &ConfigDifference| difference.key == "schedule.milestones" && passed(config) == passed(before);
+        let is_to_come = |difference: &ConfigDifference| {
+            difference.key == "schedule.milestones" && passed(config) == passed(before)
+        };
         let mut differences = config.differences(before);
         differences.retain(|difference| !is_to_come(difference));
         // Another optimizer has other options.
-        if differences.iter().any(|difference| difference.key == OPTIMIZER) {
-            differences.retain(|difference| difference.key == OPTIMIZER || !difference.key.starts_with("optimizer."));
+        if differences
+            .iter()
+            .any(|difference| difference.key == OPTIMIZER)
+        {
+            differences.retain(|difference| {
+                difference.key == OPTIMIZER || !difference.key.starts_with("optimizer.")
+            });
         }
         if !differences.is_empty() {
-            let list: Vec<String> =
-                differences.iter().map(|difference| format!("{difference} ({})", why(difference))).collect();
+            let list: Vec<String> = differences
+                .iter()
+                .map(|difference| format!("{difference} ({})", why(difference)))
+                .collect();
             bail!(
                 "resume: the checkpoint's run was configured otherwise: {}; resume with its options, or begin another run from its weights: --weights {} and another --output-dir",
                 list.join("; "),
@@ -223,7 +272,14 @@ fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
 /// The milestones after which steps were made.
 fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
     let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
-    config.schedule.milestones.iter().flatten().copied().filter(is_passed).collect()
+    config
+        .schedule
+        .milestones
+        .iter()
+        .flatten()
+        .copied()
+        .filter(is_passed)
+        .collect()
 }
 
 /// A sentence on each option that may change and yet moves the parameters by more than roundings.
@@ -231,40 +287,70 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
     let mut changes = Vec::new();
     let normalised_together = |config: &TrainConfig| match config.batch.batch_norm.filled() {
         BatchNormKind::Local => config.micro_batch_size(),
-        BatchNormKind::Sync => config.batch.global_batch_size.filled() / config.batch.grad_accum_steps.filled(),
+        BatchNormKind::Sync => {
+            config.batch.global_batch_size.filled() / config.batch.grad_accum_steps.filled()
+        }
     };
     let (now, was) = (normalised_together(config), normalised_together(before));
     if now != was {
-        changes.push(format!("batch norm takes its statistics over {now} samples at a time, {was} before"));
+        changes.push(format!(
+            "batch norm takes its statistics over {now} samples at a time, {was} before"
+        ));
     }
     let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
-    if now != was && matches!(config.sync.compress, Some(Compression(CompressionKind::TopK { .. }))) {
+    if now != was
+        && matches!(
+            config.sync.compress,
+            Some(Compression(CompressionKind::TopK { .. }))
+        )
+    {
         changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
     }
     let (now, was) = (config.num_workers(), before.num_workers());
     match config.sync.method() {
         _ if now == was => {}
         SyncMethod::LocalSgd { .. } => {
-            changes.push(format!("{now} ranks make steps of their own with their shares of a batch, {was} before"));
+            changes.push(format!(
+                "{now} ranks make steps of their own with their shares of a batch, {was} before"
+            ));
         }
-        SyncMethod::ParameterServer { asynchronous: Some(_), .. } => {
-            changes.push(format!("{now} ranks send their servers updates, {was} before"));
+        SyncMethod::ParameterServer {
+            asynchronous: Some(_),
+            ..
+        } => {
+            changes.push(format!(
+                "{now} ranks send their servers updates, {was} before"
+            ));
         }
         _ => {}
     }
-    let (now, was) = (config.run.checkpoint_every_steps, before.run.checkpoint_every_steps);
+    let (now, was) = (
+        config.run.checkpoint_every_steps,
+        before.run.checkpoint_every_steps,
+    );
     if now != was && matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
-        changes.push("--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint".to_owned());
+        changes.push(
+            "--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint"
+                .to_owned(),
+        );
     }
-    changes.iter().map(|change| another_course(change)).collect()
+    changes
+        .iter()
+        .map(|change| another_course(change))
+        .collect()
 }
 
 /// Whether ranks that make steps of their own met for the checkpoint alone.
 fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u64) -> bool {
-    let is_due = before.run.checkpoint_every_steps.is_some_and(|every| progress.step.is_multiple_of(every));
+    let is_due = before
+        .run
+        .checkpoint_every_steps
+        .is_some_and(|every| progress.step.is_multiple_of(every));
     let meets = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
     let last = progress.step.checked_sub(1);
-    last.is_some_and(|last| !meets && averages_early(&before.sync.method(), before.num_workers(), last))
+    last.is_some_and(|last| {
+        !meets && averages_early(&before.sync.method(), before.num_workers(), last)
+    })
 }
 
 fn another_course(change: &str) -> String {
@@ -273,21 +359,37 @@ fn another_course(change: &str) -> String {
 
 /// A sentence on image sizes that change in other epochs than planned, since they do so at shares of the planned ones.
 fn change_of_sizes(config: &TrainConfig, before: &TrainConfig) -> Option<String> {
-    let (now, was) = (config.schedule.planned_epochs(), before.schedule.planned_epochs());
-    let resolution = config.data.resolution.as_ref().filter(|resolution| resolution.depends_on_epochs())?;
+    let (now, was) = (
+        config.schedule.planned_epochs(),
+        before.schedule.planned_epochs(),
+    );
+    let resolution = config
+        .data
+        .resolution
+        .as_ref()
+        .filter(|resolution| resolution.depends_on_epochs())?;
     (now != was).then(|| format!("resume: --resolution {resolution} is of {now} epochs now, of {was} before: images change their size in other ones"))
 }
 
 /// One sentence on another length of the run, and what becomes of the learning rate.
-fn change_of_schedule(config: &TrainConfig, before: &TrainConfig, steps_per_epoch: u64, step: u64) -> Option<String> {
+fn change_of_schedule(
+    config: &TrainConfig,
+    before: &TrainConfig,
+    steps_per_epoch: u64,
+    step: u64,
+) -> Option<String> {
     let (new, old) = (&config.schedule, &before.schedule);
     let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
     let (epochs, was) = (new.epochs.filled(), old.epochs.filled());
     let schedule = match (new.planned_epochs(), old.planned_epochs()) {
-        _ if (new.schedule, &new.milestones, new.gamma) != (old.schedule, &old.milestones, old.gamma) => {
+        _ if (new.schedule, &new.milestones, new.gamma)
+            != (old.schedule, &old.milestones, old.gamma) =>
+        {
             "has other milestones".to_owned()
         }
-        (now, then) if new.depends_on_epochs() && now != then => format!("is stretched from {then} to {now} epochs"),
+        (now, then) if new.depends_on_epochs() && now != then => {
+            format!("is stretched from {then} to {now} epochs")
+        }
         _ if epochs == was => return None,
         _ => "is kept".to_owned(),
     };

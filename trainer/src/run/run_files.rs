@@ -42,7 +42,13 @@ impl RunFiles {
         }
         let directory = OutputDirectory::prepare(config)?;
         let lock = directory.lock(config, holder)?;
-        Ok(Self { root: Some(RootFiles { directory, lock, metrics: Mutex::new(None) }) })
+        Ok(Self {
+            root: Some(RootFiles {
+                directory,
+                lock,
+                metrics: Mutex::new(None),
+            }),
+        })
     }
 
     /// Whether another run could write to the same directory unnoticed, on root.
@@ -66,8 +72,14 @@ impl RunFiles {
     /// Writes configuration and manifest. Those of an earlier session, and its summary, are kept beside them where the run goes on from
     /// it; else they are of no run any more.
     pub fn begin(&self, config: &TrainConfig, manifest: &Manifest, goes_on: bool) -> Result<()> {
-        let Some(root) = &self.root else { return Ok(()) };
-        let earlier = if goes_on { root.directory.keep_session()? } else { None };
+        let Some(root) = &self.root else {
+            return Ok(());
+        };
+        let earlier = if goes_on {
+            root.directory.keep_session()?
+        } else {
+            None
+        };
         write_json(&root.directory.manifest(), manifest)?;
         root.directory.write_run_toml(config)?;
         match earlier {
@@ -81,7 +93,9 @@ impl RunFiles {
     /// # Errors
     /// When the file cannot be read or written.
     pub fn open_metrics(&self, epoch: u64) -> Result<Option<String>> {
-        let Some(root) = &self.root else { return Ok(None) };
+        let Some(root) = &self.root else {
+            return Ok(None);
+        };
         let (file, warning) = MetricsFile::truncate_from(&root.directory.metrics(), epoch)?;
         *root.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
         Ok(warning)
@@ -89,9 +103,14 @@ impl RunFiles {
 
     /// Adds one epoch to the metrics; what happened to them meanwhile.
     pub fn epoch(&self, record: &EpochRecord) -> Result<Option<String>> {
-        let Some(root) = &self.root else { return Ok(None) };
+        let Some(root) = &self.root else {
+            return Ok(None);
+        };
         let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
-        metrics.as_mut().context("metrics: not opened")?.append(record)
+        metrics
+            .as_mut()
+            .context("metrics: not opened")?
+            .append(record)
     }
 
     /// Writes `evaluation.json`; a warning where that fails, which is no reason to end a run.
@@ -100,7 +119,9 @@ impl RunFiles {
         // On one line: a matrix of many classes would have a line for each of its numbers.
         let text = serde_json::to_vec(&evaluation()).map_err(anyhow::Error::from);
         let written = text.and_then(|text| write_atomically(&root.directory.evaluation(), &text));
-        written.err().map(|error| format!("{error:#}; the run continues, and that file lacks this evaluation"))
+        written.err().map(|error| {
+            format!("{error:#}; the run continues, and that file lacks this evaluation")
+        })
     }
 
     /// The evaluation that was written last, on root; `None` where it cannot be read.
@@ -112,9 +133,15 @@ impl RunFiles {
     /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones;
     /// does nothing where the steps before have none that can be read.
     pub fn hashes(&self, steps: &[StepHashes]) -> Result<()> {
-        let (Some(root), Some(first)) = (&self.root, steps.first()) else { return Ok(()) };
+        let (Some(root), Some(first)) = (&self.root, steps.first()) else {
+            return Ok(());
+        };
         let path = root.directory.hashes();
-        let mut lines = if first.step == 0 { Vec::new() } else { step_hashes::read(&path).unwrap_or_default() };
+        let mut lines = if first.step == 0 {
+            Vec::new()
+        } else {
+            step_hashes::read(&path).unwrap_or_default()
+        };
         lines.retain(|line| line.step < first.step);
         if lines.len() as u64 != first.step {
             return Ok(());
@@ -126,7 +153,11 @@ impl RunFiles {
     /// Whether the session before computed on the same program, machine and data; not where its manifest cannot be read.
     pub fn was_begun_alike(&self, manifest: &Manifest) -> bool {
         let read = |root: &RootFiles| records::file::read(&root.directory.manifest()).ok();
-        let before = self.root.as_ref().and_then(read).and_then(|text| serde_json::from_slice(&text).ok());
+        let before = self
+            .root
+            .as_ref()
+            .and_then(read)
+            .and_then(|text| serde_json::from_slice(&text).ok());
         before.is_some_and(|before| bearing_on_bits(&before) == bearing_on_bits(manifest))
     }
 
@@ -146,7 +177,9 @@ impl RunFiles {
     /// # Errors
     /// When it cannot be written, or the directory is no longer there.
     pub fn finish(&self, summary: &Summary) -> Result<()> {
-        let Some(root) = &self.root else { return Ok(()) };
+        let Some(root) = &self.root else {
+            return Ok(());
+        };
         self.expect_in_place()?;
         write_json(&root.directory.summary(), summary)
     }

@@ -43,7 +43,9 @@ impl SavedModel {
             let mut state = None;
             if let WeightSource::Checkpoint(directory) = source {
                 let (found, warnings) = checkpoint::find(directory)?;
-                warnings.iter().for_each(|warning| world.reporter.warn(warning));
+                warnings
+                    .iter()
+                    .for_each(|warning| world.reporter.warn(warning));
                 path = found.model_path();
                 state = Some(found.state);
             }
@@ -58,8 +60,13 @@ impl SavedModel {
         }
         // Root too takes what it told: the same digits are the same numbers.
         let told = from_root(&*world.communicator, &told)?;
-        let (num_bytes, state) = serde_json::from_slice(&told).context("checkpoint state from root")?;
-        Ok(Self { path, num_bytes, state })
+        let (num_bytes, state) =
+            serde_json::from_slice(&told).context("checkpoint state from root")?;
+        Ok(Self {
+            path,
+            num_bytes,
+            state,
+        })
     }
 
     /// The configuration that the checkpoint was trained with; `None` for a weights file.
@@ -67,8 +74,13 @@ impl SavedModel {
     /// # Errors
     /// When it is none of this program's.
     pub fn trained(&self) -> Result<Option<TrainConfig>> {
-        let config = self.state.as_ref().map(|state| serde_json::from_value(state.config.clone()));
-        config.transpose().context("configuration in the checkpoint")
+        let config = self
+            .state
+            .as_ref()
+            .map(|state| serde_json::from_value(state.config.clone()));
+        config
+            .transpose()
+            .context("configuration in the checkpoint")
     }
 
     /// The model with the saved values.
@@ -84,7 +96,8 @@ impl SavedModel {
         request: &ModelRequest<'_>,
         world: &World,
     ) -> Result<F::Model> {
-        let mut model = build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
+        let mut model =
+            build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
         if world.is_root() {
             model = load_weights_aloud(model, &self.path, Head::OfFile, &world.reporter)?;
         }

@@ -57,6 +57,10 @@ pub struct Session<'a> {
 impl Session<'_> {
     /// The split that is evaluated in the epochs.
     pub fn evaluated_split(&self) -> &'static str {
-        if self.data.val.is_some() { "val" } else { "test" }
+        if self.data.val.is_some() {
+            "val"
+        } else {
+            "test"
+        }
     }
 }

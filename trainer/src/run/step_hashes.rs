@@ -55,14 +55,27 @@ impl OwnHashes {
     }
 
     /// Hashes what a step left: the parameters, flat as `layout` says. `scores` are this rank's in it, if it had samples.
-    pub fn add(&mut self, step: u64, scores: Option<ScoreSums>, layout: &ParameterLayout, parameters: &[f32]) {
+    pub fn add(
+        &mut self,
+        step: u64,
+        scores: Option<ScoreSums>,
+        layout: &ParameterLayout,
+        parameters: &[f32],
+    ) {
         let tensors = tensor_hashes(layout, parameters);
         let mut digest = Sha256::new();
-        tensors.iter().for_each(|hash| digest.update(hash.to_be_bytes()));
+        tensors
+            .iter()
+            .for_each(|hash| digest.update(hash.to_be_bytes()));
         let digest = digest.finalize();
         let parameters = u64::from_be_bytes(std::array::from_fn(|index| digest[index]));
         let loss = scores.map_or(0.0, |scores| scores.loss_sum).to_bits();
-        self.steps.push(OwnStep { step, loss, parameters, tensors });
+        self.steps.push(OwnStep {
+            step,
+            loss,
+            parameters,
+            tensors,
+        });
     }
 
     /// Writes what was hashed since the last call; where root cannot, it warns and writes no more.
@@ -79,29 +92,47 @@ impl OwnHashes {
         if own.is_empty() {
             return Ok(());
         }
-        let bytes: Vec<u8> =
-            own.iter().flat_map(|step| [step.loss, step.parameters]).flat_map(u64::to_be_bytes).collect();
+        let bytes: Vec<u8> = own
+            .iter()
+            .flat_map(|step| [step.loss, step.parameters])
+            .flat_map(u64::to_be_bytes)
+            .collect();
         let all = communicator.all_gather(&bytes)?;
         // Of every rank, the word at this place.
         let words = |place: usize| {
             all.iter()
-                .map(|bytes| bytes[8 * place..8 * place + 8].iter().map(|byte| format!("{byte:02x}")).collect())
+                .map(|bytes| {
+                    bytes[8 * place..8 * place + 8]
+                        .iter()
+                        .map(|byte| format!("{byte:02x}"))
+                        .collect()
+                })
                 .collect()
         };
         let line = |(index, step): (usize, &OwnStep)| StepHashes {
             step: step.step,
             losses: words(2 * index),
             parameters: words(2 * index + 1),
-            tensors: step.tensors.iter().map(|hash| format!("{hash:016x}")).collect(),
+            tensors: step
+                .tensors
+                .iter()
+                .map(|hash| format!("{hash:016x}"))
+                .collect(),
             names: match step.step {
-                0 => layout.entries().iter().map(|entry| entry.path.clone()).collect(),
+                0 => layout
+                    .entries()
+                    .iter()
+                    .map(|entry| entry.path.clone())
+                    .collect(),
                 _ => Vec::new(),
             },
         };
         if !self.gave_up
             && let Err(error) = files.hashes(&own.iter().enumerate().map(line).collect::<Vec<_>>())
         {
-            reporter.warn(&format!("hashes of the first steps: {error:#}; no more are written for trainer verify-run"));
+            reporter.warn(&format!(
+                "hashes of the first steps: {error:#}; no more are written for trainer verify-run"
+            ));
             self.gave_up = true;
         }
         Ok(())
@@ -115,9 +146,16 @@ impl OwnHashes {
 pub fn read(path: &Path) -> Result<Vec<StepHashes>> {
     let context = || format!("cannot read {}", path.display());
     let text = records::file::read_to_string(path).with_context(context)?;
-    let lines: Vec<StepHashes> =
-        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(context)?;
+    let lines: Vec<StepHashes> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .with_context(context)?;
     let is_whole = lines.iter().zip(0..).all(|(line, step)| line.step == step);
-    ensure!(is_whole, "{}: expected a line for each step from 0 on, got others", path.display());
+    ensure!(
+        is_whole,
+        "{}: expected a line for each step from 0 on, got others",
+        path.display()
+    );
     Ok(lines)
 }

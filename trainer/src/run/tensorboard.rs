@@ -34,11 +34,15 @@ pub struct Tensorboard<'a> {
 /// # Errors
 /// When it has others, or cannot be read.
 pub fn expect_own_events(config: &TrainConfig, run_toml: Option<&Path>) -> Result<()> {
-    let Some(directory) = config.run.tensorboard.as_deref() else { return Ok(()) };
+    let Some(directory) = config.run.tensorboard.as_deref() else {
+        return Ok(());
+    };
     if !EventFile::is_any_in(directory)? {
         return Ok(());
     }
-    let own = run_toml.and_then(directory_in).and_then(|own| fs::canonicalize(own).ok());
+    let own = run_toml
+        .and_then(directory_in)
+        .and_then(|own| fs::canonicalize(own).ok());
     ensure!(
         own.is_some() && own == fs::canonicalize(directory).ok(),
         "--tensorboard {}: expected a directory without event files, or the one that run.toml of the run to go on with names, got \
@@ -57,19 +61,39 @@ fn directory_in(run_toml: &Path) -> Option<PathBuf> {
 impl<'a> Tensorboard<'a> {
     /// For a session that goes on after `num_steps` steps.
     pub fn open(session: &Session<'a>, num_steps: u64) -> Self {
-        let directory = session.config.run.tensorboard.as_deref().filter(|_| session.communicator.rank() == ROOT);
+        let directory = session
+            .config
+            .run
+            .tensorboard
+            .as_deref()
+            .filter(|_| session.communicator.rank() == ROOT);
         // What is written of the last step done stays; of a run that begins anew nothing does.
         let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
         let node = &session.communicator.topology().node;
-        let warn =
-            |error| session.reporter.warn(&format!("--tensorboard: {error:#}; nothing is written for TensorBoard"));
-        let file = directory.and_then(|directory| EventFile::create(directory, node, first_step).map_err(warn).ok());
-        if file.is_some() && matches!(session.config.sync.method(), SyncMethod::ParameterServer { .. }) {
+        let warn = |error| {
+            session.reporter.warn(&format!(
+                "--tensorboard: {error:#}; nothing is written for TensorBoard"
+            ))
+        };
+        let file = directory.and_then(|directory| {
+            EventFile::create(directory, node, first_step)
+                .map_err(warn)
+                .ok()
+        });
+        if file.is_some()
+            && matches!(
+                session.config.sync.method(),
+                SyncMethod::ParameterServer { .. }
+            )
+        {
             session.reporter.note(
                 "--tensorboard: no histograms, since gradients leave for the parameter servers bucket by bucket, and parameters come back",
             );
         }
-        Self { file, reporter: session.reporter }
+        Self {
+            file,
+            reporter: session.reporter,
+        }
     }
 
     pub fn is_open(&self) -> bool {
@@ -83,13 +107,22 @@ impl<'a> Tensorboard<'a> {
         }
         let images = batch.clone().into_images().images;
         let [number, height, width, channels] = images.dims();
-        let shape = ImageShape { height, width, channels };
+        let shape = ImageShape {
+            height,
+            width,
+            channels,
+        };
         let num_pixels = number.min(MOST_IMAGES) * height * width * channels;
         let pixels = images.into_data().convert::<f32>();
-        if let Some(picture) =
-            pixels.as_slice().ok().and_then(|pixels| picture(&pixels[..num_pixels], shape, normalization))
+        if let Some(picture) = pixels
+            .as_slice()
+            .ok()
+            .and_then(|pixels| picture(&pixels[..num_pixels], shape, normalization))
         {
-            self.add(step, vec![("batch/images".to_owned(), EventValue::Picture(picture))]);
+            self.add(
+                step,
+                vec![("batch/images".to_owned(), EventValue::Picture(picture))],
+            );
         }
     }
 
@@ -98,10 +131,16 @@ impl<'a> Tensorboard<'a> {
         let seconds = line.duration.as_secs_f64();
         let mut values = vec![
             scalar("step/learning_rate", line.learning_rate),
-            scalar("step/images_per_second", line.global_num_samples as f64 / seconds),
+            scalar(
+                "step/images_per_second",
+                line.global_num_samples as f64 / seconds,
+            ),
         ];
         if line.scores.num_samples > 0 {
-            values.extend([scalar("step/loss", line.scores.loss_mean()), scalar("step/accuracy", line.scores.top1())]);
+            values.extend([
+                scalar("step/loss", line.scores.loss_mean()),
+                scalar("step/accuracy", line.scores.top1()),
+            ]);
         }
         self.add(step, values);
     }
@@ -110,9 +149,15 @@ impl<'a> Tensorboard<'a> {
     pub fn gradients(&mut self, step: u64, layout: &ParameterLayout, gradients: &[f32]) {
         let histogram = |entry: &distributed::ParameterEntry| {
             let histogram = Histogram::of(&gradients[entry.range()])?;
-            Some((format!("gradients/{}", entry.path), EventValue::Histogram(histogram)))
+            Some((
+                format!("gradients/{}", entry.path),
+                EventValue::Histogram(histogram),
+            ))
         };
-        self.add(step, layout.entries().iter().filter_map(histogram).collect());
+        self.add(
+            step,
+            layout.entries().iter().filter_map(histogram).collect(),
+        );
     }
 
     /// An epoch: what its line of `metrics.jsonl` says.
@@ -121,12 +166,23 @@ impl<'a> Tensorboard<'a> {
             ("train/loss", record.train_loss),
             ("train/accuracy", record.train_top1),
             ("epoch/images_per_second", record.speed()),
-            ("epoch/exposed_communication_share", record.exposed_share().filter(|_| record.num_ranks > 1)),
+            (
+                "epoch/exposed_communication_share",
+                record.exposed_share().filter(|_| record.num_ranks > 1),
+            ),
         ];
-        let mut values: Vec<_> = measured.iter().filter_map(|(tag, value)| Some(scalar(tag, (*value)?))).collect();
+        let mut values: Vec<_> = measured
+            .iter()
+            .filter_map(|(tag, value)| Some(scalar(tag, (*value)?)))
+            .collect();
         if let Some((split, scores)) = record.evaluation() {
-            let further = scores.metrics.iter().map(|(name, value)| (name.as_str(), *value));
-            let all = [("loss", scores.loss), ("accuracy", scores.top1)].into_iter().chain(further);
+            let further = scores
+                .metrics
+                .iter()
+                .map(|(name, value)| (name.as_str(), *value));
+            let all = [("loss", scores.loss), ("accuracy", scores.top1)]
+                .into_iter()
+                .chain(further);
             values.extend(all.map(|(name, value)| scalar(&format!("{split}/{name}"), value)));
         }
         self.add(record.step, values);
@@ -135,7 +191,9 @@ impl<'a> Tensorboard<'a> {
     fn add(&mut self, step: u64, values: Vec<(String, EventValue)>) {
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.add(step, &values) {
-            self.reporter.warn(&format!("--tensorboard: {error:#}; nothing more is written for TensorBoard"));
+            self.reporter.warn(&format!(
+                "--tensorboard: {error:#}; nothing more is written for TensorBoard"
+            ));
             self.file = None;
         }
     }

@@ -19,7 +19,10 @@ pub(super) enum BucketHook {
     /// Values are looked at where they were computed.
     Inline(Arc<GradientCollector>),
     /// A thread waits for the device, while the backward pass is still being given to it.
-    Background { joined: JoinedGradients, readback: Mutex<Readback<Joined, ()>> },
+    Background {
+        joined: JoinedGradients,
+        readback: Mutex<Readback<Joined, ()>>,
+    },
 }
 
 impl BucketHook {
@@ -31,7 +34,9 @@ impl BucketHook {
                 let of_plan = Arc::clone(&collector);
                 Self::Background {
                     joined: JoinedGradients::new(move |parameter| of_plan.bucket_of(parameter)),
-                    readback: Mutex::new(Readback::start(move |joined| put_all(&collector, &joined))),
+                    readback: Mutex::new(Readback::start(move |joined| {
+                        put_all(&collector, &joined)
+                    })),
                 }
             }
         }
@@ -44,7 +49,10 @@ impl BucketHook {
     pub(super) fn wait(&self) {
         if let Self::Background { joined, readback } = self {
             let mut readback = lock(readback);
-            joined.rest().into_iter().for_each(|rest| readback.send(rest));
+            joined
+                .rest()
+                .into_iter()
+                .for_each(|rest| readback.send(rest));
             while readback.receive().is_some() {}
         }
     }
@@ -56,7 +64,10 @@ impl GradientHook for BucketHook {
             Self::Inline(collector) => collector.take(parameter, floats(&gradient)),
             Self::Background { .. } => {
                 let parameters = vec![(parameter, gradient.num_elements())];
-                self.on_gradients(Joined { parameters, values: gradient });
+                self.on_gradients(Joined {
+                    parameters,
+                    values: gradient,
+                });
             }
         }
     }
@@ -87,7 +98,9 @@ fn put_all(collector: &GradientCollector, joined: &Joined) {
 
 /// Waits for the device.
 fn floats(gradients: &TensorData) -> &[f32] {
-    gradients.as_slice().expect("gradients of parameters are f32, and their device works")
+    gradients
+        .as_slice()
+        .expect("gradients of parameters are f32, and their device works")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -24,7 +24,10 @@ pub struct Ema {
 impl Ema {
     /// Begins with `parameters`, flat in module order.
     pub fn new(decay: f64, parameters: Vec<f32>) -> Self {
-        Self { decay, average: parameters }
+        Self {
+            decay,
+            average: parameters,
+        }
     }
 
     /// Takes the parameters after an update.
@@ -32,7 +35,11 @@ impl Ema {
     /// # Panics
     /// When their number is another.
     pub fn update(&mut self, parameters: &[f32]) {
-        assert_eq!(parameters.len(), self.average.len(), "ema: one value for each parameter");
+        assert_eq!(
+            parameters.len(),
+            self.average.len(),
+            "ema: one value for each parameter"
+        );
         // In this form an average that equals its parameters stays equal to them, whatever the rounding of the decay.
         let share = (1.0 - self.decay) as f32;
         for (average, parameter) in self.average.iter_mut().zip(parameters) {

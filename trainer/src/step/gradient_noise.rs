@@ -43,7 +43,12 @@ impl NoiseSums {
     /// Those of one step with `num_parts` micro-batches on this rank.
     pub(super) fn of_step(norms: SquaredNorms, num_parts: usize, batches: NoiseBatches) -> Self {
         let share = batches.small as f64 / batches.large as f64;
-        Self { small: norms.parts / share.powi(2), num_small: num_parts as f64, large: norms.sum, num_large: 1 }
+        Self {
+            small: norms.parts / share.powi(2),
+            num_small: num_parts as f64,
+            large: norms.sum,
+            num_large: 1,
+        }
     }
 
     /// What they say; nothing without a step.
@@ -52,13 +57,21 @@ impl NoiseSums {
             return None;
         }
         let (small, large) = (batches.small as f64, batches.large as f64);
-        let (of_small, of_large) = (self.small / self.num_small, self.large / self.num_large as f64);
+        let (of_small, of_large) = (
+            self.small / self.num_small,
+            self.large / self.num_large as f64,
+        );
         let squared_norm = (large * of_large - small * of_small) / (large - small);
         let covariance_trace = (of_small - of_large) / (small.recip() - large.recip());
         // Both are unbiased, so that of few steps either may be below zero.
         let is_told = squared_norm > 0.0 && covariance_trace > 0.0;
         let batch_size = is_told.then(|| covariance_trace / squared_norm);
-        Some(GradientNoise { squared_norm, covariance_trace, batch_size, num_steps: self.num_large })
+        Some(GradientNoise {
+            squared_norm,
+            covariance_trace,
+            batch_size,
+            num_steps: self.num_large,
+        })
     }
 }
 
@@ -94,7 +107,10 @@ mod tests {
     const VARIANCE: f64 = 4.0;
     /// With so many the suggested batch size has a standard deviation of 1 %.
     const NUM_STEPS: usize = 3200;
-    const BATCHES: NoiseBatches = NoiseBatches { small: 4, large: 16 };
+    const BATCHES: NoiseBatches = NoiseBatches {
+        small: 4,
+        large: 16,
+    };
 
     /// The sum of a micro-batch's samples: each coordinate is normal, by the sum of twelve uniform numbers.
     fn sum_of_samples(state: &mut u64) -> Vec<f32> {
@@ -106,7 +122,11 @@ mod tests {
             ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
         };
         let mut normal = || (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
-        let mut sum = || (0..BATCHES.small).map(|_| VARIANCE.sqrt() * normal()).sum::<f64>() as f32;
+        let mut sum = || {
+            (0..BATCHES.small)
+                .map(|_| VARIANCE.sqrt() * normal())
+                .sum::<f64>() as f32
+        };
         (0..DIMENSIONS).map(|_| sum()).collect()
     }
 
@@ -115,17 +135,26 @@ mod tests {
         let of_ranks = run_ranks(2, |communicator| {
             let device = Device::flex().autodiff();
             let place = Tensor::<1>::full([DIMENSIONS], DISTANCE, &device);
-            let point = Point { place: Param::from_tensor(place) };
+            let point = Point {
+                place: Param::from_tensor(place),
+            };
             let mut state = (communicator.rank() as u64) << 40;
-            let config = ReducerConfig { bucket_cap_bytes: Some(64), ..ReducerConfig::default() };
-            let mut reducer = GradientReducer::new(&point, Arc::new(communicator), &config).unwrap();
+            let config = ReducerConfig {
+                bucket_cap_bytes: Some(64),
+                ..ReducerConfig::default()
+            };
+            let mut reducer =
+                GradientReducer::new(&point, Arc::new(communicator), &config).unwrap();
             reducer.measure_parts();
             let mut sums = NoiseSums::default();
             for _ in 0..NUM_STEPS {
                 for micro_step in 0..2 {
-                    reducer
-                        .begin_micro_step(MicroStepConfig { is_last: micro_step == 1, ..MicroStepConfig::default() });
-                    let samples = Tensor::<1>::from_floats(sum_of_samples(&mut state).as_slice(), &device);
+                    reducer.begin_micro_step(MicroStepConfig {
+                        is_last: micro_step == 1,
+                        ..MicroStepConfig::default()
+                    });
+                    let samples =
+                        Tensor::<1>::from_floats(sum_of_samples(&mut state).as_slice(), &device);
                     let place = point.place.val();
                     // The samples' own squares change no gradient.
                     let square = place.clone() * place.clone() * (BATCHES.small as f64 / 2.0);
@@ -133,15 +162,32 @@ mod tests {
                     reducer.accumulate(&point, loss.backward(), 1.0);
                 }
                 let sum = reducer.reduce().unwrap().norm().powi(2);
-                let norms = SquaredNorms { parts: reducer.report().squared_norm_of_parts, sum };
+                let norms = SquaredNorms {
+                    parts: reducer.report().squared_norm_of_parts,
+                    sum,
+                };
                 sums += NoiseSums::of_step(norms, 2, BATCHES);
             }
             sums
         });
         assert_eq!(of_ranks[0].large, of_ranks[1].large);
-        let [small, num_small] = [of_ranks[0].small + of_ranks[1].small, of_ranks[0].num_small + of_ranks[1].num_small];
-        let noise = NoiseSums { small, num_small, ..of_ranks[0] }.estimate(BATCHES).unwrap();
-        let near = |got: f64, expected: f64| assert!((got / expected - 1.0).abs() < 0.04, "{got}, expected {expected}");
+        let [small, num_small] = [
+            of_ranks[0].small + of_ranks[1].small,
+            of_ranks[0].num_small + of_ranks[1].num_small,
+        ];
+        let noise = NoiseSums {
+            small,
+            num_small,
+            ..of_ranks[0]
+        }
+        .estimate(BATCHES)
+        .unwrap();
+        let near = |got: f64, expected: f64| {
+            assert!(
+                (got / expected - 1.0).abs() < 0.04,
+                "{got}, expected {expected}"
+            )
+        };
         near(noise.squared_norm, DIMENSIONS as f64 * DISTANCE * DISTANCE);
         near(noise.covariance_trace, DIMENSIONS as f64 * VARIANCE);
         near(noise.batch_size.unwrap(), VARIANCE / (DISTANCE * DISTANCE));
@@ -150,8 +196,16 @@ mod tests {
     #[test]
     fn gradients_without_noise_or_without_a_step_suggest_no_batch_size() {
         assert_eq!(NoiseSums::default().estimate(BATCHES), None);
-        let equal = NoiseSums { small: 6.0, num_small: 2.0, large: 3.0, num_large: 1 };
+        let equal = NoiseSums {
+            small: 6.0,
+            num_small: 2.0,
+            large: 3.0,
+            num_large: 1,
+        };
         let noise = equal.estimate(BATCHES).unwrap();
-        assert_eq!((noise.squared_norm, noise.covariance_trace, noise.batch_size), (3.0, 0.0, None));
+        assert_eq!(
+            (noise.squared_norm, noise.covariance_trace, noise.batch_size),
+            (3.0, 0.0, None)
+        );
     }
 }

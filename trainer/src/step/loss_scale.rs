@@ -37,7 +37,12 @@ impl LossScale {
             LossScaling::Dynamic => (true, START),
             LossScaling::Fixed(factor) => (false, factor),
         };
-        Self { is_dynamic, factor, num_good_steps: 0, num_overflows: 0 }
+        Self {
+            is_dynamic,
+            factor,
+            num_good_steps: 0,
+            num_overflows: 0,
+        }
     }
 
     /// What the loss is multiplied by, and gradients are divided by.

@@ -28,7 +28,8 @@ use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    Carried, CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, broadcast_module, replace, tensors,
+    Carried, CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, broadcast_module,
+    replace, tensors,
 };
 use layers::{PassContext, StatisticsReducer};
 
@@ -97,7 +98,12 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// When the ranks' models differ in structure, norms are to be synchronised and the model's are not, or the way to update has not
     /// that optimizer.
-    pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
+    pub fn new(
+        model: M,
+        config: StepConfig,
+        communicator: Arc<dyn Communicator>,
+        device: &Device,
+    ) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
         let mut stepper = Self {
             update: update::start(&config, &model, &communicator, device)?,
@@ -129,25 +135,35 @@ impl<M: ImageClassifier> Stepper<M> {
     ///
     /// # Collective
     /// Must be called by all ranks, with the same context but for its wish to stop, and whether it keeps gradients.
-    pub fn step(&mut self, context: StepContext, loaded: LoadedStep<DeviceBatch>, timer: &Timer) -> Result<StepEnd> {
+    pub fn step(
+        &mut self,
+        context: StepContext,
+        loaded: LoadedStep<DeviceBatch>,
+        timer: &Timer,
+    ) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
         let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
         let step = Step {
             context,
             num_own: own_labels().count(),
-            own_weight_sum: context
-                .weight_sum
-                .map(|_| self.config.weight_sum(own_labels().map(|label| *label as usize))),
+            own_weight_sum: context.weight_sum.map(|_| {
+                self.config
+                    .weight_sum(own_labels().map(|label| *label as usize))
+            }),
             num_global: loaded.global_num_samples,
             loss_scale: self.loss_scale.factor(),
             can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
         };
-        let replayed = self.update.replay(&mut self.model, &loaded.micro_batches, &step, timer);
+        let replayed = self
+            .update
+            .replay(&mut self.model, &loaded.micro_batches, &step, timer);
         if let Some(finished) = replayed.map_err(|error| self.add_loss_scale_hint(error))? {
             return self.settle(finished, None);
         }
         // A forward pass changes norm statistics, which a step that is skipped leaves as they were.
-        let saved = step.can_skip.then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
+        let saved = step
+            .can_skip
+            .then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
         let plan = self.update.begin(&self.model, &step);
         let num_micro_steps = loaded.micro_batches.len();
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
@@ -165,7 +181,13 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Forward and backward pass of one micro-batch.
-    fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
+    fn micro_step(
+        &mut self,
+        batch: DeviceBatch,
+        step: &Step,
+        micro: &MicroStep,
+        timer: &Timer,
+    ) -> Result<()> {
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
             let Pass { output, loss_sum } = self.pass(batch, micro.loss_factor)?;
@@ -175,7 +197,8 @@ impl<M: ImageClassifier> Stepper<M> {
         };
         let _backward = timer.enter(Phase::Backward);
         self.backward_start = Instant::now();
-        let loss = loss_sum.map(|sum| sum.mul_scalar(f64::from(step.loss_scale) / micro.divisor as f64));
+        let loss =
+            loss_sum.map(|sum| sum.mul_scalar(f64::from(step.loss_scale) / micro.divisor as f64));
         self.update.backward(&self.model, loss, step, micro);
         Ok(())
     }
@@ -183,23 +206,34 @@ impl<M: ImageClassifier> Stepper<M> {
     /// The forward pass of one micro-batch. One without samples needs none, unless others wait for its share of a synchronised norm.
     fn pass(&self, batch: DeviceBatch, loss_factor: Option<f64>) -> Result<Pass> {
         let forward = |batch, has_samples| {
-            self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
+            self.pass_context(has_samples)
+                .during(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
         };
         if !batch.labels.is_empty() {
             let (output, loss_sum) = forward(batch, true)?;
-            return Ok(Pass { output: Some(output), loss_sum: Some(loss_sum) });
+            return Ok(Pass {
+                output: Some(output),
+                loss_sum: Some(loss_sum),
+            });
         }
         if !self.syncs_norm() {
             return Ok(Pass::default());
         }
         let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false)?;
-        Ok(Pass { output: None, loss_sum: Some(loss_sum) })
+        Ok(Pass {
+            output: None,
+            loss_sum: Some(loss_sum),
+        })
     }
 
     /// Checks once, after the first forward pass, that no normalisation is left out where statistics are summed over ranks.
     fn check_norms(&mut self) -> Result<()> {
         let is_due = self.syncs_norm() && !std::mem::replace(&mut self.has_checked_norms, true);
-        if is_due { expect_synchronised(&self.model) } else { Ok(()) }
+        if is_due {
+            expect_synchronised(&self.model)
+        } else {
+            Ok(())
+        }
     }
 
     /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
@@ -207,20 +241,39 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// What was not finite, where the step cannot be skipped.
     fn settle(&mut self, finished: Finished, saved: Option<Vec<Tensor<1>>>) -> Result<StepEnd> {
-        let Finished { stop, scores, traffic, fault, .. } = finished;
+        let Finished {
+            stop,
+            scores,
+            traffic,
+            fault,
+            ..
+        } = finished;
         self.traffic.num_steps += 1;
         self.traffic.total += traffic;
         let Some(fault) = fault else {
             self.loss_scale.note_good_step();
-            return Ok(StepEnd { stop, outcome: StepOutcome::Updated, scores });
+            return Ok(StepEnd {
+                stop,
+                outcome: StepOutcome::Updated,
+                scores,
+            });
         };
         let outcome = self.skip_step(fault)?;
         if let Some(saved) = saved {
-            self.model = replace(self.model.clone(), &self.statistics, ElementOrder::Module, saved);
+            self.model = replace(
+                self.model.clone(),
+                &self.statistics,
+                ElementOrder::Module,
+                saved,
+            );
         }
         // Of an overflow the losses are as good as any: only its gradients were scaled too far.
         let counts = matches!(outcome, StepOutcome::Overflowed(_));
-        Ok(StepEnd { stop, outcome, scores: scores.filter(|_| counts) })
+        Ok(StepEnd {
+            stop,
+            outcome,
+            scores: scores.filter(|_| counts),
+        })
     }
 
     /// Goes over a step in which something was not finite.
@@ -228,7 +281,13 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// `fault`, where the step cannot be skipped.
     fn skip_step(&mut self, fault: CollectiveError) -> Result<StepOutcome> {
-        let is_gradient = matches!(&fault, CollectiveError::NonFinite { parameter: Some(_), .. });
+        let is_gradient = matches!(
+            &fault,
+            CollectiveError::NonFinite {
+                parameter: Some(_),
+                ..
+            }
+        );
         if is_gradient && self.loss_scale.note_overflow() {
             return Ok(StepOutcome::Overflowed(self.loss_scale));
         }
@@ -253,7 +312,9 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// A non-finite loss or gradient in one of them.
     pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
-        self.update.wait(&mut self.model, timer).map_err(|error| self.add_loss_scale_hint(error))
+        self.update
+            .wait(&mut self.model, timer)
+            .map_err(|error| self.add_loss_scale_hint(error))
     }
 
     pub fn model(&self) -> &M {
@@ -288,7 +349,12 @@ impl<M: ImageClassifier> Stepper<M> {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn restore(&mut self, model: M, state: &OptimizerState, loss_scale: Option<LossScale>) -> Result<()> {
+    pub fn restore(
+        &mut self,
+        model: M,
+        state: &OptimizerState,
+        loss_scale: Option<LossScale>,
+    ) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
         self.update.restore(&model, state)?;
         self.attach(model)
@@ -321,8 +387,12 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// How long after the last backward pass began each parameter's gradient was there, seconds; 0 where there was none.
     pub fn parameter_ready_s(&self) -> Vec<f64> {
-        let since =
-            |at: Option<Instant>| at.map_or(0.0, |at| at.saturating_duration_since(self.backward_start).as_secs_f64());
+        let since = |at: Option<Instant>| {
+            at.map_or(0.0, |at| {
+                at.saturating_duration_since(self.backward_start)
+                    .as_secs_f64()
+            })
+        };
         match self.update.replica() {
             Some(replica) => replica.reducer.arrivals().into_iter().map(since).collect(),
             None => vec![0.0; self.layout.entries().len()],
@@ -341,12 +411,20 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// How gradients reach the buckets and these the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
-        let Some(replica) = self.update.replica() else { return self.update.route() };
+        let Some(replica) = self.update.replica() else {
+            return self.update.route();
+        };
         let is_possible = self.communicator.supports_threads();
-        match (self.communicator.world_size() > 1, replica.reducer.overlaps(), self.model.heeds_pass_context()) {
+        match (
+            self.communicator.world_size() > 1,
+            replica.reducer.overlaps(),
+            self.model.heeds_pass_context(),
+        ) {
             (false, ..) => self.update.route(),
             (true, true, true) => "layer by layer, reduced beside the backward pass",
-            (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
+            (true, true, false) => {
+                "after the backward pass, as this model hands none over, reduced by a thread"
+            }
             (true, false, _) if self.config.sync.overlap && !is_possible => {
                 "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
             }
@@ -370,7 +448,11 @@ impl<M: ImageClassifier> Stepper<M> {
             !self.syncs_norm() || model.heeds_pass_context(),
             "batch norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
         );
-        let model = if self.config.own_optimizer.is_some() { with_ids_by_order(model) } else { model };
+        let model = if self.config.own_optimizer.is_some() {
+            with_ids_by_order(model)
+        } else {
+            model
+        };
         self.update.attach(&model)?;
         self.model = model;
         Ok(())
@@ -388,7 +470,11 @@ impl<M: ImageClassifier> Stepper<M> {
                 let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
                 Arc::new(reducer) as Arc<dyn StatisticsReducer>
             }),
-            hook: self.update.replica().filter(|_| self.model.heeds_pass_context()).map(Replica::hook),
+            hook: self
+                .update
+                .replica()
+                .filter(|_| self.model.heeds_pass_context())
+                .map(Replica::hook),
             ..PassContext::default()
         }
     }

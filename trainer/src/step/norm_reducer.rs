@@ -21,7 +21,10 @@ impl NormReducer {
     /// A reducer whose rank contributes if its batches `has_samples`. A rank whose share of the last partial batch is empty computes
     /// on a placeholder, so that it makes the same collectives as the others, and contributes zeros.
     pub fn new(communicator: Arc<dyn Communicator>, has_samples: bool) -> Self {
-        Self { communicator, has_samples }
+        Self {
+            communicator,
+            has_samples,
+        }
     }
 }
 

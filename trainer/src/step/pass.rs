@@ -30,7 +30,11 @@ pub(super) struct Output {
 impl Output {
     /// Of what is detached.
     pub(super) fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
-        Self { logits, loss_sum, labels }
+        Self {
+            logits,
+            loss_sum,
+            labels,
+        }
     }
 
     /// To be read.
@@ -57,11 +61,24 @@ pub(super) fn forward<M: ImageClassifier>(
         Some(factor) => loss_sum.mul_scalar(factor),
         None => loss_sum,
     };
-    Ok((Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum))
+    Ok((
+        Output {
+            logits: logits.inner(),
+            loss_sum: loss_sum.clone().inner(),
+            labels: known,
+        },
+        loss_sum,
+    ))
 }
 
 /// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.
 pub(super) fn placeholder(shape: ImageShape) -> HostBatch {
     let pixels = Pixels::Normalised(vec![0.0; shape.num_values()]);
-    HostBatch { pixels, labels: vec![0], mixed: None, indices: vec![0], shape }
+    HostBatch {
+        pixels,
+        labels: vec![0],
+        mixed: None,
+        indices: vec![0],
+        shape,
+    }
 }

@@ -61,19 +61,27 @@ impl<I: Send + 'static, O: Send + 'static> Readback<I, O> {
             });
         };
         match threads::start("readback", Box::new(read) as Read<I, O>, read_all) {
-            Ok(thread) => {
-                Self::new(Reader::Thread(ReadingThread { items: Some(items), answers, thread: Some(thread) }))
-            }
+            Ok(thread) => Self::new(Reader::Thread(ReadingThread {
+                items: Some(items),
+                answers,
+                thread: Some(thread),
+            })),
             Err(read) => Self::by_sender(read),
         }
     }
 
     fn by_sender(read: Read<I, O>) -> Self {
-        Self::new(Reader::Sender { read, answers: VecDeque::new() })
+        Self::new(Reader::Sender {
+            read,
+            answers: VecDeque::new(),
+        })
     }
 
     fn new(reader: Reader<I, O>) -> Self {
-        Self { reader, num_unanswered: 0 }
+        Self {
+            reader,
+            num_unanswered: 0,
+        }
     }
 
     /// Has an item read.
@@ -83,11 +91,17 @@ impl<I: Send + 'static, O: Send + 'static> Readback<I, O> {
     pub fn send(&mut self, item: I) {
         match &mut self.reader {
             Reader::Thread(reader) => {
-                if reader.items.as_ref().is_none_or(|items| items.send(item).is_err()) {
+                if reader
+                    .items
+                    .as_ref()
+                    .is_none_or(|items| items.send(item).is_err())
+                {
                     reader.hand_panic_on();
                 }
             }
-            Reader::Sender { read, answers } => answers.push_back(READBACKS.executes(|| read(item))),
+            Reader::Sender { read, answers } => {
+                answers.push_back(READBACKS.executes(|| read(item)))
+            }
         }
         self.num_unanswered += 1;
     }
@@ -134,7 +148,9 @@ impl<I, O> Drop for ReadingThread<I, O> {
 
 impl<I, O> fmt::Debug for Readback<I, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Readback").field("num_unanswered", &self.num_unanswered).finish_non_exhaustive()
+        f.debug_struct("Readback")
+            .field("num_unanswered", &self.num_unanswered)
+            .finish_non_exhaustive()
     }
 }
 
@@ -152,7 +168,10 @@ mod tests {
             assert_eq!(readback.receive(), None);
             (0..3).for_each(|item| readback.send(item));
             assert_eq!(readback.num_unanswered(), 3);
-            assert_eq!([(); 4].map(|()| readback.receive()), [Some(0), Some(10), Some(20), None]);
+            assert_eq!(
+                [(); 4].map(|()| readback.receive()),
+                [Some(0), Some(10), Some(20), None]
+            );
         }
     }
 

@@ -9,8 +9,9 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus, GradientReducer,
-    MicroStepConfig, ParameterLayout, Phase, StepHeader, WatchedReduction, read, write,
+    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus,
+    GradientReducer, MicroStepConfig, ParameterLayout, Phase, StepHeader, WatchedReduction, read,
+    write,
 };
 use layers::GradientHook;
 
@@ -51,9 +52,17 @@ impl Replica {
         ) -> Result<Box<dyn BucketReduction>, CollectiveError>,
     ) -> Result<Self, CollectiveError> {
         let how = reducer_config(&config.sync, &ParameterLayout::new(model));
-        let reducer = GradientReducer::with_reduction(model, Arc::clone(communicator), &how, |plans, own| {
-            Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.rank_status))))
-        })?;
+        let reducer = GradientReducer::with_reduction(
+            model,
+            Arc::clone(communicator),
+            &how,
+            |plans, own| {
+                Ok(Box::new(WatchedReduction::new(
+                    reduction(plans, own)?,
+                    Arc::clone(&config.rank_status),
+                )))
+            },
+        )?;
         if config.gradient_noise.is_some() {
             reducer.measure_parts();
         }
@@ -88,7 +97,10 @@ impl Replica {
     pub(super) fn begin(&mut self, step: &Step) {
         self.scores = ScoreSums::default();
         let learning_rate = step.context.learning_rate;
-        self.reducer.begin_step(BucketContext { learning_rate, has_samples: step.num_own > 0 });
+        self.reducer.begin_step(BucketContext {
+            learning_rate,
+            has_samples: step.num_own > 0,
+        });
     }
 
     /// Reads the scores of a forward pass.
@@ -100,7 +112,13 @@ impl Replica {
     }
 
     /// Differentiates `loss`, its gradients on their way to the buckets; posts the header ahead of the first that leaves.
-    pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep) {
+    pub(super) fn backward<M: Module>(
+        &mut self,
+        model: &M,
+        loss: Option<Tensor<1>>,
+        step: &Step,
+        micro: &MicroStep,
+    ) {
         if micro.posts_header {
             self.reducer.post_header(self.header(step));
         }
@@ -141,7 +159,10 @@ impl Replica {
     ///
     /// # Errors
     /// As [`GradientReducer::finish`].
-    pub(super) fn reduce(&mut self, timer: &Timer) -> Result<Option<GlobalStepStatus>, CollectiveError> {
+    pub(super) fn reduce(
+        &mut self,
+        timer: &Timer,
+    ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         let _waiting = timer.enter(Phase::Waiting);
         let status = self.reducer.finish()?;
         for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
@@ -152,16 +173,22 @@ impl Replica {
 
     /// Takes the parameters of `model`, which something else has updated.
     pub(super) fn note_parameters<M: Module>(&mut self, model: &M) {
-        self.optimizer.note_parameters(read(model, self.reducer.layout()));
+        self.optimizer
+            .note_parameters(read(model, self.reducer.layout()));
     }
 
     /// Gives `model` the optimizer's parameters.
     pub(super) fn place<M: Module>(&self, model: &mut M) {
-        *model = write(model.clone(), self.reducer.layout(), self.optimizer.parameters());
+        *model = write(
+            model.clone(),
+            self.reducer.layout(),
+            self.optimizer.parameters(),
+        );
     }
 
     /// Goes on from the parameters of `model`, and this state of the optimizer.
     pub(super) fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
-        self.optimizer.restore(&read(model, self.reducer.layout()), state);
+        self.optimizer
+            .restore(&read(model, self.reducer.layout()), state);
     }
 }

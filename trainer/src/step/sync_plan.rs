@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
-use distributed::{BucketPlan, Carried, CompressionKind, Consistency, ParameterLayout, ReducerConfig};
+use distributed::{
+    BucketPlan, Carried, CompressionKind, Consistency, ParameterLayout, ReducerConfig,
+};
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 
@@ -40,8 +42,13 @@ pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64)
 }
 
 /// That a compression is in vain, whose factors, which are `carried`, would be as large as every tensor.
-pub(crate) fn vain_compression(method: &SyncMethod, carried: impl FnOnce() -> Option<Carried>) -> Option<String> {
-    let SyncMethod::Allreduce { compression, .. } = method else { return None };
+pub(crate) fn vain_compression(
+    method: &SyncMethod,
+    carried: impl FnOnce() -> Option<Carried>,
+) -> Option<String> {
+    let SyncMethod::Allreduce { compression, .. } = method else {
+        return None;
+    };
     let is_vain = matches!(compression.0, CompressionKind::PowerSgd { .. })
         && carried().is_none_or(|carried| carried.factors.is_empty());
     is_vain.then(|| {
@@ -59,10 +66,14 @@ pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
 
 /// The largest bucket of a model with `total_bytes` of gradients.
 pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
-    let cap_bytes = config.bucket_cap_bytes.unwrap_or_else(|| BucketPlan::default_cap_bytes(total_bytes));
+    let cap_bytes = config
+        .bucket_cap_bytes
+        .unwrap_or_else(|| BucketPlan::default_cap_bytes(total_bytes));
     match config.method {
         // Buckets are what servers share: there are at least two for each.
-        SyncMethod::ParameterServer { servers, .. } => cap_bytes.min(total_bytes.div_ceil(2 * servers)),
+        SyncMethod::ParameterServer { servers, .. } => {
+            cap_bytes.min(total_bytes.div_ceil(2 * servers))
+        }
         _ => cap_bytes,
     }
 }
@@ -70,7 +81,10 @@ pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
 /// How the gradients of `layout` travel.
 pub(crate) fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
     let total_bytes = layout.num_elements() * size_of::<f32>();
-    ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes(config, total_bytes)), overlap: config.overlap }
+    ReducerConfig {
+        bucket_cap_bytes: Some(bucket_cap_bytes(config, total_bytes)),
+        overlap: config.overlap,
+    }
 }
 
 /// The virtual shards of a rank: consecutive ones, as many on each rank as can be.

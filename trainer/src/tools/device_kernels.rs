@@ -36,11 +36,13 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
         idle += begin.saturating_sub(until);
         busy_until = Some(until.max(end));
     }
-    let shares = by_name.into_iter().map(|(name, (count, time))| KernelShare {
-        name: name.to_owned(),
-        launches_per_step: per_step(count as f64),
-        seconds_per_step: per_step(time.as_secs_f64()),
-    });
+    let shares = by_name
+        .into_iter()
+        .map(|(name, (count, time))| KernelShare {
+            name: name.to_owned(),
+            launches_per_step: per_step(count as f64),
+            seconds_per_step: per_step(time.as_secs_f64()),
+        });
     let mut kernels: Vec<KernelShare> = shares.collect();
     kernels.sort_by(|a, b| b.seconds_per_step.total_cmp(&a.seconds_per_step));
     DeviceKernels {
@@ -61,7 +63,9 @@ pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Optio
 
 #[cfg(not(feature = "cuda"))]
 mod observer {
-    pub(super) fn launches(make: impl FnOnce() -> super::Result<()>) -> super::Result<Vec<super::Launch>> {
+    pub(super) fn launches(
+        make: impl FnOnce() -> super::Result<()>,
+    ) -> super::Result<Vec<super::Launch>> {
         make().map(|()| Vec::new())
     }
 }
@@ -74,7 +78,9 @@ mod observer {
     use anyhow::Result;
     use cubecl::config::{TypeNameFormatLevel, type_name_format};
     use cubecl::future::block_on;
-    use cubecl::logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
+    use cubecl::logging::{
+        LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
+    };
 
     use super::Launch;
 
@@ -100,7 +106,11 @@ mod observer {
         fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
             // It comes right behind its launch, on the same thread; another thread's may have come between.
             let mut launches = self.lock();
-            if let Some((_, span)) = launches.iter_mut().rev().find(|(name, span)| *name == kernel && span.is_none()) {
+            if let Some((_, span)) = launches
+                .iter_mut()
+                .rev()
+                .find(|(name, span)| *name == kernel && span.is_none())
+            {
                 *span = Some(profile);
             }
         }
@@ -115,14 +125,21 @@ mod observer {
         drop(observation);
         made?;
         // Any instant before the first launch that the device's clock can be told from; differences alone count.
-        let epoch = Instant::now().checked_sub(Duration::from_secs(3600)).unwrap_or_else(Instant::now);
+        let epoch = Instant::now()
+            .checked_sub(Duration::from_secs(3600))
+            .unwrap_or_else(Instant::now);
         let kept = std::mem::take(&mut *log.lock());
         let launch = |(name, profile): (&'static str, Option<ProfileDuration>)| Launch {
             name: type_name_format(name, TypeNameFormatLevel::Short),
             span: profile
                 .filter(|profile| profile.timing_method() == TimingMethod::Device)
                 .and_then(|profile| block_on(profile.resolve()))
-                .map(|ticks| (ticks.start_duration_since(epoch), ticks.end_duration_since(epoch))),
+                .map(|ticks| {
+                    (
+                        ticks.start_duration_since(epoch),
+                        ticks.end_duration_since(epoch),
+                    )
+                }),
         };
         Ok(kept.into_iter().map(launch).collect())
     }
@@ -133,8 +150,12 @@ mod tests {
     use super::*;
 
     fn launch(name: &str, span: Option<(u64, u64)>) -> Launch {
-        let span = span.map(|(begin, end)| (Duration::from_millis(begin), Duration::from_millis(end)));
-        Launch { name: name.to_owned(), span }
+        let span =
+            span.map(|(begin, end)| (Duration::from_millis(begin), Duration::from_millis(end)));
+        Launch {
+            name: name.to_owned(),
+            span,
+        }
     }
 
     #[test]
@@ -148,11 +169,20 @@ mod tests {
             launch("copy", None),
         ];
         let kernels = summed(&launches, 2);
-        let close = |got: f64, milliseconds: f64| assert!((got - 1e-3 * milliseconds).abs() < 1e-12, "{kernels:?}");
+        let close = |got: f64, milliseconds: f64| {
+            assert!((got - 1e-3 * milliseconds).abs() < 1e-12, "{kernels:?}")
+        };
         close(kernels.seconds_per_step, 12.0);
         close(kernels.idle_seconds_per_step, 3.5);
-        assert_eq!((kernels.launches_per_step, kernels.untimed_per_step), (2.5, 0.5));
-        let names: Vec<(&str, f64)> = kernels.kernels.iter().map(|k| (k.name.as_str(), k.launches_per_step)).collect();
+        assert_eq!(
+            (kernels.launches_per_step, kernels.untimed_per_step),
+            (2.5, 0.5)
+        );
+        let names: Vec<(&str, f64)> = kernels
+            .kernels
+            .iter()
+            .map(|k| (k.name.as_str(), k.launches_per_step))
+            .collect();
         assert_eq!(names, [("a", 1.0), ("b", 0.5), ("c", 0.5), ("copy", 0.5)]);
     }
 

@@ -21,9 +21,20 @@ use crate::measure::whole_file::{make_folder, write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
 /// What these flags of a residual network mean for `ranks` that train with this optimizer.
-pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Result<Job> {
+pub fn job(
+    config: &BenchConfig,
+    ranks: usize,
+    num_batches: usize,
+    learning_rate: f64,
+    sgd: &SgdConfig,
+) -> Result<Job> {
     let model: ModelArgs = config.model.read()?;
-    let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
+    let SgdConfig {
+        momentum,
+        nesterov,
+        weight_decay,
+        decay_norm_and_bias,
+    } = *sgd;
     Ok(Job {
         schema: JOB_SCHEMA.to_owned(),
         model: model.name(),
@@ -35,7 +46,12 @@ pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate
         batch_size_per_rank: config.batch_size_per_rank.filled(),
         num_batches,
         learning_rate,
-        sgd: SgdFacts { momentum, nesterov, weight_decay, decay_norm_and_bias },
+        sgd: SgdFacts {
+            momentum,
+            nesterov,
+            weight_decay,
+            decay_norm_and_bias,
+        },
     })
 }
 
@@ -60,15 +76,26 @@ pub fn export(
 fn batches_to_bytes(job: &Job, batches: &[LoadedStep]) -> Result<Vec<u8>> {
     let parts = || batches.iter().flat_map(|step| &step.micro_batches);
     let pixels = parts().map(HostBatch::normalised_pixels);
-    let pixels: Vec<u8> =
-        pixels.flat_map(|pixels| pixels.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()).collect();
-    let labels: Vec<u8> =
-        parts().flat_map(|part| &part.labels).flat_map(|&label| (label as i32).to_le_bytes()).collect();
+    let pixels: Vec<u8> = pixels
+        .flat_map(|pixels| {
+            pixels
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect::<Vec<u8>>()
+        })
+        .collect();
+    let labels: Vec<u8> = parts()
+        .flat_map(|part| &part.labels)
+        .flat_map(|&label| (label as i32).to_le_bytes())
+        .collect();
     let rows = [batches.len(), job.batch_size_per_rank];
     let images = [&rows[..], &[job.image_size, job.image_size, 3]].concat();
     let views = [
         ("images", TensorView::new(Dtype::F32, images, &pixels)?),
-        ("labels", TensorView::new(Dtype::I32, rows.to_vec(), &labels)?),
+        (
+            "labels",
+            TensorView::new(Dtype::I32, rows.to_vec(), &labels)?,
+        ),
     ];
     Ok(safetensors::serialize(views, None)?)
 }
@@ -80,7 +107,12 @@ mod tests {
     use safetensors::SafeTensors;
 
     fn two_ranks() -> Job {
-        let sgd = SgdFacts { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+        let sgd = SgdFacts {
+            momentum: 0.9,
+            nesterov: false,
+            weight_decay: 1e-4,
+            decay_norm_and_bias: true,
+        };
         Job {
             schema: JOB_SCHEMA.to_owned(),
             model: "resnet20".into(),
@@ -102,18 +134,34 @@ mod tests {
             step_in_epoch: start,
             global_num_samples: 2,
             micro_batches: vec![HostBatch {
-                pixels: Pixels::Normalised((0..12).map(|value| (start * 12 + value) as f32 / 3.0).collect()),
+                pixels: Pixels::Normalised(
+                    (0..12)
+                        .map(|value| (start * 12 + value) as f32 / 3.0)
+                        .collect(),
+                ),
                 labels: vec![label],
                 mixed: None,
                 indices: vec![start],
-                shape: ImageShape { height: 2, width: 2, channels: 3 },
+                shape: ImageShape {
+                    height: 2,
+                    width: 2,
+                    channels: 3,
+                },
             }],
         };
         let bytes = batches_to_bytes(&two_ranks(), &[step(0, 7), step(1, 3)]).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
-        let (images, labels) = (read.tensor("images").unwrap(), read.tensor("labels").unwrap());
-        assert_eq!((images.shape(), labels.shape()), (&[2, 1, 2, 2, 3][..], &[2, 1][..]));
-        let expected: Vec<u8> = (0..24).flat_map(|value| (value as f32 / 3.0).to_le_bytes()).collect();
+        let (images, labels) = (
+            read.tensor("images").unwrap(),
+            read.tensor("labels").unwrap(),
+        );
+        assert_eq!(
+            (images.shape(), labels.shape()),
+            (&[2, 1, 2, 2, 3][..], &[2, 1][..])
+        );
+        let expected: Vec<u8> = (0..24)
+            .flat_map(|value| (value as f32 / 3.0).to_le_bytes())
+            .collect();
         assert_eq!(images.data(), expected);
         assert_eq!(labels.data(), [7_i32, 3].map(i32::to_le_bytes).concat());
     }

@@ -9,7 +9,9 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans};
+use distributed::{
+    BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans,
+};
 use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};
@@ -22,7 +24,11 @@ const NUM_ENCODINGS: usize = 5;
 ///
 /// # Errors
 /// When there are fewer ranks than servers beside them, or the profile has impossible times.
-pub fn lines(profile: &StepProfile, sync: &SyncConfig, simulation: &SimulationConfig) -> Result<Vec<String>> {
+pub fn lines(
+    profile: &StepProfile,
+    sync: &SyncConfig,
+    simulation: &SimulationConfig,
+) -> Result<Vec<String>> {
     let synchronisation = synchronisation(profile, sync)?;
     let mut lines = vec![format!(
         "simulated {} over {}, overlap {}: batch {} a rank, {:.1} ms of computing a step, {} of gradients",
@@ -52,16 +58,24 @@ pub fn lines(profile: &StepProfile, sync: &SyncConfig, simulation: &SimulationCo
 /// The method as a simulation takes it.
 pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchronisation> {
     Ok(match sync.method {
-        SyncMethod::Allreduce { compression, .. } if compression.is_some() => Synchronisation::Compressed {
-            kind: compression.0,
-            encoding_s_per_byte: encoding_s_per_byte(profile, compression.0)?,
-        },
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            Synchronisation::Compressed {
+                kind: compression.0,
+                encoding_s_per_byte: encoding_s_per_byte(profile, compression.0)?,
+            }
+        }
         SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
             Some(kind) => Synchronisation::AllReduce(kind),
-            None => bail!("--reduction {reduction} cannot be simulated: its times on GPUs are not known; give another"),
+            None => bail!(
+                "--reduction {reduction} cannot be simulated: its times on GPUs are not known; give another"
+            ),
         },
         SyncMethod::Exact { .. } => Synchronisation::AllReduce(ReductionKind::Exact),
-        SyncMethod::ParameterServer { servers, placement, asynchronous } => Synchronisation::ParameterServer {
+        SyncMethod::ParameterServer {
+            servers,
+            placement,
+            asynchronous,
+        } => Synchronisation::ParameterServer {
             servers,
             placement: match placement {
                 PlacementKind::Beside => ServerPlacement::Beside,
@@ -83,8 +97,9 @@ fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f
     let mut fastest_s = f64::INFINITY;
     for _ in 0..NUM_ENCODINGS {
         // Different magnitudes and signs, so that no path is shorter than with gradients.
-        let mut values: Vec<f32> =
-            (0..layout.num_elements()).map(|index| ((index * 7919) % 997) as f32 / 499.0 - 1.0).collect();
+        let mut values: Vec<f32> = (0..layout.num_elements())
+            .map(|index| ((index * 7919) % 997) as f32 / 499.0 - 1.0)
+            .collect();
         let start = Instant::now();
         compressor.sum(&mut values, &SingleCommunicator::new())?;
         fastest_s = fastest_s.min(start.elapsed().as_secs_f64());

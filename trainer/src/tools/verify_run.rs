@@ -41,27 +41,53 @@ pub struct Difference {
 pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> Verdict {
     let names = run.hashes.first().map_or(&[][..], |first| &first.names);
     let steps = run.hashes.iter().zip(&repetition.hashes).take(num_steps);
-    let difference = steps.map(|(run, repetition)| difference(run, repetition, names)).find(|difference| {
-        let Difference { losses, parameters, tensors, .. } = difference;
-        !(losses.is_empty() && parameters.is_empty() && tensors.is_empty())
-    });
-    Verdict { difference, launches: launches(&run.manifest, &repetition.manifest) }
+    let difference = steps
+        .map(|(run, repetition)| difference(run, repetition, names))
+        .find(|difference| {
+            let Difference {
+                losses,
+                parameters,
+                tensors,
+                ..
+            } = difference;
+            !(losses.is_empty() && parameters.is_empty() && tensors.is_empty())
+        });
+    Verdict {
+        difference,
+        launches: launches(&run.manifest, &repetition.manifest),
+    }
 }
 
 fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Difference {
     let unequal = |run: &[String], repetition: &[String]| -> Vec<usize> {
         let places = 0..run.len().max(repetition.len());
-        places.filter(|&place| run.get(place) != repetition.get(place)).collect()
+        places
+            .filter(|&place| run.get(place) != repetition.get(place))
+            .collect()
     };
-    let name = |place: usize| names.get(place).cloned().unwrap_or_else(|| format!("tensor {place}"));
+    let name = |place: usize| {
+        names
+            .get(place)
+            .cloned()
+            .unwrap_or_else(|| format!("tensor {place}"))
+    };
     // On another number of ranks each has other samples, and there is a hash for each rank.
     let has_same_ranks = run.losses.len() == repetition.losses.len();
-    let of_ranks = |run, repetition| if has_same_ranks { unequal(run, repetition) } else { Vec::new() };
+    let of_ranks = |run, repetition| {
+        if has_same_ranks {
+            unequal(run, repetition)
+        } else {
+            Vec::new()
+        }
+    };
     Difference {
         step: run.step,
         losses: of_ranks(&run.losses, &repetition.losses),
         parameters: of_ranks(&run.parameters, &repetition.parameters),
-        tensors: unequal(&run.tensors, &repetition.tensors).into_iter().map(name).collect(),
+        tensors: unequal(&run.tensors, &repetition.tensors)
+            .into_iter()
+            .map(name)
+            .collect(),
     }
 }
 
@@ -69,13 +95,20 @@ fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     let facts = |manifest: &Manifest| {
         // Version and ranks are part of it.
         let options = ("hash of the options", manifest.config_hash.clone());
-        bearing_on_bits(manifest).into_iter().chain([options]).collect::<Vec<_>>()
+        bearing_on_bits(manifest)
+            .into_iter()
+            .chain([options])
+            .collect::<Vec<_>>()
     };
     let (was, is) = (facts(run), facts(repetition));
     let differing = was.iter().zip(&is).filter(|(was, is)| was != is);
-    let mut words: Vec<_> =
-        differing.map(|((what, was), (_, is))| (*what, format!("{what} was {was}, is {is}"))).collect();
-    if words.iter().any(|(what, _)| ["version", "ranks"].contains(what)) {
+    let mut words: Vec<_> = differing
+        .map(|((what, was), (_, is))| (*what, format!("{what} was {was}, is {is}")))
+        .collect();
+    if words
+        .iter()
+        .any(|(what, _)| ["version", "ranks"].contains(what))
+    {
         words.retain(|(what, _)| *what != "hash of the options");
     }
     words.into_iter().map(|(_, words)| words).collect()
@@ -84,8 +117,15 @@ fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
 /// What is said about it, of so many steps.
 pub fn lines(verdict: &Verdict, num_steps: usize) -> Vec<String> {
     let mut lines = vec![match &verdict.difference {
-        None => format!("equal: {num_steps} steps repeated, every loss and every parameter has the run's bits"),
-        Some(Difference { step, losses, parameters, tensors }) => {
+        None => format!(
+            "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits"
+        ),
+        Some(Difference {
+            step,
+            losses,
+            parameters,
+            tensors,
+        }) => {
             let mut parts = Vec::new();
             if !losses.is_empty() {
                 parts.push(format!("loss before its update on {}", ranks(losses)));
@@ -94,22 +134,41 @@ pub fn lines(verdict: &Verdict, num_steps: usize) -> Vec<String> {
                 parts.push(format!("parameters after it on {}", ranks(parameters)));
             }
             if let Some((first, further)) = tensors.split_first() {
-                let further = if further.is_empty() { String::new() } else { format!(" and {} more", further.len()) };
+                let further = if further.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and {} more", further.len())
+                };
                 parts.push(format!("tensor {first}{further}"));
             }
-            format!("different from step {step} on, of {num_steps}: {}", parts.join(", "))
+            format!(
+                "different from step {step} on, of {num_steps}: {}",
+                parts.join(", ")
+            )
         }
     }];
-    lines.extend(verdict.launches.iter().map(|words| format!("not as it was: {words}")));
+    lines.extend(
+        verdict
+            .launches
+            .iter()
+            .map(|words| format!("not as it was: {words}")),
+    );
     if verdict.difference.is_some() && verdict.launches.is_empty() {
-        lines.push("all that the manifest tells is as it was; it does not tell of the bytes of --weights".to_owned());
+        lines.push(
+            "all that the manifest tells is as it was; it does not tell of the bytes of --weights"
+                .to_owned(),
+        );
     }
     lines
 }
 
 fn ranks(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+    format!(
+        "rank{} {}",
+        if ranks.len() == 1 { "" } else { "s" },
+        numbers.join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -122,9 +181,19 @@ mod tests {
             losses: vec![format!("{step}a"), format!("{step}b")],
             parameters: vec!["e".to_owned(); 2],
             tensors: vec!["1".to_owned(), "2".to_owned()],
-            names: if step == 0 { vec!["conv.weight".to_owned(), "fc.bias".to_owned()] } else { Vec::new() },
+            names: if step == 0 {
+                vec!["conv.weight".to_owned(), "fc.bias".to_owned()]
+            } else {
+                Vec::new()
+            },
         });
-        Recording { manifest: Manifest { commit: "old".to_owned(), ..Manifest::default() }, hashes: hashes.collect() }
+        Recording {
+            manifest: Manifest {
+                commit: "old".to_owned(),
+                ..Manifest::default()
+            },
+            hashes: hashes.collect(),
+        }
     }
 
     #[test]
@@ -132,7 +201,13 @@ mod tests {
         let mut again = recording();
         again.manifest.commit = "new".to_owned();
         let verdict = compare(&recording(), &again, 3);
-        assert_eq!(verdict, Verdict { difference: None, launches: vec!["commit was old, is new".to_owned()] });
+        assert_eq!(
+            verdict,
+            Verdict {
+                difference: None,
+                launches: vec!["commit was old, is new".to_owned()]
+            }
+        );
         assert!(lines(&verdict, 3)[0].starts_with("equal: 3 steps"));
     }
 
@@ -154,10 +229,16 @@ mod tests {
     #[test]
     fn on_another_number_of_ranks_only_roots_tensors_count() {
         let mut again = recording();
-        again.hashes.iter_mut().for_each(|line| line.losses.truncate(1));
+        again
+            .hashes
+            .iter_mut()
+            .for_each(|line| line.losses.truncate(1));
         assert_eq!(compare(&recording(), &again, 3).difference, None);
         again.hashes[2].tensors[0] = "other".to_owned();
         let difference = compare(&recording(), &again, 3).difference.unwrap();
-        assert_eq!((difference.step, difference.tensors), (2, vec!["conv.weight".to_owned()]));
+        assert_eq!(
+            (difference.step, difference.tensors),
+            (2, vec!["conv.weight".to_owned()])
+        );
     }
 }

@@ -65,8 +65,14 @@ pub fn start_others(work: impl FnOnce() -> Outcome) -> ExitCode {
 
 fn alone() -> Result<Arc<dyn Communicator>> {
     // A batch script has a number of tasks, too, but its program is none of them and has no rank.
-    if let Some(launcher) = Launcher::detect_from_environment()?.filter(|launcher| launcher.rank.is_some()) {
-        let Launcher { num_tasks, variable, .. } = launcher;
+    if let Some(launcher) =
+        Launcher::detect_from_environment()?.filter(|launcher| launcher.rank.is_some())
+    {
+        let Launcher {
+            num_tasks,
+            variable,
+            ..
+        } = launcher;
         ensure!(
             num_tasks == 1,
             "start: expected one process, got {num_tasks} ({variable}); start it without a launcher, in a shell of several tasks by \
@@ -86,7 +92,10 @@ fn enter<T: Termination>(
     };
     let work = |communicator: &Arc<dyn Communicator>| {
         panics::spare_caught();
-        work(&World { is_only_rank: true, ..World::new(Arc::clone(communicator), stop) })
+        work(&World {
+            is_only_rank: true,
+            ..World::new(Arc::clone(communicator), stop)
+        })
     };
     launch_with(join, work, tell)
 }
@@ -94,5 +103,9 @@ fn enter<T: Termination>(
 /// Says what failed; the exit code.
 fn tell(rank: Option<usize>, error: &anyhow::Error) -> u8 {
     report::failure(rank, error);
-    if error.is::<ConfigError>() { USAGE } else { FAILURE }
+    if error.is::<ConfigError>() {
+        USAGE
+    } else {
+        FAILURE
+    }
 }

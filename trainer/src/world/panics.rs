@@ -25,10 +25,15 @@ pub(super) fn spare_caught() {
             return;
         }
         if let Some(place) = &mut *place() {
-            *place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
+            *place = panic
+                .location()
+                .map_or_else(String::new, |location| format!(" at {location}"));
             return;
         }
-        if panic.payload_as_str().is_some_and(|text| text.contains("dtype mismatch")) {
+        if panic
+            .payload_as_str()
+            .is_some_and(|text| text.contains("dtype mismatch"))
+        {
             // Before the hook, which may end the job.
             let _ = writeln!(io::stderr(), "{TWO_FORMATS}");
         }
@@ -48,7 +53,9 @@ pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let place = place().take().unwrap_or_default();
     result.map_err(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+        let text = text
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("without a message");
         format!("panic{place}: {text}")
     })
 }

@@ -13,7 +13,8 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, FloatDType};
 use distributed::{
-    Alarm, CollectiveError, Communicator, Launcher, ROOT, RankStatus, Topology, Watchdog, WatchedCommunicator,
+    Alarm, CollectiveError, Communicator, Launcher, ROOT, RankStatus, Topology, Watchdog,
+    WatchedCommunicator,
 };
 
 #[cfg(feature = "cuda")]
@@ -49,10 +50,23 @@ impl World {
     }
 
     /// As [`new`](Self::new), with root's words going to `reporter`.
-    pub fn reporting(communicator: Arc<dyn Communicator>, stop: StopFlag, reporter: Reporter) -> Self {
+    pub fn reporting(
+        communicator: Arc<dyn Communicator>,
+        stop: StopFlag,
+        reporter: Reporter,
+    ) -> Self {
         let rank_status = Arc::new(RankStatus::new().counting(datasets::progress));
-        let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&rank_status)));
-        Self { communicator, rank_status, stop, reporter, is_only_rank: false }
+        let communicator = Arc::new(WatchedCommunicator::new(
+            communicator,
+            Arc::clone(&rank_status),
+        ));
+        Self {
+            communicator,
+            rank_status,
+            stop,
+            reporter,
+            is_only_rank: false,
+        }
     }
 
     /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
@@ -72,10 +86,17 @@ impl World {
             });
             // The log may lie where writing hangs.
             if let Err(error) = started {
-                report::alarm(&format!("{alarm}\nnot in the log: no thread could be started: {error}"));
+                report::alarm(&format!(
+                    "{alarm}\nnot in the log: no thread could be started: {error}"
+                ));
             }
         });
-        match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
+        match Watchdog::start(
+            &*self.communicator,
+            Arc::clone(&self.rank_status),
+            timeout,
+            say,
+        ) {
             Ok(watchdog) => Ok(Some(watchdog)),
             Err(error @ CollectiveError::WatchdogNeedsThreads { .. }) => {
                 self.reporter.warn(&error.to_string());
@@ -104,7 +125,10 @@ impl World {
     /// When there is more than one rank.
     pub fn expect_one_process(&self, command: &str) -> Result<()> {
         let number = self.communicator.world_size();
-        ensure!(number == 1, "{command}: expected one process, got {number}; start it without a launcher");
+        ensure!(
+            number == 1,
+            "{command}: expected one process, got {number}; start it without a launcher"
+        );
         Ok(())
     }
 
@@ -123,7 +147,9 @@ impl World {
 
     fn prepare(&self, compute: &ComputeArgs, caller_included: bool) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
-        let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
+        let num_threads = compute
+            .threads
+            .map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, caller_included)?;
         switches::choose_layers()?;
         let device = device(compute.device.filled(), topology)?;
@@ -142,7 +168,11 @@ impl World {
 }
 
 /// Lets a thread do something and waits for it, no longer than `limit`.
-fn wait_for(thread: Builder, limit: Duration, something: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn wait_for(
+    thread: Builder,
+    limit: Duration,
+    something: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let (done, waits) = channel::<()>();
     thread.spawn(move || {
         something();
@@ -169,7 +199,10 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
         #[cfg(not(feature = "flex"))]
         DeviceChoice::Flex => bail!(missing("flex")),
         #[cfg(feature = "ndarray")]
-        #[expect(deprecated, reason = "burn deprecates ndarray in favour of flex; it stays here for comparison")]
+        #[expect(
+            deprecated,
+            reason = "burn deprecates ndarray in favour of flex; it stays here for comparison"
+        )]
         DeviceChoice::Ndarray => Ok(Device::ndarray()),
         #[cfg(not(feature = "ndarray"))]
         DeviceChoice::Ndarray => bail!(missing("ndarray")),
@@ -200,7 +233,8 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
 /// When a launcher's variable is not a number.
 pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
     // A scheduler that binds nothing leaves a rank on all CPUs of a node, also on those of other jobs.
-    let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
+    let allotted =
+        Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
     Ok(topology.num_cpus.min(allotted.unwrap_or(usize::MAX)).max(1))
 }
 
@@ -211,7 +245,11 @@ pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
 /// When the operating system refuses a thread.
 fn set_threads(num_threads: usize, caller_included: bool) -> Result<usize> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
-    let pool = if caller_included { pool.use_current_thread() } else { pool };
+    let pool = if caller_included {
+        pool.use_current_thread()
+    } else {
+        pool
+    };
     // The pool can be built once in a process; thread-ranks share the first one's.
     match pool.build_global() {
         Ok(()) => Ok(num_threads),
@@ -235,17 +273,28 @@ mod tests {
     #[test]
     fn an_alarm_is_waited_for_and_one_that_cannot_be_written_for_no_longer_than_its_limit() {
         let (written, is_written) = channel();
-        wait_for(Builder::new(), Duration::from_secs(60), move || written.send(()).unwrap()).unwrap();
+        wait_for(Builder::new(), Duration::from_secs(60), move || {
+            written.send(()).unwrap()
+        })
+        .unwrap();
         assert!(is_written.try_recv().is_ok());
         let (_hangs, end) = channel::<()>();
         let start = Instant::now();
-        wait_for(Builder::new(), Duration::from_millis(10), move || _ = end.recv()).unwrap();
+        wait_for(Builder::new(), Duration::from_millis(10), move || {
+            _ = end.recv()
+        })
+        .unwrap();
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
     fn an_alarm_without_a_thread_is_known_to_be_unwritten() {
         let thread = Builder::new().stack_size(1 << 60);
-        assert!(wait_for(thread, Duration::from_secs(60), || unreachable!("no thread has such a stack")).is_err());
+        assert!(
+            wait_for(thread, Duration::from_secs(60), || unreachable!(
+                "no thread has such a stack"
+            ))
+            .is_err()
+        );
     }
 }

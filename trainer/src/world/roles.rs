@@ -29,11 +29,17 @@ impl Role {
     pub fn of(sync: &SyncConfig, world: &Arc<dyn Communicator>) -> Result<Self> {
         let num_workers = sync.method.num_workers(world.world_size());
         if num_workers == world.world_size() {
-            return Ok(Self::Worker { communicator: Arc::clone(world), server_link: None });
+            return Ok(Self::Worker {
+                communicator: Arc::clone(world),
+                server_link: None,
+            });
         }
         let server_link = world.duplicate()?;
         Ok(match world.first_ranks(num_workers)? {
-            Some(communicator) => Self::Worker { communicator, server_link: Some(server_link) },
+            Some(communicator) => Self::Worker {
+                communicator,
+                server_link: Some(server_link),
+            },
             None => Self::Server(server_link),
         })
     }

@@ -18,7 +18,11 @@ const GRAPH: &str = "LOCKSTEP_GRAPH";
 /// What the environment says to all of them, for a comparison of ranks; launchers bring variables to other nodes only if told so.
 pub(crate) fn in_words() -> String {
     let set = |name| environment(name).map(|value| format!("{name}={value}"));
-    [FUSERS, SUM_STAGES, NORM, CONVOLUTION, GRAPH].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
+    [FUSERS, SUM_STAGES, NORM, CONVOLUTION, GRAPH]
+        .into_iter()
+        .filter_map(set)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Layers that sum, normalise, convolve and record as the environment says.
@@ -26,7 +30,9 @@ pub(crate) fn in_words() -> String {
 /// # Errors
 /// When it says something else than they know.
 pub(super) fn choose_layers() -> Result<()> {
-    let is_second = |name, ways, default| is_second(name, ways, environment(name).as_deref().unwrap_or(default));
+    let is_second = |name, ways, default| {
+        is_second(name, ways, environment(name).as_deref().unwrap_or(default))
+    };
     layers::record(!is_second(GRAPH, ["on", "off"], "on")?);
     layers::sum_in_one_stage(!is_second(SUM_STAGES, ["1", "2"], "2")?);
     layers::normalise_by_composition(is_second(NORM, ["kernels", "composed"], "kernels")?);
@@ -54,8 +60,11 @@ pub(super) fn remove_fusers() -> Result<()> {
 
     static REMOVED: OnceLock<Result<(), String>> = OnceLock::new();
     let removed = REMOVED.get_or_init(|| {
-        let names = unwanted(environment(FUSERS).as_deref(), &BUILTIN_NAMES).map_err(|error| error.to_string())?;
-        names.into_iter().try_for_each(|name| remove(name).map_err(|error| format!("{FUSERS}: {name}: {error}")))
+        let names = unwanted(environment(FUSERS).as_deref(), &BUILTIN_NAMES)
+            .map_err(|error| error.to_string())?;
+        names
+            .into_iter()
+            .try_for_each(|name| remove(name).map_err(|error| format!("{FUSERS}: {name}: {error}")))
     });
     removed.clone().map_err(anyhow::Error::msg)
 }
@@ -74,7 +83,10 @@ fn unwanted<'a>(value: Option<&str>, known: &[&'a str]) -> Result<Vec<&'a str>> 
 fn named<'a>(name: &str, known: &[&'a str]) -> Result<&'a str> {
     match known.iter().find(|known| **known == name) {
         Some(found) => Ok(found),
-        None => bail!("{FUSERS}: expected all or some of {}, got {name}", known.join(",")),
+        None => bail!(
+            "{FUSERS}: expected all or some of {}, got {name}",
+            known.join(",")
+        ),
     }
 }
 
@@ -88,20 +100,45 @@ mod tests {
         assert!(unwanted(None, &known)?.is_empty());
         assert_eq!(unwanted(Some("all"), &known)?, known);
         assert_eq!(unwanted(Some("Reduce"), &known)?, ["Reduce"]);
-        let error = unwanted(Some("Reduce,reduce"), &known).expect_err("burn has no such fuser").to_string();
-        assert_eq!(error, "LOCKSTEP_WITHOUT_FUSERS: expected all or some of ElementWise,Reduce, got reduce");
+        let error = unwanted(Some("Reduce,reduce"), &known)
+            .expect_err("burn has no such fuser")
+            .to_string();
+        assert_eq!(
+            error,
+            "LOCKSTEP_WITHOUT_FUSERS: expected all or some of ElementWise,Reduce, got reduce"
+        );
         Ok(())
     }
 
     #[test]
     fn a_switch_is_at_one_of_its_two_ways() -> Result<()> {
         for (name, ways, wrong, expected) in [
-            (GRAPH, ["on", "off"], "yes", "LOCKSTEP_GRAPH: expected on or off, got yes"),
-            (SUM_STAGES, ["1", "2"], "3", "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3"),
-            (NORM, ["kernels", "composed"], "burn", "LOCKSTEP_NORM: expected kernels or composed, got burn"),
+            (
+                GRAPH,
+                ["on", "off"],
+                "yes",
+                "LOCKSTEP_GRAPH: expected on or off, got yes",
+            ),
+            (
+                SUM_STAGES,
+                ["1", "2"],
+                "3",
+                "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3",
+            ),
+            (
+                NORM,
+                ["kernels", "composed"],
+                "burn",
+                "LOCKSTEP_NORM: expected kernels or composed, got burn",
+            ),
         ] {
-            assert!(is_second(name, ways, ways[1])? && !is_second(name, ways, ways[0])?, "{name}");
-            let error = is_second(name, ways, wrong).expect_err("there is no third way").to_string();
+            assert!(
+                is_second(name, ways, ways[1])? && !is_second(name, ways, ways[0])?,
+                "{name}"
+            );
+            let error = is_second(name, ways, wrong)
+                .expect_err("there is no third way")
+                .to_string();
             assert_eq!(error, expected);
         }
         Ok(())

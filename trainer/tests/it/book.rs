@@ -9,23 +9,46 @@ use serde_json::Value;
 use crate::fixture::{TINY, program};
 
 fn page(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs/reference")
+        .join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 #[test]
 fn the_page_of_flags_is_what_the_program_writes() {
     let directory = tempfile::tempdir().unwrap();
-    let output = program().args(["man", "--markdown"]).arg(directory.path()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = program()
+        .args(["man", "--markdown"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let written = fs::read_to_string(directory.path().join("flags.md")).unwrap();
-    assert!(written == page("flags.md"), "docs/reference/flags.md is of other flags: run `cargo xtask book`");
+    assert!(
+        written == page("flags.md"),
+        "docs/reference/flags.md is of other flags: run `cargo xtask book`"
+    );
 }
 
 /// All files below a folder, by their paths in it.
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 /// The keys of a value, but those of options and those that are names of files.
@@ -47,8 +70,16 @@ fn every_file_and_every_key_of_a_run_is_explained() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");
     let words = format!("train {TINY} --epochs 1 --threads 1 --output-dir");
-    let output = program().args(words.replace("--epochs 2", "").split_whitespace()).arg(&run).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = program()
+        .args(words.replace("--epochs 2", "").split_whitespace())
+        .arg(&run)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let (told_files, told_keys) = (page("files.md"), page("keys.md"));
     let mut found = BTreeSet::new();
     for path in files(&run) {
@@ -63,7 +94,22 @@ fn every_file_and_every_key_of_a_run_is_explained() {
             values.for_each(|value| keys(&value.unwrap(), &mut found));
         }
     }
-    assert!(["train_loss", "parameter_hash", "config_hash", "step_in_epoch"].iter().all(|key| found.contains(*key)));
-    let untold: Vec<_> = found.iter().filter(|key| !told_keys.contains(&format!("| `{key}` |"))).collect();
-    assert!(untold.is_empty(), "written, and not told by docs/reference/keys.md: {untold:?}; see `cargo xtask book`");
+    assert!(
+        [
+            "train_loss",
+            "parameter_hash",
+            "config_hash",
+            "step_in_epoch"
+        ]
+        .iter()
+        .all(|key| found.contains(*key))
+    );
+    let untold: Vec<_> = found
+        .iter()
+        .filter(|key| !told_keys.contains(&format!("| `{key}` |")))
+        .collect();
+    assert!(
+        untold.is_empty(),
+        "written, and not told by docs/reference/keys.md: {untold:?}; see `cargo xtask book`"
+    );
 }

@@ -61,21 +61,39 @@ impl ModelFamily for CarelessFamily {
 
     fn build(_: &TinyArgs, request: &ModelRequest<'_>) -> Result<Careless> {
         let unused = LinearConfig::new(2, 2).init(request.device);
-        Ok(Careless { net: Net::new(4, request.num_classes, request.device), unused })
+        Ok(Careless {
+            net: Net::new(4, request.num_classes, request.device),
+            unused,
+        })
     }
 }
 
 fn careless(directory: &Path, num_ranks: usize, words: &str) -> Result<(), String> {
-    let args = flags::<CarelessFamily>(&format!("{TINY} --epochs 1 --output-dir {} {words}", directory.display()));
-    on_root(num_ranks, |world| train::<CarelessFamily>(&args, world).map(drop))
+    let args = flags::<CarelessFamily>(&format!(
+        "{TINY} --epochs 1 --output-dir {} {words}",
+        directory.display()
+    ));
+    on_root(num_ranks, |world| {
+        train::<CarelessFamily>(&args, world).map(drop)
+    })
 }
 
 #[test]
 fn norms_of_burns_are_refused_by_name_where_norms_are_to_be_synchronised() {
     let folder = Folder::new();
     for num_ranks in [1, 2] {
-        let text = careless(&folder.run(&num_ranks.to_string()), num_ranks, "--batch-norm sync").unwrap_err();
-        assert!(text.contains("statistics of net.layer1.0.bn1, net.layer1.0.shortcut.1 (expected layers::"), "{text}");
+        let text = careless(
+            &folder.run(&num_ranks.to_string()),
+            num_ranks,
+            "--batch-norm sync",
+        )
+        .unwrap_err();
+        assert!(
+            text.contains(
+                "statistics of net.layer1.0.bn1, net.layer1.0.shortcut.1 (expected layers::"
+            ),
+            "{text}"
+        );
     }
 }
 
@@ -89,13 +107,29 @@ fn a_custom_loss_sees_f32_in_training_and_evaluation_and_the_options_of_the_one_
 #[test]
 fn parameters_that_the_first_pass_gives_no_gradient_are_known() {
     for update in [UpdateKind::Host, UpdateKind::Device] {
-        let config = StepConfig { sync: SyncConfig { update, ..SyncConfig::default() }, ..step_config() };
+        let config = StepConfig {
+            sync: SyncConfig {
+                update,
+                ..SyncConfig::default()
+            },
+            ..step_config()
+        };
         let device = Device::flex();
         let unused = LinearConfig::new(2, 2).init(&device.clone().autodiff());
-        let model = Careless { net: Net::new(4, 10, &device.clone().autodiff()), unused };
-        let mut stepper = StepperUnderTest::new(model, config, Arc::new(SingleCommunicator::new()), &device);
+        let model = Careless {
+            net: Net::new(4, 10, &device.clone().autodiff()),
+            unused,
+        };
+        let mut stepper =
+            StepperUnderTest::new(model, config, Arc::new(SingleCommunicator::new()), &device);
         assert_eq!(stepper.unused_parameters(), [""; 0]);
-        stepper.step(0, steps(one_shard(8, 8), 8, Augment::None).swap_remove(0)).unwrap();
-        assert_eq!(stepper.unused_parameters(), ["unused.weight", "unused.bias"], "{update:?}");
+        stepper
+            .step(0, steps(one_shard(8, 8), 8, Augment::None).swap_remove(0))
+            .unwrap();
+        assert_eq!(
+            stepper.unused_parameters(),
+            ["unused.weight", "unused.bias"],
+            "{update:?}"
+        );
     }
 }

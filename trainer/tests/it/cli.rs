@@ -13,8 +13,9 @@ use std::process::Output;
 use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, TrainArgs};
 use trainer::config::recipes::Recipe;
 use trainer::config::{
-    AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled, InputKind,
-    LossScaling, PredictConfig, RecomputeKind, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
+    AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled,
+    InputKind, LossScaling, PredictConfig, RecomputeKind, ScheduleKind, TrainConfig, UpdateKind,
+    WeightSource,
 };
 
 fn command(line: &str) -> Command {
@@ -25,7 +26,9 @@ fn command(line: &str) -> Command {
 }
 
 fn train_args(flags: &str) -> TrainArgs {
-    let Command::Train(args) = command(&format!("trainer train {flags}")) else { panic!("expected train") };
+    let Command::Train(args) = command(&format!("trainer train {flags}")) else {
+        panic!("expected train")
+    };
     args.into_args().unwrap()
 }
 
@@ -35,12 +38,16 @@ fn network(model: &ModelSection) -> String {
 }
 
 fn eval_args(flags: &str) -> EvalArgs {
-    let Command::Eval(args) = command(&format!("trainer eval {flags}")) else { panic!("expected eval") };
+    let Command::Eval(args) = command(&format!("trainer eval {flags}")) else {
+        panic!("expected eval")
+    };
     args.into_args().unwrap()
 }
 
 fn bench_config(line: &str, world_size: usize) -> Result<BenchConfig, ConfigError> {
-    let Command::Bench(args) = command(line) else { panic!("expected bench") };
+    let Command::Bench(args) = command(line) else {
+        panic!("expected bench")
+    };
     BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, world_size)
 }
 
@@ -68,7 +75,10 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
 }
 
 fn run(arguments: &[&str]) -> Output {
-    program().args(arguments).output().expect("the program starts")
+    program()
+        .args(arguments)
+        .output()
+        .expect("the program starts")
 }
 
 /// Flag sets that between them use every option of `train`.
@@ -118,8 +128,19 @@ fn every_specified_command_line_parses() {
     for flags in VALID_FLAGS {
         resolved(flags);
     }
-    for dataset in ["shapes", "cifar10", "cifar100", "image-folder", "shards", "synthetic"] {
-        let directory = if dataset == "shapes" || dataset == "synthetic" { "" } else { "--data-dir d" };
+    for dataset in [
+        "shapes",
+        "cifar10",
+        "cifar100",
+        "image-folder",
+        "shards",
+        "synthetic",
+    ] {
+        let directory = if dataset == "shapes" || dataset == "synthetic" {
+            ""
+        } else {
+            "--data-dir d"
+        };
         resolved(&format!("--dataset {dataset} {directory}"));
     }
     let eval = eval_args(
@@ -127,17 +148,28 @@ fn every_specified_command_line_parses() {
          --normalize-std 0.229,0.224,0.225 --json",
     );
     let eval = EvalConfig::resolve(&eval, &Family::RESNET, None).unwrap();
-    assert_eq!((network(&eval.model).as_str(), eval.json), ("resnet44", true));
+    assert_eq!(
+        (network(&eval.model).as_str(), eval.json),
+        ("resnet44", true)
+    );
     assert_eq!(eval.weights, WeightSource::File("w.th".into()));
     assert_eq!(eval.data.normalize_std, Some(vec![0.229, 0.224, 0.225]));
     let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
                  --threads 1 --device flex --json";
     let config = bench_config(bench, 1).unwrap();
-    assert_eq!((config.steps, config.model_name.as_str()), (Some(10), "resnet44"));
+    assert_eq!(
+        (config.steps, config.model_name.as_str()),
+        (Some(10), "resnet44")
+    );
     let predict = command("trainer predict --checkpoint c a.png b.jpg --json");
-    let Command::Predict(args) = predict else { panic!("expected predict") };
+    let Command::Predict(args) = predict else {
+        panic!("expected predict")
+    };
     let config = PredictConfig::resolve(&args, &Family::RESNET).unwrap();
-    assert_eq!((config.images.len(), config.top, config.json), (2, Some(5), true));
+    assert_eq!(
+        (config.images.len(), config.top, config.json),
+        (2, Some(5), true)
+    );
 }
 
 #[test]
@@ -148,38 +180,71 @@ fn a_run_is_named_by_its_name_or_by_the_options_that_differ_from_the_default() {
             "--optimizer sgd --learning-rate 0.1 --dtype f32 --sync allreduce --global-batch-size 64",
             "resnet20-shapes-seed0",
         ),
-        ("--epochs 9 --threads 1 --log-every-steps 5 --seed 3", "resnet20-shapes-seed3"),
-        ("--optimizer adamw --learning-rate 0.003", "resnet20-shapes-adamw-lr0.003-seed0"),
-        ("--optimizer adamw --learning-rate 0.001", "resnet20-shapes-adamw-seed0"),
-        ("--learning-rate 0.001 --global-batch-size 256", "resnet20-shapes-bs256-lr0.001-seed0"),
-        ("--compress powersgd:4 --augment crop-flip", "resnet20-shapes-crop-flip-powersgd-4-seed0"),
+        (
+            "--epochs 9 --threads 1 --log-every-steps 5 --seed 3",
+            "resnet20-shapes-seed3",
+        ),
+        (
+            "--optimizer adamw --learning-rate 0.003",
+            "resnet20-shapes-adamw-lr0.003-seed0",
+        ),
+        (
+            "--optimizer adamw --learning-rate 0.001",
+            "resnet20-shapes-adamw-seed0",
+        ),
+        (
+            "--learning-rate 0.001 --global-batch-size 256",
+            "resnet20-shapes-bs256-lr0.001-seed0",
+        ),
+        (
+            "--compress powersgd:4 --augment crop-flip",
+            "resnet20-shapes-crop-flip-powersgd-4-seed0",
+        ),
         ("--name first_try", "first_try"),
     ] {
         let config = resolved(words);
         assert_eq!(config.run_name(), expected, "{words}");
         assert_eq!(
-            TrainConfig::from_toml(&config.to_toml(), 1).unwrap().run_name(),
+            TrainConfig::from_toml(&config.to_toml(), 1)
+                .unwrap()
+                .run_name(),
             expected,
             "{words}, from its file"
         );
     }
     for (words, expected) in [
-        ("--name a/b", "--name: expected the name of a directory in runs, without slashes, got a/b"),
-        ("--name a --output-dir b", "--name has no effect with --output-dir"),
+        (
+            "--name a/b",
+            "--name: expected the name of a directory in runs, without slashes, got a/b",
+        ),
+        (
+            "--name a --output-dir b",
+            "--name has no effect with --output-dir",
+        ),
     ] {
-        let text = TrainConfig::resolve(&train_args(words), 1).unwrap_err().to_string();
+        let text = TrainConfig::resolve(&train_args(words), 1)
+            .unwrap_err()
+            .to_string();
         assert!(text.contains(expected), "{text}");
     }
 }
 
 #[test]
 fn without_arguments_the_program_trains_resnet20_on_shapes() {
-    let Command::Train(args) = command("trainer") else { panic!("expected train") };
+    let Command::Train(args) = command("trainer") else {
+        panic!("expected train")
+    };
     assert_eq!(args.into_args().unwrap(), train_args(""));
     let config = resolved("");
     assert_eq!(config.run_name(), "resnet20-shapes-seed0");
-    assert_eq!((config.data.dataset, config.train_split.shapes_train), (Some(DatasetKind::Shapes), Some(10_000)));
-    assert_eq!((config.data.shapes_test, config.data.shapes_seed), (Some(2_000), Some(0)));
+    assert_eq!(
+        (config.data.dataset, config.train_split.shapes_train),
+        (Some(DatasetKind::Shapes), Some(10_000))
+    );
+    assert_eq!(
+        (config.data.shapes_test, config.data.shapes_seed),
+        (Some(2_000), Some(0))
+    );
 }
 
 #[test]
@@ -188,21 +253,31 @@ fn what_config_prints_resolves_to_the_same() {
         for world_size in [1, 4] {
             let config = resolved_but_for_resume(flags, world_size);
             let text = config.to_toml();
-            let again = TrainConfig::from_toml(&text, world_size).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            let again = TrainConfig::from_toml(&text, world_size)
+                .unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert_eq!(again, config, "{text}");
-            assert_eq!(over_file(&text, "").map(|again| again.to_toml()).ok(), resolved_again(&text), "{text}");
+            assert_eq!(
+                over_file(&text, "").map(|again| again.to_toml()).ok(),
+                resolved_again(&text),
+                "{text}"
+            );
         }
     }
 }
 
 /// `--resume` belongs to one start, not to the run.
 fn resolved_but_for_resume(flags: &str, world_size: usize) -> TrainConfig {
-    let args = TrainArgs { resume: false, ..train_args(flags) };
+    let args = TrainArgs {
+        resume: false,
+        ..train_args(flags)
+    };
     TrainConfig::resolve(&args, world_size).unwrap_or_else(|error| panic!("{flags}: {error}"))
 }
 
 fn resolved_again(text: &str) -> Option<String> {
-    TrainConfig::from_toml(text, 1).map(|config| config.to_toml()).ok()
+    TrainConfig::from_toml(text, 1)
+        .map(|config| config.to_toml())
+        .ok()
 }
 
 #[test]
@@ -211,27 +286,54 @@ fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
         let name = recipe.to_possible_value().unwrap();
         let config = resolved(&format!("--recipe {} --data-dir d", name.get_name()));
         assert!(config.recipe.is_none() && !config.to_toml().contains("recipe"));
-        assert_eq!(TrainConfig::from_toml(&config.to_toml(), 1).unwrap(), config);
+        assert_eq!(
+            TrainConfig::from_toml(&config.to_toml(), 1).unwrap(),
+            config
+        );
     }
     let a3 = resolved("--recipe imagenet-a3 --data-dir d --epochs 8");
     let resolution = a3.data.resolution.clone().unwrap().to_string();
-    assert_eq!((network(&a3.model).as_str(), resolution.as_str()), ("resnet50", "160:224@eval"));
-    assert_eq!((a3.schedule.epochs, a3.optimizer.weight_decay), (Some(8), Some(0.02)));
+    assert_eq!(
+        (network(&a3.model).as_str(), resolution.as_str()),
+        ("resnet50", "160:224@eval")
+    );
+    assert_eq!(
+        (a3.schedule.epochs, a3.optimizer.weight_decay),
+        (Some(8), Some(0.02))
+    );
     // Another data set and optimizer take what only served the recipe's with them.
     let other = resolved("--recipe imagenet-a3 --dataset shapes --optimizer sgd");
-    assert_eq!((&other.data.resolution, other.optimizer.weight_decay), (&None, Some(1e-4)));
+    assert_eq!(
+        (&other.data.resolution, other.optimizer.weight_decay),
+        (&None, Some(1e-4))
+    );
     assert_eq!(other.schedule.warmup_epochs, Some(5.0));
     // The same images as files of their own are looked at alike.
     let folder = resolved("--recipe imagenet-a3 --dataset image-folder --data-dir d --epochs 8");
-    assert_eq!((&folder.data.resolution, &folder.data.eval_resize), (&a3.data.resolution, &a3.data.eval_resize));
+    assert_eq!(
+        (&folder.data.resolution, &folder.data.eval_resize),
+        (&a3.data.resolution, &a3.data.eval_resize)
+    );
     assert_eq!(folder.train_split, a3.train_split);
     let shards = "[data]\ndataset = \"shards\"\ndata-dir = \"d\"";
-    let lacking = over_file(shards, "--dataset image-folder").unwrap_err().to_string();
-    assert!(lacking.contains("--data-dir"), "files of one kind do not lie where those of another do: {lacking}");
-    let over_file =
-        over_file("[schedule]\nepochs = 7\n[data]\ndata-dir = \"d\"", "--recipe cifar-resnet18 --seed 3").unwrap();
+    let lacking = over_file(shards, "--dataset image-folder")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        lacking.contains("--data-dir"),
+        "files of one kind do not lie where those of another do: {lacking}"
+    );
+    let over_file = over_file(
+        "[schedule]\nepochs = 7\n[data]\ndata-dir = \"d\"",
+        "--recipe cifar-resnet18 --seed 3",
+    )
+    .unwrap();
     assert_eq!(
-        (over_file.schedule.epochs, over_file.run.seed, over_file.optimizer.weight_decay),
+        (
+            over_file.schedule.epochs,
+            over_file.run.seed,
+            over_file.optimizer.weight_decay
+        ),
         (Some(7), Some(3), Some(5e-4))
     );
 }
@@ -241,45 +343,86 @@ fn a_configuration_survives_json() {
     for flags in VALID_FLAGS {
         let config = resolved_but_for_resume(flags, 1);
         let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config, "{text}");
+        assert_eq!(
+            serde_json::from_str::<TrainConfig>(&text).unwrap(),
+            config,
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn flags_win_over_the_file() {
     let file = "[optimizer]\nlearning-rate = 0.3\nnesterov = true\n[batch]\nglobal-batch-size = 32\n[run]\nseed = 7\n";
-    let config = over_file(file, "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8").unwrap();
-    assert_eq!((config.optimizer.learning_rate, config.optimizer.nesterov), (Some(0.2), Some(false)));
-    assert_eq!((config.batch.global_batch_size, config.run.seed), (Some(8), Some(7)));
+    let config = over_file(
+        file,
+        "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8",
+    )
+    .unwrap();
+    assert_eq!(
+        (config.optimizer.learning_rate, config.optimizer.nesterov),
+        (Some(0.2), Some(false))
+    );
+    assert_eq!(
+        (config.batch.global_batch_size, config.run.seed),
+        (Some(8), Some(7))
+    );
 }
 
 #[test]
 fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
-    let file =
-        resolved("--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate").to_toml();
+    let file = resolved(
+        "--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate",
+    )
+    .to_toml();
     let flags = "--dataset shapes --schedule cosine --scale-learning-rate=false --depth 32 --warmup-epochs 0";
     let config = over_file(&file, flags).unwrap();
-    assert_eq!((config.data.dataset, &config.data.data_dir), (Some(DatasetKind::Shapes), &None));
+    assert_eq!(
+        (config.data.dataset, &config.data.data_dir),
+        (Some(DatasetKind::Shapes), &None)
+    );
     assert_eq!(
         (config.train_split.augment, config.schedule.schedule),
         (Some(AugmentKind::None), Some(ScheduleKind::Cosine))
     );
-    assert_eq!((network(&config.model).as_str(), config.schedule.epochs), ("resnet32", Some(10)));
+    assert_eq!(
+        (network(&config.model).as_str(), config.schedule.epochs),
+        ("resnet32", Some(10))
+    );
     let same = over_file(&file, "--dataset cifar10").unwrap();
-    assert_eq!((same.data.data_dir.as_deref(), same.data.download), (Some(Path::new("d")), Some(false)));
+    assert_eq!(
+        (same.data.data_dir.as_deref(), same.data.download),
+        (Some(Path::new("d")), Some(false))
+    );
 }
 
 #[test]
 fn a_file_takes_whole_numbers_for_fractions() {
-    let config = over_file("[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n", "").unwrap();
-    assert_eq!((config.schedule.warmup_epochs, config.optimizer.learning_rate), (Some(1.0), Some(1.0)));
+    let config = over_file(
+        "[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n",
+        "",
+    )
+    .unwrap();
+    assert_eq!(
+        (
+            config.schedule.warmup_epochs,
+            config.optimizer.learning_rate
+        ),
+        (Some(1.0), Some(1.0))
+    );
 }
 
 #[test]
 fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
     let refused = |text: &str| over_file(text, "").unwrap_err().to_string();
     let unknown = refused("[optimizer]\nlr = 0.1\n");
-    for part in ["run.toml", "line 2", "`lr`", "`learning-rate`", "trainer config"] {
+    for part in [
+        "run.toml",
+        "line 2",
+        "`lr`",
+        "`learning-rate`",
+        "trainer config",
+    ] {
         assert!(unknown.contains(part), "{part} is not in: {unknown}");
     }
     assert!(refused("[optimiser]\n").contains("`optimizer`"));
@@ -289,15 +432,29 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
     assert!(refused("[run]\nseed = -1\n").contains("line 2"));
     // A flag of another family of models, as the example's.
     let of_another = refused("[model]\nmodel = \"resnet20\"\nstem-channels = 4\n");
-    assert!(of_another.contains("`stem-channels`") && of_another.contains("`depth`"), "{of_another}");
-    assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
+    assert!(
+        of_another.contains("`stem-channels`") && of_another.contains("`depth`"),
+        "{of_another}"
+    );
+    assert!(
+        resolved_for("--config no-such-file.toml", 1)
+            .unwrap_err()
+            .to_string()
+            .contains("no-such-file.toml")
+    );
 }
 
 #[test]
 fn a_path_without_a_name_in_a_file_is_refused_by_its_flag() {
-    for text in ["[run]\noutput-dir = \"\"\n", "[data]\ndataset = \"cifar10\"\ndata-dir = \"\"\n"] {
+    for text in [
+        "[run]\noutput-dir = \"\"\n",
+        "[data]\ndataset = \"cifar10\"\ndata-dir = \"\"\n",
+    ] {
         let error = over_file(text, "").unwrap_err().to_string();
-        assert!(error.contains("-dir: expected a path, `.` for the present folder, got an empty one"), "{error}");
+        assert!(
+            error.contains("-dir: expected a path, `.` for the present folder, got an empty one"),
+            "{error}"
+        );
     }
 }
 
@@ -309,29 +466,65 @@ fn a_flag_of_stock_kernels_drops_the_files_convolution() {
 
 #[test]
 fn an_instruction_set_from_the_environment_is_named_so_and_an_empty_one_is_none() {
-    let with = |value: &str| program().arg("config").env("LOCKSTEP_CPU", value).output().unwrap();
+    let with = |value: &str| {
+        program()
+            .arg("config")
+            .env("LOCKSTEP_CPU", value)
+            .output()
+            .unwrap()
+    };
     let wrong = with("foo");
     let told = String::from_utf8_lossy(&wrong.stderr);
-    assert!(wrong.status.code() == Some(2) && told.contains("'--cpu <SET>, or LOCKSTEP_CPU'"), "{told}");
+    assert!(
+        wrong.status.code() == Some(2) && told.contains("'--cpu <SET>, or LOCKSTEP_CPU'"),
+        "{told}"
+    );
     let printed = with("");
-    assert!(printed.status.success() && printed.stdout == run(&["config"]).stdout, "{printed:?}");
+    assert!(
+        printed.status.success() && printed.stdout == run(&["config"]).stdout,
+        "{printed:?}"
+    );
 }
 
 #[test]
 fn the_loss_scale_follows_the_number_format_unless_it_is_given() {
-    let scaling = |flags: &str| resolved(&format!("--device flex {flags}")).optimizer.loss_scale.filled();
-    assert_eq!((scaling(""), scaling("--dtype bf16")), (LossScaling::None, LossScaling::None));
-    assert_eq!((scaling("--dtype f16"), scaling("--loss-scale dynamic")), (LossScaling::Dynamic, LossScaling::Dynamic));
-    assert_eq!(scaling("--dtype f16 --loss-scale 1024"), LossScaling::Fixed(1024));
+    let scaling = |flags: &str| {
+        resolved(&format!("--device flex {flags}"))
+            .optimizer
+            .loss_scale
+            .filled()
+    };
+    assert_eq!(
+        (scaling(""), scaling("--dtype bf16")),
+        (LossScaling::None, LossScaling::None)
+    );
+    assert_eq!(
+        (scaling("--dtype f16"), scaling("--loss-scale dynamic")),
+        (LossScaling::Dynamic, LossScaling::Dynamic)
+    );
+    assert_eq!(
+        scaling("--dtype f16 --loss-scale 1024"),
+        LossScaling::Fixed(1024)
+    );
     let file = "[optimizer]\nloss-scale = 4096\n[compute]\ndevice = \"flex\"\ndtype = \"f16\"\n";
-    assert_eq!(over_file(file, "").unwrap().optimizer.loss_scale, Some(LossScaling::Fixed(4096)));
+    assert_eq!(
+        over_file(file, "").unwrap().optimizer.loss_scale,
+        Some(LossScaling::Fixed(4096))
+    );
     let without = over_file(file, "--dtype f32").unwrap().optimizer.loss_scale;
-    assert_eq!(without, Some(LossScaling::None), "a flag that changes the format drops the file's scale");
+    assert_eq!(
+        without,
+        Some(LossScaling::None),
+        "a flag that changes the format drops the file's scale"
+    );
 }
 
 #[test]
 fn a_number_that_toml_cannot_hold_is_refused() {
-    for text in ["[data]\nshapes-seed = 9223372036854775808", "[run]\nmax-skipped-steps = 18446744073709551615"] {
+    for text in [
+        "[data]\nshapes-seed = 9223372036854775808",
+        "[run]\nmax-skipped-steps = 18446744073709551615",
+    ] {
         let error = over_file(text, "").unwrap_err().to_string();
         assert!(error.contains("up to 9223372036854775807"), "{error}");
     }
@@ -348,9 +541,17 @@ fn a_path_that_toml_cannot_hold_is_refused_as_one_and_nothing_is_written() {
     let error = TrainConfig::resolve(&args, 1).unwrap_err().to_string();
     assert!(error.contains("paths in UTF-8"), "{error}");
     let words = "train --tensorboard events --output-dir run --model resnet8 --shapes-train 64 --epochs 1 --threads 1";
-    let output = program().args(words.split_whitespace()).current_dir(&below).output().unwrap();
+    let output = program()
+        .args(words.split_whitespace())
+        .current_dir(&below)
+        .output()
+        .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && error.contains("--tensorboard: expected a path in UTF-8"), "{error}");
+    assert!(
+        output.status.code() == Some(2)
+            && error.contains("--tensorboard: expected a path in UTF-8"),
+        "{error}"
+    );
     assert!(fs::read_dir(&below).unwrap().next().is_none());
 }
 
@@ -359,18 +560,26 @@ fn the_global_batch_is_the_exact_product_or_refused() {
     for world_size in 1..=5 {
         for accumulation in 1..=4 {
             for global in 1..=48 {
-                let flags = format!("--global-batch-size {global} --grad-accum-steps {accumulation}");
+                let flags =
+                    format!("--global-batch-size {global} --grad-accum-steps {accumulation}");
                 match resolved_for(&flags, world_size) {
                     Ok(config) => {
                         assert_eq!(config.batch.global_batch_size, Some(global));
                         let parts = config.batch.grad_accum_steps() * config.num_workers();
                         assert_eq!(config.micro_batch_size() * parts, global);
                     }
-                    Err(ConfigError::IndivisibleBatch { nearest_below, nearest_above, .. }) => {
+                    Err(ConfigError::IndivisibleBatch {
+                        nearest_below,
+                        nearest_above,
+                        ..
+                    }) => {
                         let parts = world_size * accumulation;
                         assert_ne!(global % parts, 0);
                         assert!(nearest_above > global && nearest_above % parts == 0);
-                        assert_eq!(nearest_below, (global > parts).then(|| nearest_above - parts));
+                        assert_eq!(
+                            nearest_below,
+                            (global > parts).then(|| nearest_above - parts)
+                        );
                     }
                     Err(other) => panic!("{other}"),
                 }
@@ -378,7 +587,10 @@ fn the_global_batch_is_the_exact_product_or_refused() {
         }
     }
     let config = resolved_for("--batch-size-per-rank 12 --grad-accum-steps 2", 3).unwrap();
-    assert_eq!((config.batch.global_batch_size, config.micro_batch_size()), (Some(72), 12));
+    assert_eq!(
+        (config.batch.global_batch_size, config.micro_batch_size()),
+        (Some(72), 12)
+    );
 }
 
 #[test]
@@ -393,141 +605,425 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 
 /// Flags, and what their refusal on two ranks must say.
 const REFUSED: [(&str, &[&str]); 109] = [
-    ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
+    (
+        "--dataset cifar10",
+        &["--data-dir", "--download", "--dataset shapes"],
+    ),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
-    ("--dataset shards", &["--data-dir", "train-*.tar", "trainer shard"]),
-    ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
-    ("--download", &["--download has no effect", "cifar10, cifar100"]),
-    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, shards, parquet, synthetic"]),
-    ("--dataset cifar10 --data-dir d --shapes-seed 1", &["--shapes-seed", "shapes"]),
-    ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
-    ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),
+    (
+        "--dataset shards",
+        &["--data-dir", "train-*.tar", "trainer shard"],
+    ),
+    (
+        "--data-dir d",
+        &["--data-dir has no effect with --dataset shapes", "cifar10"],
+    ),
+    (
+        "--download",
+        &["--download has no effect", "cifar10, cifar100"],
+    ),
+    (
+        "--dataset cifar10 --data-dir d --image-size 64",
+        &["--image-size", "image-folder, shards, parquet, synthetic"],
+    ),
+    (
+        "--dataset cifar10 --data-dir d --shapes-seed 1",
+        &["--shapes-seed", "shapes"],
+    ),
+    (
+        "--dataset cifar10 --data-dir d --shapes-train 10",
+        &["--shapes-train"],
+    ),
+    (
+        "--synthetic-classes 5",
+        &["--synthetic-classes", "--dataset synthetic"],
+    ),
     ("--on-bad-image skip", &["--on-bad-image", "image-folder"]),
-    ("--resolution 224", &["--resolution has no effect with --dataset shapes", "image-folder"]),
-    ("--dataset image-folder --data-dir d --eval-resize 256", &["--eval-resize has no effect without --resolution"]),
+    (
+        "--resolution 224",
+        &[
+            "--resolution has no effect with --dataset shapes",
+            "image-folder",
+        ],
+    ),
+    (
+        "--dataset image-folder --data-dir d --eval-resize 256",
+        &["--eval-resize has no effect without --resolution"],
+    ),
     (
         "--dataset image-folder --data-dir d --resolution 224 --image-size 64",
         &["--resolution contradicts --image-size", "one of them"],
     ),
-    ("--dataset image-folder --data-dir d --resolution 16:4@0.5", &["--resolution", "8 to 4096", "got 4"]),
+    (
+        "--dataset image-folder --data-dir d --resolution 16:4@0.5",
+        &["--resolution", "8 to 4096", "got 4"],
+    ),
     (
         "--dataset image-folder --data-dir d --resolution 16:32@eval --augment none",
-        &["--augment contradicts --resolution with several sizes", "resized-crop"],
+        &[
+            "--augment contradicts --resolution with several sizes",
+            "resized-crop",
+        ],
     ),
-    ("--loss binary-cross-entropy --label-smoothing 0.1", &["--label-smoothing has no effect", "--loss cross-entropy"]),
+    (
+        "--loss binary-cross-entropy --label-smoothing 0.1",
+        &["--label-smoothing has no effect", "--loss cross-entropy"],
+    ),
     ("--recipe imagenet-a3", &["--data-dir", "train-*.tar"]),
-    ("--dataset image-folder --data-dir d --resolution 4", &["--resolution", "8 to 4096", "got 4"]),
-    ("--dataset image-folder --data-dir d --resolution 224 --eval-resize 223", &["--eval-resize", "224 to", "got 223"]),
-    ("--crop-scale 0.5:1", &["--crop-scale has no effect with --augment none", "resized-crop"]),
-    ("--rand-augment 6", &["--rand-augment has no effect with --augment none", "resized-crop"]),
-    ("--augment resized-crop --rand-augment 11", &["--rand-augment", "0 to 10", "11"]),
-    ("--dataset synthetic --image-size 4", &["--image-size", "8 to 4096", "got 4"]),
-    ("--normalize-mean 0.5,0.5,0.5", &["--normalize-std is missing", "both or neither"]),
-    ("--normalize-mean 0.5,0.5 --normalize-std 1,1", &["--normalize-mean", "three numbers", "got 0.5,0.5"]),
-    ("--normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1", &["--normalize-std", "above 0"]),
-    ("--global-batch-size 64 --batch-size-per-rank 32", &["contradicts --batch-size-per-rank", "one of them"]),
-    ("--global-batch-size 255", &["254, 256", "2 rank(s)", "--batch-size-per-rank"]),
+    (
+        "--dataset image-folder --data-dir d --resolution 4",
+        &["--resolution", "8 to 4096", "got 4"],
+    ),
+    (
+        "--dataset image-folder --data-dir d --resolution 224 --eval-resize 223",
+        &["--eval-resize", "224 to", "got 223"],
+    ),
+    (
+        "--crop-scale 0.5:1",
+        &[
+            "--crop-scale has no effect with --augment none",
+            "resized-crop",
+        ],
+    ),
+    (
+        "--rand-augment 6",
+        &[
+            "--rand-augment has no effect with --augment none",
+            "resized-crop",
+        ],
+    ),
+    (
+        "--augment resized-crop --rand-augment 11",
+        &["--rand-augment", "0 to 10", "11"],
+    ),
+    (
+        "--dataset synthetic --image-size 4",
+        &["--image-size", "8 to 4096", "got 4"],
+    ),
+    (
+        "--normalize-mean 0.5,0.5,0.5",
+        &["--normalize-std is missing", "both or neither"],
+    ),
+    (
+        "--normalize-mean 0.5,0.5 --normalize-std 1,1",
+        &["--normalize-mean", "three numbers", "got 0.5,0.5"],
+    ),
+    (
+        "--normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1",
+        &["--normalize-std", "above 0"],
+    ),
+    (
+        "--global-batch-size 64 --batch-size-per-rank 32",
+        &["contradicts --batch-size-per-rank", "one of them"],
+    ),
+    (
+        "--global-batch-size 255",
+        &["254, 256", "2 rank(s)", "--batch-size-per-rank"],
+    ),
     (
         "--reduction exact --virtual-shards 8 --global-batch-size 12",
-        &["--global-batch-size 12 does not divide among 8 virtual shards: take 8, 16 or another --virtual-shards"],
+        &[
+            "--global-batch-size 12 does not divide among 8 virtual shards: take 8, 16 or another --virtual-shards",
+        ],
     ),
-    ("--global-batch-size 0", &["--global-batch-size", "at least 1"]),
-    ("--grad-accum-steps 0", &["--grad-accum-steps", "at least 1"]),
+    (
+        "--global-batch-size 0",
+        &["--global-batch-size", "at least 1"],
+    ),
+    (
+        "--grad-accum-steps 0",
+        &["--grad-accum-steps", "at least 1"],
+    ),
     ("--bucket-mib 0", &["--bucket-mib", "MiB"]),
     ("--learning-rate 0", &["--learning-rate", "above 0"]),
     ("--learning-rate NaN", &["--learning-rate", "got NaN"]),
-    ("--reference-batch-size 128", &["no effect without --scale-learning-rate"]),
+    (
+        "--reference-batch-size 128",
+        &["no effect without --scale-learning-rate"],
+    ),
     ("--momentum 1", &["--momentum", "but not 1"]),
-    ("--nesterov --momentum 0", &["--nesterov", "--momentum 0", "above 0"]),
-    ("--weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
+    (
+        "--nesterov --momentum 0",
+        &["--nesterov", "--momentum 0", "above 0"],
+    ),
+    (
+        "--weight-decay 0 --decay-norm-and-bias=false",
+        &["no effect with --weight-decay 0"],
+    ),
     (
         "--optimizer adamw --momentum 0.9",
-        &["--momentum has no effect without --optimizer sgd or lars", "leave this out"],
+        &[
+            "--momentum has no effect without --optimizer sgd or lars",
+            "leave this out",
+        ],
     ),
-    ("--optimizer lamb --nesterov", &["--nesterov has no effect without --optimizer sgd or lars"]),
-    ("--beta1 0.9", &["--beta1 has no effect without --optimizer adamw or lamb"]),
-    ("--optimizer lars --beta2 0.9", &["--beta2 has no effect without --optimizer adamw or lamb"]),
-    ("--optimizer sgd --epsilon 1e-8", &["--epsilon has no effect without --optimizer adamw or lamb"]),
-    ("--optimizer lamb --trust-coefficient 1", &["--trust-coefficient has no effect without --optimizer lars"]),
-    ("--optimizer adamw --beta1 1", &["--beta1", "but not 1", "got 1"]),
-    ("--optimizer adamw --beta2 1.5", &["--beta2", "0 up to", "got 1.5"]),
-    ("--optimizer adamw --epsilon 0", &["--epsilon", "above 1e-38", "got 0"]),
-    ("--optimizer lars --trust-coefficient 0", &["--trust-coefficient", "above 0"]),
-    ("--optimizer adamw --weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
+    (
+        "--optimizer lamb --nesterov",
+        &["--nesterov has no effect without --optimizer sgd or lars"],
+    ),
+    (
+        "--beta1 0.9",
+        &["--beta1 has no effect without --optimizer adamw or lamb"],
+    ),
+    (
+        "--optimizer lars --beta2 0.9",
+        &["--beta2 has no effect without --optimizer adamw or lamb"],
+    ),
+    (
+        "--optimizer sgd --epsilon 1e-8",
+        &["--epsilon has no effect without --optimizer adamw or lamb"],
+    ),
+    (
+        "--optimizer lamb --trust-coefficient 1",
+        &["--trust-coefficient has no effect without --optimizer lars"],
+    ),
+    (
+        "--optimizer adamw --beta1 1",
+        &["--beta1", "but not 1", "got 1"],
+    ),
+    (
+        "--optimizer adamw --beta2 1.5",
+        &["--beta2", "0 up to", "got 1.5"],
+    ),
+    (
+        "--optimizer adamw --epsilon 0",
+        &["--epsilon", "above 1e-38", "got 0"],
+    ),
+    (
+        "--optimizer lars --trust-coefficient 0",
+        &["--trust-coefficient", "above 0"],
+    ),
+    (
+        "--optimizer adamw --weight-decay 0 --decay-norm-and-bias=false",
+        &["no effect with --weight-decay 0"],
+    ),
     (
         "--optimizer adamw --sync parameter-server",
-        &["--optimizer adamw contradicts --sync parameter-server", "by sgd alone; use --sync allreduce"],
+        &[
+            "--optimizer adamw contradicts --sync parameter-server",
+            "by sgd alone; use --sync allreduce",
+        ],
     ),
-    ("--optimizer lars --sync local-sgd", &["--optimizer lars contradicts --sync local-sgd"]),
-    ("--optimizer lamb --sync post-local-sgd --from-step 3", &["--optimizer lamb contradicts --sync post-local-sgd"]),
+    (
+        "--optimizer lars --sync local-sgd",
+        &["--optimizer lars contradicts --sync local-sgd"],
+    ),
+    (
+        "--optimizer lamb --sync post-local-sgd --from-step 3",
+        &["--optimizer lamb contradicts --sync post-local-sgd"],
+    ),
     ("--label-smoothing 1", &["--label-smoothing"]),
     ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
     ("--clip-grad-value 0", &["--clip-grad-value", "above 0"]),
-    ("--clip-grad-value 1 --clip-grad-norm 1", &["--clip-grad-value contradicts --clip-grad-norm"]),
-    ("--clip-grad-value 1 --sync local-sgd", &["--clip-grad-value contradicts --sync local-sgd"]),
-    ("--new-head", &["--new-head has no effect without --weights"]),
-    ("--learning-rate-factors layer1=0", &["--learning-rate-factors", "above 0"]),
-    ("--learning-rate-factors layer1=2 --sync parameter-server", &["--learning-rate-factors contradicts --sync"]),
-    ("--optimizer own --momentum 0.9", &["--momentum has no effect without --optimizer sgd or lars"]),
-    ("--optimizer own --weight-decay 0.1", &["--weight-decay has no effect without --optimizer sgd, adamw"]),
-    ("--optimizer own --sync local-sgd", &["--optimizer own contradicts --sync local-sgd"]),
+    (
+        "--clip-grad-value 1 --clip-grad-norm 1",
+        &["--clip-grad-value contradicts --clip-grad-norm"],
+    ),
+    (
+        "--clip-grad-value 1 --sync local-sgd",
+        &["--clip-grad-value contradicts --sync local-sgd"],
+    ),
+    (
+        "--new-head",
+        &["--new-head has no effect without --weights"],
+    ),
+    (
+        "--learning-rate-factors layer1=0",
+        &["--learning-rate-factors", "above 0"],
+    ),
+    (
+        "--learning-rate-factors layer1=2 --sync parameter-server",
+        &["--learning-rate-factors contradicts --sync"],
+    ),
+    (
+        "--optimizer own --momentum 0.9",
+        &["--momentum has no effect without --optimizer sgd or lars"],
+    ),
+    (
+        "--optimizer own --weight-decay 0.1",
+        &["--weight-decay has no effect without --optimizer sgd, adamw"],
+    ),
+    (
+        "--optimizer own --sync local-sgd",
+        &["--optimizer own contradicts --sync local-sgd"],
+    ),
     ("--mixup 0", &["--mixup", "above 0", "got 0"]),
-    ("--reduction exact --virtual-shards 9223372036854775807", &["--virtual-shards", "to 65536"]),
+    (
+        "--reduction exact --virtual-shards 9223372036854775807",
+        &["--virtual-shards", "to 65536"],
+    ),
     (
         "--schedule multistep --epochs 9000000000000000000 --milestones 0",
         &["--milestones", "below the 9000000000000000000"],
     ),
-    ("--cutmix 1 --device flex --input device", &["--cutmix contradicts --input device", "--input host"]),
+    (
+        "--cutmix 1 --device flex --input device",
+        &["--cutmix contradicts --input device", "--input host"],
+    ),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),
-    ("--ema-decay 0.9 --sync local-sgd", &["--ema-decay contradicts --sync local-sgd", "--sync allreduce"]),
+    (
+        "--ema-decay 0.9 --sync local-sgd",
+        &[
+            "--ema-decay contradicts --sync local-sgd",
+            "--sync allreduce",
+        ],
+    ),
     ("--epochs 0", &["--epochs", "at least 1"]),
-    ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),
-    ("--gamma 0.5 --schedule one-cycle", &["--gamma has no effect with --schedule one-cycle"]),
+    (
+        "--milestones 2",
+        &[
+            "--milestones has no effect with --schedule cosine",
+            "--schedule multistep",
+        ],
+    ),
+    (
+        "--gamma 0.5 --schedule one-cycle",
+        &["--gamma has no effect with --schedule one-cycle"],
+    ),
     ("--schedule multistep --milestones 3,2", &["ascending"]),
-    ("--schedule multistep --epochs 1", &["--epochs", "at least 2 with --schedule multistep"]),
-    ("--schedule multistep --milestones 5", &["below the 5 of the run", "got 5"]),
+    (
+        "--schedule multistep --epochs 1",
+        &["--epochs", "at least 2 with --schedule multistep"],
+    ),
+    (
+        "--schedule multistep --milestones 5",
+        &["below the 5 of the run", "got 5"],
+    ),
     ("--warmup-epochs 5", &["less than the 5 epochs"]),
-    ("--threads 100000", &["--threads", "1 to 1024", "got 100000"]),
-    ("--shapes-train 100000000000", &["--shapes-train", "1 to 16777216"]),
-    ("--shapes-test 9223372036854775807", &["--shapes-test", "1 to 16777216"]),
-    ("--model resnet9999998", &["--model", "at most 10000 layers", "resnet9999998"]),
-    ("--schedule-epochs 2 --warmup-epochs 3", &["less than the 2 epochs"]),
-    ("--schedule constant --schedule-epochs 3", &["--schedule-epochs has no effect with --schedule constant"]),
-    ("--schedule multistep --schedule-epochs 3", &["--schedule-epochs has no effect", "--milestones"]),
-    ("--schedule one-cycle --warmup-epochs 0", &["--warmup-epochs", "above 0"]),
-    ("--warmup-epochs 0 --warmup-start-factor 0.5", &["no effect without warmup"]),
-    ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
+    (
+        "--threads 100000",
+        &["--threads", "1 to 1024", "got 100000"],
+    ),
+    (
+        "--shapes-train 100000000000",
+        &["--shapes-train", "1 to 16777216"],
+    ),
+    (
+        "--shapes-test 9223372036854775807",
+        &["--shapes-test", "1 to 16777216"],
+    ),
+    (
+        "--model resnet9999998",
+        &["--model", "at most 10000 layers", "resnet9999998"],
+    ),
+    (
+        "--schedule-epochs 2 --warmup-epochs 3",
+        &["less than the 2 epochs"],
+    ),
+    (
+        "--schedule constant --schedule-epochs 3",
+        &["--schedule-epochs has no effect with --schedule constant"],
+    ),
+    (
+        "--schedule multistep --schedule-epochs 3",
+        &["--schedule-epochs has no effect", "--milestones"],
+    ),
+    (
+        "--schedule one-cycle --warmup-epochs 0",
+        &["--warmup-epochs", "above 0"],
+    ),
+    (
+        "--warmup-epochs 0 --warmup-start-factor 0.5",
+        &["no effect without warmup"],
+    ),
+    (
+        "--zero-gamma --weights w.pth",
+        &["--zero-gamma has no effect with --weights"],
+    ),
     ("--threads 0", &["--threads", "1 to 1024"]),
-    ("--virtual-shards 4", &["--virtual-shards has no effect without --reduction exact"]),
-    ("--reduction exact --virtual-shards 1", &["--virtual-shards", "2 to 65536"]),
-    ("--reduction exact --grad-accum-steps 2", &["--grad-accum-steps contradicts --reduction exact"]),
-    ("--reduction exact --batch-norm sync", &["--batch-norm sync contradicts --reduction exact"]),
-    ("--reduction ring --compress bf16", &["--compress contradicts --reduction ring"]),
-    ("--compress bf16 --compress-warmup-steps 3", &["no effect without --compress powersgd or topk"]),
-    ("--sync local-sgd --compress bf16", &["--compress has no effect without --sync allreduce"]),
-    ("--sync local-sgd --batch-norm sync", &["--batch-norm sync contradicts --sync local-sgd"]),
-    ("--sync local-sgd --clip-grad-norm 1", &["--clip-grad-norm contradicts --sync local-sgd"]),
+    (
+        "--virtual-shards 4",
+        &["--virtual-shards has no effect without --reduction exact"],
+    ),
+    (
+        "--reduction exact --virtual-shards 1",
+        &["--virtual-shards", "2 to 65536"],
+    ),
+    (
+        "--reduction exact --grad-accum-steps 2",
+        &["--grad-accum-steps contradicts --reduction exact"],
+    ),
+    (
+        "--reduction exact --batch-norm sync",
+        &["--batch-norm sync contradicts --reduction exact"],
+    ),
+    (
+        "--reduction ring --compress bf16",
+        &["--compress contradicts --reduction ring"],
+    ),
+    (
+        "--compress bf16 --compress-warmup-steps 3",
+        &["no effect without --compress powersgd or topk"],
+    ),
+    (
+        "--sync local-sgd --compress bf16",
+        &["--compress has no effect without --sync allreduce"],
+    ),
+    (
+        "--sync local-sgd --batch-norm sync",
+        &["--batch-norm sync contradicts --sync local-sgd"],
+    ),
+    (
+        "--sync local-sgd --clip-grad-norm 1",
+        &["--clip-grad-norm contradicts --sync local-sgd"],
+    ),
     ("--sync post-local-sgd", &["--from-step is missing"]),
-    ("--staleness 2", &["--staleness has no effect without --sync async-parameter-server"]),
-    ("--sync parameter-server --servers 3", &["--servers", "at most 2 of 2 ranks"]),
-    ("--sync parameter-server --server-placement own --servers 2", &["--servers", "at most 1 of 2 ranks"]),
-    ("--max-skipped-steps 3", &["--max-skipped-steps has no effect without --on-non-finite skip"]),
-    ("--sync local-sgd --on-non-finite skip", &["--on-non-finite skip contradicts --sync local-sgd"]),
+    (
+        "--staleness 2",
+        &["--staleness has no effect without --sync async-parameter-server"],
+    ),
+    (
+        "--sync parameter-server --servers 3",
+        &["--servers", "at most 2 of 2 ranks"],
+    ),
+    (
+        "--sync parameter-server --server-placement own --servers 2",
+        &["--servers", "at most 1 of 2 ranks"],
+    ),
+    (
+        "--max-skipped-steps 3",
+        &["--max-skipped-steps has no effect without --on-non-finite skip"],
+    ),
+    (
+        "--sync local-sgd --on-non-finite skip",
+        &["--on-non-finite skip contradicts --sync local-sgd"],
+    ),
     (
         "--device flex --dtype f16 --kernels stock",
-        &["--dtype f16 contradicts", "--device cuda or flex", "--kernels fused"],
+        &[
+            "--dtype f16 contradicts",
+            "--device cuda or flex",
+            "--kernels fused",
+        ],
     ),
     (
         "--sync local-sgd --loss-scale dynamic",
-        &["--loss-scale dynamic", "contradicts --sync local-sgd", "--sync allreduce"],
+        &[
+            "--loss-scale dynamic",
+            "contradicts --sync local-sgd",
+            "--sync allreduce",
+        ],
     ),
-    ("--sync parameter-server --device flex --dtype f16", &["the default of --dtype f16", "a fixed --loss-scale"]),
-    ("--every 4", &["--every has no effect without --sync local-sgd"]),
-    ("--learning-rate inf", &["--learning-rate: expected a finite number above 0, got inf"]),
+    (
+        "--sync parameter-server --device flex --dtype f16",
+        &["the default of --dtype f16", "a fixed --loss-scale"],
+    ),
+    (
+        "--every 4",
+        &["--every has no effect without --sync local-sgd"],
+    ),
+    (
+        "--learning-rate inf",
+        &["--learning-rate: expected a finite number above 0, got inf"],
+    ),
     (
         "--device flex --kernels stock --convolution direct",
-        &["--convolution direct contradicts", "--kernels stock", "or leave it out"],
+        &[
+            "--convolution direct contradicts",
+            "--kernels stock",
+            "or leave it out",
+        ],
     ),
 ];
 
@@ -544,13 +1040,27 @@ fn contradictions_are_refused_with_the_remedy() {
 #[test]
 fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
     assert!(refusal("--model resnet19").contains("18 and 20"));
-    assert!(refusal("--model resnet100").contains("18, 34 or 101, got 100; the nearest are 98 and 101"));
-    assert!(refusal("--model cifar-resnet101").contains("18 or 34, got 101; the nearest are 98 and 104"));
+    assert!(
+        refusal("--model resnet100").contains("18, 34 or 101, got 100; the nearest are 98 and 101")
+    );
+    assert!(
+        refusal("--model cifar-resnet101")
+            .contains("18 or 34, got 101; the nearest are 98 and 104")
+    );
     assert!(refusal("--depth 35").contains("34 and 38"));
     assert_eq!(network(&resolved("--model resnet18").model), "resnet18");
-    assert_eq!(network(&resolved("--model cifar-resnet50").model), "cifar-resnet50");
-    assert_eq!(network(&resolved("--model resnet --depth 101").model), "resnet101");
-    assert!(refusal("--model resnet50 --shortcut a").contains("the one for small images is cifar-resnet50"));
+    assert_eq!(
+        network(&resolved("--model cifar-resnet50").model),
+        "cifar-resnet50"
+    );
+    assert_eq!(
+        network(&resolved("--model resnet --depth 101").model),
+        "resnet101"
+    );
+    assert!(
+        refusal("--model resnet50 --shortcut a")
+            .contains("the one for small images is cifar-resnet50")
+    );
     assert!(refusal("--depth 21").contains("20 and 26"));
     assert!(refusal("--model resnet2").contains("8 and 14"));
     assert!(refusal("--model vgg16").contains("resnet20"));
@@ -563,7 +1073,10 @@ fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
 fn a_device_that_is_not_built_in_is_refused_with_the_feature() {
     if !DeviceChoice::built_in().contains(&"cuda") {
         let error = refusal("--device cuda:1");
-        assert!(error.contains("--device cuda:1") && error.contains("--features cuda"), "{error}");
+        assert!(
+            error.contains("--device cuda:1") && error.contains("--features cuda"),
+            "{error}"
+        );
     }
     assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(Some(3))));
     assert!("cuda:x".parse::<DeviceChoice>().is_err());
@@ -576,74 +1089,150 @@ fn a_device_that_is_not_built_in_is_refused_with_the_feature() {
 fn a_sum_on_gpus_is_refused_with_the_feature_or_the_device_that_it_needs() {
     let error = refusal("--reduction nccl --device flex");
     match cfg!(feature = "nccl") {
-        true => assert!(error.contains("--reduction nccl contradicts --device flex"), "{error}"),
-        false => assert!(error.contains("--features cuda") && error.ends_with("got nccl"), "{error}"),
+        true => assert!(
+            error.contains("--reduction nccl contradicts --device flex"),
+            "{error}"
+        ),
+        false => assert!(
+            error.contains("--features cuda") && error.ends_with("got nccl"),
+            "{error}"
+        ),
     }
-    assert!(refusal("--reduction nccl --compress bf16").contains("--compress contradicts --reduction nccl"));
+    assert!(
+        refusal("--reduction nccl --compress bf16")
+            .contains("--compress contradicts --reduction nccl")
+    );
 }
 
 #[test]
 fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told() {
     let host = [DeviceChoice::Flex, DeviceChoice::Ndarray];
     let device = [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))];
-    assert_eq!(host.map(|device| (device.input(), device.update())), [(InputKind::Host, UpdateKind::Host); 2]);
-    assert_eq!(device.map(|device| (device.input(), device.update())), [(InputKind::Device, UpdateKind::Device); 2]);
-    assert_eq!(resolved("--device flex").compute.input, Some(InputKind::Host));
-    assert_eq!(resolved("--device flex --input device").compute.input, Some(InputKind::Device));
-    assert!(resolved("--device flex --input device").to_toml().contains("input = \"device\""));
+    assert_eq!(
+        host.map(|device| (device.input(), device.update())),
+        [(InputKind::Host, UpdateKind::Host); 2]
+    );
+    assert_eq!(
+        device.map(|device| (device.input(), device.update())),
+        [(InputKind::Device, UpdateKind::Device); 2]
+    );
+    assert_eq!(
+        resolved("--device flex").compute.input,
+        Some(InputKind::Host)
+    );
+    assert_eq!(
+        resolved("--device flex --input device").compute.input,
+        Some(InputKind::Device)
+    );
+    assert!(
+        resolved("--device flex --input device")
+            .to_toml()
+            .contains("input = \"device\"")
+    );
     // A run of a GPU that goes on without one.
     let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n[sync]\nupdate = \"device\"\n";
     let without = over_file(file, "--device flex").unwrap();
-    assert_eq!((without.compute.input, without.sync.update), (Some(InputKind::Host), Some(UpdateKind::Host)));
+    assert_eq!(
+        (without.compute.input, without.sync.update),
+        (Some(InputKind::Host), Some(UpdateKind::Host))
+    );
 }
 
 #[test]
 fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
     let on_device = |flags: &str, world_size| {
-        let config = resolved_for(&format!("--device flex --update device {flags}"), world_size).unwrap();
+        let config = resolved_for(
+            &format!("--device flex --update device {flags}"),
+            world_size,
+        )
+        .unwrap();
         config.sync_config().updates_on_device(world_size)
     };
     assert!(on_device("", 1) && on_device("--reduction ring", 1));
     assert!(!resolved("--device flex").sync_config().updates_on_device(1));
     assert!(!on_device("", 2));
-    for flags in ["--compress bf16", "--reduction exact", "--sync local-sgd", "--sync parameter-server"] {
+    for flags in [
+        "--compress bf16",
+        "--reduction exact",
+        "--sync local-sgd",
+        "--sync parameter-server",
+    ] {
         assert!(!on_device(flags, 1), "{flags}");
     }
     let averaged = "--device flex --update device --ema-decay 0.9";
     let error = resolved_for(averaged, 1).unwrap_err().to_string();
-    assert!(error.contains("--ema-decay contradicts --update device") && error.contains("--update host"), "{error}");
+    assert!(
+        error.contains("--ema-decay contradicts --update device")
+            && error.contains("--update host"),
+        "{error}"
+    );
     assert!(resolved_for(averaged, 2).is_ok());
     assert!(on_device("--optimizer adamw", 1));
     for name in ["lars", "lamb"] {
-        let error =
-            resolved_for(&format!("--device flex --update device --optimizer {name}"), 1).unwrap_err().to_string();
-        assert!(error.contains(&format!("--optimizer {name} contradicts --update device")), "{error}");
-        assert!(error.contains("sgd or adamw; give --update host"), "{error}");
+        let error = resolved_for(
+            &format!("--device flex --update device --optimizer {name}"),
+            1,
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains(&format!("--optimizer {name} contradicts --update device")),
+            "{error}"
+        );
+        assert!(
+            error.contains("sgd or adamw; give --update host"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
     let bench = |flags: &str| bench_config(&format!("trainer bench --device flex {flags}"), 1);
-    assert!(bench("--update device").unwrap().sync_config().updates_on_device(1));
+    assert!(
+        bench("--update device")
+            .unwrap()
+            .sync_config()
+            .updates_on_device(1)
+    );
     for flags in ["--profile-output p.json", "--simulate-network 10gbe"] {
         assert_eq!(bench(flags).unwrap().sync.update, Some(UpdateKind::Host));
-        let error = bench(&format!("{flags} --update device")).unwrap_err().to_string();
-        assert!(error.contains("--update device") && error.contains("leave it out"), "{error}");
+        let error = bench(&format!("{flags} --update device"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("--update device") && error.contains("leave it out"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_measurement_refuses_synchronised_norms_where_a_training_does_and_warms_no_compression_up() {
     let bench = |flags: &str| bench_config(&format!("trainer bench {flags}"), 2);
-    for method in ["--reduction exact", "--sync local-sgd", "--sync async-parameter-server"] {
-        let error = bench(&format!("{method} --batch-norm sync")).unwrap_err().to_string();
-        assert!(error.contains(&format!("--batch-norm sync contradicts {method}")), "{error}");
+    for method in [
+        "--reduction exact",
+        "--sync local-sgd",
+        "--sync async-parameter-server",
+    ] {
+        let error = bench(&format!("{method} --batch-norm sync"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(&format!("--batch-norm sync contradicts {method}")),
+            "{error}"
+        );
     }
     let warmup = |flags: &str| bench(flags).unwrap().sync.compress_warmup_steps;
     assert_eq!(warmup("--compress topk:1"), Some(0));
-    assert_eq!(warmup("--compress topk:1 --compress-warmup-steps 4"), Some(4));
-    assert_eq!(resolved("--compress topk:1").sync.compress_warmup_steps, Some(10));
+    assert_eq!(
+        warmup("--compress topk:1 --compress-warmup-steps 4"),
+        Some(4)
+    );
+    assert_eq!(
+        resolved("--compress topk:1").sync.compress_warmup_steps,
+        Some(10)
+    );
 }
 
 #[test]
@@ -656,13 +1245,17 @@ fn a_configuration_that_was_written_out_takes_exact_sums() {
 #[test]
 fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
     let bench = |shards: usize| {
-        let flags =
-            format!("trainer bench --batch-size-per-rank 3 --reduction exact --virtual-shards {shards} --export-job d");
+        let flags = format!(
+            "trainer bench --batch-size-per-rank 3 --reduction exact --virtual-shards {shards} --export-job d"
+        );
         bench_config(&flags, 2)
     };
     bench(6).unwrap();
     let error = bench(3).unwrap_err().to_string();
-    assert!(error.contains("--virtual-shards") && error.contains("a multiple of the 2 ranks"), "{error}");
+    assert!(
+        error.contains("--virtual-shards") && error.contains("a multiple of the 2 ranks"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -676,76 +1269,157 @@ fn ranks_agree_on_whether_there_is_a_trace_and_not_on_where() {
 #[test]
 fn only_our_own_kernels_compute_anything_again() {
     let bench = |flags: &str| bench_config(&format!("trainer bench --recompute norms {flags}"), 1);
-    assert_eq!(bench("--device flex --dtype bf16").unwrap().compute.recompute, Some(RecomputeKind::Norms));
-    for flags in ["--device flex --kernels stock", "--device ndarray", "--device flex --dtype f16", "--device cuda"] {
+    assert_eq!(
+        bench("--device flex --dtype bf16")
+            .unwrap()
+            .compute
+            .recompute,
+        Some(RecomputeKind::Norms)
+    );
+    for flags in [
+        "--device flex --kernels stock",
+        "--device ndarray",
+        "--device flex --dtype f16",
+        "--device cuda",
+    ] {
         let error = bench(flags).unwrap_err().to_string();
-        assert!(error.contains("--recompute") && error.contains("--device flex, --kernels fused"), "{error}");
+        assert!(
+            error.contains("--recompute") && error.contains("--device flex, --kernels fused"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
-    let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None).unwrap_err().to_string();
+    let refused = |flags: &str| {
+        EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None)
+            .unwrap_err()
+            .to_string()
+    };
     assert!(refused("").contains("--weights FILE"));
     assert!(refused("--weights w --checkpoint c").contains("contradicts --checkpoint"));
     assert!(refused("--weights w --dataset shapes").contains("--model is missing"));
     assert!(refused("--weights w --model resnet20").contains("--dataset is missing"));
     let trained = resolved("");
-    let error = EvalConfig::resolve(&eval_args("--checkpoint c --model resnet20"), &Family::RESNET, Some(&trained))
-        .unwrap_err();
+    let error = EvalConfig::resolve(
+        &eval_args("--checkpoint c --model resnet20"),
+        &Family::RESNET,
+        Some(&trained),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("leave it out"), "{error}");
 }
 
 #[test]
 fn sizes_that_memory_is_asked_for_by_have_an_upper_end() {
     for (flags, range) in [
-        ("--dataset synthetic --image-size 5000", "--image-size: expected 8 to 4096, got 5000"),
-        ("--dataset synthetic --synthetic-classes 65537", "--synthetic-classes: expected 2 to 65536"),
-        ("--loader-threads 1025", "--loader-threads: expected 0 to 1024"),
+        (
+            "--dataset synthetic --image-size 5000",
+            "--image-size: expected 8 to 4096, got 5000",
+        ),
+        (
+            "--dataset synthetic --synthetic-classes 65537",
+            "--synthetic-classes: expected 2 to 65536",
+        ),
+        (
+            "--loader-threads 1025",
+            "--loader-threads: expected 0 to 1024",
+        ),
     ] {
         assert!(refusal(flags).contains(range), "{}", refusal(flags));
     }
     let eval = eval_args("--checkpoint c --batch-size-per-rank 9223372036854775807");
-    let error = EvalConfig::resolve(&eval, &Family::RESNET, Some(&resolved(""))).unwrap_err().to_string();
-    assert!(error.contains("--batch-size-per-rank: expected 1 to 1048576"), "{error}");
+    let error = EvalConfig::resolve(&eval, &Family::RESNET, Some(&resolved("")))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("--batch-size-per-rank: expected 1 to 1048576"),
+        "{error}"
+    );
 }
 
 #[test]
 fn class_names_can_be_allowed_to_change_only_where_they_are_known() {
     let flags = "--weights w --model resnet20 --dataset shapes --allow-changed-classes";
-    let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None).unwrap_err().to_string();
-    assert!(error.contains("--allow-changed-classes has no effect with --weights"), "{error}");
+    let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("--allow-changed-classes has no effect with --weights"),
+        "{error}"
+    );
 }
 
 #[test]
 fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
-    let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), &Family::RESNET, Some(&trained)).unwrap();
+    let eval = |flags: &str| {
+        EvalConfig::resolve(&eval_args(flags), &Family::RESNET, Some(&trained)).unwrap()
+    };
     let like_trained = eval("--checkpoint c");
-    assert_eq!((&like_trained.model, &like_trained.data), (&trained.model, &trained.data));
+    assert_eq!(
+        (&like_trained.model, &like_trained.data),
+        (&trained.model, &trained.data)
+    );
     let elsewhere = eval("--checkpoint c --data-dir e");
-    assert_eq!((elsewhere.data.dataset, &elsewhere.data.data_dir), (Some(DatasetKind::Cifar10), &Some("e".into())));
+    assert_eq!(
+        (elsewhere.data.dataset, &elsewhere.data.data_dir),
+        (Some(DatasetKind::Cifar10), &Some("e".into()))
+    );
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");
-    assert_eq!((other.data.shapes_test, other.data.shapes_seed), (Some(2_000), Some(5)));
-    assert_eq!(other.train_split.shapes_train, Some(1), "nothing to be trained on is drawn");
+    assert_eq!(
+        (other.data.shapes_test, other.data.shapes_seed),
+        (Some(2_000), Some(5))
+    );
+    assert_eq!(
+        other.train_split.shapes_train,
+        Some(1),
+        "nothing to be trained on is drawn"
+    );
     let at_own_size = resolved("--dataset image-folder --data-dir d --resolution 64");
     let args = eval_args("--checkpoint c --image-size 48");
-    let squeezed = EvalConfig::resolve(&args, &Family::RESNET, Some(&at_own_size)).unwrap().data.clone();
-    assert_eq!((squeezed.image_size, squeezed.resolution, squeezed.eval_resize), (Some(48), None, None));
+    let squeezed = EvalConfig::resolve(&args, &Family::RESNET, Some(&at_own_size))
+        .unwrap()
+        .data
+        .clone();
+    assert_eq!(
+        (
+            squeezed.image_size,
+            squeezed.resolution,
+            squeezed.eval_resize
+        ),
+        (Some(48), None, None)
+    );
 }
 
 #[test]
 fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
     let hash = |flags: &str| resolved(flags).hash();
     let cifar = "--dataset cifar10 --data-dir";
-    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o --input device --update device"));
-    assert_eq!(hash(&format!("{cifar} a")), hash(&format!("{cifar} b --download")));
+    assert_eq!(
+        hash(""),
+        hash("--threads 2 --loader-threads 3 --output-dir o --input device --update device")
+    );
+    assert_eq!(
+        hash(&format!("{cifar} a")),
+        hash(&format!("{cifar} b --download"))
+    );
     // Root's are taken.
     assert_eq!(hash("--weights a/w"), hash("--weights b/w"));
-    for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--drop-last"] {
+    for flags in [
+        "--seed 1",
+        "--learning-rate 0.2",
+        "--resume",
+        "--epochs 6",
+        "--drop-last",
+    ] {
         assert_ne!(hash(""), hash(flags), "{flags}");
     }
-    assert_ne!(hash("--batch-size-per-rank 64"), resolved_for("--global-batch-size 64", 2).unwrap().hash());
+    assert_ne!(
+        hash("--batch-size-per-rank 64"),
+        resolved_for("--global-batch-size 64", 2).unwrap().hash()
+    );
     assert_eq!(hash("").len(), 64);
 }
 
@@ -755,16 +1429,40 @@ fn differences_name_what_would_change_the_course_of_a_resumed_run() {
         let found = resolved(now).differences(&resolved(before));
         found.iter().map(ToString::to_string).collect()
     };
-    assert_eq!(differences("", "--learning-rate 0.2"), ["optimizer.learning-rate was 0.1, is 0.2"]);
-    assert_eq!(differences("", "--clip-grad-norm 1"), ["optimizer.clip-grad-norm was unset, is 1.0"]);
-    assert_eq!(differences("", "--threads 4 --log-every-steps 1 --keep-checkpoints 9 --output-dir x"), [""; 0]);
-    assert_eq!(differences("--schedule constant", "--schedule constant --epochs 9"), [""; 0]);
-    assert_eq!(differences("", "--epochs 9"), ["schedule.epochs was 5, is 9"]);
+    assert_eq!(
+        differences("", "--learning-rate 0.2"),
+        ["optimizer.learning-rate was 0.1, is 0.2"]
+    );
+    assert_eq!(
+        differences("", "--clip-grad-norm 1"),
+        ["optimizer.clip-grad-norm was unset, is 1.0"]
+    );
+    assert_eq!(
+        differences(
+            "",
+            "--threads 4 --log-every-steps 1 --keep-checkpoints 9 --output-dir x"
+        ),
+        [""; 0]
+    );
+    assert_eq!(
+        differences("--schedule constant", "--schedule constant --epochs 9"),
+        [""; 0]
+    );
+    assert_eq!(
+        differences("", "--epochs 9"),
+        ["schedule.epochs was 5, is 9"]
+    );
     assert_eq!(differences("", "--epochs 9 --schedule-epochs 5"), [""; 0]);
     assert_eq!(differences("", "--epochs 9 --schedule-epochs 9"), [""; 0]);
     assert_eq!(differences("--schedule-epochs 9", "--epochs 9"), [""; 0]);
-    assert_eq!(differences("--schedule-epochs 9", "--epochs 7"), ["schedule.epochs was 9, is 7"]);
-    assert_eq!(differences("--schedule-epochs 9", ""), ["schedule.epochs was 9, is 5"]);
+    assert_eq!(
+        differences("--schedule-epochs 9", "--epochs 7"),
+        ["schedule.epochs was 9, is 7"]
+    );
+    assert_eq!(
+        differences("--schedule-epochs 9", ""),
+        ["schedule.epochs was 9, is 5"]
+    );
 }
 
 #[test]
@@ -772,9 +1470,15 @@ fn every_long_flag_tells_its_default_in_the_help() {
     fn check(command: &clap::Command) {
         let is_own = |argument: &&clap::Arg| argument.get_long().is_some_and(|long| long != "help");
         for argument in command.get_arguments().filter(is_own) {
-            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            let help = argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
             let (command, name) = (command.get_name(), argument.get_long().unwrap_or_default());
-            assert!(help.contains("[default: ") || help.contains("[required]"), "{command} --{name}: {help}");
+            assert!(
+                help.contains("[default: ") || help.contains("[required]"),
+                "{command} --{name}: {help}"
+            );
         }
         command.get_subcommands().for_each(check);
     }
@@ -788,7 +1492,10 @@ fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
         (&["train", "--schedule", "linear"], "cosine"),
         (&["train", "--dtype", "f64"], "bf16"),
         (&["train", "--input", "gpu"], "host, device"),
-        (&["train", "--dtype", "bf16", "--kernels", "stock"], "--kernels fused"),
+        (
+            &["train", "--dtype", "bf16", "--kernels", "stock"],
+            "--kernels fused",
+        ),
         (&["train", "--loss-scale", "1000"], "a power of two"),
         (&["train", "--dataset", "cifar10"], "--data-dir is missing"),
         (&["config", "--milestones", "2"], "--schedule multistep"),
@@ -807,13 +1514,20 @@ fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
 #[test]
 fn the_program_prints_a_configuration_that_it_takes_back() {
     let printed = run(&["config", "--epochs", "3"]);
-    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    assert!(
+        printed.status.success(),
+        "{}",
+        String::from_utf8_lossy(&printed.stderr)
+    );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run.toml");
     fs::write(&path, &printed.stdout).unwrap();
     let again = run(&["config", "--config", &path.to_string_lossy()]);
     assert_eq!(again.stdout, printed.stdout);
-    assert!(!Path::new("runs").exists(), "printing a configuration makes no directory");
+    assert!(
+        !Path::new("runs").exists(),
+        "printing a configuration makes no directory"
+    );
 }
 
 #[test]
@@ -822,6 +1536,9 @@ fn the_version_names_the_program_and_the_commit() {
         let output = program().arg0(name).arg("--version").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         let begins = text.starts_with(&format!("{name} "));
-        assert!(output.status.success() && begins && text.contains("(commit "), "{text}");
+        assert!(
+            output.status.success() && begins && text.contains("(commit "),
+            "{text}"
+        );
     }
 }

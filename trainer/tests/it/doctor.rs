@@ -14,7 +14,10 @@ use trainer::tools::doctor::{RankFacts, Verdict, diagnose, examine};
 
 fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
     let mut command = program();
-    command.args(["doctor", "--threads", "1", "--output-dir"]).arg(output_dir).args(words);
+    command
+        .args(["doctor", "--threads", "1", "--output-dir"])
+        .arg(output_dir)
+        .args(words);
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
@@ -24,8 +27,15 @@ fn text(output: &Output) -> String {
 
 /// The row of the table that starts with `name`, and its verdict.
 fn verdict(table: &str, name: &str) -> String {
-    let line = table.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {table}"));
-    line[name.len()..].split_whitespace().next().unwrap().to_owned()
+    let line = table
+        .lines()
+        .find(|line| line.starts_with(name))
+        .unwrap_or_else(|| panic!("{name} in {table}"));
+    line[name.len()..]
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
@@ -33,12 +43,31 @@ fn a_plain_start_is_examined_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let output = run(&["--json"], &directory.path().join("runs"), &[]);
     let table = text(&output);
-    assert!(output.status.success(), "{table}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(table.contains("kernels for") || table.contains("portable kernels"), "{table}");
-    assert!(table.contains("shapes, 10 000 train images (sha256 "), "{table}");
-    assert!(table.contains("1 rank on 1 node") && table.contains("one rank, nothing to reduce"), "{table}");
+    assert!(
+        output.status.success(),
+        "{table}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        table.contains("kernels for") || table.contains("portable kernels"),
+        "{table}"
+    );
+    assert!(
+        table.contains("shapes, 10 000 train images (sha256 "),
+        "{table}"
+    );
+    assert!(
+        table.contains("1 rank on 1 node") && table.contains("one rank, nothing to reduce"),
+        "{table}"
+    );
     let json: Value = serde_json::from_str(table.lines().last().unwrap()).unwrap();
-    assert_eq!((json["ranks"].as_u64(), json["facts"].as_array().unwrap().len()), (Some(1), 1));
+    assert_eq!(
+        (
+            json["ranks"].as_u64(),
+            json["facts"].as_array().unwrap().len()
+        ),
+        (Some(1), 1)
+    );
     for row in json["rows"].as_array().unwrap() {
         assert_ne!(row["verdict"], "FAIL", "{row}");
         assert_eq!(row["verdict"] == "ok", row["remedy"].is_null(), "{row}");
@@ -50,25 +79,47 @@ fn a_plain_start_is_examined_and_leaves_nothing_behind() {
 fn a_missing_data_set_fails_with_code_1_and_the_other_rows_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let absent = directory.path().join("absent");
-    let output = run(&["--dataset", "cifar10", "--data-dir", absent.to_str().unwrap()], directory.path(), &[]);
+    let output = run(
+        &[
+            "--dataset",
+            "cifar10",
+            "--data-dir",
+            absent.to_str().unwrap(),
+        ],
+        directory.path(),
+        &[],
+    );
     let table = text(&output);
     assert_eq!(output.status.code(), Some(1), "{table}");
     assert_eq!(verdict(&table, "data set"), "FAIL");
     assert_eq!(verdict(&table, "output"), "ok");
-    assert!(table.contains("-> put the data") && table.contains("doctor: FAIL"), "{table}");
+    assert!(
+        table.contains("-> put the data") && table.contains("doctor: FAIL"),
+        "{table}"
+    );
 }
 
 #[test]
 fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
     let directory = tempfile::tempdir().unwrap();
     // As of srun --mpi=none, and of another MPI's mpiexec.
-    for (tasks, rank) in [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")] {
+    for (tasks, rank) in [
+        ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+        ("PMI_SIZE", "PMI_RANK"),
+    ] {
         let task = |index| run(&[], directory.path(), &[(tasks, "2"), (rank, index)]);
         let (first, second) = (task("0"), task("1"));
         let table = text(&first);
-        assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(0)), "{table}");
+        assert_eq!(
+            (first.status.code(), second.status.code()),
+            (Some(1), Some(0)),
+            "{table}"
+        );
         assert_eq!(verdict(&table, "world"), "FAIL");
-        assert!(table.contains("world of 1") && table.contains(&format!("{tasks}=2")), "{table}");
+        assert!(
+            table.contains("world of 1") && table.contains(&format!("{tasks}=2")),
+            "{table}"
+        );
         assert_eq!(text(&second), "");
     }
 }
@@ -77,14 +128,26 @@ fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
 fn doctor_fetches_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let data_dir = directory.path().to_str().unwrap();
-    let output = run(&["--dataset", "cifar10", "--download", "--data-dir", data_dir], directory.path(), &[]);
+    let output = run(
+        &["--dataset", "cifar10", "--download", "--data-dir", data_dir],
+        directory.path(),
+        &[],
+    );
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--download has no effect with doctor"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("--download has no effect with doctor")
+    );
 }
 
 fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
-    let words = format!("doctor --threads 1 --output-dir {} {}", output_dir.display(), more.join(" "));
-    let Command::Doctor(args) = parsed(&words) else { panic!("expected doctor") };
+    let words = format!(
+        "doctor --threads 1 --output-dir {} {}",
+        output_dir.display(),
+        more.join(" ")
+    );
+    let Command::Doctor(args) = parsed(&words) else {
+        panic!("expected doctor")
+    };
     *args
 }
 
@@ -93,12 +156,24 @@ fn all_ranks_find_the_same_and_sum_exactly() {
     let directory = tempfile::tempdir().unwrap();
     for world_size in [2, 3] {
         let config = DoctorConfig::resolve(&arguments(directory.path(), &[])).unwrap();
-        let found: Vec<Vec<RankFacts>> =
-            run_ranks(world_size, |communicator| examine(&config, &silent(communicator)).unwrap());
-        assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{found:#?}");
+        let found: Vec<Vec<RankFacts>> = run_ranks(world_size, |communicator| {
+            examine(&config, &silent(communicator)).unwrap()
+        });
+        assert!(
+            found.windows(2).all(|pair| pair[0] == pair[1]),
+            "{found:#?}"
+        );
         let diagnosis = diagnose(found[0].clone());
         assert_eq!((diagnosis.ranks, diagnosis.nodes), (world_size, 1));
-        for name in ["program", "world", "sums", "clocks", "data set", "output", "file locks"] {
+        for name in [
+            "program",
+            "world",
+            "sums",
+            "clocks",
+            "data set",
+            "output",
+            "file locks",
+        ] {
             let row = diagnosis.rows.iter().find(|row| row.name == name).unwrap();
             assert_eq!(row.verdict, Verdict::Ok, "{row:?}");
         }
@@ -111,8 +186,11 @@ fn data_that_one_rank_lacks_ends_all_ranks_alike_and_hangs_none() {
     let directory = tempfile::tempdir().unwrap();
     let codes = run_ranks(3, |communicator| {
         let lacks = communicator.rank() == 1;
-        let more: &[&str] =
-            if lacks { &["--dataset", "cifar10", "--data-dir", "/absent"] } else { &["--shapes-test", "8"] };
+        let more: &[&str] = if lacks {
+            &["--dataset", "cifar10", "--data-dir", "/absent"]
+        } else {
+            &["--shapes-test", "8"]
+        };
         doctor(&arguments(directory.path(), more), &silent(communicator)).unwrap()
     });
     assert_eq!(codes, [ExitCode::FAILURE; 3]);

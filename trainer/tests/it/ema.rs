@@ -26,9 +26,13 @@ fn network() -> ResNet {
 
 /// The parameters of the saved model, and those beside it that training goes on with.
 fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
-    let checkpoint = Checkpoint::open(&run.directory().join(format!("checkpoints/step-{step:08}"))).unwrap();
+    let checkpoint =
+        Checkpoint::open(&run.directory().join(format!("checkpoints/step-{step:08}"))).unwrap();
     let model = load_weights(network(), checkpoint.model_path()).unwrap();
-    (parameters(&model), checkpoint.training_tensors().unwrap().parameters)
+    (
+        parameters(&model),
+        checkpoint.training_tensors().unwrap().parameters,
+    )
 }
 
 /// What `eval` measures of the run's last checkpoint.
@@ -38,11 +42,17 @@ fn evaluated(run: &Run) -> EvaluationByClass {
 
 #[test]
 fn the_saved_model_is_the_average_over_the_initial_parameters_and_those_after_each_step() {
-    let run = run(1, &averaging("--epochs 1 --checkpoint-every-steps 1 --keep-checkpoints 9"));
+    let run = run(
+        1,
+        &averaging("--epochs 1 --checkpoint-every-steps 1 --keep-checkpoints 9"),
+    );
     let mut expected = parameters(&network());
     for step in 1..=5 {
         let (average, in_training) = saved(&run, step);
-        expected.iter_mut().zip(&in_training).for_each(|(average, new)| *average += 0.25 * (new - *average));
+        expected
+            .iter_mut()
+            .zip(&in_training)
+            .for_each(|(average, new)| *average += 0.25 * (new - *average));
         assert_eq!(average, expected, "step {step}");
         assert_ne!(average, in_training);
     }
@@ -56,25 +66,52 @@ fn an_average_is_evaluated_and_used_and_changes_nothing_in_training() {
     assert_eq!(record.train_loss, other.train_loss);
     assert_ne!(record.test, other.test);
     let (result, expected) = (evaluated(&with), record.test.as_ref().unwrap().loss);
-    assert!((result.scores.loss - expected).abs() < 1e-4 * expected, "{} and {expected}", result.scores.loss);
+    assert!(
+        (result.scores.loss - expected).abs() < 1e-4 * expected,
+        "{} and {expected}",
+        result.scores.loss
+    );
 }
 
 #[test]
 fn a_resumed_run_goes_on_with_the_bits_of_the_average_and_of_the_parameters() {
     let whole = run(2, &averaging(""));
-    let model = |run: &Run| fs::read(run.directory().join("checkpoints/step-00000010/model.safetensors")).unwrap();
-    let stopped = Run::in_new_directory().stopping_after(3).go(2, &averaging(""));
+    let model = |run: &Run| {
+        fs::read(
+            run.directory()
+                .join("checkpoints/step-00000010/model.safetensors"),
+        )
+        .unwrap()
+    };
+    let stopped = Run::in_new_directory()
+        .stopping_after(3)
+        .go(2, &averaging(""));
     assert_eq!(stopped.outcomes()[1].progress.step, 3);
     let resumed = stopped.again().go(2, &averaging("--resume"));
-    assert_eq!((resumed.parameter_hash(), model(&resumed)), (whole.parameter_hash(), model(&whole)));
+    assert_eq!(
+        (resumed.parameter_hash(), model(&resumed)),
+        (whole.parameter_hash(), model(&whole))
+    );
     // Without the average it would be another run's model.
-    let error = stopped.again().try_go(2, &averaging("--resume --ema-decay 0.5")).unwrap_err();
-    assert!(format!("{error:#}").contains("optimizer.ema-decay was 0.75, is 0.5"), "{error:#}");
+    let error = stopped
+        .again()
+        .try_go(2, &averaging("--resume --ema-decay 0.5"))
+        .unwrap_err();
+    assert!(
+        format!("{error:#}").contains("optimizer.ema-decay was 0.75, is 0.5"),
+        "{error:#}"
+    );
 }
 
 #[test]
 fn an_average_where_the_device_updates_is_refused_with_the_remedy() {
     let run = Run::in_new_directory();
-    let error = run.again().try_go(1, &averaging("--device flex --update device")).unwrap_err();
-    assert!(format!("{error:#}").contains("--ema-decay contradicts --update device") && !run.directory().exists());
+    let error = run
+        .again()
+        .try_go(1, &averaging("--device flex --update device"))
+        .unwrap_err();
+    assert!(
+        format!("{error:#}").contains("--ema-decay contradicts --update device")
+            && !run.directory().exists()
+    );
 }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use crate::fixture::relative_l2;
-use crate::stepper_under_test::{OTHER_OPTIMIZERS, SGD, StepperUnderTest, one_shard, resnet8, step_config, steps};
+use crate::stepper_under_test::{
+    OTHER_OPTIMIZERS, SGD, StepperUnderTest, one_shard, resnet8, step_config, steps,
+};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
@@ -39,13 +41,16 @@ struct Plain {
 impl ImageClassifier for Plain {
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let features = gelu(self.convolution.forward(images.permute([0, 3, 1, 2])));
-        self.linear.forward(features.mean_dim(3).mean_dim(2).flatten(1, 3))
+        self.linear
+            .forward(features.mean_dim(3).mean_dim(2).flatten(1, 3))
     }
 }
 
 fn plain(device: &Device) -> Plain {
     Plain {
-        convolution: Conv2dConfig::new([3, 8], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(device),
+        convolution: Conv2dConfig::new([3, 8], [3, 3])
+            .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+            .init(device),
         linear: LinearConfig::new(8, 10).init(device),
     }
 }
@@ -62,12 +67,22 @@ fn gradients<M: ImageClassifier + Sync>(
     let mut of_ranks = run_ranks(world_size, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let of_all = one_shard(num_samples, GLOBAL_BATCH_SIZE);
-        let shard = ShardConfig { epoch: 2, shard_index: communicator.rank(), num_shards: world_size, ..of_all };
+        let shard = ShardConfig {
+            epoch: 2,
+            shard_index: communicator.rank(),
+            num_shards: world_size,
+            ..of_all
+        };
         let steps = steps(shard, micro_batch_size, Augment::CropFlip { pad: 4 }).into_iter();
-        steps.map(|loaded| first_velocity(&record, loaded, &communicator, sync_batch_norm)).collect::<Vec<_>>()
+        steps
+            .map(|loaded| first_velocity(&record, loaded, &communicator, sync_batch_norm))
+            .collect::<Vec<_>>()
     });
     let of_root = of_ranks.swap_remove(0);
-    assert!(of_ranks.iter().all(|of_rank| *of_rank == of_root), "ranks differ in the mean gradient");
+    assert!(
+        of_ranks.iter().all(|of_rank| *of_rank == of_root),
+        "ranks differ in the mean gradient"
+    );
     of_root
 }
 
@@ -79,15 +94,24 @@ fn first_velocity<M: ImageClassifier>(
 ) -> Vec<f32> {
     let base = step_config();
     let config = StepConfig {
-        optimizer: OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..SGD }),
-        loss: Arc::new(CrossEntropy { label_smoothing: 0.1 }),
+        optimizer: OptimizerConfig::Sgd(SgdConfig {
+            weight_decay: 0.0,
+            ..SGD
+        }),
+        loss: Arc::new(CrossEntropy {
+            label_smoothing: 0.1,
+        }),
         sync_batch_norm,
-        sync: SyncConfig { bucket_cap_bytes: Some(16 << 10), ..base.sync },
+        sync: SyncConfig {
+            bucket_cap_bytes: Some(16 << 10),
+            ..base.sync
+        },
         ..base
     };
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
     let model = model.valid().train();
-    let mut stepper = StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
+    let mut stepper =
+        StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
     stepper.step(0, loaded).unwrap();
     stepper.optimizer_state().moments
 }
@@ -96,8 +120,14 @@ fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {
     assert_eq!(one.len(), many.len());
     for (step, (one, many)) in one.iter().zip(many).enumerate() {
         let relative = relative_l2(many, one);
-        assert!(one.iter().any(|value| *value != 0.0), "{what}: step {step} has no gradient");
-        assert!(relative <= GRADIENT_TOLERANCE, "{what}: step {step}: relative L2 distance {relative:e}");
+        assert!(
+            one.iter().any(|value| *value != 0.0),
+            "{what}: step {step} has no gradient"
+        );
+        assert!(
+            relative <= GRADIENT_TOLERANCE,
+            "{what}: step {step}: relative L2 distance {relative:e}"
+        );
     }
 }
 
@@ -109,7 +139,11 @@ fn ranks_without_norm_give_the_gradient_of_one_rank() {
         assert_eq!(one.len(), 2);
         for world_size in [2, 3, 4] {
             let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, false);
-            assert_equivalent(&one, &many, &format!("{world_size} ranks, {num_samples} samples"));
+            assert_equivalent(
+                &one,
+                &many,
+                &format!("{world_size} ranks, {num_samples} samples"),
+            );
         }
     }
 }
@@ -120,7 +154,11 @@ fn accumulated_micro_batches_give_the_gradient_of_one_batch() {
     let whole = gradients(&model, 1, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
     for (world_size, micro_batch_size) in [(1, 7), (2, 5), (3, 1)] {
         let parts = gradients(&model, world_size, NUM_SAMPLES, micro_batch_size, false);
-        assert_equivalent(&whole, &parts, &format!("{world_size} ranks, micro-batches of {micro_batch_size}"));
+        assert_equivalent(
+            &whole,
+            &parts,
+            &format!("{world_size} ranks, micro-batches of {micro_batch_size}"),
+        );
     }
 }
 
@@ -131,30 +169,56 @@ fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
         let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, true);
         for world_size in [2, 3, 4] {
             let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, true);
-            assert_equivalent(&one, &many, &format!("{world_size} ranks, {num_samples} samples"));
+            assert_equivalent(
+                &one,
+                &many,
+                &format!("{world_size} ranks, {num_samples} samples"),
+            );
         }
     }
 }
 
 /// The parameters after two steps.
-fn after_two_steps<M: ImageClassifier + Sync>(model: &M, optimizer: OptimizerConfig, world_size: usize) -> Vec<f32> {
+fn after_two_steps<M: ImageClassifier + Sync>(
+    model: &M,
+    optimizer: OptimizerConfig,
+    world_size: usize,
+) -> Vec<f32> {
     let record = model.clone();
     let mut of_ranks = run_ranks(world_size, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let of_all = one_shard(2 * GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE);
-        let shard = ShardConfig { shard_index: communicator.rank(), num_shards: world_size, ..of_all };
+        let shard = ShardConfig {
+            shard_index: communicator.rank(),
+            num_shards: world_size,
+            ..of_all
+        };
         let base = step_config();
-        let sync = SyncConfig { bucket_cap_bytes: Some(16 << 10), ..base.sync };
-        let config = StepConfig { optimizer, sync_batch_norm: true, sync, ..base };
+        let sync = SyncConfig {
+            bucket_cap_bytes: Some(16 << 10),
+            ..base.sync
+        };
+        let config = StepConfig {
+            optimizer,
+            sync_batch_norm: true,
+            sync,
+            ..base
+        };
         let model = record.valid().train();
         let mut stepper = StepperUnderTest::new(model, config, communicator, &Device::flex());
-        for (index, loaded) in steps(shard, GLOBAL_BATCH_SIZE, Augment::None).into_iter().enumerate() {
+        for (index, loaded) in steps(shard, GLOBAL_BATCH_SIZE, Augment::None)
+            .into_iter()
+            .enumerate()
+        {
             stepper.step(index, loaded).unwrap();
         }
         stepper.parameters().into_owned()
     });
     let of_root = of_ranks.swap_remove(0);
-    assert!(of_ranks.iter().all(|of_rank| *of_rank == of_root), "ranks differ in the parameters");
+    assert!(
+        of_ranks.iter().all(|of_rank| *of_rank == of_root),
+        "ranks differ in the parameters"
+    );
     of_root
 }
 
@@ -166,7 +230,10 @@ fn every_optimizer_on_many_ranks_takes_the_steps_of_one_rank() {
         for world_size in [2, 3] {
             let many = after_two_steps(&model, optimizer, world_size);
             let error = relative_l2(&many, &one);
-            assert!(error <= STEP_TOLERANCE, "{optimizer:?}, {world_size} ranks: relative L2 distance {error:e}");
+            assert!(
+                error <= STEP_TOLERANCE,
+                "{optimizer:?}, {world_size} ranks: relative L2 distance {error:e}"
+            );
         }
     }
 }

@@ -17,31 +17,52 @@ use trainer::model::network::ResNetFamily;
 use trainer::run::checkpoint::{self, CheckpointStore};
 
 fn tiny(further: &str) -> TrainArgs {
-    flags(&[TINY, "--shapes-train 48 --shapes-test 30 --epochs 1 --warmup-epochs 0", further])
+    flags(&[
+        TINY,
+        "--shapes-train 48 --shapes-test 30 --epochs 1 --warmup-epochs 0",
+        further,
+    ])
 }
 
 /// What `trainer eval` with each rank's flags returns there.
-fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvaluationByClass>> {
+fn evaluated(
+    world_size: usize,
+    flags_of: impl Fn(usize) -> Vec<String> + Sync,
+) -> Vec<Result<EvaluationByClass>> {
     run_ranks(world_size, |communicator| {
-        let words = format!("eval --threads 1 {}", flags_of(communicator.rank()).join(" "));
-        let Command::Eval(args) = parsed(&words) else { panic!("expected eval") };
+        let words = format!(
+            "eval --threads 1 {}",
+            flags_of(communicator.rank()).join(" ")
+        );
+        let Command::Eval(args) = parsed(&words) else {
+            panic!("expected eval")
+        };
         eval::<ResNetFamily>(&args.into_args()?, &silent(communicator))
     })
 }
 
 fn of_checkpoint(directory: &Path, further: &[&str]) -> Vec<String> {
     let directory = directory.display().to_string();
-    ["--checkpoint", &directory].iter().chain(further).map(|word| (*word).to_owned()).collect()
+    ["--checkpoint", &directory]
+        .iter()
+        .chain(further)
+        .map(|word| (*word).to_owned())
+        .collect()
 }
 
 /// The evaluation of one rank, or why there is none.
 pub(crate) fn alone(directory: &Path, further: &[&str]) -> Result<EvaluationByClass, String> {
-    evaluated(1, |_| of_checkpoint(directory, further)).swap_remove(0).map_err(|error| format!("{error:#}"))
+    evaluated(1, |_| of_checkpoint(directory, further))
+        .swap_remove(0)
+        .map_err(|error| format!("{error:#}"))
 }
 
 /// The words of the only error there is: all ranks have the same.
 fn refusal(results: Vec<Result<EvaluationByClass>>) -> String {
-    let texts: Vec<String> = results.into_iter().map(|result| format!("{:#}", result.unwrap_err())).collect();
+    let texts: Vec<String> = results
+        .into_iter()
+        .map(|result| format!("{:#}", result.unwrap_err()))
+        .collect();
     assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
     texts[0].clone()
 }
@@ -51,7 +72,12 @@ fn image_folder(classes: &[&str], offset: u8) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (split, count) in [("train", 4_u8), ("test", 2)] {
         for (label, class) in (0_u8..).zip(classes) {
-            write_images(folder.path(), split, class, (0..count).map(|image| offset + 60 * label + image));
+            write_images(
+                folder.path(),
+                split,
+                class,
+                (0..count).map(|image| offset + 60 * label + image),
+            );
         }
     }
     folder
@@ -60,7 +86,13 @@ fn image_folder(classes: &[&str], offset: u8) -> TempDir {
 fn trained_on(folder: &TempDir) -> Run {
     let directory = folder.path().to_str().unwrap();
     let images = format!("--dataset image-folder --data-dir {directory} --image-size 8");
-    run(1, &flags(&["--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0", &images]))
+    run(
+        1,
+        &flags(&[
+            "--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0",
+            &images,
+        ]),
+    )
 }
 
 #[test]
@@ -78,7 +110,13 @@ fn any_number_of_ranks_measures_what_one_does() {
                 expected.scores.loss
             );
             assert_eq!(
-                EvaluationByClass { scores: Evaluation { loss: expected.scores.loss, ..got.scores.clone() }, ..got },
+                EvaluationByClass {
+                    scores: Evaluation {
+                        loss: expected.scores.loss,
+                        ..got.scores.clone()
+                    },
+                    ..got
+                },
                 expected
             );
         }
@@ -88,14 +126,31 @@ fn any_number_of_ranks_measures_what_one_does() {
 #[test]
 fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
     let runs = ["1", "2"].map(|seed| run(1, &tiny(&format!("--seed {seed}"))));
-    let text = refusal(evaluated(2, |rank| of_checkpoint(&runs[rank].directory(), &[])));
-    assert!(text.contains("--checkpoint of rank 1 differs from root's: expected "), "{text}");
+    let text = refusal(evaluated(2, |rank| {
+        of_checkpoint(&runs[rank].directory(), &[])
+    }));
+    assert!(
+        text.contains("--checkpoint of rank 1 differs from root's: expected "),
+        "{text}"
+    );
     let seeds = ["0", "5"];
-    let text = refusal(evaluated(2, |rank| of_checkpoint(&runs[0].directory(), &["--shapes-seed", seeds[rank]])));
-    assert!(text.contains("data.shapes-seed of rank 1 differs from root's: expected 0, got 5"), "{text}");
+    let text = refusal(evaluated(2, |rank| {
+        of_checkpoint(&runs[0].directory(), &["--shapes-seed", seeds[rank]])
+    }));
+    assert!(
+        text.contains("data.shapes-seed of rank 1 differs from root's: expected 0, got 5"),
+        "{text}"
+    );
     // The number of loading threads is each rank's own.
-    let results = evaluated(2, |rank| of_checkpoint(&runs[0].directory(), &["--loader-threads", ["0", "2"][rank]]));
-    results.into_iter().for_each(|result| assert_eq!(result.unwrap().scores.num_samples, 30));
+    let results = evaluated(2, |rank| {
+        of_checkpoint(
+            &runs[0].directory(),
+            &["--loader-threads", ["0", "2"][rank]],
+        )
+    });
+    results
+        .into_iter()
+        .for_each(|result| assert_eq!(result.unwrap().scores.num_samples, 30));
 }
 
 #[test]
@@ -103,8 +158,13 @@ fn ranks_whose_disks_hold_different_images_are_refused() {
     let folders = [0, 9].map(|offset| image_folder(&["cat", "dog"], offset));
     let run = trained_on(&folders[0]);
     let data_dir = |rank: usize| folders[rank].path().to_str().unwrap();
-    let text = refusal(evaluated(2, |rank| of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])));
-    assert!(text.contains("images of rank 1 differs from root's"), "{text}");
+    let text = refusal(evaluated(2, |rank| {
+        of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])
+    }));
+    assert!(
+        text.contains("images of rank 1 differs from root's"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -113,15 +173,29 @@ fn another_data_set_is_looked_at_as_the_training_did_unless_flags_say_otherwise(
     let shards = sharded(photographs.path(), 24);
     let words = "--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0 --dataset image-folder \
                  --resolution 16 --normalize-mean 0,0,0 --normalize-std 1,1,1";
-    let run = run(1, &flags(&[words, "--data-dir", photographs.path().to_str().unwrap()]));
+    let run = run(
+        1,
+        &flags(&[words, "--data-dir", photographs.path().to_str().unwrap()]),
+    );
     let evaluated = |further: &str| {
-        let data = ["--dataset", "shards", "--data-dir", shards.path().to_str().unwrap()];
+        let data = [
+            "--dataset",
+            "shards",
+            "--data-dir",
+            shards.path().to_str().unwrap(),
+        ];
         let further: Vec<&str> = further.split_whitespace().collect();
-        alone(&run.directory(), &[&data, &*further].concat()).unwrap().scores.loss
+        alone(&run.directory(), &[&data, &*further].concat())
+            .unwrap()
+            .scores
+            .loss
     };
     let expected = alone(&run.directory(), &[]).unwrap().scores.loss;
     assert_eq!(evaluated(""), expected);
-    assert_ne!(evaluated("--normalize-mean 0.5,0.5,0.5 --normalize-std 0.1,0.1,0.1"), expected);
+    assert_ne!(
+        evaluated("--normalize-mean 0.5,0.5,0.5 --normalize-std 0.1,0.1,0.1"),
+        expected
+    );
     assert_ne!(evaluated("--image-size 24"), expected);
 }
 
@@ -131,14 +205,26 @@ fn images_to_train_on_are_neither_read_nor_needed_to_evaluate() {
     let shards = sharded(folder.path(), 100);
     // Numbers are their names, of the training's number.
     fs::remove_file(shards.path().join("classes.txt")).unwrap();
-    let of_training =
-        [("image-folder", folder.path().join("train")), ("shards", shards.path().join("train-000000.tar"))];
+    let of_training = [
+        ("image-folder", folder.path().join("train")),
+        ("shards", shards.path().join("train-000000.tar")),
+    ];
     for (dataset, path) in of_training {
         let dir = path.parent().unwrap().display();
         let images = format!("--dataset {dataset} --data-dir {dir} --image-size 8");
-        let run = run(1, &flags(&["--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0", &images]));
+        let run = run(
+            1,
+            &flags(&[
+                "--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0",
+                &images,
+            ]),
+        );
         let expected = alone(&run.directory(), &[]).unwrap();
-        let damaged = if path.is_dir() { path.join("cat/0.bmp") } else { path.clone() };
+        let damaged = if path.is_dir() {
+            path.join("cat/0.bmp")
+        } else {
+            path.clone()
+        };
         fs::write(&damaged, "nothing of the kind").unwrap();
         assert_eq!(alone(&run.directory(), &[]).unwrap(), expected);
         fs::rename(&path, path.with_file_name("away")).unwrap();
@@ -152,7 +238,10 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
     let run = trained_on(&folder);
     let at = |folder: &Path, further: &[&str]| {
         let data_dir = folder.to_str().unwrap();
-        alone(&run.directory(), &[&["--data-dir", data_dir], further].concat())
+        alone(
+            &run.directory(),
+            &[&["--data-dir", data_dir], further].concat(),
+        )
     };
     let by_position = ["--allow-changed-classes"];
     let expected = at(folder.path(), &[]).unwrap();
@@ -163,7 +252,10 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
     for class in ["cat", "dog", "eel"] {
         let subset = image_folder(&["cat", "dog", "eel"], 0);
         for split in ["train", "test"] {
-            for other in ["cat", "dog", "eel"].iter().filter(|other| **other != class) {
+            for other in ["cat", "dog", "eel"]
+                .iter()
+                .filter(|other| **other != class)
+            {
                 fs::remove_dir_all(subset.path().join(split).join(other)).unwrap();
             }
         }
@@ -171,17 +263,26 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
         right += got.scores.top1_correct;
         num_samples += got.scores.num_samples;
     }
-    assert_eq!((right, num_samples), (expected.scores.top1_correct, expected.scores.num_samples));
+    assert_eq!(
+        (right, num_samples),
+        (expected.scores.top1_correct, expected.scores.num_samples)
+    );
 
     // Other names are of no class of the model, unless labels are positions.
     let renamed = image_folder(&["dog", "eel", "zebra"], 0);
     let text = at(renamed.path(), &[]).unwrap_err();
-    assert!(text.contains("got images of others: zebra") && text.contains("--allow-changed-classes"), "{text}");
+    assert!(
+        text.contains("got images of others: zebra") && text.contains("--allow-changed-classes"),
+        "{text}"
+    );
     let got = at(renamed.path(), &by_position).unwrap();
     assert_eq!((got.scores.num_samples, got.scores), (6, expected.scores));
     let more = image_folder(&["cat", "dog", "eel", "fox"], 0);
     let text = at(more.path(), &by_position).unwrap_err();
-    assert!(text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"), "{text}");
+    assert!(
+        text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -195,12 +296,23 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
     let of_cats = fs::read_dir(&cats).unwrap().count();
     fs::write(cats.join("._hidden.jpg"), "no image").unwrap();
     let empty = tempfile::tempdir().unwrap();
-    let named = [bad.as_path(), cats.as_path(), absent.as_path(), cats.as_path(), empty.path()];
-    let words =
-        named.iter().fold(format!("predict --threads 1 --checkpoint {}", run.directory().display()), |words, path| {
-            format!("{words} {}", path.display())
-        });
-    let Command::Predict(args) = parsed(&words) else { panic!("expected predict") };
+    let named = [
+        bad.as_path(),
+        cats.as_path(),
+        absent.as_path(),
+        cats.as_path(),
+        empty.path(),
+    ];
+    let words = named.iter().fold(
+        format!(
+            "predict --threads 1 --checkpoint {}",
+            run.directory().display()
+        ),
+        |words, path| format!("{words} {}", path.display()),
+    );
+    let Command::Predict(args) = parsed(&words) else {
+        panic!("expected predict")
+    };
     let predictions = predict::<ResNetFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
     assert_eq!(
         predictions.images.len(),
@@ -212,7 +324,11 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
     let mut errors = Vec::new();
     for image in json["images"].as_array().unwrap() {
         let has_error = image.get("error").is_some();
-        assert_eq!(image["classes"].as_array().unwrap().is_empty(), has_error, "{image}");
+        assert_eq!(
+            image["classes"].as_array().unwrap().is_empty(),
+            has_error,
+            "{image}"
+        );
         errors.extend(has_error.then(|| image["error"].as_str().unwrap().to_owned()));
     }
     assert_eq!(errors.len(), 3);
@@ -232,7 +348,9 @@ fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
         fs::copy(found.model_path(), path)?;
         Ok(())
     };
-    store.save(state, &found.training_tensors().unwrap(), None, copy_model).unwrap();
+    store
+        .save(state, &found.training_tensors().unwrap(), None, copy_model)
+        .unwrap();
     folder
 }
 
@@ -242,80 +360,167 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     let image = run.directory().join("grey.bmp");
     fs::write(&image, bitmap(128)).unwrap();
     let predicted = |directory: &Path| {
-        let words = format!("predict --threads 1 --checkpoint {} {}", directory.display(), image.display());
-        let Command::Predict(args) = parsed(&words) else { panic!("expected predict") };
+        let words = format!(
+            "predict --threads 1 --checkpoint {} {}",
+            directory.display(),
+            image.display()
+        );
+        let Command::Predict(args) = parsed(&words) else {
+            panic!("expected predict")
+        };
         let world = silent(SingleCommunicator::new());
         predict::<ResNetFamily>(&args, &world).map_err(|error| format!("{error:#}"))
     };
-    assert_eq!(predicted(with_config(&run, |_| ()).path()).unwrap().images.len(), 1);
-    let beyond_file = ["resnet9998 for 10 classes", "values, as many as the weights file has bytes"];
-    let no_network = ["--model: expected a network of at most 10000 layers", "got resnet"];
-    for (depth, words) in [(9_998_u64, beyond_file), (6_000_002, no_network), ((1 << 62) / 6 * 6 + 2, no_network)] {
-        let folder = with_config(&run, |config| config["flags"]["model"]["model"] = format!("resnet{depth}").into());
-        for text in [alone(folder.path(), &[]).unwrap_err(), predicted(folder.path()).unwrap_err()] {
+    assert_eq!(
+        predicted(with_config(&run, |_| ()).path())
+            .unwrap()
+            .images
+            .len(),
+        1
+    );
+    let beyond_file = [
+        "resnet9998 for 10 classes",
+        "values, as many as the weights file has bytes",
+    ];
+    let no_network = [
+        "--model: expected a network of at most 10000 layers",
+        "got resnet",
+    ];
+    for (depth, words) in [
+        (9_998_u64, beyond_file),
+        (6_000_002, no_network),
+        ((1 << 62) / 6 * 6 + 2, no_network),
+    ] {
+        let folder = with_config(&run, |config| {
+            config["flags"]["model"]["model"] = format!("resnet{depth}").into()
+        });
+        for text in [
+            alone(folder.path(), &[]).unwrap_err(),
+            predicted(folder.path()).unwrap_err(),
+        ] {
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
         }
     }
-    let folder = with_config(&run, |config| config["flags"]["data"]["shapes-test"] = (1_u64 << 50).into());
+    let folder = with_config(&run, |config| {
+        config["flags"]["data"]["shapes-test"] = (1_u64 << 50).into()
+    });
     let text = alone(folder.path(), &[]).unwrap_err();
-    assert!(text.contains("--shapes-test: expected 1 to 16777216"), "{text}");
-    let folder = with_config(&run, |config| config["flags"]["data"]["shapes-test"] = (1_u64 << 24).into());
+    assert!(
+        text.contains("--shapes-test: expected 1 to 16777216"),
+        "{text}"
+    );
+    let folder = with_config(&run, |config| {
+        config["flags"]["data"]["shapes-test"] = (1_u64 << 24).into()
+    });
     let text = alone(folder.path(), &[]).unwrap_err();
-    assert!(text.contains("--shapes-test: expected at most 4294967296 bytes of images"), "{text}");
-    assert_eq!(alone(folder.path(), &["--shapes-test", "30"]).unwrap().scores.num_samples, 30);
-    let folder = with_config(&run, |config| config["flags"]["data"]["loader-threads"] = (1_u64 << 40).into());
+    assert!(
+        text.contains("--shapes-test: expected at most 4294967296 bytes of images"),
+        "{text}"
+    );
+    assert_eq!(
+        alone(folder.path(), &["--shapes-test", "30"])
+            .unwrap()
+            .scores
+            .num_samples,
+        30
+    );
+    let folder = with_config(&run, |config| {
+        config["flags"]["data"]["loader-threads"] = (1_u64 << 40).into()
+    });
     let text = alone(folder.path(), &[]).unwrap_err();
-    assert!(text.contains("--loader-threads: expected 0 to 1024"), "{text}");
+    assert!(
+        text.contains("--loader-threads: expected 0 to 1024"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said() {
-    let run = run(1, &tiny("--epochs 2 --keep-checkpoints 9 --checkpoint-every-steps 1"));
+    let run = run(
+        1,
+        &tiny("--epochs 2 --keep-checkpoints 9 --checkpoint-every-steps 1"),
+    );
     let checkpoints = run.directory().join("checkpoints");
     let [first, third, last] = ["step-00000001", "step-00000003", "step-00000004"];
-    let damage = |name: &str| fs::write(checkpoints.join(name).join("model.safetensors"), "no tensors").unwrap();
+    let damage = |name: &str| {
+        fs::write(
+            checkpoints.join(name).join("model.safetensors"),
+            "no tensors",
+        )
+        .unwrap()
+    };
     // As of the first format, which had no checksum of the state.
     let mark = |best: &str| {
         for name in ["step-00000001", "step-00000002", third, last] {
             let path = checkpoints.join(name).join("state.json");
-            let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            let mut state: Value =
+                serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
             state["format"] = 1.into();
             state["progress"]["epoch"] = 1.into();
             state["progress"]["step_in_epoch"] = u64::from(name != best).into();
-            state["progress"]["best"] = serde_json::json!({"epoch": 0, "monitor": "test-top1", "value": 1.0});
+            state["progress"]["best"] =
+                serde_json::json!({"epoch": 0, "monitor": "test-top1", "value": 1.0});
             fs::write(path, state.to_string()).unwrap();
             let _ = fs::remove_file(checkpoints.join(name).join("state.sha256"));
         }
     };
     mark(first);
     let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
-    assert_eq!((found.directory.ends_with(first), warnings.len()), (true, 0));
+    assert_eq!(
+        (found.directory.ends_with(first), warnings.len()),
+        (true, 0)
+    );
     // A newer one whose state cannot be read might be better, and is told of.
     let state = checkpoints.join(last).join("state.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, &text[..text.len() / 2]).unwrap();
     let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
-    assert!(found.directory.ends_with(first) && warnings.len() == 1 && warnings[0].contains(last), "{warnings:?}");
+    assert!(
+        found.directory.ends_with(first) && warnings.len() == 1 && warnings[0].contains(last),
+        "{warnings:?}"
+    );
     fs::write(&state, text).unwrap();
 
     damage(first);
     let newest = alone(&checkpoints.join(last), &[]).unwrap();
     assert_eq!(alone(&run.directory(), &[]).unwrap(), newest);
     let mut program = program();
-    program.args(["eval", "--threads", "1", "--checkpoint"]).arg(run.directory());
+    program
+        .args(["eval", "--threads", "1", "--checkpoint"])
+        .arg(run.directory());
     let output = program.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("warning: the best checkpoint cannot be read"), "{said}");
+    assert!(
+        output.status.success() && said.contains("warning: the best checkpoint cannot be read"),
+        "{said}"
+    );
     assert!(said.contains(first) && said.contains(last), "{said}");
 
     // It may be gone, or be the newest one, or not the only one that is lost.
     mark("step-00000099");
-    assert!(checkpoint::find(&run.directory()).unwrap().0.directory.ends_with(last));
+    assert!(
+        checkpoint::find(&run.directory())
+            .unwrap()
+            .0
+            .directory
+            .ends_with(last)
+    );
     mark(last);
     damage(last);
     let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
-    assert!(found.directory.ends_with(third), "{}", found.directory.display());
-    assert_eq!(warnings.iter().filter(|warning| warning.contains(last)).count(), 1, "{warnings:?}");
+    assert!(
+        found.directory.ends_with(third),
+        "{}",
+        found.directory.display()
+    );
+    assert_eq!(
+        warnings
+            .iter()
+            .filter(|warning| warning.contains(last))
+            .count(),
+        1,
+        "{warnings:?}"
+    );
     for entry in fs::read_dir(&checkpoints).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name.starts_with("step-") {
@@ -323,7 +528,10 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
         }
     }
     let text = format!("{:#}", checkpoint::find(&run.directory()).unwrap_err());
-    assert!(text.contains("no checkpoint") && text.contains(third) && text.contains(last), "{text}");
+    assert!(
+        text.contains("no checkpoint") && text.contains(third) && text.contains(last),
+        "{text}"
+    );
     // One that is named is the one that is meant.
     assert!(checkpoint::find(&checkpoints.join(last)).is_err());
 }

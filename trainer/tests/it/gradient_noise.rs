@@ -13,21 +13,40 @@ use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::fixture::{TINY, flags, run, runs_of};
 use crate::stepper_under_test::{SGD, StepperUnderTest, one_shard, resnet8, step_config, steps};
 
-const BATCHES: NoiseBatches = NoiseBatches { small: 6, large: 24 };
+const BATCHES: NoiseBatches = NoiseBatches {
+    small: 6,
+    large: 24,
+};
 
 /// Of sums of a hundred thousand squares in double precision of gradients in single.
 const TOLERANCE: f64 = 1e-5;
 
 /// After one step its velocities are the gradient.
 fn stepper(communicator: Arc<dyn Communicator>) -> StepperUnderTest {
-    let optimizer = OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..SGD });
-    let config = StepConfig { optimizer, gradient_noise: Some(BATCHES), ..step_config() };
-    StepperUnderTest::new(resnet8(&Device::flex()), config, communicator, &Device::flex())
+    let optimizer = OptimizerConfig::Sgd(SgdConfig {
+        weight_decay: 0.0,
+        ..SGD
+    });
+    let config = StepConfig {
+        optimizer,
+        gradient_noise: Some(BATCHES),
+        ..step_config()
+    };
+    StepperUnderTest::new(
+        resnet8(&Device::flex()),
+        config,
+        communicator,
+        &Device::flex(),
+    )
 }
 
 /// The first step's two micro-batches on each of two ranks.
 fn first_step(rank: usize) -> LoadedStep {
-    let shard = ShardConfig { shard_index: rank, num_shards: 2, ..one_shard(30, BATCHES.large) };
+    let shard = ShardConfig {
+        shard_index: rank,
+        num_shards: 2,
+        ..one_shard(30, BATCHES.large)
+    };
     steps(shard, BATCHES.small, Augment::None).swap_remove(0)
 }
 
@@ -42,7 +61,10 @@ fn squared_norm(gradient: &[f32]) -> f64 {
 }
 
 fn assert_near(got: f64, expected: f64) {
-    assert!((got / expected - 1.0).abs() < TOLERANCE, "{got}, expected {expected}");
+    assert!(
+        (got / expected - 1.0).abs() < TOLERANCE,
+        "{got}, expected {expected}"
+    );
 }
 
 #[test]
@@ -53,8 +75,14 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
         stepper.step(0, first_step(rank)).unwrap();
         let noise = stepper.take_noise();
         // The last, partial batch has other sizes and does not count.
-        let shard = ShardConfig { shard_index: rank, num_shards: 2, ..one_shard(30, BATCHES.large) };
-        stepper.step(1, steps(shard, BATCHES.small, Augment::None).swap_remove(1)).unwrap();
+        let shard = ShardConfig {
+            shard_index: rank,
+            num_shards: 2,
+            ..one_shard(30, BATCHES.large)
+        };
+        stepper
+            .step(1, steps(shard, BATCHES.small, Augment::None).swap_remove(1))
+            .unwrap();
         assert_eq!(stepper.take_noise().num_large, 0);
         noise
     });
@@ -62,11 +90,17 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
     for (rank, noise) in of_ranks.iter().enumerate() {
         let mut small = 0.0;
         for batch in first_step(rank).micro_batches {
-            let step = LoadedStep { step_in_epoch: 0, global_num_samples: BATCHES.small, micro_batches: vec![batch] };
+            let step = LoadedStep {
+                step_in_epoch: 0,
+                global_num_samples: BATCHES.small,
+                micro_batches: vec![batch],
+            };
             let gradient = gradient_of(step);
             small += squared_norm(&gradient);
             mean.resize(gradient.len(), 0.0);
-            mean.iter_mut().zip(gradient).for_each(|(mean, value)| *mean += value / 4.0);
+            mean.iter_mut()
+                .zip(gradient)
+                .for_each(|(mean, value)| *mean += value / 4.0);
         }
         assert_near(noise.small, small);
         assert_eq!((noise.num_small, noise.num_large), (2.0, 1));
@@ -79,14 +113,30 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
 fn every_epoch_tells_the_noise_without_changing_a_bit_and_alike_on_ranks_and_passes() {
     let plain = "--reduction exact --virtual-shards 4";
     let measured = run(2, &flags(&[TINY, plain, "--gradient-noise"]));
-    assert_eq!(measured.parameter_hash(), run(2, &flags(&[TINY, plain])).parameter_hash());
+    assert_eq!(
+        measured.parameter_hash(),
+        run(2, &flags(&[TINY, plain])).parameter_hash()
+    );
     let noise = measured.last_record().gradient_noise.unwrap();
     assert_eq!(noise.num_steps, 4, "the fifth step has 8 samples");
-    let alone = run(1, &flags(&[TINY, plain, "--gradient-noise"])).last_record().gradient_noise.unwrap();
+    let alone = run(1, &flags(&[TINY, plain, "--gradient-noise"]))
+        .last_record()
+        .gradient_noise
+        .unwrap();
     assert_near(alone.covariance_trace, noise.covariance_trace);
     let lines = fs::read_to_string(measured.directory().join("metrics.jsonl")).unwrap();
-    assert!(lines.lines().all(|line| line.contains("\"covariance_trace\":")), "{lines}");
-    assert!(run(1, &flags(&[TINY, "--grad-accum-steps 2 --gradient-noise"])).last_record().gradient_noise.is_some());
+    assert!(
+        lines
+            .lines()
+            .all(|line| line.contains("\"covariance_trace\":")),
+        "{lines}"
+    );
+    assert!(
+        run(1, &flags(&[TINY, "--grad-accum-steps 2 --gradient-noise"]))
+            .last_record()
+            .gradient_noise
+            .is_some()
+    );
 }
 
 #[test]
@@ -100,7 +150,10 @@ fn where_no_small_gradient_stands_beside_the_sum_it_is_refused_in_one_sentence()
     ] {
         for refused in runs_of(world_size, &flags(&[TINY, "--gradient-noise", further])) {
             let error = refused.unwrap_err().to_string();
-            assert!(error.starts_with("--gradient-noise") && error.contains(words), "{error}");
+            assert!(
+                error.starts_with("--gradient-noise") && error.contains(words),
+                "{error}"
+            );
         }
     }
 }

@@ -13,12 +13,20 @@ fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();
     let losses = [record.train_loss.unwrap(), test.loss].map(f64::to_bits);
-    (run.parameter_hash(), losses, [record.train_top1_correct, test.top1_correct])
+    (
+        run.parameter_hash(),
+        losses,
+        [record.train_top1_correct, test.top1_correct],
+    )
 }
 
 fn assert_routes_are_equal(world_size: usize, options: &str) {
-    let [host, device] =
-        ["host", "device"].map(|input| bits(&run(world_size, &tiny(&format!("{options} --input {input}")))));
+    let [host, device] = ["host", "device"].map(|input| {
+        bits(&run(
+            world_size,
+            &tiny(&format!("{options} --input {input}")),
+        ))
+    });
     assert_eq!(host, device, "{world_size} ranks, {options}");
 }
 
@@ -39,7 +47,9 @@ fn ranks_without_samples_take_part() {
 #[test]
 fn a_run_resumes_inside_an_epoch_on_the_other_route() {
     let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
-    let resumed = whole.with_checkpoint_alone(3).go(1, &tiny("--resume --input device"));
+    let resumed = whole
+        .with_checkpoint_alone(3)
+        .go(1, &tiny("--resume --input device"));
     assert_eq!(bits(&resumed), bits(&whole));
 }
 

@@ -22,9 +22,20 @@ fn tiny(further: &str) -> TrainArgs {
 
 /// The tiny run stopped at this look: the steps it had made, and the parameters that the rest ends with.
 fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) {
-    let stopped = Run::in_new_directory().stopping_after(num_looks).go(world_size, &tiny(""));
-    assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early));
-    let steps = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
+    let stopped = Run::in_new_directory()
+        .stopping_after(num_looks)
+        .go(world_size, &tiny(""));
+    assert!(
+        stopped
+            .outcomes()
+            .iter()
+            .all(|outcome| outcome.stopped_early)
+    );
+    let steps = stopped
+        .outcomes()
+        .iter()
+        .map(|outcome| outcome.progress.step)
+        .collect();
     let resumed = stopped.again().go(world_size, &tiny("--resume"));
     assert!(!resumed.outcomes()[ROOT].stopped_early);
     assert_eq!(resumed.last_record().test.as_ref().unwrap().num_samples, 40);
@@ -36,8 +47,10 @@ fn checkpoints(run: &Run) -> PathBuf {
 }
 
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -59,8 +72,21 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
         let run = Run::in_new_directory();
         let (there, moved) = (run.directory(), run.directory().with_file_name("moved"));
         let mut train = program();
-        train.args(["train", "--epochs", "1000", "--checkpoint-every-steps", "1", "--output-dir"]).arg(&there);
-        let training = train.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        train
+            .args([
+                "train",
+                "--epochs",
+                "1000",
+                "--checkpoint-every-steps",
+                "1",
+                "--output-dir",
+            ])
+            .arg(&there);
+        let training = train
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let store = CheckpointStore::new(&there.join("checkpoints"), 9);
         while !store.has_any().unwrap() {
             sleep(Duration::from_millis(20));
@@ -72,10 +98,21 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
         }
         let output = training.wait_with_output().unwrap();
         let words = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(words.matches("was moved or removed while the run").count(), 1, "{words}");
-        assert_eq!(output.status.code(), Some(2), "a launcher does not begin the run anew: {words}");
+        assert_eq!(
+            words.matches("was moved or removed while the run").count(),
+            1,
+            "{words}"
+        );
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "a launcher does not begin the run anew: {words}"
+        );
         assert_eq!(there.exists(), is_replaced);
-        let checkpoint = CheckpointStore::new(&moved.join("checkpoints"), 9).latest().unwrap().0;
+        let checkpoint = CheckpointStore::new(&moved.join("checkpoints"), 9)
+            .latest()
+            .unwrap()
+            .0;
         assert!(checkpoint.is_some(), "those of the run are whole");
     }
 }
@@ -86,24 +123,37 @@ fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_
     let path = |name: &str| run.directory().join(name);
     let mut train = program();
     let words = TINY.replace("--epochs 2", "--epochs 100000");
-    train.arg("train").args(words.split(' ')).arg("--output-dir").arg(run.directory());
+    train
+        .arg("train")
+        .args(words.split(' '))
+        .arg("--output-dir")
+        .arg(run.directory());
     let mut training = Running(train.stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     let mut wait_for_epoch = || {
         // Of an epoch after the removal, for both files.
-        while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0) || !path("train.log").exists()
+        while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0)
+            || !path("train.log").exists()
         {
             assert!(training.is_there() && start.elapsed() < Duration::from_secs(60));
             sleep(Duration::from_millis(20));
         }
     };
     wait_for_epoch();
-    [".lock", "metrics.jsonl", "train.log"].iter().for_each(|name| fs::remove_file(path(name)).unwrap());
+    [".lock", "metrics.jsonl", "train.log"]
+        .iter()
+        .for_each(|name| fs::remove_file(path(name)).unwrap());
     wait_for_epoch();
     assert_eq!(training.code_after(&["TERM"]), Some(0));
     assert!(path("summary.json").exists() && path("train.log").exists());
-    let epochs = crate::resuming::metrics(&run).into_iter().map(|record| record.epoch);
-    assert!(epochs.enumerate().all(|(number, epoch)| number as u64 == epoch));
+    let epochs = crate::resuming::metrics(&run)
+        .into_iter()
+        .map(|record| record.epoch);
+    assert!(
+        epochs
+            .enumerate()
+            .all(|(number, epoch)| number as u64 == epoch)
+    );
 }
 
 #[test]
@@ -114,8 +164,16 @@ fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
     let away = done.directory().join("away");
     fs::rename(checkpoints(&done), &away).unwrap();
     std::os::unix::fs::symlink("/nonexistent/scratch", checkpoints(&done)).unwrap();
-    let error = format!("{:#}", done.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err());
-    assert!(error.contains("cannot read") && error.contains("checkpoints"), "{error}");
+    let error = format!(
+        "{:#}",
+        done.again()
+            .try_go(1, &tiny("--epochs 1 --resume"))
+            .unwrap_err()
+    );
+    assert!(
+        error.contains("cannot read") && error.contains("checkpoints"),
+        "{error}"
+    );
     assert_eq!(fs::read(&metrics).unwrap(), before, "nothing is begun anew");
     fs::remove_file(checkpoints(&done)).unwrap();
     std::os::unix::fs::symlink(&away, checkpoints(&done)).unwrap();
@@ -144,12 +202,25 @@ fn a_stop_during_the_start_leaves_no_checkpoint_and_those_that_were_there() {
 fn an_evaluation_that_was_broken_off_is_made_after_the_resume() {
     let whole = run(1, &tiny(""));
     let stopped = Run::in_new_directory().stopping_after(7).go(1, &tiny(""));
-    assert_eq!(fs::read_to_string(stopped.directory().join("metrics.jsonl")).unwrap(), "");
+    assert_eq!(
+        fs::read_to_string(stopped.directory().join("metrics.jsonl")).unwrap(),
+        ""
+    );
     let resumed = stopped.again().go(1, &tiny("--resume"));
     let test_scores = |run: &Run| -> Vec<serde_json::Value> {
         let metrics = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
-        let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.map(|line| serde_json::json!([line["epoch"], line["train_top1_correct"], line["test"]["loss"]])).collect()
+        let lines = metrics
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines
+            .map(|line| {
+                serde_json::json!([
+                    line["epoch"],
+                    line["train_top1_correct"],
+                    line["test"]["loss"]
+                ])
+            })
+            .collect()
     };
     assert_eq!(test_scores(&resumed), test_scores(&whole));
     assert_eq!(names(&checkpoints(&resumed)), names(&checkpoints(&whole)));
@@ -183,7 +254,11 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
     let remove: Damage = |file| fs::remove_file(file).unwrap();
     let edit: Damage = |file| {
         let text = fs::read_to_string(file).unwrap();
-        fs::write(file, text.replacen("\"step_in_epoch\": 0", "\"step_in_epoch\": 1", 1)).unwrap();
+        fs::write(
+            file,
+            text.replacen("\"step_in_epoch\": 0", "\"step_in_epoch\": 1", 1),
+        )
+        .unwrap();
     };
     // One is kept: were the damaged one counted, the new one would be removed in its favour.
     let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 1"));
@@ -203,7 +278,13 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         fs::create_dir(checkpoints(&copy).join("step-00000010")).unwrap();
         for entry in fs::read_dir(checkpoints(&two).join("step-00000010")).unwrap() {
             let entry = entry.unwrap();
-            fs::copy(entry.path(), checkpoints(&copy).join("step-00000010").join(entry.file_name())).unwrap();
+            fs::copy(
+                entry.path(),
+                checkpoints(&copy)
+                    .join("step-00000010")
+                    .join(entry.file_name()),
+            )
+            .unwrap();
         }
         damage(&checkpoints(&copy).join("step-00000010").join(file));
         let store = CheckpointStore::new(&checkpoints(&copy), 2);
@@ -213,7 +294,10 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         let resumed = copy.again().go(1, &tiny("--resume --keep-checkpoints 1"));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{file}");
         let left = names(&checkpoints(&resumed));
-        assert!(left.contains(&"step-00000010.damaged".to_owned()), "{left:?}");
+        assert!(
+            left.contains(&"step-00000010.damaged".to_owned()),
+            "{left:?}"
+        );
         Checkpoint::open(&checkpoints(&resumed).join("step-00000010")).unwrap();
     }
 }
@@ -222,8 +306,16 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
 fn a_run_without_a_whole_checkpoint_is_not_begun_anew_over_the_remains() {
     let run = run(1, &tiny("--epochs 1"));
     fs::write(checkpoints(&run).join("step-00000005/state.json"), "{").unwrap();
-    let error = format!("{:#}", run.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err());
-    assert!(error.contains("no checkpoint in") && error.contains("is whole"), "{error}");
+    let error = format!(
+        "{:#}",
+        run.again()
+            .try_go(1, &tiny("--epochs 1 --resume"))
+            .unwrap_err()
+    );
+    assert!(
+        error.contains("no checkpoint in") && error.contains("is whole"),
+        "{error}"
+    );
     assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
 }
 
@@ -238,7 +330,11 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     rename("step-00000005", "step-00000005.removed");
     fs::remove_file(folder.join("step-00000005.removed/state.json")).unwrap();
     fs::create_dir(folder.join("step-00000011.unfinished")).unwrap();
-    fs::write(folder.join("step-00000011.unfinished/model.safetensors"), "half").unwrap();
+    fs::write(
+        folder.join("step-00000011.unfinished/model.safetensors"),
+        "half",
+    )
+    .unwrap();
     // Who only reads it finds it, too, and renames nothing.
     assert_eq!(find(&whole.directory()).unwrap().0.state.progress.step, 10);
     assert!(folder.join("step-00000010.replaced").exists());
@@ -252,7 +348,11 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     let tensors = newest.training_tensors().unwrap();
     let state = newest.state.clone();
     let model = newest.model_path();
-    store.save(state, &tensors, None, |path| Ok(fs::copy(&model, path).map(|_| ())?)).unwrap();
+    store
+        .save(state, &tensors, None, |path| {
+            Ok(fs::copy(&model, path).map(|_| ())?)
+        })
+        .unwrap();
     assert_eq!(names(&folder), ["step-00000010"]);
 }
 
@@ -268,7 +368,10 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_others_and_nothing_of_itself()
         fs::write(path, "half")?;
         anyhow::bail!("no space left on device")
     });
-    assert_eq!(format!("{:#}", error.unwrap_err()), "checkpoint of step 6: no space left on device");
+    assert_eq!(
+        format!("{:#}", error.unwrap_err()),
+        "checkpoint of step 6: no space left on device"
+    );
     assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
 }
 
@@ -284,10 +387,26 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
     let put = |step, step_in_epoch| {
         let mut state = first.state.clone();
         let last_record = state.progress.last_record.take();
-        (state.progress.epoch, state.progress.step, state.progress.step_in_epoch) = (2, step, step_in_epoch);
-        state.progress.best = Some(Best { epoch: 1, monitor: "test-top1".to_owned(), value: 1.0 });
-        state.progress.last_record = last_record.map(|record| EpochRecord { epoch: 1, step: 10, ..record });
-        store.save(state, &tensors, None, |path| Ok(fs::copy(kept.path(), path).map(|_| ())?)).unwrap();
+        (
+            state.progress.epoch,
+            state.progress.step,
+            state.progress.step_in_epoch,
+        ) = (2, step, step_in_epoch);
+        state.progress.best = Some(Best {
+            epoch: 1,
+            monitor: "test-top1".to_owned(),
+            value: 1.0,
+        });
+        state.progress.last_record = last_record.map(|record| EpochRecord {
+            epoch: 1,
+            step: 10,
+            ..record
+        });
+        store
+            .save(state, &tensors, None, |path| {
+                Ok(fs::copy(kept.path(), path).map(|_| ())?)
+            })
+            .unwrap();
     };
     let best = || store.best().unwrap().unwrap().state.progress.step;
     assert_eq!(best(), 5);
@@ -306,11 +425,15 @@ fn a_second_run_in_a_directory_in_use_is_refused_and_the_first_is_left_alone() {
     let before = names(&done.directory());
     let lock = DirectoryLock::take(&done.directory(), "process 1 on n1 (Slurm job 7)").unwrap();
     assert!(lock.is_some());
-    let error = done.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err();
+    let error = done
+        .again()
+        .try_go(1, &tiny("--epochs 1 --resume"))
+        .unwrap_err();
     assert!(error.is::<ConfigError>());
     let text = error.to_string();
     assert!(
-        text.contains("is in use by process 1 on n1 (Slurm job 7) since ") && text.contains("--output-dir"),
+        text.contains("is in use by process 1 on n1 (Slurm job 7) since ")
+            && text.contains("--output-dir"),
         "{text}"
     );
     assert_eq!(names(&done.directory()), before);
@@ -327,13 +450,26 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
         "--dataset image-folder --data-dir {} --model resnet8 --global-batch-size 4 --epochs 1 --augment none",
         data.path().display()
     );
-    let begun = Run::in_new_directory().stopping_after(1).go(1, &flags(&[&options]));
+    let begun = Run::in_new_directory()
+        .stopping_after(1)
+        .go(1, &flags(&[&options]));
     for (changed, value) in [("test", 77), ("train", 78)] {
         write_images(data.path(), changed, "dark", [value]);
-        let error = format!("{:#}", begun.again().try_go(1, &flags(&[&options, "--resume"])).unwrap_err());
+        let error = format!(
+            "{:#}",
+            begun
+                .again()
+                .try_go(1, &flags(&[&options, "--resume"]))
+                .unwrap_err()
+        );
         let expected = format!("resume: the {changed} split has changed: expected sha256 ");
-        assert!(error.starts_with(&expected) && error.contains("--allow-changed-data"), "{error}");
+        assert!(
+            error.starts_with(&expected) && error.contains("--allow-changed-data"),
+            "{error}"
+        );
     }
-    let forced = begun.again().go(1, &flags(&[&options, "--resume --allow-changed-data"]));
+    let forced = begun
+        .again()
+        .go(1, &flags(&[&options, "--resume --allow-changed-data"]));
     assert!(!forced.outcomes()[ROOT].stopped_early);
 }

@@ -14,8 +14,12 @@ use trainer::config::{BenchConfig, Family};
 /// What so many thread-ranks measure with these words and write.
 fn measured(world_size: usize, words: &str, path: &Path) -> NetbenchResult {
     let words = format!("netbench {words} --output {}", path.display());
-    let Command::Netbench(args) = parsed(&words) else { panic!("expected netbench") };
-    run_ranks(world_size, |communicator| netbench(&args, &silent(communicator)).unwrap());
+    let Command::Netbench(args) = parsed(&words) else {
+        panic!("expected netbench")
+    };
+    run_ranks(world_size, |communicator| {
+        netbench(&args, &silent(communicator)).unwrap()
+    });
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
@@ -26,25 +30,49 @@ fn all_pairs_and_collectives_are_measured_at_every_size() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("network.json");
     let result = measured(3, &format!("{BRIEF} --ranks 2,3"), &path);
-    let pairs: Vec<[usize; 2]> = result.point_to_point.iter().map(|pair| pair.ranks).collect();
-    assert_eq!((pairs, result.possible_pairs), (vec![[0, 1], [0, 2], [1, 2]], 3));
+    let pairs: Vec<[usize; 2]> = result
+        .point_to_point
+        .iter()
+        .map(|pair| pair.ranks)
+        .collect();
+    assert_eq!(
+        (pairs, result.possible_pairs),
+        (vec![[0, 1], [0, 2], [1, 2]], 3)
+    );
     assert_eq!(result.collectives.len(), 2 * 7);
-    for operation in [Operation::AllReduce, Operation::Broadcast, Operation::AllGather] {
-        assert!(result.collectives.iter().any(|times| times.operation == operation && times.ranks == 3));
+    for operation in [
+        Operation::AllReduce,
+        Operation::Broadcast,
+        Operation::AllGather,
+    ] {
+        assert!(
+            result
+                .collectives
+                .iter()
+                .any(|times| times.operation == operation && times.ranks == 3)
+        );
     }
     let of_pairs = result.point_to_point.iter().map(|pair| &pair.points);
     for points in of_pairs.chain(result.collectives.iter().map(|times| &times.points)) {
         assert_eq!(points.len(), 3);
         for point in points {
-            assert!(point.repetitions >= 3 && point.seconds_median > 0.0, "{point:?}");
             assert!(
-                point.seconds_p10 <= point.seconds_median && point.seconds_median <= point.seconds_p90,
+                point.repetitions >= 3 && point.seconds_median > 0.0,
+                "{point:?}"
+            );
+            assert!(
+                point.seconds_p10 <= point.seconds_median
+                    && point.seconds_median <= point.seconds_p90,
                 "{point:?}"
             );
         }
     }
     assert_eq!((result.environment.ranks, result.environment.nodes), (3, 1));
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing else is left");
+    assert_eq!(
+        std::fs::read_dir(directory.path()).unwrap().count(),
+        1,
+        "nothing else is left"
+    );
 }
 
 #[test]
@@ -52,16 +80,31 @@ fn bench_simulates_the_network_that_was_measured() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("network.json");
     let result = measured(2, &format!("{BRIEF} --reductions ring,mpi"), &path);
-    let names: Vec<&str> = result.collectives.iter().map(|times| times.algorithm.as_str()).collect();
+    let names: Vec<&str> = result
+        .collectives
+        .iter()
+        .map(|times| times.algorithm.as_str())
+        .collect();
     assert_eq!(names, ["ring", "mpi", "mpi", "mpi"]);
     let network = result.network.unwrap();
     let links = result.links.inside_node.unwrap();
-    assert!(links.alpha_s > 0.0 && links.bandwidth_bytes_per_s > 1e6, "{links:?}");
-    assert!(result.collectives[0].points[2].simulated_seconds.is_some_and(|seconds| seconds > 0.0));
-    let Command::Bench(args) = parsed(&format!("bench --simulate-network {}", path.display())) else {
+    assert!(
+        links.alpha_s > 0.0 && links.bandwidth_bytes_per_s > 1e6,
+        "{links:?}"
+    );
+    assert!(
+        result.collectives[0].points[2]
+            .simulated_seconds
+            .is_some_and(|seconds| seconds > 0.0)
+    );
+    let Command::Bench(args) = parsed(&format!("bench --simulate-network {}", path.display()))
+    else {
         panic!("expected bench");
     };
-    let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1).unwrap().simulation.unwrap();
+    let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1)
+        .unwrap()
+        .simulation
+        .unwrap();
     assert_eq!(simulated.network.to_string(), network);
 }
 
@@ -86,16 +129,36 @@ fn one_rank_tells_its_circumstances_and_that_there_is_nothing_to_measure() {
     let path = directory.path().join("alone.json");
     let output = run(&format!("--json --output {}", path.display()));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 rank on 1 node") && text.contains("there is nothing to measure"), "{text}");
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        text.contains("1 rank on 1 node") && text.contains("there is nothing to measure"),
+        "{text}"
+    );
     let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert_eq!((&json["network"], &json["environment"]["ranks"]), (&Value::Null, &Value::from(1)));
-    assert_eq!(json, serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap());
+    assert_eq!(
+        (&json["network"], &json["environment"]["ranks"]),
+        (&Value::Null, &Value::from(1))
+    );
+    assert_eq!(
+        json,
+        serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap()
+    );
 }
 
 #[test]
 fn wrong_usage_has_code_2_and_a_file_that_cannot_be_written_code_1_at_once() {
-    for words in ["--sizes 0", "--sizes 1MB", "--max-bytes 4 --sizes 4", "--ranks 2", "--output /", "--pairs 0"] {
+    for words in [
+        "--sizes 0",
+        "--sizes 1MB",
+        "--max-bytes 4 --sizes 4",
+        "--ranks 2",
+        "--output /",
+        "--pairs 0",
+    ] {
         let output = run(words);
         let flag = words.split_whitespace().next().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -105,6 +168,13 @@ fn wrong_usage_has_code_2_and_a_file_that_cannot_be_written_code_1_at_once() {
     let output = run("--output /absent/folder/network.json");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("cannot write /absent/folder/network.json"), "{error}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "refused before anything is told");
+    assert!(
+        error.contains("cannot write /absent/folder/network.json"),
+        "{error}"
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "",
+        "refused before anything is told"
+    );
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::fixture::flags;
 use crate::stepper_under_test::{
-    OTHER_OPTIMIZERS, State, StepperUnderTest, one_shard, resnet8, step_config, steps, with_bad_pixel,
+    OTHER_OPTIMIZERS, State, StepperUnderTest, one_shard, resnet8, step_config, steps,
+    with_bad_pixel,
 };
 use burn::tensor::Device;
 use datasets::{Augment, ShardConfig};
@@ -17,12 +18,21 @@ const NUM_STEPS: usize = 4;
 
 /// The synchronisation that these flags of `trainer train` choose for two ranks.
 fn sync(options: &str) -> SyncConfig {
-    TrainConfig::resolve(&flags(&["--model resnet8 --bucket-mib 0.02", options]), 2).unwrap().sync_config()
+    TrainConfig::resolve(&flags(&["--model resnet8 --bucket-mib 0.02", options]), 2)
+        .unwrap()
+        .sync_config()
 }
 
 /// The state of both ranks after the steps of which `broken` has a bad pixel on rank 1, and `left_out` is never begun.
 fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
-    train_by(&StepConfig { sync: sync.clone(), ..step_config() }, broken, left_out)
+    train_by(
+        &StepConfig {
+            sync: sync.clone(),
+            ..step_config()
+        },
+        broken,
+        left_out,
+    )
 }
 
 /// As `train`, with more of the step to choose.
@@ -31,8 +41,16 @@ fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usi
     run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let rank = communicator.rank();
-        let config = StepConfig { skips_non_finite: true, ..how.clone() };
-        let mut stepper = StepperUnderTest::new(resnet8(&Device::flex()), config, communicator, &Device::flex());
+        let config = StepConfig {
+            skips_non_finite: true,
+            ..how.clone()
+        };
+        let mut stepper = StepperUnderTest::new(
+            resnet8(&Device::flex()),
+            config,
+            communicator,
+            &Device::flex(),
+        );
         let num_own_shards = num_shards / 2;
         let shard = ShardConfig {
             shard_index: rank * num_own_shards,
@@ -40,7 +58,10 @@ fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usi
             num_own_shards,
             ..one_shard(8 * NUM_STEPS, 8)
         };
-        for (step, mut loaded) in steps(shard, 8 / num_shards, Augment::None).into_iter().enumerate() {
+        for (step, mut loaded) in steps(shard, 8 / num_shards, Augment::None)
+            .into_iter()
+            .enumerate()
+        {
             if left_out == Some(step) {
                 continue;
             }
@@ -51,7 +72,10 @@ fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usi
             let end = stepper.step(step, loaded).unwrap();
             match end.outcome {
                 StepOutcome::Skipped(reason) if breaks.is_some() => {
-                    assert!(reason.contains(&format!("step {step}")) && reason.contains("on rank 1"), "{reason}");
+                    assert!(
+                        reason.contains(&format!("step {step}")) && reason.contains("on rank 1"),
+                        "{reason}"
+                    );
                     assert_eq!(end.scores, None, "a step that is not made has no score");
                 }
                 outcome => assert_eq!((outcome, breaks), (StepOutcome::Updated, None)),
@@ -77,7 +101,11 @@ fn a_skipped_step_leaves_no_trace_on_any_rank() {
         let expected = train(&sync, None, Some(1));
         assert_ne!(expected, train(&sync, None, None), "the step matters");
         for bad in [f32::NAN, f32::INFINITY] {
-            assert_eq!(train(&sync, Some((1, bad)), None), expected, "{options:?} {bad}");
+            assert_eq!(
+                train(&sync, Some((1, bad)), None),
+                expected,
+                "{options:?} {bad}"
+            );
         }
     }
 }
@@ -86,10 +114,18 @@ fn a_skipped_step_leaves_no_trace_on_any_rank() {
 fn a_skipped_step_leaves_no_trace_in_any_optimizer_and_does_not_count_as_an_update() {
     for optimizer in OTHER_OPTIMIZERS {
         for clip in [None, Some(Clip::Norm(0.5)), Some(Clip::Value(0.01))] {
-            let how = StepConfig { optimizer, clip, ..step_config() };
+            let how = StepConfig {
+                optimizer,
+                clip,
+                ..step_config()
+            };
             let expected = train_by(&how, None, Some(1));
             assert_ne!(expected, train_by(&how, None, None), "the step matters");
-            assert_eq!(train_by(&how, Some((1, f32::NAN)), None), expected, "{optimizer:?}");
+            assert_eq!(
+                train_by(&how, Some((1, f32::NAN)), None),
+                expected,
+                "{optimizer:?}"
+            );
             let counts = !matches!(optimizer, OptimizerConfig::Lars { .. });
             assert_eq!(expected[0].1, counts.then_some(NUM_STEPS as u64 - 1));
         }
@@ -100,6 +136,10 @@ fn a_skipped_step_leaves_no_trace_in_any_optimizer_and_does_not_count_as_an_upda
 fn a_first_and_a_last_step_can_be_skipped_too() {
     let sync = sync("");
     for step in [0, NUM_STEPS - 1] {
-        assert_eq!(train(&sync, Some((step, f32::NAN)), None), train(&sync, None, Some(step)), "step {step}");
+        assert_eq!(
+            train(&sync, Some((step, f32::NAN)), None),
+            train(&sync, None, Some(step)),
+            "step {step}"
+        );
     }
 }

@@ -20,17 +20,35 @@ fn hash(world_size: usize, options: &str) -> String {
 
 fn saved(run: &Run, step: u64) -> TrainingTensors {
     let directory = run.directory().join(format!("checkpoints/step-{step:08}"));
-    Checkpoint::open(&directory).unwrap().training_tensors().unwrap()
+    Checkpoint::open(&directory)
+        .unwrap()
+        .training_tensors()
+        .unwrap()
 }
 
 #[test]
 fn a_run_of_any_optimizer_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     for optimizer in OTHERS {
-        for with in ["", "--ema-decay 0.9 --clip-grad-norm 0.5", "--compress powersgd:2 --compress-warmup-steps 1"] {
+        for with in [
+            "",
+            "--ema-decay 0.9 --clip-grad-norm 0.5",
+            "--compress powersgd:2 --compress-warmup-steps 1",
+        ] {
             let options = format!("--optimizer {optimizer} {with}");
-            let whole = run(2, &tiny(&format!("{options} --checkpoint-every-steps 3 --keep-checkpoints 99")));
-            let resumed = whole.with_checkpoint_alone(3).go(2, &tiny(&format!("{options} --resume")));
-            assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{options}");
+            let whole = run(
+                2,
+                &tiny(&format!(
+                    "{options} --checkpoint-every-steps 3 --keep-checkpoints 99"
+                )),
+            );
+            let resumed = whole
+                .with_checkpoint_alone(3)
+                .go(2, &tiny(&format!("{options} --resume")));
+            assert_eq!(
+                resumed.parameter_hash(),
+                whole.parameter_hash(),
+                "{options}"
+            );
             assert_eq!(saved(&resumed, 10), saved(&whole, 10), "{options}");
         }
     }
@@ -39,10 +57,15 @@ fn a_run_of_any_optimizer_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
 #[test]
 fn every_optimizer_with_an_exact_reduction_gives_the_same_bits_on_any_number_of_ranks() {
     for optimizer in OTHERS {
-        let options = format!("--optimizer {optimizer} --reduction exact --virtual-shards 3 --epochs 1");
+        let options =
+            format!("--optimizer {optimizer} --reduction exact --virtual-shards 3 --epochs 1");
         let one = hash(1, &options);
         for world_size in [2, 3] {
-            assert_eq!(hash(world_size, &options), one, "{optimizer}, {world_size} ranks");
+            assert_eq!(
+                hash(world_size, &options),
+                one,
+                "{optimizer}, {world_size} ranks"
+            );
         }
     }
 }
@@ -53,7 +76,11 @@ fn neither_overlap_nor_the_size_of_buckets_nor_a_fixed_loss_scale_changes_a_bit_
         let options = format!("--optimizer {optimizer} --epochs 1 --grad-accum-steps 2");
         let expected = hash(2, &options);
         for with in ["--overlap off", "--bucket-mib 0.01", "--loss-scale 1024"] {
-            assert_eq!(hash(2, &format!("{options} {with}")), expected, "{optimizer} {with}");
+            assert_eq!(
+                hash(2, &format!("{options} {with}")),
+                expected,
+                "{optimizer} {with}"
+            );
         }
     }
 }
@@ -64,17 +91,33 @@ fn mixed_images_and_limited_gradients_give_the_same_bits_on_any_number_of_ranks(
                    --reduction exact --virtual-shards 2 --epochs 1";
     let one = hash(1, options);
     assert_eq!(hash(2, options), one);
-    assert_ne!(hash(1, &options.replace("--clip-grad-value 0.01", "")), one, "gradients are limited");
-    assert_ne!(hash(1, &options.replace("--mixup 0.3 --cutmix 1", "")), one, "images are mixed");
+    assert_ne!(
+        hash(1, &options.replace("--clip-grad-value 0.01", "")),
+        one,
+        "gradients are limited"
+    );
+    assert_ne!(
+        hash(1, &options.replace("--mixup 0.3 --cutmix 1", "")),
+        one,
+        "images are mixed"
+    );
 }
 
 #[test]
 fn every_optimizer_learns_a_batch_by_heart() {
     let one_batch = "--shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60 --eval-every-epochs 60";
     let plain = "--schedule constant --warmup-epochs 0 --checkpoint-every-epochs 60";
-    for with in ["adamw --learning-rate 0.01", "lars --learning-rate 10", "lamb --learning-rate 0.02"] {
+    for with in [
+        "adamw --learning-rate 0.01",
+        "lars --learning-rate 10",
+        "lamb --learning-rate 0.02",
+    ] {
         let record = run(1, &flags(&[TINY, one_batch, plain, "--optimizer", with])).last_record();
-        assert!(record.train_loss.unwrap() < 0.2, "{with}: {:?}", record.train_loss);
+        assert!(
+            record.train_loss.unwrap() < 0.2,
+            "{with}: {:?}",
+            record.train_loss
+        );
     }
 }
 
@@ -83,16 +126,32 @@ fn a_checkpoint_holds_velocities_of_sgd_and_lars_and_two_moments_and_their_updat
     for (optimizer, names, num_updates) in [
         ("sgd", &["norm_statistics", "velocities"][..], None),
         ("lars", &["norm_statistics", "velocities"], None),
-        ("adamw", &["moments", "norm_statistics", "num_updates"], Some(5)),
-        ("lamb", &["moments", "norm_statistics", "num_updates"], Some(5)),
+        (
+            "adamw",
+            &["moments", "norm_statistics", "num_updates"],
+            Some(5),
+        ),
+        (
+            "lamb",
+            &["moments", "norm_statistics", "num_updates"],
+            Some(5),
+        ),
     ] {
         let run = run(1, &tiny(&format!("--optimizer {optimizer} --epochs 1")));
-        let bytes = fs::read(run.directory().join("checkpoints/step-00000005/training.safetensors")).unwrap();
+        let bytes = fs::read(
+            run.directory()
+                .join("checkpoints/step-00000005/training.safetensors"),
+        )
+        .unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let mut found = tensors.names();
         found.sort_unstable();
         assert_eq!(found, names, "{optimizer}");
-        assert_eq!(saved(&run, 5).optimizer.num_updates, num_updates, "{optimizer}");
+        assert_eq!(
+            saved(&run, 5).optimizer.num_updates,
+            num_updates,
+            "{optimizer}"
+        );
     }
 }
 
@@ -100,9 +159,24 @@ fn a_checkpoint_holds_velocities_of_sgd_and_lars_and_two_moments_and_their_updat
 fn another_optimizer_over_a_file_drops_the_options_of_the_files_own() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.toml");
-    fs::write(&file, TrainConfig::resolve(&tiny("--nesterov --learning-rate 0.3"), 1).unwrap().to_toml()).unwrap();
+    fs::write(
+        &file,
+        TrainConfig::resolve(&tiny("--nesterov --learning-rate 0.3"), 1)
+            .unwrap()
+            .to_toml(),
+    )
+    .unwrap();
     let args = flags(&["--optimizer adamw --config", file.to_str().unwrap()]);
     let config = TrainConfig::resolve(&args, 1).unwrap();
-    assert_eq!((config.optimizer.nesterov, config.optimizer.momentum), (None, None));
-    assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (Some(1e-3), Some(0.01)));
+    assert_eq!(
+        (config.optimizer.nesterov, config.optimizer.momentum),
+        (None, None)
+    );
+    assert_eq!(
+        (
+            config.optimizer.learning_rate,
+            config.optimizer.weight_decay
+        ),
+        (Some(1e-3), Some(0.01))
+    );
 }

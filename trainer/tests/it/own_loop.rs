@@ -7,11 +7,12 @@ use burn::nn;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distributed::{
-    Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator, read, run_ranks, write,
+    Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator, read,
+    run_ranks, write,
 };
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Linear, LinearConfig, PassContext,
-    global_avg_pool, gradient_hook, relu, stream,
+    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Linear,
+    LinearConfig, PassContext, global_avg_pool, gradient_hook, relu, stream,
 };
 use trainer::step::norm_reducer::NormReducer;
 
@@ -37,7 +38,9 @@ impl Net {
     fn new(device: &Device) -> Self {
         let linear = |d_output| LinearConfig::new(8, d_output).init(device);
         let net = Self {
-            conv: Conv2dConfig::new([3, 8], [3, 3]).with_bias(false).init(device),
+            conv: Conv2dConfig::new([3, 8], [3, 3])
+                .with_bias(false)
+                .init(device),
             norm: BatchNormConfig::new(8).init(device),
             of_burn: nn::conv::Conv2dConfig::new([8, 8], [1, 1]).init(device),
             streamed: nn::LinearConfig::new(8, 8).init(device),
@@ -46,28 +49,38 @@ impl Net {
             unused: nn::LinearConfig::new(8, 2).init(device),
             head: linear(3),
         };
-        [ParameterLayout::new(&net), ParameterLayout::state(&net)].iter().fold(net, |net, layout| {
-            let wave = |(place, entry): (usize, &str)| match entry.rsplit('.').next() {
-                Some("gamma" | "running_var") => 1.0,
-                Some("running_mean") => 0.0,
-                _ => (place as f32 * 0.7 + 0.3).sin() * 0.4,
-            };
-            let entries = layout.entries().iter().flat_map(|entry| entry.range().map(|place| (place, &*entry.path)));
-            let values: Vec<f32> = entries.map(wave).collect();
-            write(net, layout, &values)
-        })
+        [ParameterLayout::new(&net), ParameterLayout::state(&net)]
+            .iter()
+            .fold(net, |net, layout| {
+                let wave = |(place, entry): (usize, &str)| match entry.rsplit('.').next() {
+                    Some("gamma" | "running_var") => 1.0,
+                    Some("running_mean") => 0.0,
+                    _ => (place as f32 * 0.7 + 0.3).sin() * 0.4,
+                };
+                let entries = layout
+                    .entries()
+                    .iter()
+                    .flat_map(|entry| entry.range().map(|place| (place, &*entry.path)));
+                let values: Vec<f32> = entries.map(wave).collect();
+                write(net, layout, &values)
+            })
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = relu(self.norm.forward(self.conv.forward(images)));
         let x = layers::in_f32(x.into(), |x: Tensor<4>| {
-            self.of_burn.forward(x.permute([0, 3, 1, 2])).permute([0, 2, 3, 1])
+            self.of_burn
+                .forward(x.permute([0, 3, 1, 2]))
+                .permute([0, 2, 3, 1])
         });
         let x = global_avg_pool(x);
         let x = stream(&self.streamed, &x).forward(x);
         // Its gradient is the sum over both uses: it is taken after the pass.
-        let x = PassContext { hook: None, ..PassContext::current() }
-            .during(|| self.twice.forward(layers::gelu(self.twice.forward(x))));
+        let x = PassContext {
+            hook: None,
+            ..PassContext::current()
+        }
+        .during(|| self.twice.forward(layers::gelu(self.twice.forward(x))));
         self.head.forward(self.frozen.forward(x))
     }
 }
@@ -112,27 +125,46 @@ enum Kind {
 /// Samples of so many, as one rank has them, with their targets.
 fn batch(samples: std::ops::Range<usize>, device: &Device) -> (Tensor<4>, Tensor<2>) {
     let of = |len: usize, rate: f32| {
-        samples.clone().flat_map(move |sample| (0..len).map(move |i| ((sample * len + i) as f32 * rate).sin()))
+        samples
+            .clone()
+            .flat_map(move |sample| (0..len).map(move |i| ((sample * len + i) as f32 * rate).sin()))
     };
     let images: Vec<f32> = of(SIDE * SIDE * 3, 1.3).collect();
     let targets: Vec<f32> = of(3, 2.1).collect();
-    let images = Tensor::from_data(TensorData::new(images, [samples.len(), SIDE, SIDE, 3]), device);
-    (images, Tensor::from_data(TensorData::new(targets, [samples.len(), 3]), device))
+    let images = Tensor::from_data(
+        TensorData::new(images, [samples.len(), SIDE, SIDE, 3]),
+        device,
+    );
+    (
+        images,
+        Tensor::from_data(TensorData::new(targets, [samples.len(), 3]), device),
+    )
 }
 
 /// The parameters after some steps of SGD.
-fn trained(communicator: Arc<dyn Communicator>, kind: Kind, activations: Activations, has_hook: bool) -> Vec<f32> {
+fn trained(
+    communicator: Arc<dyn Communicator>,
+    kind: Kind,
+    activations: Activations,
+    has_hook: bool,
+) -> Vec<f32> {
     let device = Device::flex().autodiff();
     let net = |kind| match kind {
         Kind::Reparameterized => Net::new(&device).apply_reparameterization(Scaled),
         _ => Net::new(&device),
     };
     let mut model = net(kind);
-    let mut reducer = GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default()).unwrap();
+    let mut reducer =
+        GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default()).unwrap();
     let collector = reducer.collector();
-    let hook = gradient_hook(move |parameter, gradient| collector.take(parameter, gradient.as_slice().unwrap()));
+    let hook = gradient_hook(move |parameter, gradient| {
+        collector.take(parameter, gradient.as_slice().unwrap())
+    });
     let context = PassContext {
-        computation: Computation { activations, ..Computation::default() },
+        computation: Computation {
+            activations,
+            ..Computation::default()
+        },
         reducer: Some(Arc::new(NormReducer::new(Arc::clone(&communicator), true))),
         hook: has_hook.then_some(hook),
     };
@@ -148,10 +180,18 @@ fn trained(communicator: Arc<dyn Communicator>, kind: Kind, activations: Activat
         }
         let (images, targets) = batch(own.clone(), &device);
         let logits = context.clone().during(|| model.forward(images));
-        let loss = (logits - targets).powi_scalar(2).sum().div_scalar(own.len() as f64);
-        let gradients = reducer.backward(&model, loss, own.len() as f64 / NUM_SAMPLES as f64).unwrap();
+        let loss = (logits - targets)
+            .powi_scalar(2)
+            .sum()
+            .div_scalar(own.len() as f64);
+        let gradients = reducer
+            .backward(&model, loss, own.len() as f64 / NUM_SAMPLES as f64)
+            .unwrap();
         let unused = reducer.unused_parameters();
-        assert!(!unused.is_empty() && unused.iter().all(|path| path.starts_with("unused.")), "{kind:?}: {unused:?}");
+        assert!(
+            !unused.is_empty() && unused.iter().all(|path| path.starts_with("unused.")),
+            "{kind:?}: {unused:?}"
+        );
         model = optimizer.step(0.01, model, gradients);
     }
     read(&model, &ParameterLayout::new(&model))
@@ -167,15 +207,32 @@ fn relative_l2(found: &[f32], expected: &[f32]) -> f64 {
 #[test]
 fn models_of_every_kind_of_part_are_trained_alike_on_any_number_of_ranks_with_hooks_and_without() {
     for kind in [Kind::Plain, Kind::Loaded, Kind::Reparameterized] {
-        for (activations, tolerance) in [(Activations::F32, 1e-5), (Activations::Bf16, 2e-3), (Activations::F16, 2e-4)]
-        {
-            let expected = trained(Arc::new(SingleCommunicator::new()), kind, activations, false);
+        for (activations, tolerance) in [
+            (Activations::F32, 1e-5),
+            (Activations::Bf16, 2e-3),
+            (Activations::F16, 2e-4),
+        ] {
+            let expected = trained(
+                Arc::new(SingleCommunicator::new()),
+                kind,
+                activations,
+                false,
+            );
             for (world_size, has_hook) in [(1, true), (2, true), (2, false)] {
-                let ranks = run_ranks(world_size, |own| trained(Arc::new(own), kind, activations, has_hook));
-                assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{kind:?} {activations:?}: ranks differ");
-                assert!(ranks[0].iter().all(|value| value.is_finite()), "{kind:?} {activations:?}: diverged");
+                let ranks = run_ranks(world_size, |own| {
+                    trained(Arc::new(own), kind, activations, has_hook)
+                });
+                assert!(
+                    ranks.iter().all(|rank| *rank == ranks[0]),
+                    "{kind:?} {activations:?}: ranks differ"
+                );
+                assert!(
+                    ranks[0].iter().all(|value| value.is_finite()),
+                    "{kind:?} {activations:?}: diverged"
+                );
                 let off = relative_l2(&ranks[0], &expected);
-                let what = format!("{kind:?}, {activations:?}, {world_size} ranks, hook {has_hook}");
+                let what =
+                    format!("{kind:?}, {activations:?}, {world_size} ranks, hook {has_hook}");
                 assert!(off < tolerance, "{what}: {off:.2e}");
             }
         }

@@ -21,7 +21,10 @@ use example::OwnParts;
 
 const OWN: &str = "--model resnet8 --dataset own --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
 
-fn run_as<F: ModelFamily<Model = ResNet>>(world_size: usize, lines: &[&str]) -> anyhow::Result<Run> {
+fn run_as<F: ModelFamily<Model = ResNet>>(
+    world_size: usize,
+    lines: &[&str],
+) -> anyhow::Result<Run> {
     Run::in_new_directory().try_go_as::<F>(world_size, &flags(lines))
 }
 
@@ -35,7 +38,8 @@ fn refusal<F: ModelFamily<Model = ResNet>>(lines: &[&str]) -> String {
 
 #[test]
 fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
-    let options = "--optimizer own --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
+    let options =
+        "--optimizer own --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
     let run = own(1, &format!("{options} --eval-every-epochs 6"));
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();
@@ -43,18 +47,32 @@ fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
     // As many images of both classes.
     assert_eq!(test.metrics["mean_class_accuracy"], test.top1);
     let lines = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
-    assert!(lines.contains("\"metrics\":{\"mean_class_accuracy\":"), "{lines}");
+    assert!(
+        lines.contains("\"metrics\":{\"mean_class_accuracy\":"),
+        "{lines}"
+    );
 }
 
 #[test]
 fn the_best_model_of_an_own_loss_is_that_of_the_lowest_loss_or_of_a_named_metric() {
     let of = |options: &str| own(1, options).outcomes()[0].progress.best.clone().unwrap();
     assert_eq!(of("").monitor, "test-loss");
-    assert_eq!(of("--monitor mean_class_accuracy").monitor, "test-mean_class_accuracy");
+    assert_eq!(
+        of("--monitor mean_class_accuracy").monitor,
+        "test-mean_class_accuracy"
+    );
     let text = refusal::<OwnParts>(&[OWN, "--class-weights balanced"]);
-    assert!(text.contains("--class-weights: no effect, since the custom loss"), "{text}");
+    assert!(
+        text.contains("--class-weights: no effect, since the custom loss"),
+        "{text}"
+    );
     let text = refusal::<OwnParts>(&[OWN, "--monitor val-cost"]);
-    assert!(text.contains("(expected one of test-loss, test-top1, test-mean_class_accuracy, got test-cost)"), "{text}");
+    assert!(
+        text.contains(
+            "(expected one of test-loss, test-top1, test-mean_class_accuracy, got test-cost)"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
@@ -63,9 +81,15 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
     let one = own(1, exact).parameter_hash();
     assert_eq!(own(2, exact).parameter_hash(), one);
     let half = own(2, &format!("{exact} --epochs 1"));
-    let resumed = half.again().try_go_as::<OwnParts>(2, &flags(&[OWN, exact, "--resume"])).unwrap();
+    let resumed = half
+        .again()
+        .try_go_as::<OwnParts>(2, &flags(&[OWN, exact, "--resume"]))
+        .unwrap();
     assert_eq!(resumed.parameter_hash(), one);
-    assert_ne!(own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(), one);
+    assert_ne!(
+        own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(),
+        one
+    );
 }
 
 /// The same networks and images with an optimizer that remembers something else, and for so many classes less.
@@ -82,7 +106,13 @@ impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
     }
 
     fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
-        OwnParts::build(args, &ModelRequest { num_classes: request.num_classes - CLASSES_LESS, ..*request })
+        OwnParts::build(
+            args,
+            &ModelRequest {
+                num_classes: request.num_classes - CLASSES_LESS,
+                ..*request
+            },
+        )
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
@@ -97,27 +127,52 @@ impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
 #[test]
 fn logits_for_fewer_classes_than_the_labels_are_refused_with_both_shapes() {
     let error = run_as::<Other<1>>(1, &[TINY, "--grad-accum-steps 1"]).unwrap_err();
-    assert!(format!("{error:#}").contains("model: expected logits [24, 10 or more]"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("model: expected logits [24, 10 or more]"),
+        "{error:#}"
+    );
 }
 
 #[test]
 fn the_state_of_another_own_optimizer_is_refused() {
     let half = own(1, "--optimizer own --schedule constant --epochs 1");
     let lines = [OWN, "--optimizer own --schedule constant --resume"];
-    let message = format!("{:#}", half.again().try_go_as::<Other<0>>(1, &flags(&lines)).unwrap_err());
-    assert!(message.contains("tensors to be of this optimizer, got 0"), "{message}");
-    half.again().try_go_as::<OwnParts>(1, &flags(&lines)).unwrap();
+    let message = format!(
+        "{:#}",
+        half.again()
+            .try_go_as::<Other<0>>(1, &flags(&lines))
+            .unwrap_err()
+    );
+    assert!(
+        message.contains("tensors to be of this optimizer, got 0"),
+        "{message}"
+    );
+    half.again()
+        .try_go_as::<OwnParts>(1, &flags(&lines))
+        .unwrap();
 }
 
 #[test]
 fn what_a_program_does_not_bring_is_refused() {
     let run = Run::in_new_directory();
-    let error = run.again().try_go(1, &flags(&[TINY, "--optimizer own"])).unwrap_err();
+    let error = run
+        .again()
+        .try_go(1, &flags(&[TINY, "--optimizer own"]))
+        .unwrap_err();
     let message = format!("{error:#}");
-    assert!(message.contains("--optimizer own") && message.contains("brings an optimizer"), "{message}");
-    assert!(!run.directory().exists(), "it is refused before anything is written");
+    assert!(
+        message.contains("--optimizer own") && message.contains("brings an optimizer"),
+        "{message}"
+    );
+    assert!(
+        !run.directory().exists(),
+        "it is refused before anything is written"
+    );
     let message = refusal::<ResNetFamily>(&[OWN]);
-    assert!(message.contains("--dataset own") && message.contains("brings a data set"), "{message}");
+    assert!(
+        message.contains("--dataset own") && message.contains("brings a data set"),
+        "{message}"
+    );
 }
 
 /// The parameters of `part` after a run.
@@ -126,31 +181,59 @@ fn part(run: &Run, part: &str) -> Vec<f32> {
     let (trained, frozen) = (ParameterLayout::new(model), ParameterLayout::state(model));
     let of = |layout: &ParameterLayout| {
         let values = read(model, layout);
-        let entries =
-            layout.entries().iter().filter(|entry| entry.path.starts_with(part) && !entry.path.contains("running"));
-        entries.flat_map(|entry| values[entry.range()].to_vec()).collect::<Vec<_>>()
+        let entries = layout
+            .entries()
+            .iter()
+            .filter(|entry| entry.path.starts_with(part) && !entry.path.contains("running"));
+        entries
+            .flat_map(|entry| values[entry.range()].to_vec())
+            .collect::<Vec<_>>()
     };
     [of(&trained), of(&frozen)].concat()
 }
 
 #[test]
 fn frozen_parts_stay_and_the_rest_learns_on_any_number_of_ranks() {
-    for options in
-        ["", "--reduction exact --virtual-shards 3", "--sync local-sgd --every 2", "--optimizer adamw --ema-decay 0.5"]
-    {
-        let start = run_as::<ResNetFamily>(1, &[TINY, "--freeze conv1,bn1,layer1,layer2,layer3 --epochs 1"]).unwrap();
+    for options in [
+        "",
+        "--reduction exact --virtual-shards 3",
+        "--sync local-sgd --every 2",
+        "--optimizer adamw --ema-decay 0.5",
+    ] {
+        let start = run_as::<ResNetFamily>(
+            1,
+            &[TINY, "--freeze conv1,bn1,layer1,layer2,layer3 --epochs 1"],
+        )
+        .unwrap();
         for world_size in [1, 3] {
-            let run =
-                run_as::<ResNetFamily>(world_size, &[TINY, "--freeze conv1,bn1,layer1 --epochs 1", options]).unwrap();
+            let run = run_as::<ResNetFamily>(
+                world_size,
+                &[TINY, "--freeze conv1,bn1,layer1 --epochs 1", options],
+            )
+            .unwrap();
             for frozen in ["conv1", "bn1", "layer1"] {
-                assert_eq!(part(&run, frozen), part(&start, frozen), "{frozen} {options} {world_size}");
+                assert_eq!(
+                    part(&run, frozen),
+                    part(&start, frozen),
+                    "{frozen} {options} {world_size}"
+                );
             }
-            assert_ne!(part(&run, "layer2"), part(&start, "layer2"), "{options} {world_size}");
+            assert_ne!(
+                part(&run, "layer2"),
+                part(&start, "layer2"),
+                "{options} {world_size}"
+            );
         }
     }
     let message = refusal::<ResNetFamily>(&[TINY, "--freeze layer9"]);
-    assert!(message.contains("--freeze layer9") && message.contains("layer1, layer2, layer3"), "{message}");
-    assert!(refusal::<ResNetFamily>(&[TINY, "--freeze conv1,bn1,layer1,layer2,layer3,linear"]).contains("got none"));
+    assert!(
+        message.contains("--freeze layer9") && message.contains("layer1, layer2, layer3"),
+        "{message}"
+    );
+    assert!(
+        refusal::<ResNetFamily>(&[TINY, "--freeze conv1,bn1,layer1,layer2,layer3,linear"])
+            .contains("got none")
+    );
 }
 
 #[test]
@@ -158,26 +241,54 @@ fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_i
     let lines = [TINY, "--freeze conv1,bn1,layer1"];
     let whole = run_as::<ResNetFamily>(2, &lines).unwrap();
     for is_of_earlier_version in [false, true] {
-        let stopped = Run::in_new_directory().stopping_after(4).try_go_as::<ResNetFamily>(2, &flags(&lines)).unwrap();
+        let stopped = Run::in_new_directory()
+            .stopping_after(4)
+            .try_go_as::<ResNetFamily>(2, &flags(&lines))
+            .unwrap();
         let (checkpoint, _) = find(&stopped.directory()).unwrap();
         let mut tensors = checkpoint.training_tensors().unwrap();
         let model = &stopped.outcomes()[0].model;
-        let (layout, of_state) = (ParameterLayout::statistics(model), ParameterLayout::state(model));
-        assert_eq!(tensors.norm_statistics.iter().map(Vec::len).collect::<Vec<_>>(), [layout.num_elements(); 2]);
+        let (layout, of_state) = (
+            ParameterLayout::statistics(model),
+            ParameterLayout::state(model),
+        );
+        assert_eq!(
+            tensors
+                .norm_statistics
+                .iter()
+                .map(Vec::len)
+                .collect::<Vec<_>>(),
+            [layout.num_elements(); 2]
+        );
         if is_of_earlier_version {
             for row in &mut tensors.norm_statistics {
                 let own = std::mem::replace(row, read(model, &of_state));
                 for entry in layout.entries() {
-                    let place = of_state.entries().iter().find(|other| other.path == entry.path).unwrap();
+                    let place = of_state
+                        .entries()
+                        .iter()
+                        .find(|other| other.path == entry.path)
+                        .unwrap();
                     row[place.range()].copy_from_slice(&own[entry.range()]);
                 }
             }
             let store = CheckpointStore::new(&stopped.directory().join("checkpoints"), 1);
             let model = fs::read(checkpoint.model_path()).unwrap();
-            store.save(checkpoint.state.clone(), &tensors, None, |path| Ok(fs::write(path, &model)?)).unwrap();
+            store
+                .save(checkpoint.state.clone(), &tensors, None, |path| {
+                    Ok(fs::write(path, &model)?)
+                })
+                .unwrap();
         }
-        let resumed = stopped.again().try_go_as::<ResNetFamily>(2, &flags(&[TINY, "--resume"])).unwrap();
-        assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{is_of_earlier_version}");
+        let resumed = stopped
+            .again()
+            .try_go_as::<ResNetFamily>(2, &flags(&[TINY, "--resume"]))
+            .unwrap();
+        assert_eq!(
+            resumed.parameter_hash(),
+            whole.parameter_hash(),
+            "{is_of_earlier_version}"
+        );
         assert_eq!(part(&resumed, "layer1"), part(&whole, "layer1"));
     }
 }
@@ -185,12 +296,31 @@ fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_i
 #[test]
 fn a_factor_on_the_rate_of_every_part_is_that_rate_and_the_longest_name_counts() {
     let plain = "--epochs 1 --schedule constant --warmup-epochs 0";
-    let run = |options: &str| run_as::<ResNetFamily>(1, &[TINY, plain, options]).unwrap().parameter_hash();
+    let run = |options: &str| {
+        run_as::<ResNetFamily>(1, &[TINY, plain, options])
+            .unwrap()
+            .parameter_hash()
+    };
     let halved = run("--learning-rate 0.05");
     let all = "conv1=0.5,bn1=0.5,layer1=0.5,layer2=0.5,layer3=0.5,linear=0.5";
-    assert_eq!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all}")), halved);
-    assert_eq!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.5")), halved);
-    assert_ne!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.25")), halved);
+    assert_eq!(
+        run(&format!(
+            "--learning-rate 0.1 --learning-rate-factors {all}"
+        )),
+        halved
+    );
+    assert_eq!(
+        run(&format!(
+            "--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.5"
+        )),
+        halved
+    );
+    assert_ne!(
+        run(&format!(
+            "--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.25"
+        )),
+        halved
+    );
 }
 
 #[test]
@@ -199,16 +329,29 @@ fn a_new_head_leaves_the_last_layer_of_a_file_with_other_classes_out() {
     let file = folder.path().join("ten_classes.safetensors");
     let trained = run_as::<ResNetFamily>(1, &[TINY, "--epochs 1"]).unwrap();
     save_safetensors(&trained.outcomes()[0].model, &file).unwrap();
-    let still = format!("--learning-rate 1e-30 --weight-decay 0 --epochs 1 --weights {}", file.display());
+    let still = format!(
+        "--learning-rate 1e-30 --weight-decay 0 --epochs 1 --weights {}",
+        file.display()
+    );
     let message = refusal::<OwnParts>(&[OWN, &still]);
-    assert!(message.contains("misshaped") && message.contains("linear.weight"), "{message}");
+    assert!(
+        message.contains("misshaped") && message.contains("linear.weight"),
+        "{message}"
+    );
     let tuned = run_as::<OwnParts>(1, &[OWN, &still, "--new-head"]).unwrap();
     for taken in ["conv1", "layer1", "layer3"] {
         assert_eq!(part(&tuned, taken), part(&trained, taken), "{taken}");
     }
     assert_eq!(part(&tuned, "linear").len(), 64 * 2 + 2);
-    let (_, loaded) = load_weights_with(tuned.outcomes()[0].model.clone(), &file, Head::Own).unwrap();
-    assert_eq!((loaded.kept, loaded.taken.len()), (vec!["linear.weight".to_owned(), "linear.bias".to_owned()], 35));
+    let (_, loaded) =
+        load_weights_with(tuned.outcomes()[0].model.clone(), &file, Head::Own).unwrap();
+    assert_eq!(
+        (loaded.kept, loaded.taken.len()),
+        (
+            vec!["linear.weight".to_owned(), "linear.bias".to_owned()],
+            35
+        )
+    );
 }
 
 #[test]
@@ -220,9 +363,15 @@ fn options_that_a_custom_loss_ignores_are_refused_before_anything_is_written() {
         ("--mixup 0.2", "--mixup: the custom loss"),
         ("--cutmix 1", "--cutmix: the custom loss"),
     ] {
-        let error = run.again().try_go_as::<OwnParts>(1, &flags(&[OWN, options])).unwrap_err();
+        let error = run
+            .again()
+            .try_go_as::<OwnParts>(1, &flags(&[OWN, options]))
+            .unwrap_err();
         let text = format!("{error:#}");
-        assert!(text.starts_with(option) && text.contains("resnet-with-own-parts"), "{options}: {text}");
+        assert!(
+            text.starts_with(option) && text.contains("resnet-with-own-parts"),
+            "{options}: {text}"
+        );
         assert!(!run.directory().exists(), "{options}");
     }
 }

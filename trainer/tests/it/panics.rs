@@ -24,18 +24,31 @@ fn a_caught_panic_on_any_thread_ends_no_job_and_another_ends_it() {
     let run = |kind: &str| -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = "panics::a_caught_panic_on_any_thread_ends_no_job_and_another_ends_it";
-        command.args(["--exact", name, "--nocapture"]).env(KIND, kind).output().unwrap()
+        command
+            .args(["--exact", name, "--nocapture"])
+            .env(KIND, kind)
+            .output()
+            .unwrap()
     };
     let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     for kind in ["caught", "caught on a thread"] {
         let output = run(kind);
-        assert!(output.status.success(), "{kind}: {:?}: {}", output.status, told(&output));
+        assert!(
+            output.status.success(),
+            "{kind}: {:?}: {}",
+            output.status,
+            told(&output)
+        );
     }
     for kind in ["not caught", "on a thread"] {
         let output = run(kind);
         assert!(told(&output).contains("on purpose"), "{}", told(&output));
         assert_eq!(output.status.code(), Some(101), "{kind}");
-        assert!(told(&output).contains("error (rank 0): panicked"), "{}", told(&output));
+        assert!(
+            told(&output).contains("error (rank 0): panicked"),
+            "{}",
+            told(&output)
+        );
     }
 }
 
@@ -56,15 +69,28 @@ fn panic_as(kind: &str) {
 #[test]
 fn a_parquet_file_that_makes_its_library_panic_is_an_error_and_ends_no_job_by_a_panic() {
     let folder = tempfile::tempdir().unwrap();
-    let damaged = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/parquet/crash-length-beyond-page");
+    let damaged = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/fuzz/corpus/parquet/crash-length-beyond-page"
+    );
     for name in ["train-0.parquet", "val-0.parquet"] {
         std::fs::copy(damaged, folder.path().join(name)).unwrap();
     }
     let mut command = crate::fixture::program();
-    command.args("train --dataset parquet --model resnet8 --image-size 8 --epochs 1 --on-bad-image skip".split(' '));
-    command.arg("--data-dir").arg(folder.path()).arg("--output-dir").arg(folder.path().join("run"));
+    command.args(
+        "train --dataset parquet --model resnet8 --image-size 8 --epochs 1 --on-bad-image skip"
+            .split(' '),
+    );
+    command
+        .arg("--data-dir")
+        .arg(folder.path())
+        .arg("--output-dir")
+        .arg(folder.path().join("run"));
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("train") && !text.contains("panicked"), "{text}");
+    assert!(
+        text.contains("train") && !text.contains("panicked"),
+        "{text}"
+    );
 }

@@ -18,14 +18,32 @@ fn run(words: &[&str]) -> Output {
 fn succeeded(words: &[&str]) -> String {
     let output = run(words);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{words:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{words:?}: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     text
 }
 
-const BRIEF: [&str; 8] = ["--batch-size-per-rank", "4", "--steps", "3", "--warmup-steps", "1", "--threads", "1"];
+const BRIEF: [&str; 8] = [
+    "--batch-size-per-rank",
+    "4",
+    "--steps",
+    "3",
+    "--warmup-steps",
+    "1",
+    "--threads",
+    "1",
+];
 
 fn profile(path: &Path) -> String {
-    let output = ["bench", "--profile-output", path.to_str().unwrap(), "--json"];
+    let output = [
+        "bench",
+        "--profile-output",
+        path.to_str().unwrap(),
+        "--json",
+    ];
     succeeded(&[&output[..], &BRIEF[..]].concat())
 }
 
@@ -45,16 +63,40 @@ fn gradients_of_a_step_of_several_passes_leave_in_the_last() {
     ];
     let text = succeeded(&[&output[..], &BRIEF[..]].concat());
     let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert_eq!((result.batch_size_per_rank, result.grad_accum_steps, result.global_batch_size), (4, Some(3), 12));
+    assert_eq!(
+        (
+            result.batch_size_per_rank,
+            result.grad_accum_steps,
+            result.global_batch_size
+        ),
+        (4, Some(3), 12)
+    );
     // What changes a step is told, of the sizes and of how it is computed, and nothing that does not.
     let told: Vec<&str> = result.options.keys().map(String::as_str).collect();
     let expected = "batch_norm convolution cpu grad_accum_steps image_size input num_classes overlap recompute reduction shortcut sync update";
-    assert_eq!((told.join(" ").as_str(), result.options["image_size"].as_str()), (expected, "32"));
+    assert_eq!(
+        (
+            told.join(" ").as_str(),
+            result.options["image_size"].as_str()
+        ),
+        (expected, "32")
+    );
     let file = read_profile(&path).unwrap();
-    assert_eq!((file.options["recompute"].as_str(), file.options.get("overlap")), ("none", None));
+    assert_eq!(
+        (
+            file.options["recompute"].as_str(),
+            file.options.get("overlap")
+        ),
+        ("none", None)
+    );
     assert_eq!(file.batch_size_per_rank, 12);
-    let in_the_last = |ready_s: f64| (file.backward_s * 2.0 / 3.0..=file.backward_s).contains(&ready_s);
-    assert!(file.parameters.iter().all(|parameter| in_the_last(parameter.ready_s)));
+    let in_the_last =
+        |ready_s: f64| (file.backward_s * 2.0 / 3.0..=file.backward_s).contains(&ready_s);
+    assert!(
+        file.parameters
+            .iter()
+            .all(|parameter| in_the_last(parameter.ready_s))
+    );
 }
 
 #[test]
@@ -63,66 +105,150 @@ fn a_measured_step_is_written_and_predicted_from() {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let text = profile(Path::new(&path("step.json")));
     let file = read_profile(Path::new(&path("step.json"))).unwrap();
-    assert_eq!((file.model.as_str(), file.batch_size_per_rank, file.threads), ("resnet20", 4, 1));
+    assert_eq!(
+        (file.model.as_str(), file.batch_size_per_rank, file.threads),
+        ("resnet20", 4, 1)
+    );
     let parts = file.forward_s + file.backward_s + file.optimizer_s + file.input_s + file.other_s;
-    assert!((parts / file.step_s - 1.0).abs() < 0.02, "{parts} of {}", file.step_s);
-    let elements: usize = file.parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum();
-    assert_eq!((elements, file.buckets.iter().map(|bucket| bucket.bytes).sum()), (269_722, 4 * 269_722));
+    assert!(
+        (parts / file.step_s - 1.0).abs() < 0.02,
+        "{parts} of {}",
+        file.step_s
+    );
+    let elements: usize = file
+        .parameters
+        .iter()
+        .map(|parameter| parameter.shape.iter().product::<usize>())
+        .sum();
+    assert_eq!(
+        (
+            elements,
+            file.buckets.iter().map(|bucket| bucket.bytes).sum()
+        ),
+        (269_722, 4 * 269_722)
+    );
     // The classifier's gradient is there long before the first convolution's.
-    let ready = |name: &str| file.parameters.iter().find(|parameter| parameter.name == name).unwrap().ready_s;
-    assert!(ready("linear.weight") < ready("conv1.weight") && ready("conv1.weight") <= file.backward_s);
+    let ready = |name: &str| {
+        file.parameters
+            .iter()
+            .find(|parameter| parameter.name == name)
+            .unwrap()
+            .ready_s
+    };
+    assert!(
+        ready("linear.weight") < ready("conv1.weight") && ready("conv1.weight") <= file.backward_s
+    );
     assert!(!file.kernel_seconds.is_empty());
 
     // Beside each kernel's time stands what it takes alone.
     let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    let is_of_layers = |name: &&String| !["global average", "linear layer, gradients"].contains(&name.as_str());
-    assert!(result.kernel_seconds.keys().filter(is_of_layers).eq(result.kernels_alone.keys()), "{result:?}");
-    assert!(result.kernels_alone.values().all(|alone| alone.seconds_per_step > 0.0));
-    assert!((9.0..13.0).contains(&result.activation_walks), "{}", result.activation_walks);
+    let is_of_layers =
+        |name: &&String| !["global average", "linear layer, gradients"].contains(&name.as_str());
+    assert!(
+        result
+            .kernel_seconds
+            .keys()
+            .filter(is_of_layers)
+            .eq(result.kernels_alone.keys()),
+        "{result:?}"
+    );
+    assert!(
+        result
+            .kernels_alone
+            .values()
+            .all(|alone| alone.seconds_per_step > 0.0)
+    );
+    assert!(
+        (9.0..13.0).contains(&result.activation_walks),
+        "{}",
+        result.activation_walks
+    );
     assert!(text.contains("x what they take alone"), "{text}");
 
     // What bench prints is what --measured reads.
     std::fs::write(path("runs.txt"), &text).unwrap();
-    let words = ["predict-scaling", "--profile", &path("step.json"), "--network", "ib-edr,1gbe", "--ranks", "1,8"];
-    let more = ["--output", &path("scaling.json"), "--measured", &path("runs.txt"), "--json"];
+    let words = [
+        "predict-scaling",
+        "--profile",
+        &path("step.json"),
+        "--network",
+        "ib-edr,1gbe",
+        "--ranks",
+        "1,8",
+    ];
+    let more = [
+        "--output",
+        &path("scaling.json"),
+        "--measured",
+        &path("runs.txt"),
+        "--json",
+    ];
     let text = succeeded(&[&words[..], &more[..]].concat());
     assert!(text.contains("predicted over 1gbe (named"), "{text}");
     let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     let run = &json["measured"][0]["runs"][0];
-    assert_eq!((run["ranks"].as_u64(), run["scaled"]["speedup"].as_f64()), (Some(1), Some(1.0)));
-    assert!(run["gap"].as_f64().is_some_and(|gap| gap.abs() < 1.0), "{run}");
+    assert_eq!(
+        (run["ranks"].as_u64(), run["scaled"]["speedup"].as_f64()),
+        (Some(1), Some(1.0))
+    );
+    assert!(
+        run["gap"].as_f64().is_some_and(|gap| gap.abs() < 1.0),
+        "{run}"
+    );
     for name in ["ib-edr", "1gbe"] {
         let text = std::fs::read_to_string(path(&format!("scaling-{name}.json"))).unwrap();
         let file: PredictionFile = serde_json::from_str(&text).unwrap();
-        assert_eq!((file.schema.as_str(), file.network.name.as_str()), ("lockstep.prediction/1", name));
-        assert_eq!(file.predictions.len(), 2 * 9);
-        assert!(
-            file.predictions
-                .iter()
-                .all(|record| record.efficiency.is_some_and(|share| share > 0.0 && share <= 1.0 + 1e-9))
+        assert_eq!(
+            (file.schema.as_str(), file.network.name.as_str()),
+            ("lockstep.prediction/1", name)
         );
+        assert_eq!(file.predictions.len(), 2 * 9);
+        assert!(file.predictions.iter().all(|record| {
+            record
+                .efficiency
+                .is_some_and(|share| share > 0.0 && share <= 1.0 + 1e-9)
+        }));
     }
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 4, "nothing else is left");
+    assert_eq!(
+        std::fs::read_dir(directory.path()).unwrap().count(),
+        4,
+        "nothing else is left"
+    );
 }
 
 #[test]
 fn a_second_step_of_other_work_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
-    let [first, second] = ["a.json", "b.json"].map(|name| directory.path().join(name).to_str().unwrap().to_owned());
+    let [first, second] =
+        ["a.json", "b.json"].map(|name| directory.path().join(name).to_str().unwrap().to_owned());
     profile(Path::new(&first));
     let text = std::fs::read_to_string(&first).unwrap();
     let other = |from: &str, to: &str| {
         assert!(text.contains(from), "{text}");
         std::fs::write(&second, text.replace(from, to)).unwrap();
-        let words = ["predict-scaling", "--profile", &first, "--profile", &second, "--scaling", "strong"];
+        let words = [
+            "predict-scaling",
+            "--profile",
+            &first,
+            "--profile",
+            &second,
+            "--scaling",
+            "strong",
+        ];
         let output = run(&words);
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let batch = "\"batch_size_per_rank\": 4";
-    assert!(other("\"image_size\": \"32\"", "\"image_size\": \"64\"").contains("image_size 64 instead of 32"));
+    assert!(
+        other("\"image_size\": \"32\"", "\"image_size\": \"64\"")
+            .contains("image_size 64 instead of 32")
+    );
     let error = other("\"kernels\": \"fused\"", "\"kernels\": \"stock\"");
-    assert!(error.contains("got batch 4, kernels stock instead of fused"), "{error}");
+    assert!(
+        error.contains("got batch 4, kernels stock instead of fused"),
+        "{error}"
+    );
     assert!(other(batch, batch).contains("expected the step of") && text.contains(batch));
 }
 
@@ -140,9 +266,14 @@ fn strong_scaling_measures_two_batches_by_itself() {
         "allreduce:ring",
     ];
     let text = succeeded(&[&words[..], &BRIEF[..]].concat());
-    assert!(text.contains("batch 4 a rank") && text.contains("batch 1 a rank"), "{text}");
     assert!(
-        text.contains("not predicted: allreduce:ring on 3 ranks: they do not divide a global batch of 4"),
+        text.contains("batch 4 a rank") && text.contains("batch 1 a rank"),
+        "{text}"
+    );
+    assert!(
+        text.contains(
+            "not predicted: allreduce:ring on 3 ranks: they do not divide a global batch of 4"
+        ),
         "{text}"
     );
 }
@@ -150,17 +281,36 @@ fn strong_scaling_measures_two_batches_by_itself() {
 #[test]
 fn published_figures_stand_beside_what_is_simulated_of_them() {
     let text = succeeded(&["predict-scaling", "--published"]);
-    assert!(text.contains("published efficiency 84.2 %, predicted"), "{text}");
+    assert!(
+        text.contains("published efficiency 84.2 %, predicted"),
+        "{text}"
+    );
     assert_eq!(text.matches("assumed: ").count(), 5);
     assert!(!text.contains("img/s"), "nothing is measured");
 }
 
 #[test]
 fn bench_simulates_methods_of_every_kind() {
-    let words = ["bench", "--simulate-network", "1gbe", "--simulate-ranks", "2,4"];
-    for method in [&["--compress", "bf16"][..], &["--sync", "local-sgd"], &["--sync", "async-parameter-server"]] {
+    let words = [
+        "bench",
+        "--simulate-network",
+        "1gbe",
+        "--simulate-ranks",
+        "2,4",
+    ];
+    for method in [
+        &["--compress", "bf16"][..],
+        &["--sync", "local-sgd"],
+        &["--sync", "async-parameter-server"],
+    ] {
         let text = succeeded(&[&words[..], &BRIEF[..], method].concat());
-        assert_eq!(text.lines().filter(|line| line.starts_with("simulated ")).count(), 3, "{text}");
+        assert_eq!(
+            text.lines()
+                .filter(|line| line.starts_with("simulated "))
+                .count(),
+            3,
+            "{text}"
+        );
     }
 }
 
@@ -171,7 +321,10 @@ fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
         (&["--network", "token-ring"], "--network"),
         (&["--ranks", "0"], "--ranks: expected 1 to 4096 ranks"),
         (&["--output", "/"], "--output: expected the name of a file"),
-        (&["--profile", "a.json", "--steps", "3"], "--steps has no effect"),
+        (
+            &["--profile", "a.json", "--steps", "3"],
+            "--steps has no effect",
+        ),
         (&["--published", "--ranks", "2"], "--ranks has no effect"),
         (&["--ranks-per-node", "0"], "--ranks-per-node"),
     ] {
@@ -179,11 +332,17 @@ fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
         assert!(error.contains(flag), "{words:?}: {error}");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{words:?}: refused before anything is told");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "",
+            "{words:?}: refused before anything is told"
+        );
     }
-    for words in
-        [["--profile", "/absent/step.json"], ["--measured", "/absent/runs.txt"], ["--output", "/absent/scaling.json"]]
-    {
+    for words in [
+        ["--profile", "/absent/step.json"],
+        ["--measured", "/absent/runs.txt"],
+        ["--output", "/absent/scaling.json"],
+    ] {
         let output = run(&[&["predict-scaling"], &words[..]].concat());
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{words:?}: {error}");

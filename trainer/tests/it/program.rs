@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const TINY: &str =
-    "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
+const TINY: &str = "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
 
-const STUDY: &str = "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n";
+const STUDY: &str =
+    "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n";
 
 fn trainer(words: &str, more: &[&Path]) -> Command {
     let mut command = program();
@@ -20,7 +20,12 @@ fn trainer(words: &str, more: &[&Path]) -> Command {
 
 fn succeed(mut command: Command) -> String {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{:?}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -43,7 +48,10 @@ fn json_file(path: &Path) -> Value {
 fn end_of(mut child: Child, limit: Duration) -> Output {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < limit, "the program did not end in {limit:?}");
+        assert!(
+            start.elapsed() < limit,
+            "the program did not end in {limit:?}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     child.wait_with_output().unwrap()
@@ -53,9 +61,14 @@ fn end_of(mut child: Child, limit: Duration) -> Output {
 #[test]
 fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
     for name in ["networks", "own_model", "own_parts"] {
-        let example = Path::new(env!("CARGO_BIN_EXE_trainer")).with_file_name("examples").join(name);
+        let example = Path::new(env!("CARGO_BIN_EXE_trainer"))
+            .with_file_name("examples")
+            .join(name);
         if !example.exists() {
-            eprintln!("not tried: {} is absent; cargo build -p trainer --examples", example.display());
+            eprintln!(
+                "not tried: {} is absent; cargo build -p trainer --examples",
+                example.display()
+            );
             continue;
         }
         let mut command = Command::new(example);
@@ -68,33 +81,63 @@ fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
 fn a_process_without_a_launcher_initialises_no_mpi() {
     let directory = tempfile::tempdir().unwrap();
     // No ssh, no folder for temporary files, no home: Open MPI could start nothing here.
-    let mut command = trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&directory.path().join("run")]);
-    command.env("PATH", "/no/such").env("TMPDIR", "/proc").env_remove("HOME");
+    let mut command = trainer(
+        &format!("{TINY} --epochs 1 --output-dir"),
+        &[&directory.path().join("run")],
+    );
+    command
+        .env("PATH", "/no/such")
+        .env("TMPDIR", "/proc")
+        .env_remove("HOME");
     succeed(command);
 }
 
 #[test]
-fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_one_does_not_count() {
+fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_one_does_not_count()
+{
     let run = |words: &str, variables: &[(&str, &str)]| {
         let mut command = trainer(words, &[]);
         command.envs(variables.iter().copied());
         let output = command.output().unwrap();
         (output.status.code(), told(&output))
     };
-    let bench = "bench --model resnet8 --threads 1 --steps 2 --warmup-steps 1 --batch-size-per-rank 2";
+    let bench =
+        "bench --model resnet8 --threads 1 --steps 2 --warmup-steps 1 --batch-size-per-rank 2";
     for (words, variables, expected) in [
-        (bench, &[("PMI_SIZE", "4"), ("PMI_RANK", "0")][..], "for one process: unset PMI_SIZE"),
-        (bench, &[("SLURM_NTASKS", "4")], "for one process: unset SLURM_NTASKS"),
-        (bench, &[("OMPI_COMM_WORLD_SIZE", "x")], "if no launcher set it: unset OMPI_COMM_WORLD_SIZE"),
-        ("launch -n 1 -- config", &[("PMI_SIZE", "4"), ("PMI_RANK", "0")], "unset PMI_SIZE if no launcher set it"),
+        (
+            bench,
+            &[("PMI_SIZE", "4"), ("PMI_RANK", "0")][..],
+            "for one process: unset PMI_SIZE",
+        ),
+        (
+            bench,
+            &[("SLURM_NTASKS", "4")],
+            "for one process: unset SLURM_NTASKS",
+        ),
+        (
+            bench,
+            &[("OMPI_COMM_WORLD_SIZE", "x")],
+            "if no launcher set it: unset OMPI_COMM_WORLD_SIZE",
+        ),
+        (
+            "launch -n 1 -- config",
+            &[("PMI_SIZE", "4"), ("PMI_RANK", "0")],
+            "unset PMI_SIZE if no launcher set it",
+        ),
     ] {
         let (code, text) = run(words, variables);
-        assert!(code == Some(1) && text.contains(expected), "{words} {variables:?}: {code:?} {text}");
+        assert!(
+            code == Some(1) && text.contains(expected),
+            "{words} {variables:?}: {code:?} {text}"
+        );
     }
     for (words, variables) in [
         (bench, [("SLURM_NTASKS", ""), ("PMI_SIZE", "")]),
         (bench, [("PMI_SIZE", "1"), ("PMI_FD", "77")]),
-        (&format!("launch -n 1 -- {bench}"), [("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")]),
+        (
+            &format!("launch -n 1 -- {bench}"),
+            [("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")],
+        ),
     ] {
         let (code, text) = run(words, &variables);
         assert_eq!(code, Some(0), "{words} {variables:?}: {text}");
@@ -105,10 +148,17 @@ fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_
 fn a_configuration_is_that_of_as_many_ranks_as_were_started_and_the_first_one_prints_it() {
     let config = |rank: &str| {
         let mut command = trainer("config --batch-size-per-rank 16", &[]);
-        command.env("OMPI_COMM_WORLD_SIZE", "4").env("OMPI_COMM_WORLD_RANK", rank).env("PMIX_NAMESPACE", "7");
+        command
+            .env("OMPI_COMM_WORLD_SIZE", "4")
+            .env("OMPI_COMM_WORLD_RANK", rank)
+            .env("PMIX_NAMESPACE", "7");
         succeed(command)
     };
-    assert!(config("0").contains("global-batch-size = 64"), "{}", config("0"));
+    assert!(
+        config("0").contains("global-batch-size = 64"),
+        "{}",
+        config("0")
+    );
     assert_eq!(config("1"), "");
 }
 
@@ -119,9 +169,17 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     let stdout = succeed(trainer(&format!("{TINY} --epochs 2 --output-dir"), &[&run]));
     assert!(stdout.contains("epoch 01 done"), "{stdout}");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<Value> = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(lines.len(), 2);
-    for key in ["train_loss", "train_top1", "images_per_second", "learning_rate"] {
+    for key in [
+        "train_loss",
+        "train_top1",
+        "images_per_second",
+        "learning_rate",
+    ] {
         assert!(lines[1][key].is_f64(), "{key} in {metrics}");
     }
     for key in ["loss", "top1", "top5"] {
@@ -134,12 +192,34 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     assert!(lines[1]["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
     let summary = json_file(&run.join("summary.json"));
     assert_eq!(summary["parameter_hash"].as_str().unwrap().len(), 64);
-    assert_eq!((&summary["steps"], &summary["images"]), (&Value::from(6), &Value::from(192)));
-    assert_eq!(json_file(&run.join("manifest.json"))["dataset"]["name"], "shapes");
-    assert!(std::fs::read_to_string(run.join("run.toml")).unwrap().contains("resnet8"));
-    assert!(std::fs::read_to_string(run.join("train.log")).unwrap().contains("epoch 01 done"));
-    let mode = |file: &str| std::fs::metadata(run.join("checkpoints/step-00000006").join(file)).unwrap().permissions();
-    assert_eq!(mode("model.safetensors"), mode("state.json"), "who may read one may read the other");
+    assert_eq!(
+        (&summary["steps"], &summary["images"]),
+        (&Value::from(6), &Value::from(192))
+    );
+    assert_eq!(
+        json_file(&run.join("manifest.json"))["dataset"]["name"],
+        "shapes"
+    );
+    assert!(
+        std::fs::read_to_string(run.join("run.toml"))
+            .unwrap()
+            .contains("resnet8")
+    );
+    assert!(
+        std::fs::read_to_string(run.join("train.log"))
+            .unwrap()
+            .contains("epoch 01 done")
+    );
+    let mode = |file: &str| {
+        std::fs::metadata(run.join("checkpoints/step-00000006").join(file))
+            .unwrap()
+            .permissions()
+    };
+    assert_eq!(
+        mode("model.safetensors"),
+        mode("state.json"),
+        "who may read one may read the other"
+    );
 }
 
 #[test]
@@ -154,11 +234,18 @@ fn what_is_computed_again_takes_no_memory_and_leads_to_the_same_parameters() {
         let metrics: Value = serde_json::from_slice(&metrics.unwrap()).unwrap();
         (summary["parameter_hash"].clone(), metrics["peak_memory_bytes"].as_u64().unwrap() >> 20)
     });
-    assert!([&norms, &convolutions].iter().all(|(hash, _)| *hash == none.0));
+    assert!(
+        [&norms, &convolutions]
+            .iter()
+            .all(|(hash, _)| *hash == none.0)
+    );
     // In units of an activation of 16 channels, 6 MiB: 17.5 for the convolutions' results, of which `convolutions` holds a few, and half as many
     // for what the blocks gave, of which `norms` holds those of one stage after the other.
     let saved = [&norms, &convolutions].map(|(_, mib)| none.1 - mib);
-    assert!(saved[0] >= 20 && saved[1] >= 60, "{none:?}, {norms:?}, {convolutions:?}");
+    assert!(
+        saved[0] >= 20 && saved[1] >= 60,
+        "{none:?}, {norms:?}, {convolutions:?}"
+    );
 }
 
 #[test]
@@ -168,12 +255,20 @@ fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
     succeed(trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&run]));
     let code = || {
         let output = trainer("watch --until-end", &[&run]).output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&output.stdout).contains("stopped with a checkpoint"))
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).contains("stopped with a checkpoint"),
+        )
     };
     assert_eq!(code(), (Some(0), false));
     // A copy that has the summary first.
-    let manifest = std::fs::File::options().append(true).open(run.join("manifest.json")).unwrap();
-    manifest.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
+    let manifest = std::fs::File::options()
+        .append(true)
+        .open(run.join("manifest.json"))
+        .unwrap();
+    manifest
+        .set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9))
+        .unwrap();
     assert_eq!(code(), (Some(0), false));
     let mut summary = json_file(&run.join("summary.json"));
     summary["stopped_early"] = true.into();
@@ -187,21 +282,38 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
     let run = directory.path().join("run");
     succeed(trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&run]));
     let eval = last_line_as_json(&succeed(trainer("eval --json --checkpoint", &[&run])));
-    let metrics: Value =
-        serde_json::from_str(std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().trim()).unwrap();
+    let metrics: Value = serde_json::from_str(
+        std::fs::read_to_string(run.join("metrics.jsonl"))
+            .unwrap()
+            .trim(),
+    )
+    .unwrap();
     assert_eq!(eval["num_samples"], 40);
     assert_eq!(eval["top1_correct"], metrics["test"]["top1_correct"]);
     assert_eq!(eval["top5_correct"], metrics["test"]["top5_correct"]);
     // The two sum the samples in batches of another size.
-    let (eval_loss, test_loss) = (eval["loss"].as_f64().unwrap(), metrics["test"]["loss"].as_f64().unwrap());
-    assert!((eval_loss - test_loss).abs() < 1e-5 * test_loss, "{eval_loss} {test_loss}");
+    let (eval_loss, test_loss) = (
+        eval["loss"].as_f64().unwrap(),
+        metrics["test"]["loss"].as_f64().unwrap(),
+    );
+    assert!(
+        (eval_loss - test_loss).abs() < 1e-5 * test_loss,
+        "{eval_loss} {test_loss}"
+    );
 
     let white = directory.path().join("white.bmp");
     std::fs::write(&white, bitmap(255)).unwrap();
-    let predicted = last_line_as_json(&succeed(trainer("predict --json --checkpoint", &[&run, &white])));
+    let predicted = last_line_as_json(&succeed(trainer(
+        "predict --json --checkpoint",
+        &[&run, &white],
+    )));
     let classes = predicted["images"][0]["classes"].as_array().unwrap();
     assert_eq!(classes.len(), 5);
-    assert!(classes.windows(2).all(|pair| pair[0]["probability"].as_f64() >= pair[1]["probability"].as_f64()));
+    assert!(
+        classes
+            .windows(2)
+            .all(|pair| pair[0]["probability"].as_f64() >= pair[1]["probability"].as_f64())
+    );
 }
 
 #[test]
@@ -213,9 +325,20 @@ fn bench_ends_with_one_line_of_json_and_writes_its_job_for_other_programs() {
     assert!(result["images_per_second"].as_f64().unwrap() > 0.0);
     assert!(result["step_milliseconds_median"].as_f64().unwrap() > 0.0);
     assert!(result["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
-    assert_eq!((&result["ranks"], &result["threads"]), (&Value::from(1), &Value::from(1)));
-    let losses: Vec<f64> = result["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
-    assert_eq!((losses.len(), result["loss_mean"].as_f64()), (3, losses.last().copied()));
+    assert_eq!(
+        (&result["ranks"], &result["threads"]),
+        (&Value::from(1), &Value::from(1))
+    );
+    let losses: Vec<f64> = result["losses"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|loss| loss.as_f64().unwrap())
+        .collect();
+    assert_eq!(
+        (losses.len(), result["loss_mean"].as_f64()),
+        (3, losses.last().copied())
+    );
     let told = json_file(&job.join("job.json"));
     assert_eq!(
         (&told["schema"], &told["depth"], &told["shortcut"]),
@@ -234,27 +357,54 @@ fn bench_ends_with_one_line_of_json_and_writes_its_job_for_other_programs() {
 fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     let whole = directory.path().join("whole");
-    let epochs = "--epochs 12 --eval-every-epochs 12 --checkpoint-every-epochs 12 --log-every-steps 1";
+    let epochs =
+        "--epochs 12 --eval-every-epochs 12 --checkpoint-every-epochs 12 --log-every-steps 1";
     succeed(trainer(&format!("{TINY} {epochs} --output-dir"), &[&whole]));
     let hash = |run: &Path| json_file(&run.join("summary.json"))["parameter_hash"].clone();
     let stopped = directory.path().join("stopped");
     for signal in ["TERM", "INT", "USR1"] {
-        let mut command = trainer(&format!("{TINY} {epochs} --resume --output-dir"), &[&stopped]);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = trainer(
+            &format!("{TINY} {epochs} --resume --output-dir"),
+            &[&stopped],
+        );
+        let child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let start = Instant::now();
         let log = stopped.join("train.log");
-        let num_steps = || std::fs::read_to_string(&log).unwrap_or_default().matches(" step 0").count();
+        let num_steps = || {
+            std::fs::read_to_string(&log)
+                .unwrap_or_default()
+                .matches(" step 0")
+                .count()
+        };
         let before = num_steps();
         while num_steps() < before + 2 && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let killed = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+        let killed = Command::new("kill")
+            .args([&format!("-{signal}"), &child.id().to_string()])
+            .status()
+            .unwrap();
         assert!(killed.success());
         let output = end_of(child, Duration::from_secs(60));
-        assert!(output.status.success(), "{signal}: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(json_file(&stopped.join("summary.json"))["stopped_early"], true, "{signal}");
+        assert!(
+            output.status.success(),
+            "{signal}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert_eq!(
+            json_file(&stopped.join("summary.json"))["stopped_early"],
+            true,
+            "{signal}"
+        );
     }
-    succeed(trainer("train --threads 1 --resume --output-dir", &[&stopped]));
+    succeed(trainer(
+        "train --threads 1 --resume --output-dir",
+        &[&stopped],
+    ));
     assert_eq!(hash(&stopped), hash(&whole));
 }
 
@@ -264,7 +414,10 @@ fn a_launcher_of_several_tasks_around_a_world_of_one_is_refused_with_both_number
         let output = trainer(TINY, &[]).env(variable, "3").output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "{variable}");
-        assert!(text.contains(&format!("{variable}=3")) && text.contains("world of 1"), "{text}");
+        assert!(
+            text.contains(&format!("{variable}=3")) && text.contains("world of 1"),
+            "{text}"
+        );
     }
 }
 
@@ -272,20 +425,35 @@ fn a_launcher_of_several_tasks_around_a_world_of_one_is_refused_with_both_number
 fn work_for_one_process_is_refused_as_one_of_several_tasks() {
     let directory = tempfile::tempdir().unwrap();
     let report = |tasks: &str| {
-        let mut command = trainer("report --output", &[&directory.path().join("report"), directory.path()]);
-        command.env("OMPI_COMM_WORLD_SIZE", tasks).env("OMPI_COMM_WORLD_RANK", "0");
+        let mut command = trainer(
+            "report --output",
+            &[&directory.path().join("report"), directory.path()],
+        );
+        command
+            .env("OMPI_COMM_WORLD_SIZE", tasks)
+            .env("OMPI_COMM_WORLD_RANK", "0");
         String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned()
     };
     let refusal = "expected one process, got 3 (OMPI_COMM_WORLD_SIZE)";
     assert!(report("3").contains(refusal), "{}", report("3"));
-    assert!(!report("1").contains("expected one process"), "{}", report("1"));
+    assert!(
+        !report("1").contains("expected one process"),
+        "{}",
+        report("1")
+    );
 }
 
 #[test]
 fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("precious"), "data").unwrap();
-    assert!(refused(trainer(&format!("{TINY} --output-dir"), &[directory.path()])).contains("--resume"));
+    assert!(
+        refused(trainer(
+            &format!("{TINY} --output-dir"),
+            &[directory.path()]
+        ))
+        .contains("--resume")
+    );
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
@@ -293,7 +461,10 @@ fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
 fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
     let images = tempfile::tempdir().unwrap();
     std::fs::create_dir(images.path().join("train")).unwrap();
-    let text = refused(trainer(&format!("{TINY} --resume --output-dir"), &[images.path()]));
+    let text = refused(trainer(
+        &format!("{TINY} --resume --output-dir"),
+        &[images.path()],
+    ));
     assert!(text.contains("holds the folders of a data set"), "{text}");
     assert_eq!(std::fs::read_dir(images.path()).unwrap().count(), 1);
 }
@@ -303,20 +474,37 @@ fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reade
     let directory = tempfile::tempdir().unwrap();
     let study = directory.path().join("study.toml");
     std::fs::write(&study, STUDY).unwrap();
-    for words in ["config", "completions bash", "launch --dry-run -n 1 -- train", "study --dry-run"] {
+    for words in [
+        "config",
+        "completions bash",
+        "launch --dry-run -n 1 -- train",
+        "study --dry-run",
+    ] {
         let of = |stdout: Stdio| {
             let mut command = trainer(words, &[]);
             command.args(words.starts_with("study").then_some(&study));
             let output = command.stdout(stdout).output().unwrap();
-            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
         };
-        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
         let (code, text) = of(full.into());
-        assert!(code == Some(1) && text.contains("standard output"), "{words}: {code:?} {text}");
+        assert!(
+            code == Some(1) && text.contains("standard output"),
+            "{words}: {code:?} {text}"
+        );
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let (code, text) = of(writer.into());
-        assert!(code == Some(0) && !text.contains("panicked"), "{words}: {code:?} {text}");
+        assert!(
+            code == Some(0) && !text.contains("panicked"),
+            "{words}: {code:?} {text}"
+        );
     }
 }
 
@@ -329,7 +517,10 @@ fn an_empty_file_of_options_is_refused() {
 #[test]
 fn a_study_is_not_written_into_the_folder_of_something_else() {
     let directory = tempfile::tempdir().unwrap();
-    let (study, output) = (directory.path().join("study.toml"), directory.path().join("run"));
+    let (study, output) = (
+        directory.path().join("study.toml"),
+        directory.path().join("run"),
+    );
     std::fs::write(&study, STUDY).unwrap();
     std::fs::create_dir(&output).unwrap();
     std::fs::write(output.join("run.toml"), "").unwrap();

@@ -9,12 +9,21 @@ use serde_json::{Value, json};
 use trainer::config::cli::TrainArgs;
 
 fn tiny(further: &str) -> TrainArgs {
-    flags(&[TINY, "--shapes-train 64 --shapes-test 20 --global-batch-size 32", further])
+    flags(&[
+        TINY,
+        "--shapes-train 64 --shapes-test 20 --global-batch-size 32",
+        further,
+    ])
 }
 
 fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
     let mut command = program();
-    command.arg("report").args(inputs).arg("--output").arg(output).args(more);
+    command
+        .arg("report")
+        .args(inputs)
+        .arg("--output")
+        .arg(output)
+        .args(more);
     command.output().unwrap()
 }
 
@@ -37,7 +46,11 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
         json!({ "id": id, "kind": kind, "repetitions": 2, "arguments": [kind], "settings": {
             "model": "resnet20", "dtype": "f32", "ranks": ranks, "batch_size_per_rank": 32, "sync": "allreduce", "scaling": "weak" } })
     };
-    let cells = [cell("one", "bench", 1), cell("two", "bench", 2), cell("train", "train", 1)];
+    let cells = [
+        cell("one", "bench", 1),
+        cell("two", "bench", 2),
+        cell("train", "train", 1),
+    ];
     let text = json!({ "schema": "lockstep.study/1", "name": "tiny", "title": "A <tiny> study & more", "cells": cells,
         "warmup": "3 steps", "images_per_second_means": "global samples over time", "machine": { "cpu_count": 2, "mpi": null }, "unknown": [1] });
     fs::write(study.join("study.json"), text.to_string()).unwrap();
@@ -58,13 +71,25 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
     fs::create_dir(study.join("predictions")).unwrap();
     let prediction = json!({ "schema": "lockstep.prediction/1", "network": { "name": "shared" }, "cells": ["two"],
         "predictions": [{ "sync": "allreduce", "ranks": 2, "images_per_second": 160.0, "efficiency": 0.79 }] });
-    fs::write(study.join("predictions/shared.json"), prediction.to_string()).unwrap();
-    fs::write(study.join("predictions/torn.json"), "{\"schema\": \"lockstep.pred").unwrap();
+    fs::write(
+        study.join("predictions/shared.json"),
+        prediction.to_string(),
+    )
+    .unwrap();
+    fs::write(
+        study.join("predictions/torn.json"),
+        "{\"schema\": \"lockstep.pred",
+    )
+    .unwrap();
     study
 }
 
 fn csv_lines(path: &Path) -> Vec<String> {
-    fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+    fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -73,7 +98,11 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
     let (one, two) = (run(1, &tiny("")), run(2, &tiny("--seed 5")));
     let study = study(folder.path(), &one);
     let output = folder.path().join("report");
-    let page = page(&[&study, &two.directory()], &output, &["--target-accuracy", "0.01"]);
+    let page = page(
+        &[&study, &two.directory()],
+        &output,
+        &["--target-accuracy", "0.01"],
+    );
 
     for section in [
         "summary",
@@ -87,16 +116,28 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
         "runs",
         "records",
     ] {
-        assert!(page.contains(&format!("<section id=\"{section}\">")), "{section}");
+        assert!(
+            page.contains(&format!("<section id=\"{section}\">")),
+            "{section}"
+        );
     }
     for absent in ["comparison", "network", "staleness"] {
-        assert!(!page.contains(&format!("<section id=\"{absent}\">")), "{absent}");
+        assert!(
+            !page.contains(&format!("<section id=\"{absent}\">")),
+            "{absent}"
+        );
     }
     assert!(page.contains("<h1>A &lt;tiny&gt; study &amp; more</h1>") && !page.contains("<tiny>"));
     assert!(page.contains("torn.json") && page.contains("so that it is left out"));
-    assert!(page.contains("1 of 6 lines cannot be read") && page.contains("the machine was not quiet"));
+    assert!(
+        page.contains("1 of 6 lines cannot be read") && page.contains("the machine was not quiet")
+    );
     // Nothing is fetched: the only addresses are names of XML.
-    assert!(!page.replace("http://www.w3.org/2000/svg", "").contains("://"));
+    assert!(
+        !page
+            .replace("http://www.w3.org/2000/svg", "")
+            .contains("://")
+    );
     assert!(!page.contains("<script"));
     for (open, close) in [
         ("<svg", "</svg>"),
@@ -105,20 +146,44 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
         ("<details", "</details>"),
         ("<section", "</section>"),
     ] {
-        assert_eq!(page.matches(open).count(), page.matches(close).count(), "{open}");
+        assert_eq!(
+            page.matches(open).count(),
+            page.matches(close).count(),
+            "{open}"
+        );
     }
 
     let throughput = csv_lines(&output.join("tables/throughput.csv"));
-    assert!(throughput[1].starts_with("one,weak,32,1,101,100,102,2,1,,100,1,0"), "{throughput:?}");
-    assert!(throughput[2].starts_with("two,weak,32,2,145,140,150,2,"), "{throughput:?}");
+    assert!(
+        throughput[1].starts_with("one,weak,32,1,101,100,102,2,1,,100,1,0"),
+        "{throughput:?}"
+    );
+    assert!(
+        throughput[2].starts_with("two,weak,32,2,145,140,150,2,"),
+        "{throughput:?}"
+    );
     let compared = csv_lines(&output.join("tables/predicted-and-measured.csv"));
-    assert!(compared[1].starts_with("two,shared.json,2,160,145,140,150,10.47"), "{compared:?}");
+    assert!(
+        compared[1].starts_with("two,shared.json,2,160,145,140,150,10.47"),
+        "{compared:?}"
+    );
     let drawn = csv_lines(&output.join("figures/throughput-1.csv"));
-    assert!(drawn.iter().any(|line| line.contains("predicted,2,160")), "{drawn:?}");
+    assert!(
+        drawn.iter().any(|line| line.contains("predicted,2,160")),
+        "{drawn:?}"
+    );
     let svg = fs::read_to_string(output.join("figures/throughput-1.svg")).unwrap();
-    assert!(svg.contains("Scaling: weak") && svg.contains("Warm-up: 3 steps"), "the caption goes with the figure");
-    assert!(fs::read_to_string(output.join("tables/throughput.tex")).unwrap().contains("efficiency, \\%"));
-    let index: Value = serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
+    assert!(
+        svg.contains("Scaling: weak") && svg.contains("Warm-up: 3 steps"),
+        "the caption goes with the figure"
+    );
+    assert!(
+        fs::read_to_string(output.join("tables/throughput.tex"))
+            .unwrap()
+            .contains("efficiency, \\%")
+    );
+    let index: Value =
+        serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
     assert_eq!(index["schema"], "lockstep.report/1");
     // Of a run on two ranks, every rank has its bar.
     assert_eq!(csv_lines(&output.join("figures/step-time-2.csv")).len(), 3);
@@ -133,16 +198,30 @@ fn a_run_without_an_end_and_with_torn_metrics_is_told_as_far_as_it_went() {
     let run = run(1, &tiny(""));
     let metrics = run.directory().join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
-    fs::write(&metrics, format!("{text}{{\"epoch\": 2, \"train_loss\": NaN}}\n\u{0}\n{{\"epo")).unwrap();
+    fs::write(
+        &metrics,
+        format!("{text}{{\"epoch\": 2, \"train_loss\": NaN}}\n\u{0}\n{{\"epo"),
+    )
+    .unwrap();
     fs::remove_file(run.directory().join("summary.json")).unwrap();
     fs::write(run.directory().join("manifest-1.json"), "[]").unwrap();
     let page = page(&[&run.directory()], &folder.path().join("report"), &[]);
-    assert!(page.contains("still runs, or was killed") && page.contains("3 of 5 lines cannot be read"), "{page}");
+    assert!(
+        page.contains("still runs, or was killed") && page.contains("3 of 5 lines cannot be read"),
+        "{page}"
+    );
     assert!(csv_lines(&folder.path().join("report/figures/loss-by-epochs.csv")).len() == 3);
 
     fs::write(&metrics, "").unwrap();
-    let empty = self::page(&[&run.directory()], &folder.path().join("report"), &["--title", "\"a\" <b>"]);
-    assert!(empty.contains("no epoch is in its metrics.jsonl") && empty.contains("<h1>&quot;a&quot; &lt;b&gt;</h1>"));
+    let empty = self::page(
+        &[&run.directory()],
+        &folder.path().join("report"),
+        &["--title", "\"a\" <b>"],
+    );
+    assert!(
+        empty.contains("no epoch is in its metrics.jsonl")
+            && empty.contains("<h1>&quot;a&quot; &lt;b&gt;</h1>")
+    );
 }
 
 #[test]
@@ -166,9 +245,16 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
             told(&output)
         );
     }
-    fs::write(path("p.json"), "{\"schema\": \"lockstep.prediction/9\", \"predictions\": []}").unwrap();
+    fs::write(
+        path("p.json"),
+        "{\"schema\": \"lockstep.prediction/9\", \"predictions\": []}",
+    )
+    .unwrap();
     let page = page(&[&path("p.json")], &path("report"), &[]);
-    assert!(page.contains("lockstep.prediction/9 is not lockstep.prediction/1"), "{page}");
+    assert!(
+        page.contains("lockstep.prediction/9 is not lockstep.prediction/1"),
+        "{page}"
+    );
     for (place, said) in [
         (path("text"), "no directory"),
         (folder.path().to_owned(), "holds other files"),
@@ -176,7 +262,11 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
     ] {
         let output = report(&[&path("p.json")], &place, &[]);
         assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains("--output") && told(&output).contains(said), "{}", told(&output));
+        assert!(
+            told(&output).contains("--output") && told(&output).contains(said),
+            "{}",
+            told(&output)
+        );
     }
     for foreign in ["notes.txt", "figures/mine.csv", "run/config.json"] {
         let foreign = path("report").join(foreign);
@@ -184,12 +274,20 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
         fs::write(&foreign, "mine").unwrap();
         let output = report(&[&path("p.json")], &path("report"), &[]);
         assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains("which that report has not"), "{}", told(&output));
+        assert!(
+            told(&output).contains("which that report has not"),
+            "{}",
+            told(&output)
+        );
         assert_eq!(fs::read_to_string(&foreign).unwrap(), "mine");
         fs::remove_file(&foreign).unwrap();
     }
     fs::remove_dir(path("report").join("run")).unwrap();
-    let output = report(&[&path("p.json")], &path("report"), &["--target-accuracy", "80"]);
+    let output = report(
+        &[&path("p.json")],
+        &path("report"),
+        &["--target-accuracy", "80"],
+    );
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(fs::read_to_string(path("text")).unwrap(), "words");
 }

@@ -38,7 +38,10 @@ fn files(run: &Run) -> BTreeMap<String, Vec<u8>> {
 }
 
 pub(crate) fn refusal(run: &Run, world_size: usize, with: &str) -> String {
-    format!("{:#}", run.again().try_go(world_size, &tiny(with)).unwrap_err())
+    format!(
+        "{:#}",
+        run.again().try_go(world_size, &tiny(with)).unwrap_err()
+    )
 }
 
 /// What a resume of the run with these flags would say.
@@ -48,18 +51,34 @@ pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
     let config = TrainConfig::resolve(&args, 1).unwrap();
     let directory = OutputDirectory::prepare(&config).unwrap();
     let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false, None));
-    let data = data::open(&config.data, &config.train_split, 0, || Ok(None), &alone, &silent).unwrap();
-    let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data).unwrap().unwrap();
+    let data = data::open(
+        &config.data,
+        &config.train_split,
+        0,
+        || Ok(None),
+        &alone,
+        &silent,
+    )
+    .unwrap();
+    let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data)
+        .unwrap()
+        .unwrap();
     [resumption.warnings, resumption.notes].concat().join("\n")
 }
 
 pub(crate) fn metrics(run: &Run) -> Vec<EpochRecord> {
     let text = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 pub(crate) fn newest(run: &Run) -> Checkpoint {
-    CheckpointStore::new(&run.directory().join("checkpoints"), 1).latest().unwrap().0.unwrap()
+    CheckpointStore::new(&run.directory().join("checkpoints"), 1)
+        .latest()
+        .unwrap()
+        .0
+        .unwrap()
 }
 
 fn replace(file: &Path, from: &str, to: &str) {
@@ -71,15 +90,27 @@ fn replace(file: &Path, from: &str, to: &str) {
 #[test]
 fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
     let events = tempfile::tempdir().unwrap();
-    let with_events = format!("--epochs 1 --resume --tensorboard {}", events.path().join("events").display());
+    let with_events = format!(
+        "--epochs 1 --resume --tensorboard {}",
+        events.path().join("events").display()
+    );
     let num_files = || fs::read_dir(events.path().join("events")).unwrap().count();
     let first = run(1, &tiny(&with_events));
     let error = refusal(&Run::in_new_directory(), 1, &with_events);
-    assert!(error.contains("expected a directory without event files"), "{error}");
+    assert!(
+        error.contains("expected a directory without event files"),
+        "{error}"
+    );
     let own = tempfile::tempdir().unwrap();
-    for began_with in ["--epochs 1".to_owned(), format!("--epochs 1 --tensorboard {}", own.path().display())] {
+    for began_with in [
+        "--epochs 1".to_owned(),
+        format!("--epochs 1 --tensorboard {}", own.path().display()),
+    ] {
         let error = refusal(&run(1, &tiny(&began_with)), 1, &with_events);
-        assert!(error.contains("got one that has those of another run"), "{error}");
+        assert!(
+            error.contains("got one that has those of another run"),
+            "{error}"
+        );
     }
     assert_eq!(num_files(), 1);
     first.again().go(1, &tiny(&with_events));
@@ -93,10 +124,21 @@ fn a_run_goes_on_without_a_file_for_tensorboard_that_cannot_be_made() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let run = Run::in_new_directory();
     let mut train = program();
-    train.arg("train").args(TINY.split(' ')).arg("--output-dir").arg(run.directory());
-    let output = train.arg("--tensorboard").arg(file.path().join("events")).output().unwrap();
+    train
+        .arg("train")
+        .args(TINY.split(' '))
+        .arg("--output-dir")
+        .arg(run.directory());
+    let output = train
+        .arg("--tensorboard")
+        .arg(file.path().join("events"))
+        .output()
+        .unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && words.contains("warning: --tensorboard: cannot make"), "{words}");
+    assert!(
+        output.status.success() && words.contains("warning: --tensorboard: cannot make"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -105,16 +147,35 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
                   --on-non-finite skip --epochs 3 --eval-every-epochs 100 --keep-checkpoints 1 --schedule constant \
                   --warmup-epochs 0";
     let run = Run::in_new_directory();
-    let untested = |run: Run, with: &str| format!("{:#}", run.try_go(1, &flags(&[broken, with])).unwrap_err());
+    let untested =
+        |run: Run, with: &str| format!("{:#}", run.try_go(1, &flags(&[broken, with])).unwrap_err());
     // The first step's update breaks the parameters, and every step after it is left out.
     for with in ["", "--resume"] {
         assert!(untested(run.again(), with).contains("epoch 2: the test loss is not finite"));
         let records = metrics(&run);
-        assert_eq!(records.iter().map(|record| record.epoch).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(
+            records
+                .iter()
+                .map(|record| record.epoch)
+                .collect::<Vec<_>>(),
+            [0, 1]
+        );
         assert!(records[0].train_loss.is_some());
-        assert_eq!((records[1].train_loss, records[1].train_num_samples), (None, 0));
-        assert_eq!(newest(&run).state.progress.last_record.as_ref(), records.last());
-        assert_eq!(fs::read_dir(run.directory().join("checkpoints")).unwrap().count(), 1, "none is set aside");
+        assert_eq!(
+            (records[1].train_loss, records[1].train_num_samples),
+            (None, 0)
+        );
+        assert_eq!(
+            newest(&run).state.progress.last_record.as_ref(),
+            records.last()
+        );
+        assert_eq!(
+            fs::read_dir(run.directory().join("checkpoints"))
+                .unwrap()
+                .count(),
+            1,
+            "none is set aside"
+        );
     }
 }
 
@@ -122,14 +183,31 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
 fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
     for world_size in [1, 2] {
         let whole = run(world_size, &tiny(""));
-        let stopped = Run::in_new_directory().stopping_after(2).go(world_size, &tiny(""));
+        let stopped = Run::in_new_directory()
+            .stopping_after(2)
+            .go(world_size, &tiny(""));
         let before = files(&stopped);
         for (with, expected) in [
-            ("--resume --epochs 4", "schedule.epochs was 2, is 4 (the learning rate depends on it: "),
-            ("--resume --momentum 0.5", "optimizer.momentum was 0.9, is 0.5 (the steps before and after "),
-            ("--resume --seed 4", "run.seed was 0, is 4 (the order of the samples follows from it)"),
-            ("--resume --global-batch-size 8", "is 8 (the position in the epoch is counted in batches)"),
-            ("--resume --model resnet14", "(the saved parameters are those of that network)"),
+            (
+                "--resume --epochs 4",
+                "schedule.epochs was 2, is 4 (the learning rate depends on it: ",
+            ),
+            (
+                "--resume --momentum 0.5",
+                "optimizer.momentum was 0.9, is 0.5 (the steps before and after ",
+            ),
+            (
+                "--resume --seed 4",
+                "run.seed was 0, is 4 (the order of the samples follows from it)",
+            ),
+            (
+                "--resume --global-batch-size 8",
+                "is 8 (the position in the epoch is counted in batches)",
+            ),
+            (
+                "--resume --model resnet14",
+                "(the saved parameters are those of that network)",
+            ),
             (
                 "--resume --shapes-train 80",
                 "train-split.shapes-train was 104, is 80 (the saved position is one in those images)",
@@ -156,12 +234,27 @@ fn a_run_that_has_ended_and_lost_its_checkpoints_is_not_begun_anew_over_its_reco
     fs::remove_dir_all(ended.directory().join("checkpoints")).unwrap();
     let before = files(&ended);
     let text = refusal(&ended, 1, "--resume");
-    assert!(text.contains("which has come to an end before, got none; restore them"), "{text}");
+    assert!(
+        text.contains("which has come to an end before, got none; restore them"),
+        "{text}"
+    );
     // Nor where a later session had put the summary aside.
-    fs::rename(ended.directory().join("summary.json"), ended.directory().join("summary-1.json")).unwrap();
-    fs::copy(ended.directory().join("manifest.json"), ended.directory().join("manifest-1.json")).unwrap();
+    fs::rename(
+        ended.directory().join("summary.json"),
+        ended.directory().join("summary-1.json"),
+    )
+    .unwrap();
+    fs::copy(
+        ended.directory().join("manifest.json"),
+        ended.directory().join("manifest-1.json"),
+    )
+    .unwrap();
     assert_eq!(refusal(&ended, 1, "--resume"), text);
-    assert!(before.iter().all(|(path, bytes)| path.ends_with("summary.json") || fs::read(path).unwrap() == *bytes));
+    assert!(
+        before.iter().all(
+            |(path, bytes)| path.ends_with("summary.json") || fs::read(path).unwrap() == *bytes
+        )
+    );
 }
 
 #[test]
@@ -178,20 +271,29 @@ fn a_checkpoint_of_a_later_version_is_refused_and_not_taken_for_damaged() {
     fs::write(folder.join("state.sha256"), format!("{sum}  state.json\n")).unwrap();
     let before = files(&run);
     let text = refusal(&run, 1, "--resume");
-    assert!(text.contains("expected format 1 to 3, got 4; use the version that wrote it"), "{text}");
+    assert!(
+        text.contains("expected format 1 to 3, got 4; use the version that wrote it"),
+        "{text}"
+    );
     assert!(files(&run) == before);
 }
 
 #[test]
 fn a_checkpoint_that_is_due_by_steps_is_written_where_its_step_ends_an_epoch_too() {
     let steps = |every: u32| {
-        let with =
-            format!("--epochs 4 --checkpoint-every-epochs 99 --keep-checkpoints 99 --checkpoint-every-steps {every}");
+        let with = format!(
+            "--epochs 4 --checkpoint-every-epochs 99 --keep-checkpoints 99 --checkpoint-every-steps {every}"
+        );
         let run = run(1, &tiny(&with));
         let names = fs::read_dir(run.directory().join("checkpoints")).unwrap();
-        let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = names
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
-        names.iter().map(|name| name.strip_prefix("step-").unwrap().parse().unwrap()).collect::<Vec<u32>>()
+        names
+            .iter()
+            .map(|name| name.strip_prefix("step-").unwrap().parse().unwrap())
+            .collect::<Vec<u32>>()
     };
     // Five steps an epoch.
     assert_eq!(steps(5), [5, 10, 15, 20]);
@@ -226,7 +328,11 @@ fn a_length_in_epochs_that_is_no_short_binary_fraction_is_read_back_as_it_was_wr
     // The one-cycle schedule rises for 0.3 of the epochs: 9.299999999999999 of 31.
     let long = tiny("--schedule one-cycle --epochs 31 --shapes-train 8 --global-batch-size 8");
     let stopped = Run::in_new_directory().stopping_after(1).go(1, &long);
-    let resumed = stopped.again().stopping_after(1).try_go(1, &flags(&["--resume"])).unwrap();
+    let resumed = stopped
+        .again()
+        .stopping_after(1)
+        .try_go(1, &flags(&["--resume"]))
+        .unwrap();
     assert_eq!(newest(&resumed).state.progress.step, 2);
 }
 
@@ -240,8 +346,17 @@ fn a_run_that_is_trained_longer_keeps_its_schedule_as_if_it_had_been_planned_so(
     assert_eq!(told(&base, &longer), sentence);
     let kept = base.again().go(1, &longer);
     assert_eq!(kept.parameter_hash(), planned.parameter_hash());
-    let rates: Vec<f64> = metrics(&kept).iter().map(|record| record.learning_rate).collect();
-    assert_eq!(rates, metrics(&planned).iter().map(|record| record.learning_rate).collect::<Vec<_>>());
+    let rates: Vec<f64> = metrics(&kept)
+        .iter()
+        .map(|record| record.learning_rate)
+        .collect();
+    assert_eq!(
+        rates,
+        metrics(&planned)
+            .iter()
+            .map(|record| record.learning_rate)
+            .collect::<Vec<_>>()
+    );
     assert!(rates[2] > 0.0 && rates[2] == rates[1], "{rates:?}");
 }
 
@@ -249,29 +364,50 @@ fn a_run_that_is_trained_longer_keeps_its_schedule_as_if_it_had_been_planned_so(
 fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
     let base = run(1, &tiny(""));
     let refused = refusal(&base, 1, "--resume --epochs 3");
-    for flag in ["--schedule-epochs 3 to stretch", "--schedule-epochs 2 to keep"] {
+    for flag in [
+        "--schedule-epochs 3 to stretch",
+        "--schedule-epochs 2 to keep",
+    ] {
         assert!(refused.contains(flag), "{refused}");
     }
     let stretch = tiny("--resume --epochs 3 --schedule-epochs 3");
-    let sentence =
-        "the cosine schedule is stretched from 2 to 3 epochs: learning rate 2.500e-2 at the next step, 2.447e-3 before";
-    assert!(told(&base, &stretch).contains(sentence), "{}", told(&base, &stretch));
+    let sentence = "the cosine schedule is stretched from 2 to 3 epochs: learning rate 2.500e-2 at the next step, 2.447e-3 before";
+    assert!(
+        told(&base, &stretch).contains(sentence),
+        "{}",
+        told(&base, &stretch)
+    );
     // Stopped before it has a checkpoint of the new plan.
     base.again().stopping_after(0).go(1, &stretch);
     let ended = base.again().go(1, &flags(&["--resume"]));
     assert_eq!(ended.outcomes()[ROOT].progress.epoch, 3);
-    let rates: Vec<f64> = metrics(&ended).iter().map(|record| record.learning_rate).collect();
+    let rates: Vec<f64> = metrics(&ended)
+        .iter()
+        .map(|record| record.learning_rate)
+        .collect();
     let last = 0.05 * (1.0 + (std::f64::consts::PI * 14.0 / 15.0).cos());
     assert!((rates[2] - last).abs() < 1e-12, "{rates:?}");
 }
 
 #[test]
 fn milestones_may_change_as_long_as_they_have_not_passed() {
-    let with = |milestones: &str| tiny(&format!("--schedule multistep --epochs 4 --milestones {milestones}"));
-    let stopped = Run::in_new_directory().stopping_after(7).go(1, &with("1,3"));
+    let with = |milestones: &str| {
+        tiny(&format!(
+            "--schedule multistep --epochs 4 --milestones {milestones}"
+        ))
+    };
+    let stopped = Run::in_new_directory()
+        .stopping_after(7)
+        .go(1, &with("1,3"));
     let change = |milestones: &str| with(&format!("{milestones} --resume"));
-    let error = format!("{:#}", stopped.again().try_go(1, &change("2,3")).unwrap_err());
-    assert!(error.contains("schedule.milestones was [1, 3], is [2, 3] (only those to come may change)"), "{error}");
+    let error = format!(
+        "{:#}",
+        stopped.again().try_go(1, &change("2,3")).unwrap_err()
+    );
+    assert!(
+        error.contains("schedule.milestones was [1, 3], is [2, 3] (only those to come may change)"),
+        "{error}"
+    );
     assert!(told(&stopped, &change("1,2")).contains("the multistep schedule has other milestones"));
     stopped.again().stopping_after(1).go(1, &change("1,2"));
 }
@@ -287,16 +423,34 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
         (copy, folder.join("state.json"))
     };
     let (copy, _) = old();
-    assert_eq!(copy.go(1, &tiny("--resume")).parameter_hash(), whole.parameter_hash());
+    assert_eq!(
+        copy.go(1, &tiny("--resume")).parameter_hash(),
+        whole.parameter_hash()
+    );
     for (from, to, expected) in [
-        ("\"step_in_epoch\": 3", "\"step_in_epoch\": 1", "expected step 1 at step 1 of 5 in epoch 0, got 3"),
-        ("\"step_in_epoch\": 3", "\"step_in_epoch\": 8", "expected step 8 at step 8 of 5 in epoch 0, got 3"),
-        ("\"epoch\": 0", "\"epoch\": 1", "expected step 8 at step 3 of 5 in epoch 1, got 3"),
+        (
+            "\"step_in_epoch\": 3",
+            "\"step_in_epoch\": 1",
+            "expected step 1 at step 1 of 5 in epoch 0, got 3",
+        ),
+        (
+            "\"step_in_epoch\": 3",
+            "\"step_in_epoch\": 8",
+            "expected step 8 at step 8 of 5 in epoch 0, got 3",
+        ),
+        (
+            "\"epoch\": 0",
+            "\"epoch\": 1",
+            "expected step 8 at step 3 of 5 in epoch 1, got 3",
+        ),
     ] {
         let (copy, state) = old();
         replace(&state, from, to);
         let text = refusal(&copy, 1, "--resume");
-        assert!(text.contains("step, epoch and step_in_epoch do not agree") && text.contains(expected), "{text}");
+        assert!(
+            text.contains("step, epoch and step_in_epoch do not agree") && text.contains(expected),
+            "{text}"
+        );
     }
     // One that should have a checksum and has none.
     let (copy, state) = old();
@@ -313,40 +467,88 @@ fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for()
     for run in &runs {
         let words = run["flags"].as_str().unwrap();
         // Until then all buckets had one default.
-        let bucket = if words.contains("--bucket-mib") { "" } else { "--bucket-mib 0.5" };
+        let bucket = if words.contains("--bucket-mib") {
+            ""
+        } else {
+            "--bucket-mib 0.5"
+        };
         let expected = TrainConfig::resolve(&flags(&[words, bucket]), 1).unwrap();
-        assert_eq!(serde_json::from_value::<TrainConfig>(run["config"].clone()).unwrap(), expected, "{words}");
+        assert_eq!(
+            serde_json::from_value::<TrainConfig>(run["config"].clone()).unwrap(),
+            expected,
+            "{words}"
+        );
     }
     let mut of_servers = runs[4]["config"].clone();
     of_servers["sync"]["method"]["placement"] = "own".into();
     let config: TrainConfig = serde_json::from_value(of_servers).unwrap();
-    assert_eq!((config.num_workers(), config.micro_batch_size()), (1, 8), "the server is a rank, too");
+    assert_eq!(
+        (config.num_workers(), config.micro_batch_size()),
+        (1, 8),
+        "the server is a rank, too"
+    );
     let mut of_too_many = runs[4]["config"].clone();
     of_too_many["sync"]["method"]["placement"] = "own".into();
     of_too_many["batch"]["world_size"] = u64::MAX.into();
-    let text = serde_json::from_value::<TrainConfig>(of_too_many).unwrap_err().to_string();
-    assert!(text.contains("world_size: expected a number of ranks, got more"), "{text}");
+    let text = serde_json::from_value::<TrainConfig>(of_too_many)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("world_size: expected a number of ranks, got more"),
+        "{text}"
+    );
     let mut called_like_ours = runs[0]["config"].clone();
     called_like_ours["model"] = serde_json::json!({ "name": "resnet8", "takes": ["dtype"] });
     let config: TrainConfig = serde_json::from_value(called_like_ours).unwrap();
-    assert!(config.model_of(&Family::RESNET).is_err(), "an own model called resnet8 is none of ours");
+    assert!(
+        config.model_of(&Family::RESNET).is_err(),
+        "an own model called resnet8 is none of ours"
+    );
     let mut of_own_model = runs[0]["config"].clone();
     of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
     let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();
-    assert_eq!((config.model.family(), config.run_name().as_str()), ("tiny-net", "tiny-net-shapes-bs8-seed0"));
+    assert_eq!(
+        (config.model.family(), config.run_name().as_str()),
+        ("tiny-net", "tiny-net-shapes-bs8-seed0")
+    );
     assert_eq!(config.compute.kernels, None);
-    assert!(config.model_of(&Family::RESNET).unwrap_err().to_string().contains("one of the family tiny-net"));
+    assert!(
+        config
+            .model_of(&Family::RESNET)
+            .unwrap_err()
+            .to_string()
+            .contains("one of the family tiny-net")
+    );
 }
 
 #[test]
 fn a_position_in_epochs_of_other_lengths_keeps_its_updates_and_its_place_in_the_schedule() {
-    let mut progress = Progress { epoch: 2, step: 17, step_in_epoch: 7, ..Progress::default() };
+    let mut progress = Progress {
+        epoch: 2,
+        step: 17,
+        step_in_epoch: 7,
+        ..Progress::default()
+    };
     progress.check_position(5).unwrap_err();
     progress.move_to_epochs_of(3);
-    assert_eq!((progress.step, progress.step_in_epoch, progress.schedule_step()), (17, 3, 9));
+    assert_eq!(
+        (
+            progress.step,
+            progress.step_in_epoch,
+            progress.schedule_step()
+        ),
+        (17, 3, 9)
+    );
     progress.check_position(3).unwrap();
     progress.move_to_epochs_of(100);
-    assert_eq!((progress.step, progress.step_in_epoch, progress.schedule_step()), (17, 3, 203));
+    assert_eq!(
+        (
+            progress.step,
+            progress.step_in_epoch,
+            progress.schedule_step()
+        ),
+        (17, 3, 203)
+    );
     progress.check_position(100).unwrap();
     progress.check_position(3).unwrap_err();
 }
@@ -357,7 +559,12 @@ fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
         let data = tempfile::tempdir().unwrap();
         let write = |split: &str, images: std::ops::Range<u8>| {
             for (class, base) in [("dark", 10), ("light", 200)] {
-                write_images(data.path(), split, class, images.clone().map(|image| base + image));
+                write_images(
+                    data.path(),
+                    split,
+                    class,
+                    images.clone().map(|image| base + image),
+                );
             }
         };
         write("train", 0..20);
@@ -367,20 +574,30 @@ fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
             "--dataset image-folder --model resnet8 --global-batch-size 4 --epochs 2 --augment none --data-dir {directory}"
         );
         // Of ten steps an epoch it has made seven.
-        let begun = Run::in_new_directory().stopping_after(7).go(world_size, &flags(&[&words]));
+        let begun = Run::in_new_directory()
+            .stopping_after(7)
+            .go(world_size, &flags(&[&words]));
         assert_eq!(begun.outcomes()[ROOT].progress.step_in_epoch, 7);
         fs::remove_dir_all(data.path().join("train")).unwrap();
         write("train", 0..num_left);
         let resume = flags(&[&words, "--resume --allow-changed-data"]);
-        assert_eq!(told(&begun, &resume).contains("it counts as trained"), steps_per_epoch < 7);
+        assert_eq!(
+            told(&begun, &resume).contains("it counts as trained"),
+            steps_per_epoch < 7
+        );
         let resumed = begun.again().go(world_size, &resume);
         let progress = &resumed.outcomes()[ROOT].progress;
         let left_of_epoch = steps_per_epoch - 7_u64.min(steps_per_epoch);
-        assert_eq!((progress.epoch, progress.step), (2, 7 + left_of_epoch + steps_per_epoch));
+        assert_eq!(
+            (progress.epoch, progress.step),
+            (2, 7 + left_of_epoch + steps_per_epoch)
+        );
         let last = 2 * steps_per_epoch - 1;
         let rate = 0.05 * (1.0 + (std::f64::consts::PI * last as f64 / (last + 1) as f64).cos());
         assert!((resumed.last_record().learning_rate - rate).abs() < 1e-12);
         // What it left agrees with itself.
-        resumed.again().go(world_size, &flags(&[&words, "--resume"]));
+        resumed
+            .again()
+            .go(world_size, &flags(&[&words, "--resume"]));
     }
 }

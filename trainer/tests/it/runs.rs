@@ -28,12 +28,24 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_others() {
 #[test]
 fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     for world_size in [1, 2] {
-        let whole = run(world_size, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
+        let whole = run(
+            world_size,
+            &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"),
+        );
         // The checkpoint of step 3 of 5 in the first epoch is all that the second run gets.
-        let resumed = whole.with_checkpoint_alone(3).go(world_size, &tiny("--resume"));
-        assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{world_size} ranks");
+        let resumed = whole
+            .with_checkpoint_alone(3)
+            .go(world_size, &tiny("--resume"));
+        assert_eq!(
+            resumed.parameter_hash(),
+            whole.parameter_hash(),
+            "{world_size} ranks"
+        );
         let (resumed, whole) = (resumed.last_record(), whole.last_record());
-        assert_eq!(resumed.test, whole.test, "norm statistics of {world_size} ranks differ");
+        assert_eq!(
+            resumed.test, whole.test,
+            "norm statistics of {world_size} ranks differ"
+        );
         assert_eq!(resumed.train_top1_correct, whole.train_top1_correct);
     }
 }
@@ -42,8 +54,15 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
 fn every_rank_ends_with_the_same_parameters() {
     for world_size in [3, 4] {
         let run = run(world_size, &tiny("--epochs 1"));
-        let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
-        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+        let hashes: Vec<_> = run
+            .outcomes()
+            .iter()
+            .map(|outcome| fingerprint(&outcome.model))
+            .collect();
+        assert!(
+            hashes.windows(2).all(|pair| pair[0] == pair[1]),
+            "{hashes:?}"
+        );
         assert_eq!(run.last_record().train_num_samples, 104);
     }
 }
@@ -91,7 +110,12 @@ impl ImageDataset for Noting {
 
 #[test]
 fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
-    let splits = shapes::open(&ShapesConfig { num_train: 10, num_test: 40, seed: 1 }).unwrap();
+    let splits = shapes::open(&ShapesConfig {
+        num_train: 10,
+        num_test: 40,
+        seed: 1,
+    })
+    .unwrap();
     // 40 samples fill no whole number of global batches on any of these.
     let how = EvaluateConfig {
         micro_batch_size: 7,
@@ -102,13 +126,27 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         reporter: Reporter::new(false, None),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
-        let noting = Arc::new(Noting { inner: Arc::clone(splits.test.as_ref().unwrap()), read: Mutex::default() });
+        let noting = Arc::new(Noting {
+            inner: Arc::clone(splits.test.as_ref().unwrap()),
+            read: Mutex::default(),
+        });
         let dataset: Arc<dyn ImageDataset> = noting.clone();
         let mut scores = run_ranks(world_size, |communicator| {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
             let (device, stop) = (Device::flex(), StopFlag::new());
             let normalization = &splits.normalization;
-            evaluate(&model, &dataset, normalization, &how, &communicator, &device, &stop).unwrap().sums.unwrap()
+            evaluate(
+                &model,
+                &dataset,
+                normalization,
+                &how,
+                &communicator,
+                &device,
+                &stop,
+            )
+            .unwrap()
+            .sums
+            .unwrap()
         });
         let mut read = noting.read.lock().unwrap().clone();
         read.sort_unstable();
@@ -126,7 +164,10 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step_and_the_rank
     for error in errors {
         let text = format!("{:#}", error.unwrap_err());
         // The first update makes the parameters so large that the next step's loss is no number.
-        assert!(text.starts_with("step 1: non-finite loss or gradient on ranks 0, 1; "), "{text}");
+        assert!(
+            text.starts_with("step 1: non-finite loss or gradient on ranks 0, 1; "),
+            "{text}"
+        );
     }
 }
 
@@ -143,7 +184,8 @@ fn a_model_that_the_last_step_broke_is_not_saved() {
 #[test]
 fn one_batch_is_learned_by_heart() {
     let one_batch = "--shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60 --eval-every-epochs 60";
-    let plain = "--learning-rate 0.05 --schedule constant --weight-decay 0 --checkpoint-every-epochs 60";
+    let plain =
+        "--learning-rate 0.05 --schedule constant --weight-decay 0 --checkpoint-every-epochs 60";
     let record = run(1, &flags(&[TINY, one_batch, plain])).last_record();
     assert!(record.train_loss.unwrap() < 0.01, "{:?}", record.train_loss);
     assert_eq!(record.train_top1_correct, 16);

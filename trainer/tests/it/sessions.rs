@@ -11,10 +11,18 @@ fn what_a_session_wrote_of_itself_is_kept_under_its_number_when_the_next_begins(
     let run = run(1, &tiny(""));
     let read = |name: &str| fs::read_to_string(run.directory().join(name)).unwrap();
     let first = ["run.toml", "manifest.json", "summary.json"].map(read);
-    run.again().go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
-    assert_eq!(["run-1.toml", "manifest-1.json", "summary-1.json"].map(read), first);
+    run.again()
+        .go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
+    assert_eq!(
+        ["run-1.toml", "manifest-1.json", "summary-1.json"].map(read),
+        first
+    );
     assert!(first[0].contains("epochs = 2") && read("run.toml").contains("epochs = 3"));
-    let epochs = |name: &str| serde_json::from_str::<records::Summary>(&read(name)).unwrap().epochs;
+    let epochs = |name: &str| {
+        serde_json::from_str::<records::Summary>(&read(name))
+            .unwrap()
+            .epochs
+    };
     assert_eq!((epochs("summary-1.json"), epochs("summary.json")), (2, 3));
 }
 
@@ -25,13 +33,33 @@ fn records_of_epochs_that_were_lost_are_warned_of_when_the_run_goes_on() {
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, text.replacen("{\"epoch\":0", "{\"epoch\":O", 1)).unwrap();
     let mut train = program();
-    train.args(["train", "--resume", "--epochs", "3", "--schedule-epochs", "2", "--output-dir"]).arg(run.directory());
+    train
+        .args([
+            "train",
+            "--resume",
+            "--epochs",
+            "3",
+            "--schedule-epochs",
+            "2",
+            "--output-dir",
+        ])
+        .arg(run.directory());
     let output = train.output().unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{words}");
-    let said = words.lines().filter(|line| line.contains("records of epochs 0 are missing or unreadable"));
-    assert_eq!(said.filter(|line| line.contains("kept as") && line.contains("metrics-1.jsonl")).count(), 1, "{words}");
-    let epochs: Vec<u64> = crate::resuming::metrics(&run).iter().map(|record| record.epoch).collect();
+    let said = words
+        .lines()
+        .filter(|line| line.contains("records of epochs 0 are missing or unreadable"));
+    assert_eq!(
+        said.filter(|line| line.contains("kept as") && line.contains("metrics-1.jsonl"))
+            .count(),
+        1,
+        "{words}"
+    );
+    let epochs: Vec<u64> = crate::resuming::metrics(&run)
+        .iter()
+        .map(|record| record.epoch)
+        .collect();
     assert_eq!(epochs, [1, 2]);
 }
 
@@ -39,12 +67,16 @@ fn records_of_epochs_that_were_lost_are_warned_of_when_the_run_goes_on() {
 fn the_images_and_the_time_of_an_epoch_are_those_of_all_sessions_that_trained_it() {
     let num_images = |run: &Run| {
         let text = fs::read_to_string(run.directory().join("summary.json")).unwrap();
-        serde_json::from_str::<records::Summary>(&text).unwrap().images
+        serde_json::from_str::<records::Summary>(&text)
+            .unwrap()
+            .images
     };
     // Of 104 images four whole batches of 24 are trained.
     let whole = run(1, &tiny("--drop-last"));
     assert_eq!(num_images(&whole), 2 * 96);
-    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny("--drop-last"));
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &tiny("--drop-last"));
     assert_eq!(num_images(&stopped), 2 * 24);
     let before = newest(&stopped).state.progress.epoch_seconds;
     assert!(before > 0.0);
@@ -62,19 +94,32 @@ fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_g
     fs::copy(newest(&other).model_path(), &weights).unwrap();
     let with_weights = tiny(&format!("--weights {}", weights.display()));
     let whole = run(1, &with_weights);
-    let stopped = Run::in_new_directory().stopping_after(2).go(1, &with_weights);
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &with_weights);
     fs::remove_file(&weights).unwrap();
     assert!(
-        refusal(&Run::in_new_directory(), 1, &format!("--resume --weights {}", weights.display())).contains("begun")
+        refusal(
+            &Run::in_new_directory(),
+            1,
+            &format!("--resume --weights {}", weights.display())
+        )
+        .contains("begun")
     );
     let resumed = stopped.again().go(1, &flags(&["--resume"]));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     let plain = run(1, &tiny(""));
     for (option, value) in [("--weights", "other.safetensors"), ("--zero-gamma", "")] {
         let words = told(&plain, &tiny(&format!("--resume {option} {value}")));
-        assert!(words.contains(&format!("{option} has no effect")), "{words}");
+        assert!(
+            words.contains(&format!("{option} has no effect")),
+            "{words}"
+        );
     }
-    plain.again().go(1, &tiny("--resume --zero-gamma --epochs 3 --schedule-epochs 2"));
+    plain.again().go(
+        1,
+        &tiny("--resume --zero-gamma --epochs 3 --schedule-epochs 2"),
+    );
     let options = fs::read_to_string(plain.directory().join("run.toml")).unwrap();
     assert!(!options.contains("zero-gamma = true"), "{options}");
 }
@@ -82,12 +127,26 @@ fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_g
 #[test]
 fn options_that_may_change_and_move_the_parameters_are_told_of() {
     for (began, with, expected) in [
-        ("", "--grad-accum-steps 2", "its statistics over 12 samples at a time, 24 before"),
-        ("--batch-norm sync", "--batch-norm sync --grad-accum-steps 2", "over 12 samples at a time, 24 before"),
-        ("--sync local-sgd --every 2", "--checkpoint-every-steps 3", "--checkpoint-every-steps"),
+        (
+            "",
+            "--grad-accum-steps 2",
+            "its statistics over 12 samples at a time, 24 before",
+        ),
+        (
+            "--batch-norm sync",
+            "--batch-norm sync --grad-accum-steps 2",
+            "over 12 samples at a time, 24 before",
+        ),
+        (
+            "--sync local-sgd --every 2",
+            "--checkpoint-every-steps 3",
+            "--checkpoint-every-steps",
+        ),
         ("--compress topk:5", "--bucket-mib 1", "--bucket-mib"),
     ] {
-        let run = Run::in_new_directory().stopping_after(2).go(1, &tiny(began));
+        let run = Run::in_new_directory()
+            .stopping_after(2)
+            .go(1, &tiny(began));
         let words = told(&run, &tiny(&format!("--resume {began} {with}")));
         assert!(words.contains(expected), "{with}: {words}");
         assert_eq!(told(&run, &tiny(&format!("--resume {began}"))), "");
@@ -102,27 +161,44 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
         write_images(data.path(), split, "dark", 10..14);
         write_images(data.path(), split, "light", 200..204);
     }
-    let words = "--dataset image-folder --model resnet8 --global-batch-size 4 --augment none --data-dir";
-    let with = |further: &str| flags(&[&format!("{words} {} --schedule-epochs 2", data.path().display()), further]);
+    let words =
+        "--dataset image-folder --model resnet8 --global-batch-size 4 --augment none --data-dir";
+    let with = |further: &str| {
+        flags(&[
+            &format!("{words} {} --schedule-epochs 2", data.path().display()),
+            further,
+        ])
+    };
     let run = run(1, &with("--epochs 2"));
     assert!(newest(&run).state.progress.best.is_some());
     fs::remove_file(folder("test", "dark").join("0.bmp")).unwrap();
     let resume = with("--epochs 3 --resume --allow-changed-data");
     assert!(told(&run, &resume).contains("was of other test images: it is forgotten"));
     let resumed = run.again().go(1, &resume);
-    assert_eq!(resumed.outcomes()[ROOT].progress.best.as_ref().unwrap().epoch, 2);
+    assert_eq!(
+        resumed.outcomes()[ROOT]
+            .progress
+            .best
+            .as_ref()
+            .unwrap()
+            .epoch,
+        2
+    );
     for split in ["train", "test"] {
         fs::rename(folder(split, "dark"), folder(split, "black")).unwrap();
     }
     let refused = format!("{:#}", resumed.again().try_go(1, &resume).unwrap_err());
-    assert!(refused.contains("class 0 of 2: expected \"dark\", got \"black\""), "{refused}");
+    assert!(
+        refused.contains("class 0 of 2: expected \"dark\", got \"black\""),
+        "{refused}"
+    );
 }
 
 #[test]
 fn a_resume_whose_metrics_are_no_file_leaves_the_runs_files_as_they_were() {
     let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
-    let [metrics, manifest, summary] =
-        ["metrics.jsonl", "manifest.json", "summary.json"].map(|name| stopped.directory().join(name));
+    let [metrics, manifest, summary] = ["metrics.jsonl", "manifest.json", "summary.json"]
+        .map(|name| stopped.directory().join(name));
     fs::remove_file(&metrics).unwrap();
     fs::create_dir(&metrics).unwrap();
     let before = fs::read(&manifest).unwrap();
@@ -136,14 +212,26 @@ fn a_trace_is_of_the_start_that_asked_for_it_and_made_steps() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let with_trace = format!("--trace {}", trace.display());
-    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(&with_trace));
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &tiny(&with_trace));
     let first = fs::read(&trace).unwrap();
     let done = stopped.again().go(1, &flags(&["--resume"]));
     assert_eq!(fs::read(&trace).unwrap(), first, "it is not inherited");
-    let num_hashes = fs::read_to_string(done.directory().join("hashes.jsonl")).unwrap().lines().count();
-    assert!(num_hashes > 2, "without it the run keeps its course: {num_hashes}");
+    let num_hashes = fs::read_to_string(done.directory().join("hashes.jsonl"))
+        .unwrap()
+        .lines()
+        .count();
+    assert!(
+        num_hashes > 2,
+        "without it the run keeps its course: {num_hashes}"
+    );
     done.again().go(1, &flags(&["--resume", &with_trace]));
-    assert_eq!(fs::read(&trace).unwrap(), first, "there was no step left to trace");
+    assert_eq!(
+        fs::read(&trace).unwrap(),
+        first,
+        "there was no step left to trace"
+    );
 }
 
 #[test]
@@ -159,8 +247,15 @@ fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
     assert_eq!(crate::resuming::metrics(&run).len(), 2);
     for name in ["run.toml", "summary.json", ".lock", "checkpoints"] {
         let own = Run::in_new_directory();
-        let words = refusal(&own, 1, &format!("--trace {}", own.directory().join(name).display()));
-        assert!(words.contains("which the run writes; give another --trace"), "{words}");
+        let words = refusal(
+            &own,
+            1,
+            &format!("--trace {}", own.directory().join(name).display()),
+        );
+        assert!(
+            words.contains("which the run writes; give another --trace"),
+            "{words}"
+        );
         assert!(!own.directory().exists());
     }
 }
@@ -171,13 +266,22 @@ fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
     let path = |name: &str| run.directory().join(name);
     // What a start leaves that found the disk full.
     fs::copy(path("manifest.json"), path("manifest-1.json")).unwrap();
-    run.again().go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
+    run.again()
+        .go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
     assert!(path("summary-1.json").exists() && !path("manifest-2.json").exists());
-    run.again().go(1, &tiny("--resume --epochs 4 --schedule-epochs 2"));
+    run.again()
+        .go(1, &tiny("--resume --epochs 4 --schedule-epochs 2"));
     assert!(path("summary-2.json").exists() && path("run-2.toml").exists());
     run.lose_checkpoints();
     let anew = run.again().go(1, &tiny("--resume --learning-rate 0.05"));
-    for name in ["run-1.toml", "manifest-1.json", "summary-1.json", "run-2.toml", "manifest-2.json", "summary-2.json"] {
+    for name in [
+        "run-1.toml",
+        "manifest-1.json",
+        "summary-1.json",
+        "run-2.toml",
+        "manifest-2.json",
+        "summary-2.json",
+    ] {
         assert!(!path(name).exists(), "{name}");
     }
     assert_eq!(metrics(&anew).len(), 2);
@@ -188,7 +292,10 @@ fn a_run_is_not_resumed_for_fewer_epochs_than_it_has_begun() {
     let whole = run(1, &tiny(""));
     let shorter = "--epochs 1 --schedule-epochs 2";
     let words = refusal(&whole, 1, &format!("--resume {shorter}"));
-    assert!(words.contains("expected --epochs 2 or more") && words.contains("got 1"), "{words}");
+    assert!(
+        words.contains("expected --epochs 2 or more") && words.contains("got 1"),
+        "{words}"
+    );
     // Stopped in the first epoch: that one can still be the last.
     let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
     stopped.again().go(1, &tiny(&format!("--resume {shorter}")));
@@ -214,16 +321,34 @@ fn a_test_image_that_one_rank_cannot_read_ends_all_ranks_and_the_epoch_stays_tra
     fs::write(&image, &bitmap(203)[..60]).unwrap();
     let run = Run::in_new_directory();
     for further in ["", "--resume"] {
-        let text = format!("{:#}", run.again().try_go(2, &flags(&[&words, further])).unwrap_err());
-        assert!(text.contains("epoch 00 is trained and saved") && text.contains("3.bmp"), "{text}");
+        let text = format!(
+            "{:#}",
+            run.again()
+                .try_go(2, &flags(&[&words, further]))
+                .unwrap_err()
+        );
+        assert!(
+            text.contains("epoch 00 is trained and saved") && text.contains("3.bmp"),
+            "{text}"
+        );
         let progress = newest(&run).state.progress;
-        assert_eq!((progress.epoch, progress.step, progress.step_in_epoch), (0, 2, 2));
+        assert_eq!(
+            (progress.epoch, progress.step, progress.step_in_epoch),
+            (0, 2, 2)
+        );
         assert!(metrics(&run).is_empty());
     }
     fs::write(&image, bitmap(203)).unwrap();
-    let resumed = run.again().go(2, &flags(&[&words, "--resume --allow-changed-data"]));
+    let resumed = run
+        .again()
+        .go(2, &flags(&[&words, "--resume --allow-changed-data"]));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
-    let records = |run: &Run| metrics(run).into_iter().map(|record| (record.epoch, record.test)).collect::<Vec<_>>();
+    let records = |run: &Run| {
+        metrics(run)
+            .into_iter()
+            .map(|record| (record.epoch, record.test))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(records(&resumed), records(&whole));
 }
 
@@ -232,11 +357,22 @@ fn a_run_may_skip_bad_images_from_a_resume_on_as_its_data_allow() {
     let (data, words) = folder_read_on_demand();
     let words = format!("{words} --schedule-epochs 2");
     let run = run(1, &flags(&[&words]));
-    assert_eq!(told(&run, &flags(&[&words, "--resume --on-bad-image skip"])), "", "none is bad");
+    assert_eq!(
+        told(&run, &flags(&[&words, "--resume --on-bad-image skip"])),
+        "",
+        "none is bad"
+    );
     fs::write(data.path().join("train/dark/0.bmp"), "no image").unwrap();
     let skipping = "--resume --epochs 3 --on-bad-image skip";
-    let refused = format!("{:#}", run.again().try_go(1, &flags(&[&words, skipping])).unwrap_err());
+    let refused = format!(
+        "{:#}",
+        run.again()
+            .try_go(1, &flags(&[&words, skipping]))
+            .unwrap_err()
+    );
     assert!(refused.contains("the train split has changed"), "{refused}");
-    let resumed = run.again().go(1, &flags(&[&words, skipping, "--allow-changed-data"]));
+    let resumed = run
+        .again()
+        .go(1, &flags(&[&words, skipping, "--allow-changed-data"]));
     assert_eq!(resumed.outcomes()[ROOT].progress.epoch, 3);
 }

@@ -22,7 +22,12 @@ pub(crate) fn photographs() -> TempDir {
         "grey.jpg",
     ];
     for (split, num_each) in [("train", 4), ("val", 1)] {
-        for (number, name) in names.iter().cycle().take(num_each * names.len()).enumerate() {
+        for (number, name) in names
+            .iter()
+            .cycle()
+            .take(num_each * names.len())
+            .enumerate()
+        {
             let class = root.path().join(split).join(["cat", "dog"][number % 2]);
             fs::create_dir_all(&class).unwrap();
             fs::copy(images.join(name), class.join(format!("{number:02}.jpg"))).unwrap();
@@ -35,8 +40,23 @@ pub(crate) fn photographs() -> TempDir {
 pub(crate) fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     let mut shard = program();
-    shard.args(["shard", "--images-per-shard", &images_per_shard.to_string(), "--from"]).arg(from).arg("--to");
-    assert!(shard.arg(to.path()).stdout(Stdio::null()).status().unwrap().success());
+    shard
+        .args([
+            "shard",
+            "--images-per-shard",
+            &images_per_shard.to_string(),
+            "--from",
+        ])
+        .arg(from)
+        .arg("--to");
+    assert!(
+        shard
+            .arg(to.path())
+            .stdout(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
+    );
     to
 }
 
@@ -56,14 +76,31 @@ fn what_is_in_no_shard_is_reported_and_so_is_what_a_run_leaves_out() {
     fs::create_dir(&test).unwrap();
     fs::write(test.join("1.jpg"), "").unwrap();
     let to = tempfile::tempdir().unwrap();
-    let output =
-        program().arg("shard").arg("--from").arg(photographs.path()).arg("--to").arg(to.path()).output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let output = program()
+        .arg("shard")
+        .arg("--from")
+        .arg(photographs.path())
+        .arg("--to")
+        .arg(to.path())
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr]
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .concat();
     let manifest = fs::read_to_string(
-        run(1, &flags(&[&words("image-folder", photographs.path())])).directory().join("manifest.json"),
+        run(1, &flags(&[&words("image-folder", photographs.path())]))
+            .directory()
+            .join("manifest.json"),
     );
-    for part in ["scan.psd", "loose.jpg", "test: 1 images lie in no class folder"] {
-        assert!(text.contains(part) && manifest.as_ref().unwrap().contains(part), "{part}: {text} {manifest:?}");
+    for part in [
+        "scan.psd",
+        "loose.jpg",
+        "test: 1 images lie in no class folder",
+    ] {
+        assert!(
+            text.contains(part) && manifest.as_ref().unwrap().contains(part),
+            "{part}: {text} {manifest:?}"
+        );
     }
 }
 
@@ -71,13 +108,28 @@ fn what_is_in_no_shard_is_reported_and_so_is_what_a_run_leaves_out() {
 fn shards_train_to_the_bits_of_their_folder_whatever_their_number() {
     let photographs = photographs();
     for world_size in [1, 2, 4] {
-        let trained = |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
+        let trained =
+            |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
         let expected = trained("image-folder", photographs.path());
         for (images_per_shard, num_shards) in [(24, 1), (12, 2), (6, 4)] {
             let shards = sharded(photographs.path(), images_per_shard);
-            assert!(shards.path().join(format!("train-{:06}.tar", num_shards - 1)).exists());
-            assert!(!shards.path().join(format!("train-{num_shards:06}.tar")).exists());
-            assert_eq!(trained("shards", shards.path()), expected, "{num_shards} shards, {world_size} ranks");
+            assert!(
+                shards
+                    .path()
+                    .join(format!("train-{:06}.tar", num_shards - 1))
+                    .exists()
+            );
+            assert!(
+                !shards
+                    .path()
+                    .join(format!("train-{num_shards:06}.tar"))
+                    .exists()
+            );
+            assert_eq!(
+                trained("shards", shards.path()),
+                expected,
+                "{num_shards} shards, {world_size} ranks"
+            );
         }
     }
 }
@@ -94,12 +146,23 @@ fn the_size_of_images_changes_with_the_epoch_on_any_number_of_ranks_and_after_a_
         ])
     };
     let whole = run(1, &of("16:24@0.5:32@eval", ""));
-    assert_eq!(run(2, &of("16:24@0.5:32@eval", "")).parameter_hash(), whole.parameter_hash());
-    assert_ne!(run(1, &of("16", "")).parameter_hash(), whole.parameter_hash());
+    assert_eq!(
+        run(2, &of("16:24@0.5:32@eval", "")).parameter_hash(),
+        whole.parameter_hash()
+    );
+    assert_ne!(
+        run(1, &of("16", "")).parameter_hash(),
+        whole.parameter_hash()
+    );
     let half = "--epochs 2 --schedule-epochs 4";
     let first = run(1, &of("16:24@0.5:32@eval", half));
-    assert_eq!(run(1, &of("16", half)).parameter_hash(), first.parameter_hash());
-    let resumed = first.again().go(1, &of("16:24@0.5:32@eval", "--resume --schedule-epochs 4"));
+    assert_eq!(
+        run(1, &of("16", half)).parameter_hash(),
+        first.parameter_hash()
+    );
+    let resumed = first
+        .again()
+        .go(1, &of("16:24@0.5:32@eval", "--resume --schedule-epochs 4"));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
 }
 
@@ -110,8 +173,13 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
     let train = |directory: &PathBuf| {
         let mut train = program();
         let words = words("shards", shards.path()).replace("--epochs 2", "--epochs 20");
-        train.arg("train").args(words.split_whitespace()).args("--threads 1 --eval-every-epochs 20".split(' '));
-        train.args("--checkpoint-every-steps 1 --log-every-steps 1 --resume --output-dir".split(' ')).arg(directory);
+        train
+            .arg("train")
+            .args(words.split_whitespace())
+            .args("--threads 1 --eval-every-epochs 20".split(' '));
+        train
+            .args("--checkpoint-every-steps 1 --log-every-steps 1 --resume --output-dir".split(' '))
+            .arg(directory);
         train.stdout(Stdio::null()).stderr(Stdio::null());
         train
     };
@@ -124,13 +192,23 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
     let mut child = train(&killed).spawn().unwrap();
     let start = Instant::now();
     let is_under_way = || {
-        let saved = fs::read_dir(killed.join("checkpoints")).into_iter().flatten();
-        saved.flatten().any(|entry| *entry.file_name() >= *"step-00000009")
+        let saved = fs::read_dir(killed.join("checkpoints"))
+            .into_iter()
+            .flatten();
+        saved
+            .flatten()
+            .any(|entry| *entry.file_name() >= *"step-00000009")
     };
     while !is_under_way() && start.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(Command::new("kill").args(["-KILL", &child.id().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-KILL", &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
     assert!(!child.wait().unwrap().success() && !killed.join("summary.json").exists());
     assert!(train(&killed).status().unwrap().success());
     assert_eq!(hash(&killed), hash(&whole));
@@ -140,20 +218,32 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
 #[test]
 fn parquet_files_train_to_the_bits_of_a_folder_of_the_same_images() {
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tests/images");
-    let names = ["cmyk", "grey", "progressive", "turned"].map(str::to_owned).into_iter();
-    let names = names.chain(["420", "444", "grey", "restarts"].map(|name| format!("resize/rows_{name}")));
+    let names = ["cmyk", "grey", "progressive", "turned"]
+        .map(str::to_owned)
+        .into_iter();
+    let names =
+        names.chain(["420", "444", "grey", "restarts"].map(|name| format!("resize/rows_{name}")));
     let folder = tempfile::tempdir().unwrap();
     for (number, name) in names.enumerate() {
         let splits = [("train", true), ("val", (3..5).contains(&number))];
         for (split, _) in splits.into_iter().filter(|(_, is_in)| *is_in) {
             let class = folder.path().join(split).join(["cat", "dog"][number / 4]);
             fs::create_dir_all(&class).unwrap();
-            fs::copy(images.join(format!("{name}.jpg")), class.join(format!("{number}.jpg"))).unwrap();
+            fs::copy(
+                images.join(format!("{name}.jpg")),
+                class.join(format!("{number}.jpg")),
+            )
+            .unwrap();
         }
     }
     for world_size in [1, 2, 4] {
-        let trained = |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
+        let trained =
+            |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
         let expected = trained("image-folder", folder.path());
-        assert_eq!(trained("parquet", &images.join("parquet")), expected, "{world_size} ranks");
+        assert_eq!(
+            trained("parquet", &images.join("parquet")),
+            expected,
+            "{world_size} ranks"
+        );
     }
 }

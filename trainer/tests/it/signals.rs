@@ -20,7 +20,13 @@ impl Drop for Running {
 impl Running {
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-s", signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     pub(crate) fn is_there(&mut self) -> bool {
@@ -48,8 +54,21 @@ impl Running {
 fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one_that_trains() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let waiting = Running(program().arg("train").arg("--config").arg(&pipe).spawn().unwrap());
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let waiting = Running(
+        program()
+            .arg("train")
+            .arg("--config")
+            .arg(&pipe)
+            .spawn()
+            .unwrap(),
+    );
     // Opened as soon as the other end is.
     let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
     assert_eq!(waiting.code_after(&["TERM", "TERM"]), Some(143));
@@ -70,11 +89,21 @@ fn trained_after(before: &str, run: &Run) -> Running {
         .arg("sh")
         .arg(program.get_program())
         .arg("train");
-    shell.args(TINY.replace("--epochs 2", "--epochs 100000").split(' ')).arg("--output-dir").arg(run.directory());
+    shell
+        .args(TINY.replace("--epochs 2", "--epochs 100000").split(' '))
+        .arg("--output-dir")
+        .arg(run.directory());
     for (name, _) in program.get_envs() {
         shell.env_remove(name);
     }
-    Running(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+    Running(
+        shell
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 /// Waits until the first step is made, from which on the program listens to signals.
@@ -87,7 +116,8 @@ fn await_step(run: &Run) {
 }
 
 #[test]
-fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unless_it_ignores_them() {
+fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unless_it_ignores_them()
+{
     let stops = ["HUP", "USR1", "USR2", "XCPU"].map(|signal| {
         let run = Run::in_new_directory();
         (signal, trained_after("true", &run), run)
@@ -96,7 +126,10 @@ fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unles
         await_step(&run);
         assert_eq!(training.code_after(&[signal]), Some(0), "{signal}");
         let store = CheckpointStore::new(&run.directory().join("checkpoints"), 9);
-        assert!(run.directory().join("summary.json").exists() && store.has_any().unwrap(), "{signal}");
+        assert!(
+            run.directory().join("summary.json").exists() && store.has_any().unwrap(),
+            "{signal}"
+        );
     }
     let run = Run::in_new_directory();
     let mut training = trained_after("trap '' HUP", &run);
@@ -114,10 +147,19 @@ fn a_checkpoint_beyond_the_limit_of_a_files_size_is_an_error_that_names_it_and_l
     await_step(&run);
     // From now on only: what MPI writes at its start is larger.
     let limit = ["--fsize=65536:65536", "--pid", &training.0.id().to_string()];
-    assert!(Command::new("prlimit").args(limit).status().unwrap().success());
+    assert!(
+        Command::new("prlimit")
+            .args(limit)
+            .status()
+            .unwrap()
+            .success()
+    );
     let words = std::io::read_to_string(training.0.stderr.take().unwrap()).unwrap();
     assert_eq!(training.0.wait().unwrap().code(), Some(1), "{words}");
-    assert!(words.contains("model.safetensors: File too large"), "{words}");
+    assert!(
+        words.contains("model.safetensors: File too large"),
+        "{words}"
+    );
     let left = std::fs::read_dir(run.directory().join("checkpoints")).unwrap();
     assert_eq!(left.count(), 0, "half a checkpoint");
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
-use datasets::{Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use datasets::{
+    Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes,
+};
 use distributed::{Communicator, ParameterLayout, read};
 use trainer::config::{LossScaling, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
@@ -17,16 +19,30 @@ use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdC
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
 /// Momentum and decay.
-pub(crate) const SGD: SgdConfig =
-    SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+pub(crate) const SGD: SgdConfig = SgdConfig {
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 1e-4,
+    decay_norm_and_bias: true,
+};
 
-const ADAM: AdamConfig =
-    AdamConfig { betas: [0.9, 0.999], epsilon: 1e-6, weight_decay: 0.01, decay_norm_and_bias: false };
+const ADAM: AdamConfig = AdamConfig {
+    betas: [0.9, 0.999],
+    epsilon: 1e-6,
+    weight_decay: 0.01,
+    decay_norm_and_bias: false,
+};
 
 /// The optimizers beside SGD.
 pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
     OptimizerConfig::AdamW(ADAM),
-    OptimizerConfig::Lars { sgd: SgdConfig { decay_norm_and_bias: false, ..SGD }, trust_coefficient: 0.1 },
+    OptimizerConfig::Lars {
+        sgd: SgdConfig {
+            decay_norm_and_bias: false,
+            ..SGD
+        },
+        trust_coefficient: 0.1,
+    },
     OptimizerConfig::Lamb(ADAM),
 ];
 
@@ -51,24 +67,48 @@ pub(crate) fn step_config() -> StepConfig {
 
 /// A small network with normalisation, with the same weights each time.
 pub(crate) fn resnet8(device: &Device) -> ResNet {
-    ResNetConfig::cifar(8).unwrap().init(3, &device.clone().autodiff())
+    ResNetConfig::cifar(8)
+        .unwrap()
+        .init(3, &device.clone().autodiff())
 }
 
 /// The first epoch of so many samples on one rank.
 pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardConfig {
-    ShardConfig { seed: 5, shuffle: true, ..ShardConfig::new(num_samples, global_batch_size) }
+    ShardConfig {
+        seed: 5,
+        shuffle: true,
+        ..ShardConfig::new(num_samples, global_batch_size)
+    }
 }
 
 /// All steps of a shard of drawn figures.
-pub(crate) fn steps(shard: ShardConfig, micro_batch_size: usize, augment: Augment) -> Vec<LoadedStep> {
-    let data = shapes::open(&ShapesConfig { num_train: shard.num_samples, num_test: 10, seed: 1 }).unwrap();
-    let how = LoaderConfig { augment, ..LoaderConfig::new(micro_batch_size, data.normalization) };
-    Loader::start(data.train, ShardPlan::new(shard).unwrap(), how).map(Result::unwrap).collect()
+pub(crate) fn steps(
+    shard: ShardConfig,
+    micro_batch_size: usize,
+    augment: Augment,
+) -> Vec<LoadedStep> {
+    let data = shapes::open(&ShapesConfig {
+        num_train: shard.num_samples,
+        num_test: 10,
+        seed: 1,
+    })
+    .unwrap();
+    let how = LoaderConfig {
+        augment,
+        ..LoaderConfig::new(micro_batch_size, data.normalization)
+    };
+    Loader::start(data.train, ShardPlan::new(shard).unwrap(), how)
+        .map(Result::unwrap)
+        .collect()
 }
 
 /// The step with this value in a pixel of its last micro-batch.
 pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
-    let Some(Pixels::Normalised(pixels)) = loaded.micro_batches.last_mut().map(|batch| &mut batch.pixels) else {
+    let Some(Pixels::Normalised(pixels)) = loaded
+        .micro_batches
+        .last_mut()
+        .map(|batch| &mut batch.pixels)
+    else {
         panic!("expected normalised pixels");
     };
     pixels[100] = value;
@@ -82,7 +122,12 @@ pub(crate) type State = ([Vec<u32>; 3], Option<u64>);
 pub(crate) struct StepperUnderTest<M = ResNet>(Stepper<M>);
 
 impl<M: ImageClassifier> StepperUnderTest<M> {
-    pub(crate) fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Self {
+    pub(crate) fn new(
+        model: M,
+        config: StepConfig,
+        communicator: Arc<dyn Communicator>,
+        device: &Device,
+    ) -> Self {
         Self(Stepper::new(model, config, communicator, device).unwrap())
     }
 
@@ -92,8 +137,17 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
     }
 
     /// The same at another learning rate.
-    pub(crate) fn step_at(&mut self, learning_rate: f64, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
-        let context = StepContext { step: step as u64, learning_rate, ..StepContext::default() };
+    pub(crate) fn step_at(
+        &mut self,
+        learning_rate: f64,
+        step: usize,
+        loaded: LoadedStep,
+    ) -> Result<StepEnd> {
+        let context = StepContext {
+            step: step as u64,
+            learning_rate,
+            ..StepContext::default()
+        };
         let loaded = loaded.map(|batch| batch.upload(self.0.device()));
         self.0.step(context, loaded, &Timer::default())
     }
@@ -111,8 +165,19 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
     /// number of updates, where it counts.
     pub(crate) fn state(&self) -> State {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-        let OptimizerState { moments, num_updates, .. } = self.optimizer_state();
-        ([bits(&self.parameters()), bits(&moments), bits(&self.norm_statistics())], num_updates)
+        let OptimizerState {
+            moments,
+            num_updates,
+            ..
+        } = self.optimizer_state();
+        (
+            [
+                bits(&self.parameters()),
+                bits(&moments),
+                bits(&self.norm_statistics()),
+            ],
+            num_updates,
+        )
     }
 }
 

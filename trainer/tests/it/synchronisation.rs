@@ -9,7 +9,11 @@ use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
 
 /// The last of the five steps of an epoch has 8 samples, fewer than some runs have ranks times shards.
 fn tiny(further: &str) -> TrainArgs {
-    flags(&[TINY, "--shapes-test 24 --augment crop-flip --eval-every-epochs 2 --bucket-mib 0.05", further])
+    flags(&[
+        TINY,
+        "--shapes-test 24 --augment crop-flip --eval-every-epochs 2 --bucket-mib 0.05",
+        further,
+    ])
 }
 
 /// Twenty steps of ResNet-20, the last of one sample.
@@ -34,11 +38,13 @@ fn factors_of_so_many_columns_that_no_tensor_is_compressed_are_told() {
     let vain = "--compress powersgd:100: no tensor of the model becomes less than half as large; give a smaller rank";
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");
-    let train = format!("train {TINY} --threads 1 --compress powersgd:100 --output-dir {}", run.display());
+    let train = format!(
+        "train {TINY} --threads 1 --compress powersgd:100 --output-dir {}",
+        run.display()
+    );
     let (is_ok, text) = told_by(&train);
     assert!(is_ok && text.contains(vain), "{text}");
-    let bench =
-        "bench --model resnet8 --image-size 8 --batch-size-per-rank 4 --steps 1 --threads 1 --compress powersgd:";
+    let bench = "bench --model resnet8 --image-size 8 --batch-size-per-rank 4 --steps 1 --threads 1 --compress powersgd:";
     let (is_ok, text) = told_by(&format!("{bench}100"));
     assert!(!is_ok && text.contains(vain), "{text}");
     assert!(told_by(&format!("{bench}2")).0);
@@ -49,9 +55,17 @@ fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_s
     let one = run(1, &tiny(EXACT));
     for world_size in 2..=4 {
         let many = run(world_size, &tiny(EXACT));
-        assert_eq!(many.parameter_hash(), one.parameter_hash(), "{world_size} ranks");
-        let statistics =
-            |run: &Run| read(&run.outcomes()[ROOT].model, &ParameterLayout::state(&run.outcomes()[ROOT].model));
+        assert_eq!(
+            many.parameter_hash(),
+            one.parameter_hash(),
+            "{world_size} ranks"
+        );
+        let statistics = |run: &Run| {
+            read(
+                &run.outcomes()[ROOT].model,
+                &ParameterLayout::state(&run.outcomes()[ROOT].model),
+            )
+        };
         assert_eq!(statistics(&many), statistics(&one), "{world_size} ranks");
         let correct = |run: &Run| run.last_record().test.as_ref().unwrap().top1_correct;
         assert_eq!(correct(&many), correct(&one));
@@ -60,8 +74,15 @@ fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_s
 
 #[test]
 fn an_exact_run_of_four_ranks_resumed_on_one_ends_with_the_bits_of_an_undisturbed_one() {
-    let whole = run(4, &tiny(&format!("{EXACT} --checkpoint-every-steps 10 --keep-checkpoints 99")));
-    let resumed = whole.with_checkpoint_alone(10).go(1, &tiny(&format!("{EXACT} --resume")));
+    let whole = run(
+        4,
+        &tiny(&format!(
+            "{EXACT} --checkpoint-every-steps 10 --keep-checkpoints 99"
+        )),
+    );
+    let resumed = whole
+        .with_checkpoint_alone(10)
+        .go(1, &tiny(&format!("{EXACT} --resume")));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     let correct = |run: &Run| run.last_record().test.as_ref().unwrap().top1_correct;
     assert_eq!(correct(&resumed), correct(&whole));
@@ -79,8 +100,14 @@ fn the_order_of_sums_is_all_that_distinguishes_the_reductions() {
 
 #[test]
 fn overlap_does_not_change_a_bit() {
-    for options in ["", "--grad-accum-steps 2", "--batch-norm sync", "--clip-grad-norm 0.5"] {
-        let [on, off] = ["on", "off"].map(|overlap| hash(3, &format!("{options} --overlap {overlap}")));
+    for options in [
+        "",
+        "--grad-accum-steps 2",
+        "--batch-norm sync",
+        "--clip-grad-norm 0.5",
+    ] {
+        let [on, off] =
+            ["on", "off"].map(|overlap| hash(3, &format!("{options} --overlap {overlap}")));
         assert_eq!(on, off, "{options}");
     }
 }
@@ -90,9 +117,17 @@ fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order()
     // Its buckets are smaller, which does not matter to a sum in rank order.
     let expected = hash(3, "--reduction mpi");
     for servers in ["1", "2", "3"] {
-        assert_eq!(hash(3, &format!("--sync parameter-server --servers {servers}")), expected, "{servers} servers");
+        assert_eq!(
+            hash(3, &format!("--sync parameter-server --servers {servers}")),
+            expected,
+            "{servers} servers"
+        );
     }
-    assert_eq!(hash(3, "--sync async-parameter-server --staleness 0"), expected, "staleness 0");
+    assert_eq!(
+        hash(3, "--sync async-parameter-server --staleness 0"),
+        expected,
+        "staleness 0"
+    );
     // Three workers, the other two ranks only serve.
     let own = "--sync parameter-server --servers 2 --server-placement own";
     assert_eq!(hash(5, own), expected, "servers on ranks of their own");
@@ -109,13 +144,28 @@ fn one_worker_of_an_asynchronous_server_is_sequential_descent() {
 #[test]
 fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
     for bound in ["", "--staleness 1"] {
-        let run = run(3, &tiny(&format!("--sync async-parameter-server --learning-rate 0.01 {bound}")));
-        let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
-        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+        let run = run(
+            3,
+            &tiny(&format!(
+                "--sync async-parameter-server --learning-rate 0.01 {bound}"
+            )),
+        );
+        let hashes: Vec<_> = run
+            .outcomes()
+            .iter()
+            .map(|outcome| fingerprint(&outcome.model))
+            .collect();
+        assert!(
+            hashes.windows(2).all(|pair| pair[0] == pair[1]),
+            "{hashes:?}"
+        );
         let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
         // Three workers, ten steps, and in every step each bucket once.
         let num_updates: u64 = staleness.iter().sum();
-        assert!(num_updates > 0 && num_updates.is_multiple_of(30), "{staleness:?}");
+        assert!(
+            num_updates > 0 && num_updates.is_multiple_of(30),
+            "{staleness:?}"
+        );
     }
 }
 
@@ -123,7 +173,9 @@ fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
 fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     let options = "--sync parameter-server --servers 2";
     let whole = run(2, &tiny(options));
-    let stopped = Run::in_new_directory().stopping_after(1).go(2, &tiny(options));
+    let stopped = Run::in_new_directory()
+        .stopping_after(1)
+        .go(2, &tiny(options));
     let resumed = stopped.again().go(2, &tiny(&format!("{options} --resume")));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
 }
@@ -132,25 +184,64 @@ fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
 fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
     for staleness in ["--staleness 2", ""] {
         let options = format!("--sync async-parameter-server --epochs 40 {staleness}");
-        let stopped = Run::in_new_directory().stopping_on(1, 4).go(3, &tiny(&options));
-        let steps: Vec<u64> = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
-        assert!(steps.iter().all(|&step| step == steps[0] && (4..200).contains(&step)), "{steps:?}");
-        assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early));
+        let stopped = Run::in_new_directory()
+            .stopping_on(1, 4)
+            .go(3, &tiny(&options));
+        let steps: Vec<u64> = stopped
+            .outcomes()
+            .iter()
+            .map(|outcome| outcome.progress.step)
+            .collect();
+        assert!(
+            steps
+                .iter()
+                .all(|&step| step == steps[0] && (4..200).contains(&step)),
+            "{steps:?}"
+        );
+        assert!(
+            stopped
+                .outcomes()
+                .iter()
+                .all(|outcome| outcome.stopped_early)
+        );
         let names = std::fs::read_dir(stopped.directory().join("checkpoints")).unwrap();
         let last = format!("step-{:08}", steps[0]);
-        assert!(names.map(|name| name.unwrap().file_name()).any(|name| *name == *last), "{last}");
+        assert!(
+            names
+                .map(|name| name.unwrap().file_name())
+                .any(|name| *name == *last),
+            "{last}"
+        );
     }
 }
 
 #[test]
 fn ranks_of_local_sgd_stop_before_their_next_averaging_when_one_of_them_is_asked_to() {
     for method in ["local-sgd", "post-local-sgd --from-step 3"] {
-        let options = tiny(&format!("--sync {method} --every 1000 --epochs 1 --shapes-train 4800"));
+        let options = tiny(&format!(
+            "--sync {method} --every 1000 --epochs 1 --shapes-train 4800"
+        ));
         let stopped = Run::in_new_directory().stopping_on(1, 6).go(3, &options);
-        let steps: Vec<u64> = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
-        assert!(steps.iter().all(|&step| step == steps[0] && (6..200).contains(&step)), "{method}: {steps:?}");
-        let hashes: Vec<_> = stopped.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
-        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{method}: {hashes:?}");
+        let steps: Vec<u64> = stopped
+            .outcomes()
+            .iter()
+            .map(|outcome| outcome.progress.step)
+            .collect();
+        assert!(
+            steps
+                .iter()
+                .all(|&step| step == steps[0] && (6..200).contains(&step)),
+            "{method}: {steps:?}"
+        );
+        let hashes: Vec<_> = stopped
+            .outcomes()
+            .iter()
+            .map(|outcome| fingerprint(&outcome.model))
+            .collect();
+        assert!(
+            hashes.windows(2).all(|pair| pair[0] == pair[1]),
+            "{method}: {hashes:?}"
+        );
     }
 }
 
@@ -168,20 +259,34 @@ fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() 
 fn local_sgd_ends_with_equal_replicas_and_learns() {
     let args = tiny("--sync local-sgd --every 3 --epochs 4");
     let run = run(3, &args);
-    let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
-    assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+    let hashes: Vec<_> = run
+        .outcomes()
+        .iter()
+        .map(|outcome| fingerprint(&outcome.model))
+        .collect();
+    assert!(
+        hashes.windows(2).all(|pair| pair[0] == pair[1]),
+        "{hashes:?}"
+    );
     let loss = run.last_record().train_loss.unwrap();
     assert!(loss < 2.3, "{loss}");
 }
 
 #[test]
 fn post_local_sgd_is_allreduce_until_its_first_local_step() {
-    assert_eq!(hash(2, "--sync post-local-sgd --from-step 99"), hash(2, "--reduction mpi"));
+    assert_eq!(
+        hash(2, "--sync post-local-sgd --from-step 99"),
+        hash(2, "--reduction mpi")
+    );
 }
 
 /// With two steps of warm-up where there are any.
 fn compression(compress: &str) -> String {
-    let warmup = if compress.contains(':') { "--compress-warmup-steps 2" } else { "" };
+    let warmup = if compress.contains(':') {
+        "--compress-warmup-steps 2"
+    } else {
+        ""
+    };
     format!("--compress {compress} {warmup}")
 }
 
@@ -190,19 +295,35 @@ fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
     let plain = run(2, &tiny(""));
     for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
         let run = run(2, &tiny(&compression(compress)));
-        let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
+        let hashes: Vec<_> = run
+            .outcomes()
+            .iter()
+            .map(|outcome| fingerprint(&outcome.model))
+            .collect();
         assert_eq!(hashes[0], hashes[1], "{compress}");
         let (record, expected) = (run.last_record(), plain.last_record());
-        assert!(record.compression_error > 0.0 && expected.compression_error == 0.0, "{compress}");
-        assert!(record.bytes_sent_per_step < expected.bytes_sent_per_step, "{compress}");
+        assert!(
+            record.compression_error > 0.0 && expected.compression_error == 0.0,
+            "{compress}"
+        );
+        assert!(
+            record.bytes_sent_per_step < expected.bytes_sent_per_step,
+            "{compress}"
+        );
         let error = relative_l2(&parameters(&run), &parameters(&plain));
-        assert!(error <= if compress.contains("16") { 0.02 } else { 0.5 }, "{compress}: {error}");
+        assert!(
+            error <= if compress.contains("16") { 0.02 } else { 0.5 },
+            "{compress}: {error}"
+        );
     }
 }
 
 /// A checkpoint every step, all kept.
 fn compressed(compress: &str) -> String {
-    format!("{} --checkpoint-every-steps 1 --keep-checkpoints 99", compression(compress))
+    format!(
+        "{} --checkpoint-every-steps 1 --keep-checkpoints 99",
+        compression(compress)
+    )
 }
 
 #[test]
@@ -214,7 +335,11 @@ fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed
         for step in [1, 3] {
             let copy = whole.with_checkpoint_alone(step);
             let resumed = copy.go(2, &tiny(&format!("{options} --resume")));
-            assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{compress} from step {step}");
+            assert_eq!(
+                resumed.parameter_hash(),
+                whole.parameter_hash(),
+                "{compress} from step {step}"
+            );
         }
     }
 }
@@ -228,11 +353,21 @@ fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() 
     let path = |run: &Run| run.directory().join("checkpoints/step-00000003");
     let copy = whole.with_checkpoint_alone(3);
     let checkpoint = Checkpoint::open(&path(&copy)).unwrap();
-    let own: Vec<Vec<f32>> = (0..3).map(|rank| checkpoint.residual(rank, 3, len).unwrap()).collect();
+    let own: Vec<Vec<f32>> = (0..3)
+        .map(|rank| checkpoint.residual(rank, 3, len).unwrap())
+        .collect();
     assert!(own.iter().all(|own| own.iter().any(|value| *value != 0.0)));
-    let sum: Vec<f32> = (0..len).map(|index| own[0][index] + own[1][index] + own[2][index]).collect();
+    let sum: Vec<f32> = (0..len)
+        .map(|index| own[0][index] + own[1][index] + own[2][index])
+        .collect();
     assert_eq!(checkpoint.residual(ROOT, 2, len).unwrap(), sum);
-    assert!(checkpoint.residual(1, 2, len).unwrap().iter().all(|value| *value == 0.0));
+    assert!(
+        checkpoint
+            .residual(1, 2, len)
+            .unwrap()
+            .iter()
+            .all(|value| *value == 0.0)
+    );
 
     // The same without what was kept back, as older versions wrote it.
     let without = Run::in_new_directory();
@@ -240,9 +375,22 @@ fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() 
     let store = CheckpointStore::new(&without.directory().join("checkpoints"), 9);
     let tensors = checkpoint.training_tensors().unwrap();
     let model = checkpoint.model_path();
-    store.save(checkpoint.state, &tensors, None, |path| Ok(fs::copy(&model, path).map(|_| ())?)).unwrap();
-    assert!(!Checkpoint::open(&path(&without)).unwrap().state.has_residuals());
-    assert_ne!(copy.go(2, &resuming).parameter_hash(), without.go(2, &resuming).parameter_hash(), "it is used");
+    store
+        .save(checkpoint.state, &tensors, None, |path| {
+            Ok(fs::copy(&model, path).map(|_| ())?)
+        })
+        .unwrap();
+    assert!(
+        !Checkpoint::open(&path(&without))
+            .unwrap()
+            .state
+            .has_residuals()
+    );
+    assert_ne!(
+        copy.go(2, &resuming).parameter_hash(),
+        without.go(2, &resuming).parameter_hash(),
+        "it is used"
+    );
 }
 
 #[test]
@@ -261,8 +409,20 @@ fn a_trace_tells_of_every_rank() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     run(2, &tiny(&format!("--epochs 1 --trace {}", path.display())));
-    let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    for (rank, name) in [(0, "forward"), (1, "backward"), (1, "bucket 0"), (0, "exposed communication"), (1, "input")] {
-        assert!(events.iter().any(|event| event["pid"] == rank && event["name"] == name), "rank {rank}: {name}");
+    let events: Vec<serde_json::Value> =
+        serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for (rank, name) in [
+        (0, "forward"),
+        (1, "backward"),
+        (1, "bucket 0"),
+        (0, "exposed communication"),
+        (1, "input"),
+    ] {
+        assert!(
+            events
+                .iter()
+                .any(|event| event["pid"] == rank && event["name"] == name),
+            "rank {rank}: {name}"
+        );
     }
 }

@@ -10,7 +10,11 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../burn-resnet/tests/
 
 fn verify(words: &str, output: &Path) -> Output {
     let mut command = program();
-    command.arg("verify").args(words.split_whitespace()).arg("--output").arg(output);
+    command
+        .arg("verify")
+        .args(words.split_whitespace())
+        .arg("--output")
+        .arg(output);
     command.output().unwrap()
 }
 
@@ -30,15 +34,24 @@ fn wrong_numbers_fail_with_exit_code_1() {
     let mut fixture = std::fs::read(Path::new(GOLDEN).join("resnet8.safetensors")).unwrap();
     // The sign or the least bits of a thousand numbers: of weights or gradients.
     let middle = fixture.len() / 2;
-    fixture[middle..middle + 4000].iter_mut().for_each(|byte| *byte ^= 0x80);
+    fixture[middle..middle + 4000]
+        .iter_mut()
+        .for_each(|byte| *byte ^= 0x80);
     std::fs::write(directory.path().join("resnet8.safetensors"), fixture).unwrap();
     let file = directory.path().join("verify.json");
-    let words = format!("--device flex --only golden --data-dir {}", directory.path().display());
+    let words = format!(
+        "--device flex --only golden --data-dir {}",
+        directory.path().display()
+    );
     let output = verify(&words, &file);
     assert_eq!(output.status.code(), Some(1), "{}", told(&output));
     assert!(told(&output).contains("WRONG: "), "{}", told(&output));
     // Where to look: the changed weights are those of the middle.
-    assert!(told(&output).contains("linear.weight "), "{}", told(&output));
+    assert!(
+        told(&output).contains("linear.weight "),
+        "{}",
+        told(&output)
+    );
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(json["verdict"], "failed");
 }
@@ -46,9 +59,15 @@ fn wrong_numbers_fail_with_exit_code_1() {
 #[test]
 fn unknown_checks_are_refused_with_the_known_ones() {
     let directory = tempfile::tempdir().unwrap();
-    let output = verify("--device flex --only golden,speed", &directory.path().join("verify.json"));
+    let output = verify(
+        "--device flex --only golden,speed",
+        &directory.path().join("verify.json"),
+    );
     assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-    assert!(told(&output).contains("known-answer,golden,ten-steps") && told(&output).contains("got speed"));
+    assert!(
+        told(&output).contains("known-answer,golden,ten-steps")
+            && told(&output).contains("got speed")
+    );
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
@@ -58,7 +77,15 @@ mod second_opinion {
 
     fn verdicts(json: &Value) -> Vec<(&str, &str)> {
         let checks = json["checks"].as_array().unwrap();
-        checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
+        checks
+            .iter()
+            .map(|check| {
+                (
+                    check["name"].as_str().unwrap(),
+                    check["verdict"].as_str().unwrap(),
+                )
+            })
+            .collect()
     }
 
     /// The checks of many steps take minutes on this backend, which has no kernels of ours: the test below makes them.
@@ -67,7 +94,10 @@ mod second_opinion {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("verify.json");
         let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
-        let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
+        let output = verify(
+            &format!("--device ndarray --quick {only} --data-dir {GOLDEN}"),
+            &file,
+        );
         assert_eq!(output.status.code(), Some(0), "{}", told(&output));
         let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         let expected = [
@@ -79,12 +109,23 @@ mod second_opinion {
             ("checkpoints", "passed"),
         ];
         assert_eq!(verdicts(&json), expected, "{}", told(&output));
-        assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
-        assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
+        assert_eq!(
+            (&json["verdict"], &json["precision"]),
+            (&"passed".into(), &"f32".into())
+        );
+        assert!(
+            json["checks"][0]["reason"]
+                .as_str()
+                .unwrap()
+                .contains("resnet20-12fca82f.th")
+        );
         for check in json["checks"].as_array().unwrap() {
             assert!(check["expectation"].is_string() && check["seconds"].is_f64());
             for comparison in check["comparisons"].as_array().unwrap() {
-                assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
+                assert!(
+                    comparison["got"].is_string() && comparison["tolerance"].is_string(),
+                    "{comparison}"
+                );
             }
         }
         assert!(

@@ -13,15 +13,25 @@ use crate::fixture::{Run, TINY, bitmap, flags, program, run, silent, write_image
 
 /// Exit code and words of a repetition on one rank.
 fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
-    let output = program().arg("verify-run").arg(directory).args(further).output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    let output = program()
+        .arg("verify-run")
+        .arg(directory)
+        .args(further)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr]
+        .map(|bytes| String::from_utf8(bytes).unwrap())
+        .concat();
     (output.status.code(), text)
 }
 
 fn says(directory: &Path, further: &[&str], code: i32, words: &[&str]) {
     let (got, text) = verified(directory, further);
     assert_eq!(got, Some(code), "{text}");
-    assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+    assert!(
+        words.iter().all(|word| text.contains(word)),
+        "{words:?} in {text}"
+    );
 }
 
 fn hashes(run: &Run) -> String {
@@ -31,10 +41,19 @@ fn hashes(run: &Run) -> String {
 #[test]
 fn a_run_repeated_is_equal_and_another_seed_is_told_by_step_and_tensor() {
     let run = run(1, &flags(&[TINY, "--augment crop-flip"]));
-    assert_eq!(hashes(&run).lines().count(), 5, "the steps of the first epoch");
+    assert_eq!(
+        hashes(&run).lines().count(),
+        5,
+        "the steps of the first epoch"
+    );
     says(&run.directory(), &[], 0, &["equal: 5 steps"]);
     says(&run.directory(), &["--steps", "2"], 0, &["equal: 2 steps"]);
-    says(&run.directory(), &["--steps", "6"], 2, &["--steps", "1 to 5", "got 6"]);
+    says(
+        &run.directory(),
+        &["--steps", "6"],
+        2,
+        &["--steps", "1 to 5", "got 6"],
+    );
     let options = run.directory().join("run.toml");
     let text = fs::read_to_string(&options).unwrap();
     assert!(text.contains("\nseed = 0\n"), "{text}");
@@ -55,24 +74,50 @@ fn a_run_repeated_is_equal_and_another_seed_is_told_by_step_and_tensor() {
 #[test]
 fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
     let events = tempfile::tempdir().unwrap();
-    let run = run(1, &flags(&[TINY, "--epochs 1 --resume --tensorboard", events.path().to_str().unwrap()]));
+    let run = run(
+        1,
+        &flags(&[
+            TINY,
+            "--epochs 1 --resume --tensorboard",
+            events.path().to_str().unwrap(),
+        ]),
+    );
     let (code, text) = verified(&run.directory(), &[]);
-    assert!(code == Some(0) && text.contains("equal: 5 steps") && !text.contains("hash of the options"), "{text}");
+    assert!(
+        code == Some(0) && text.contains("equal: 5 steps") && !text.contains("hash of the options"),
+        "{text}"
+    );
     assert_eq!(fs::read_dir(events.path()).unwrap().count(), 1);
 }
 
 /// Repeats a run of two ranks, which is to be equal in every step that it kept.
 fn repeats_on_two(run: &Run, steps: usize) {
     assert_eq!(hashes(run).lines().count(), steps);
-    let args = VerifyRunArgs { run: run.directory(), ..VerifyRunArgs::default() };
-    let codes =
-        run_ranks(2, |communicator| format!("{:?}", verify_run::<ResNetFamily>(&args, &silent(communicator)).unwrap()));
+    let args = VerifyRunArgs {
+        run: run.directory(),
+        ..VerifyRunArgs::default()
+    };
+    let codes = run_ranks(2, |communicator| {
+        format!(
+            "{:?}",
+            verify_run::<ResNetFamily>(&args, &silent(communicator)).unwrap()
+        )
+    });
     assert_eq!(codes, vec![format!("{:?}", ExitCode::SUCCESS); 2]);
 }
 
 #[test]
 fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
-    repeats_on_two(&run(2, &flags(&[TINY, "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1"])), 5);
+    repeats_on_two(
+        &run(
+            2,
+            &flags(&[
+                TINY,
+                "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1",
+            ]),
+        ),
+        5,
+    );
 }
 
 #[test]
@@ -84,24 +129,54 @@ fn local_sgd_is_repeated_where_it_averages_after_none_of_the_compared_steps() {
 #[test]
 fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
     let options = [TINY, "--sync local-sgd --every 50"];
-    let stopped = || Run::in_new_directory().stopping_after(2).go(2, &flags(&options));
+    let stopped = || {
+        Run::in_new_directory()
+            .stopping_after(2)
+            .go(2, &flags(&options))
+    };
     let kept = hashes(&stopped()).lines().count();
-    repeats_on_two(&stopped().again().go(2, &flags(&[&options[..], &["--resume"]].concat())), kept);
-    let alone = Run::in_new_directory().stopping_after(2).go(1, &flags(&options)).again();
+    repeats_on_two(
+        &stopped()
+            .again()
+            .go(2, &flags(&[&options[..], &["--resume"]].concat())),
+        kept,
+    );
+    let alone = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &flags(&options))
+        .again();
     let resumed = alone.go(1, &flags(&[&options[..], &["--resume"]].concat()));
-    assert_eq!(hashes(&resumed), hashes(&run(1, &flags(&options))), "one rank has nobody to average with");
+    assert_eq!(
+        hashes(&resumed),
+        hashes(&run(1, &flags(&options))),
+        "one rank has nobody to average with"
+    );
     let run = stopped();
     let mut train = program();
-    train.args("train --threads 1 --resume".split(' ')).args(options.join(" ").split(' '));
-    let output = train.arg("--output-dir").arg(run.directory()).output().unwrap();
+    train
+        .args("train --threads 1 --resume".split(' '))
+        .args(options.join(" ").split(' '));
+    let output = train
+        .arg("--output-dir")
+        .arg(run.directory())
+        .output()
+        .unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && words.contains("earlier than planned"), "{words}");
+    assert!(
+        output.status.success() && words.contains("earlier than planned"),
+        "{words}"
+    );
 }
 
 #[test]
 fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
     let first = run(1, &flags(&[TINY, "--epochs 1"]));
-    let weights = fs::read_dir(first.directory().join("checkpoints")).unwrap().next().unwrap().unwrap().path();
+    let weights = fs::read_dir(first.directory().join("checkpoints"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     let weights = weights.join("model.safetensors");
     let run = Run::in_new_directory();
     let mut train = program();
@@ -112,20 +187,46 @@ fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
         weights.to_str().unwrap(),
         "--output-dir",
     ]);
-    assert!(train.arg(run.directory()).output().unwrap().status.success());
+    assert!(
+        train
+            .arg(run.directory())
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
     says(&run.directory(), &[], 0, &["equal"]);
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
-    says(&run.directory(), &[], 3, &["different from step 0 on", "tensor ", "the bytes of --weights"]);
+    says(
+        &run.directory(),
+        &[],
+        3,
+        &[
+            "different from step 0 on",
+            "tensor ",
+            "the bytes of --weights",
+        ],
+    );
 }
 
 #[test]
 fn a_changed_byte_of_an_image_is_told_with_the_checksum() {
     let images = tempfile::tempdir().unwrap();
-    for (class, split, number) in [("a", "train", 4), ("b", "train", 4), ("a", "test", 1), ("b", "test", 1)] {
+    for (class, split, number) in [
+        ("a", "train", 4),
+        ("b", "train", 4),
+        ("a", "test", 1),
+        ("b", "test", 1),
+    ] {
         let first = if class == "a" { 10 } else { 150 };
-        write_images(images.path(), split, class, (0..number).map(|index| first + index * 20));
+        write_images(
+            images.path(),
+            split,
+            class,
+            (0..number).map(|index| first + index * 20),
+        );
     }
     let data = format!(
         "--model resnet8 --dataset image-folder --image-size 8 --augment none --epochs 1 --data-dir {}",
@@ -134,7 +235,16 @@ fn a_changed_byte_of_an_image_is_told_with_the_checksum() {
     let run = run(1, &flags(&[&data, "--global-batch-size 2"]));
     says(&run.directory(), &[], 0, &["equal: 4 steps"]);
     fs::write(images.path().join("train/a/0.bmp"), bitmap(11)).unwrap();
-    says(&run.directory(), &[], 3, &["different from step", "loss", "checksum of the train split was"]);
+    says(
+        &run.directory(),
+        &[],
+        3,
+        &[
+            "different from step",
+            "loss",
+            "checksum of the train split was",
+        ],
+    );
 }
 
 #[test]
@@ -142,28 +252,53 @@ fn a_run_of_two_ranks_is_repeated_on_two_and_an_exact_one_on_any_number() {
     let local = run(2, &flags(&[TINY]));
     let line = hashes(&local).lines().next().unwrap().to_owned();
     let line: records::StepHashes = serde_json::from_str(&line).unwrap();
-    assert_eq!((line.losses.len(), line.tensors.len()), (2, line.names.len()));
-    assert!(line.losses[0] != line.losses[1] && line.parameters[0] == line.parameters[1], "{line:?}");
-    says(&local.directory(), &[], 1, &["expected 2 ranks", "got 1", "--reduction exact"]);
+    assert_eq!(
+        (line.losses.len(), line.tensors.len()),
+        (2, line.names.len())
+    );
+    assert!(
+        line.losses[0] != line.losses[1] && line.parameters[0] == line.parameters[1],
+        "{line:?}"
+    );
+    says(
+        &local.directory(),
+        &[],
+        1,
+        &["expected 2 ranks", "got 1", "--reduction exact"],
+    );
     let exact = run(2, &flags(&[TINY, "--reduction exact --virtual-shards 4"]));
-    says(&exact.directory(), &[], 0, &["equal: 5 steps", "ranks was 2, is 1"]);
+    says(
+        &exact.directory(),
+        &[],
+        0,
+        &["equal: 5 steps", "ranks was 2, is 1"],
+    );
 }
 
 #[test]
 fn a_run_resumed_in_its_first_steps_keeps_the_hashes_of_an_undisturbed_one() {
     let whole = run(2, &flags(&[TINY]));
-    let stopped = Run::in_new_directory().stopping_after(2).go(2, &flags(&[TINY]));
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(2, &flags(&[TINY]));
     let kept = hashes(&stopped);
-    assert!(hashes(&whole).starts_with(&kept) && kept.lines().count() < 5, "{kept}");
+    assert!(
+        hashes(&whole).starts_with(&kept) && kept.lines().count() < 5,
+        "{kept}"
+    );
     let resumed = stopped.again().go(2, &flags(&[TINY, "--resume"]));
     assert_eq!(hashes(&resumed), hashes(&whole));
 }
 
 #[test]
 fn what_a_resume_with_other_options_computes_is_no_part_of_the_repetition() {
-    let stopped = Run::in_new_directory().stopping_after(2).go(1, &flags(&[TINY]));
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &flags(&[TINY]));
     let kept = hashes(&stopped);
-    let resumed = stopped.again().go(1, &flags(&[TINY, "--resume --grad-accum-steps 2"]));
+    let resumed = stopped
+        .again()
+        .go(1, &flags(&[TINY, "--resume --grad-accum-steps 2"]));
     assert_eq!(hashes(&resumed), kept);
     says(&resumed.directory(), &[], 0, &["equal: "]);
 }
@@ -172,13 +307,20 @@ fn what_a_resume_with_other_options_computes_is_no_part_of_the_repetition() {
 fn ranks_that_run_apart_and_one_that_its_device_updates_keep_no_hashes() {
     for (ranks, method) in [(2, "--sync async-parameter-server"), (1, "--update device")] {
         let run = run(ranks, &flags(&[TINY, "--epochs 1", method]));
-        says(&run.directory(), &[], 1, &["hashes.jsonl", "ranks that run apart, of --update device"]);
+        says(
+            &run.directory(),
+            &[],
+            1,
+            &["hashes.jsonl", "ranks that run apart, of --update device"],
+        );
     }
 }
 
 #[test]
 fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
-    let stopped = Run::in_new_directory().stopping_after(2).go(1, &flags(&[TINY]));
+    let stopped = Run::in_new_directory()
+        .stopping_after(2)
+        .go(1, &flags(&[TINY]));
     let file = stopped.directory().join("hashes.jsonl");
     let torn = &hashes(&stopped)[..20];
     fs::write(&file, torn).unwrap();
@@ -186,7 +328,10 @@ fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
     assert_eq!(hashes(&resumed), torn);
     fs::remove_file(&file).unwrap();
     resumed.lose_checkpoints();
-    let stopped = resumed.again().stopping_after(2).go(1, &flags(&[TINY, "--resume"]));
+    let stopped = resumed
+        .again()
+        .stopping_after(2)
+        .go(1, &flags(&[TINY, "--resume"]));
     fs::remove_file(&file).unwrap();
     stopped.again().go(1, &flags(&[TINY, "--resume"]));
     assert!(!file.exists());
@@ -198,11 +343,22 @@ fn hashes_that_cannot_be_written_are_warned_of_once_and_stop_no_rank() {
     fs::create_dir_all(run.directory().join("hashes.jsonl/in-the-way")).unwrap();
     let further = "--resume --checkpoint-every-steps 2";
     let mut train = program();
-    train.arg("train").args(TINY.split(' ')).args(further.split(' ')).arg("--output-dir").arg(run.directory());
+    train
+        .arg("train")
+        .args(TINY.split(' '))
+        .args(further.split(' '))
+        .arg("--output-dir")
+        .arg(run.directory());
     let output = train.output().unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{words}");
-    assert_eq!(words.matches("warning: hashes of the first steps: cannot write").count(), 1, "{words}");
+    assert_eq!(
+        words
+            .matches("warning: hashes of the first steps: cannot write")
+            .count(),
+        1,
+        "{words}"
+    );
     run.lose_checkpoints();
     run.go(2, &flags(&[TINY, further]));
 }
@@ -213,8 +369,22 @@ fn named_pipes_among_a_runs_files_are_refused_and_not_waited_for() {
     for file in ["hashes.jsonl", "manifest.json", "run.toml"] {
         let path = run.directory().join(file);
         fs::remove_file(&path).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        says(&run.directory(), &[], 1, &[file, "expected a regular file, got a folder, pipe or device"]);
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
+        says(
+            &run.directory(),
+            &[],
+            1,
+            &[
+                file,
+                "expected a regular file, got a folder, pipe or device",
+            ],
+        );
     }
 }
 
@@ -225,11 +395,22 @@ fn named_pipes_among_a_runs_files_are_refused_by_a_resume_and_not_waited_for() {
         let path = original.directory().join(file);
         let aside = path.with_extension("aside");
         fs::rename(&path, &aside).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
         let mut resume = program();
-        resume.args(["train", "--resume", "--epochs", "2", "--output-dir"]).arg(original.directory());
+        resume
+            .args(["train", "--resume", "--epochs", "2", "--output-dir"])
+            .arg(original.directory());
         let words = String::from_utf8(resume.output().unwrap().stderr).unwrap();
-        assert!(words.contains("expected a regular file") && words.contains(file), "{words}");
+        assert!(
+            words.contains("expected a regular file") && words.contains(file),
+            "{words}"
+        );
         fs::rename(&aside, &path).unwrap();
     }
 }

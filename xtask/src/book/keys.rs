@@ -17,9 +17,18 @@ where. What is not known is `null`, or left out. Seconds, bytes and shares from 
 
 /// What is written, and the sources of its structs; the other sources of `records` follow.
 const FILES: [(&str, &[&str]); 13] = [
-    ("A run: manifest.json, metrics.jsonl", &["records/src/run.rs"]),
-    ("The end of a run: summary.json", &["records/src/summary.rs"]),
-    ("An evaluation: evaluation.json, eval --json", &["records/src/evaluation.rs"]),
+    (
+        "A run: manifest.json, metrics.jsonl",
+        &["lab/records/src/run.rs"],
+    ),
+    (
+        "The end of a run: summary.json",
+        &["lab/records/src/summary.rs"],
+    ),
+    (
+        "An evaluation: evaluation.json, eval --json",
+        &["lab/records/src/evaluation.rs"],
+    ),
     (
         "A checkpoint: state.json",
         &[
@@ -28,15 +37,39 @@ const FILES: [(&str, &[&str]); 13] = [
             "trainer/src/step/loss_scale.rs",
         ],
     ),
-    ("A measured step: bench --json", &["records/src/bench.rs"]),
-    ("A trace: --trace", &["records/src/trace.rs"]),
-    ("A step to predict from: bench --profile-output", &["records/src/profile.rs"]),
-    ("A network: netbench --output", &["records/src/network.rs"]),
-    ("A prediction: predict-scaling --output", &["records/src/prediction.rs"]),
-    ("A study: study.json, records.jsonl", &["records/src/study.rs"]),
-    ("A comparison: comparison.json, rank-0.json", &["records/src/comparison.rs"]),
-    ("A quantity measured several times", &["records/src/estimate.rs"]),
-    ("A job for other programs: job.json", &["records/src/job.rs"]),
+    (
+        "A measured step: bench --json",
+        &["lab/records/src/bench.rs"],
+    ),
+    ("A trace: --trace", &["lab/records/src/trace.rs"]),
+    (
+        "A step to predict from: bench --profile-output",
+        &["lab/records/src/profile.rs"],
+    ),
+    (
+        "A network: netbench --output",
+        &["lab/records/src/network.rs"],
+    ),
+    (
+        "A prediction: predict-scaling --output",
+        &["lab/records/src/prediction.rs"],
+    ),
+    (
+        "A study: study.json, records.jsonl",
+        &["lab/records/src/study.rs"],
+    ),
+    (
+        "A comparison: comparison.json, rank-0.json",
+        &["lab/records/src/comparison.rs"],
+    ),
+    (
+        "A quantity measured several times",
+        &["lab/records/src/estimate.rs"],
+    ),
+    (
+        "A job for other programs: job.json",
+        &["lab/records/src/job.rs"],
+    ),
 ];
 
 /// A struct or an enum.
@@ -60,26 +93,41 @@ pub(super) fn page(root: &Path) -> Outcome<String> {
     }
     for path in others(root)? {
         let text = read(&path)?;
-        let title = text.lines().next().unwrap_or_default().trim_start_matches("//! ").trim_end_matches('.');
+        let title = text
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("//! ")
+            .trim_end_matches('.');
         files.push((title.replace('`', ""), serialized(&text)));
     }
     files.retain(|(_, types)| !types.is_empty());
-    let names: Vec<String> = files.iter().flat_map(|(_, types)| types).map(|told| told.name.clone()).collect();
+    let names: Vec<String> = files
+        .iter()
+        .flat_map(|(_, types)| types)
+        .map(|told| told.name.clone())
+        .collect();
     let mut page = HEAD.to_owned();
     for (title, types) in &files {
         page.push_str(&format!("\n## {title}\n"));
-        types.iter().for_each(|told| page.push_str(&section(told, &names)));
+        types
+            .iter()
+            .for_each(|told| page.push_str(&section(told, &names)));
     }
     Ok(page)
 }
 
 /// The sources of `records` that [`FILES`] does not name, in order.
 fn others(root: &Path) -> Outcome<Vec<PathBuf>> {
-    let folder = root.join("records/src");
+    let folder = root.join("lab/records/src");
     let mut paths = Vec::new();
     for entry in fs::read_dir(&folder).map_err(at(&folder))? {
         let path = entry.map_err(at(&folder))?.path();
-        if !FILES.iter().flat_map(|(_, sources)| *sources).any(|source| root.join(source) == path) {
+        if !FILES
+            .iter()
+            .flat_map(|(_, sources)| *sources)
+            .any(|source| root.join(source) == path)
+        {
             paths.push(path);
         }
     }
@@ -92,8 +140,17 @@ fn read(path: &Path) -> Outcome<String> {
 }
 
 fn section(told: &Type, names: &[String]) -> String {
-    let Type { name, about, is_enum, keys } = told;
-    let columns = if *is_enum { "| value | means |\n|---|---|" } else { "| key | holds | means |\n|---|---|---|" };
+    let Type {
+        name,
+        about,
+        is_enum,
+        keys,
+    } = told;
+    let columns = if *is_enum {
+        "| value | means |\n|---|---|"
+    } else {
+        "| key | holds | means |\n|---|---|---|"
+    };
     let mut section = format!("\n### {name}\n\n{about}\n\n{columns}\n");
     for (key, holds, about) in keys {
         let about = about.replace('|', "\\|");
@@ -107,7 +164,11 @@ fn section(told: &Type, names: &[String]) -> String {
 
 /// What JSON holds where Rust has this type.
 fn in_json(holds: &str, names: &[String]) -> String {
-    let inside = |start: &str, end: &str| holds.strip_prefix(start).and_then(|rest| rest.strip_suffix(end));
+    let inside = |start: &str, end: &str| {
+        holds
+            .strip_prefix(start)
+            .and_then(|rest| rest.strip_suffix(end))
+    };
     if let Some(inner) = inside("Option<", ">") {
         return format!("{} or null", in_json(inner, names));
     }
@@ -117,7 +178,9 @@ fn in_json(holds: &str, names: &[String]) -> String {
     if let Some((inner, length)) = inside("[", "]").and_then(|inner| inner.split_once("; ")) {
         return format!("list of {length}: {}", in_json(inner, names));
     }
-    if let Some((_, inner)) = inside("BTreeMap<", ">").or(inside("Map<", ">")).and_then(|inner| inner.split_once(", "))
+    if let Some((_, inner)) = inside("BTreeMap<", ">")
+        .or(inside("Map<", ">"))
+        .and_then(|inner| inner.split_once(", "))
     {
         return format!("by name: {}", in_json(inner, names));
     }
@@ -127,7 +190,9 @@ fn in_json(holds: &str, names: &[String]) -> String {
         "String" => "text".to_owned(),
         "bool" => "true or false".to_owned(),
         "Value" | "serde_json::Value" => "anything".to_owned(),
-        name if names.iter().any(|known| known == name) => format!("[{name}](#{})", name.to_lowercase()),
+        name if names.iter().any(|known| known == name) => {
+            format!("[{name}](#{})", name.to_lowercase())
+        }
         name => name.to_owned(),
     }
 }
@@ -150,17 +215,26 @@ fn serialized(text: &str) -> Vec<Type> {
             let declared = code.strip_prefix("struct ").or(code.strip_prefix("enum "));
             if line == "}" {
                 is_open = false;
-            } else if let Some(name) = declared.filter(|_| attributes.contains("Serialize")).and_then(name_of_type) {
+            } else if let Some(name) = declared
+                .filter(|_| attributes.contains("Serialize"))
+                .and_then(name_of_type)
+            {
                 casing = quoted_after(&attributes, "rename_all = ").unwrap_or_default();
                 is_open = true;
-                types.push(Type { name, about, is_enum: code.starts_with("enum "), keys: Vec::new() });
+                types.push(Type {
+                    name,
+                    about,
+                    is_enum: code.starts_with("enum "),
+                    keys: Vec::new(),
+                });
             } else if let Some(told) = types.last_mut().filter(|_| is_open)
                 && let Some(key) = code.strip_suffix(',')
             {
                 let (key, holds) = key.split_once(": ").unwrap_or((key, ""));
                 let key = match attributes.contains("flatten") {
                     true => "…".to_owned(),
-                    false => quoted_after(&attributes, "rename = ").unwrap_or_else(|| cased(key, &casing)),
+                    false => quoted_after(&attributes, "rename = ")
+                        .unwrap_or_else(|| cased(key, &casing)),
                 };
                 told.keys.push((key, holds.to_owned(), about));
             }
@@ -202,7 +276,8 @@ fn resolved(comment: &str, text: &str) -> String {
             continue;
         };
         let name = name.rsplit("::").next().unwrap_or(name);
-        let value = quoted_after(text, &format!("const {name}: &str = ")).unwrap_or_else(|| name.to_owned());
+        let value = quoted_after(text, &format!("const {name}: &str = "))
+            .unwrap_or_else(|| name.to_owned());
         resolved.push_str(&format!("`{value}`{rest}"));
     }
     resolved
@@ -255,7 +330,10 @@ pub enum HowEnded {
             file.contains("| `schema` | text | `a/1`. |\n| `end` | [HowEnded](#howended) or null | How it ended. |\n"),
             "{file}"
         );
-        assert!(file.ends_with("| `numbers` | by name: list of 2: number |  |\n"), "{file}");
+        assert!(
+            file.ends_with("| `numbers` | by name: list of 2: number |  |\n"),
+            "{file}"
+        );
         assert!(section(&types[1], &names).ends_with("| `all-well` | Well. |\n"));
     }
 }

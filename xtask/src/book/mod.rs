@@ -24,10 +24,14 @@ pub(crate) fn run() -> Outcome {
     fs::write(cargo::root().join(KEYS_PAGE), keys::page(cargo::root())?)
         .map_err(|error| Failure::Failed(format!("{KEYS_PAGE}: {error}")))?;
     let mut flags = Command::new(cargo::trainer(Mpi::of(&Found::look()), "dev")?);
-    flags.args(["man", "--markdown", REFERENCE]).current_dir(cargo::root());
+    flags
+        .args(["man", "--markdown", REFERENCE])
+        .current_dir(cargo::root());
     process::run(flags)?;
     let Some(mdbook) = probe::program("mdbook") else {
-        println!("the book itself was not built: there is no mdbook; `cargo install mdbook --locked` brings it");
+        println!(
+            "the book itself was not built: there is no mdbook; `cargo install mdbook --locked` brings it"
+        );
         return Ok(());
     };
     let mut build = Command::new(mdbook);
@@ -40,7 +44,10 @@ pub(crate) fn run() -> Outcome {
 fn link_pages_outside(book: &Path) -> Outcome {
     for entry in fs::read_dir(book).map_err(at(book))? {
         let path = entry.map_err(at(book))?.path();
-        if path.extension().is_some_and(|extension| extension == "html") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "html")
+        {
             let text = fs::read_to_string(&path).map_err(at(&path))?;
             let linked = with_pages_outside(&text, |file| book.join(file).exists());
             fs::write(&path, linked).map_err(at(&path))?;
@@ -56,7 +63,10 @@ fn with_pages_outside(text: &str, exists: impl Fn(&str) -> bool) -> String {
         if place > 0 {
             linked.push_str(LINK);
         }
-        match part.split_once(".html").filter(|(file, _)| place > 0 && exists(&format!("../{file}.md"))) {
+        match part
+            .split_once(".html")
+            .filter(|(file, _)| place > 0 && exists(&format!("../{file}.md")))
+        {
             Some((file, rest)) => linked.push_str(&format!("{file}.md{rest}")),
             None => linked.push_str(part),
         }
@@ -70,7 +80,8 @@ mod tests {
 
     #[test]
     fn links_to_pages_outside_of_the_book_lead_to_their_files() {
-        let text = r#"<a href="a.html"> <a href="../B.html#c"> <a href="../no.html"> <a href="../d.rs">"#;
+        let text =
+            r#"<a href="a.html"> <a href="../B.html#c"> <a href="../no.html"> <a href="../d.rs">"#;
         let linked = with_pages_outside(text, |file| file == "../B.md");
         assert_eq!(linked, text.replace("B.html", "B.md"));
     }

@@ -20,17 +20,34 @@ pub(super) struct Cut {
 impl Cut {
     /// Cuts a file of the newest of the whole checkpoints, where another one is there to go back to, at most a cadence older: where
     /// one was cut just before, only the best may be left. `which` chooses the file and the part that is left, 0..1 each.
-    pub(super) fn make(run: &Path, steps: &[u64], which: (f64, f64)) -> Result<Option<Self>, String> {
-        let [.., older, step] = steps else { return Ok(None) };
+    pub(super) fn make(
+        run: &Path,
+        steps: &[u64],
+        which: (f64, f64),
+    ) -> Result<Option<Self>, String> {
+        let [.., older, step] = steps else {
+            return Ok(None);
+        };
         if step - older > CADENCE {
             return Ok(None);
         }
         let name = FILES[(which.0 * FILES.len() as f64) as usize];
-        let file = run.join("checkpoints").join(format!("step-{step:08}")).join(name);
+        let file = run
+            .join("checkpoints")
+            .join(format!("step-{step:08}"))
+            .join(name);
         let failed = |error| format!("{}: {error}", file.display());
         let len = (fs::metadata(&file).map_err(failed)?.len() as f64 * which.1) as u64;
-        File::options().write(true).open(&file).and_then(|opened| opened.set_len(len)).map_err(failed)?;
-        Ok(Some(Cut { step: *step, file, len }))
+        File::options()
+            .write(true)
+            .open(&file)
+            .and_then(|opened| opened.set_len(len))
+            .map_err(failed)?;
+        Ok(Some(Cut {
+            step: *step,
+            file,
+            len,
+        }))
     }
 
     /// Whether it is there still: the run may have put it aside.

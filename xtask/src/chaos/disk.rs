@@ -27,12 +27,25 @@ impl Disk {
     /// Mounts them, or says why this user cannot.
     pub(super) fn mount(folder: &Path) -> Result<Self, String> {
         Self::unmount(folder);
-        let disk = Disk { folder: folder.to_owned(), checkpoints: folder.join("checkpoints") };
+        let disk = Disk {
+            folder: folder.to_owned(),
+            checkpoints: folder.join("checkpoints"),
+        };
         for place in [&disk.folder, &disk.checkpoints] {
             fs::create_dir_all(place).map_err(|error| format!("{}: {error}", place.display()))?;
             let mut command = as_root("mount");
-            command.args(["-t", "tmpfs", "-o", &format!("{SIZE},mode=0777"), "lockstep-chaos"]).arg(place);
-            let output = command.output().map_err(|error| format!("mount: {error}"))?;
+            command
+                .args([
+                    "-t",
+                    "tmpfs",
+                    "-o",
+                    &format!("{SIZE},mode=0777"),
+                    "lockstep-chaos",
+                ])
+                .arg(place);
+            let output = command
+                .output()
+                .map_err(|error| format!("mount: {error}"))?;
             if !output.status.success() {
                 return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
             }
@@ -55,7 +68,11 @@ impl Disk {
         for place in [&self.checkpoints, &self.folder] {
             let filler = place.join(FILLER);
             let failed = |error| format!("{}: {error}", filler.display());
-            let mut file = File::options().append(true).create(true).open(&filler).map_err(failed)?;
+            let mut file = File::options()
+                .append(true)
+                .create(true)
+                .open(&filler)
+                .map_err(failed)?;
             let page = [0_u8; 4096];
             loop {
                 match file.write_all(&page) {
@@ -70,18 +87,30 @@ impl Disk {
 
     /// Makes the checkpoints read-only; refused while one of their files is being written.
     pub(super) fn freeze(&self) -> bool {
-        succeeds(as_root("mount").args(["-o", "remount,ro"]).arg(&self.checkpoints))
+        succeeds(
+            as_root("mount")
+                .args(["-o", "remount,ro"])
+                .arg(&self.checkpoints),
+        )
     }
 
     /// Makes the space free again and the checkpoints writable.
     pub(super) fn mend(&self) -> Result<(), String> {
-        if !succeeds(as_root("mount").args(["-o", "remount,rw"]).arg(&self.checkpoints)) {
-            return Err(format!("{}: cannot be mounted for writing again", self.checkpoints.display()));
+        if !succeeds(
+            as_root("mount")
+                .args(["-o", "remount,rw"])
+                .arg(&self.checkpoints),
+        ) {
+            return Err(format!(
+                "{}: cannot be mounted for writing again",
+                self.checkpoints.display()
+            ));
         }
         for place in [&self.checkpoints, &self.folder] {
             let filler = place.join(FILLER);
             if filler.exists() {
-                fs::remove_file(&filler).map_err(|error| format!("{}: {error}", filler.display()))?;
+                fs::remove_file(&filler)
+                    .map_err(|error| format!("{}: {error}", filler.display()))?;
             }
         }
         Ok(())
@@ -90,12 +119,19 @@ impl Disk {
     /// Removes what a run wrote.
     pub(super) fn clear(&self) -> Result<(), String> {
         for place in [&self.checkpoints, &self.folder] {
-            for entry in fs::read_dir(place).map_err(|error| format!("{}: {error}", place.display()))?.flatten() {
+            for entry in fs::read_dir(place)
+                .map_err(|error| format!("{}: {error}", place.display()))?
+                .flatten()
+            {
                 let path = entry.path();
                 if path == self.checkpoints {
                     continue;
                 }
-                let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                let removed = if path.is_dir() {
+                    fs::remove_dir_all(&path)
+                } else {
+                    fs::remove_file(&path)
+                };
                 removed.map_err(|error| format!("{}: {error}", path.display()))?;
             }
         }
@@ -130,7 +166,9 @@ mod tests {
 
     #[test]
     fn a_plain_folder_is_no_disk_and_the_kernels_view_of_processes_is_one() {
-        assert!(!is_mounted(&std::env::temp_dir().join("no-such-folder-here")));
+        assert!(!is_mounted(
+            &std::env::temp_dir().join("no-such-folder-here")
+        ));
         assert!(is_mounted(Path::new("/proc")));
     }
 }

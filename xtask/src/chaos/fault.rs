@@ -120,23 +120,48 @@ mod tests {
 
     fn drawn(seed: u64) -> Vec<Fault> {
         let mut random = Random(seed);
-        (0..400).map(|_| Fault::draw(&mut random, Duration::from_secs(2))).collect()
+        (0..400)
+            .map(|_| Fault::draw(&mut random, Duration::from_secs(2)))
+            .collect()
     }
 
     #[test]
     fn every_kind_is_drawn_on_every_number_of_ranks_and_hits_root_and_others() {
         let faults = drawn(1);
         for (kind, _) in WEIGHTS {
-            assert!(faults.iter().any(|fault| fault.kind == kind && fault.rank == 0), "{kind}");
-            assert!(faults.iter().any(|fault| fault.kind == kind && fault.rank > 0), "{kind}");
+            assert!(
+                faults
+                    .iter()
+                    .any(|fault| fault.kind == kind && fault.rank == 0),
+                "{kind}"
+            );
+            assert!(
+                faults
+                    .iter()
+                    .any(|fault| fault.kind == kind && fault.rank > 0),
+                "{kind}"
+            );
         }
-        assert!(RANKS.iter().all(|ranks| faults.iter().any(|fault| fault.ranks == *ranks)));
-        assert!(faults.iter().all(|fault| fault.rank < fault.ranks && fault.delay <= Duration::from_secs(2)));
+        assert!(
+            RANKS
+                .iter()
+                .all(|ranks| faults.iter().any(|fault| fault.ranks == *ranks))
+        );
+        assert!(
+            faults
+                .iter()
+                .all(|fault| fault.rank < fault.ranks && fault.delay <= Duration::from_secs(2))
+        );
     }
 
     #[test]
     fn the_same_seed_draws_the_same_faults() {
-        let texts = |seed| drawn(seed).iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>();
+        let texts = |seed| {
+            drawn(seed)
+                .iter()
+                .map(|fault| format!("{fault:?}"))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(texts(3), texts(3));
         assert_ne!(texts(3), texts(4));
     }

@@ -55,12 +55,25 @@ pub(super) struct Lived {
 pub(super) fn live(launcher: &impl Launcher, run: &Run, life: &Life<'_>) -> Result<Lived, String> {
     let command = launcher.on_ranks(life.ranks, launcher.trainer(), &words(run))?;
     let line = process::shown(&command);
-    let log = launcher.folder().join(format!("{}-life-{}.log", run.name, life.number));
+    let log = launcher
+        .folder()
+        .join(format!("{}-life-{}.log", run.name, life.number));
     let (start, since) = (Instant::now(), SystemTime::now());
     let mut running = Running::start(command, &log)?;
-    let strike = life.fault.as_ref().map(|fault| Strike { launcher, run, fault, disk: life.disk, log: &log, since });
-    let hit_at = strike.as_ref().map_or(Ok(None), |strike| strike.happen(&mut running))?;
-    let limit = hit_at.map_or(Duration::from_secs(LIMIT_S), |hit_at| hit_at - start + END_LIMIT);
+    let strike = life.fault.as_ref().map(|fault| Strike {
+        launcher,
+        run,
+        fault,
+        disk: life.disk,
+        log: &log,
+        since,
+    });
+    let hit_at = strike
+        .as_ref()
+        .map_or(Ok(None), |strike| strike.happen(&mut running))?;
+    let limit = hit_at.map_or(Duration::from_secs(LIMIT_S), |hit_at| {
+        hit_at - start + END_LIMIT
+    });
     let fills = hit_at.is_some() && life.fault.is_some_and(|fault| fault.kind == Kind::FullDisk);
     if let Some(disk) = life.disk.filter(|_| fills) {
         // What the run removes makes space.
@@ -69,13 +82,23 @@ pub(super) fn live(launcher: &impl Launcher, run: &Run, life: &Life<'_>) -> Resu
             sleep(Duration::from_millis(5));
         }
     }
-    let ended = Ended { line, finished: running.finish(limit)? };
+    let ended = Ended {
+        line,
+        finished: running.finish(limit)?,
+    };
     life.disk.map_or(Ok(()), Disk::mend)?;
-    ended.expect(ended.finished.elapsed < limit, &format!("an end within {} s of the fault", END_LIMIT.as_secs()))?;
-    let left: Vec<u32> = (0..life.ranks).filter_map(|rank| outlives(launcher, run, rank)).collect();
-    left.iter().for_each(|process| drop(process::send_signal(*process, "KILL")));
+    ended.expect(
+        ended.finished.elapsed < limit,
+        &format!("an end within {} s of the fault", END_LIMIT.as_secs()),
+    )?;
+    let left: Vec<u32> = (0..life.ranks)
+        .filter_map(|rank| outlives(launcher, run, rank))
+        .collect();
+    left.iter()
+        .for_each(|process| drop(process::send_signal(*process, "KILL")));
     ended.expect(left.is_empty(), &format!("no rank left, not {left:?}"))?;
-    let to_end = hit_at.map(|hit_at| (start + ended.finished.elapsed).saturating_duration_since(hit_at));
+    let to_end =
+        hit_at.map(|hit_at| (start + ended.finished.elapsed).saturating_duration_since(hit_at));
     let end = judge(run, life.fault.map(|fault| fault.kind), to_end, &ended)?;
     let text = &ended.finished.text;
     Ok(Lived {
@@ -88,14 +111,22 @@ pub(super) fn live(launcher: &impl Launcher, run: &Run, life: &Life<'_>) -> Resu
 }
 
 /// How it ended, which nothing but the fault may be the reason for.
-fn judge(run: &Run, kind: Option<Kind>, to_end: Option<Duration>, ended: &Ended) -> Result<End, String> {
+fn judge(
+    run: &Run,
+    kind: Option<Kind>,
+    to_end: Option<Duration>,
+    ended: &Ended,
+) -> Result<End, String> {
     let text = &ended.finished.text;
     if ended.finished.code == Some(0) {
         if !run.has_stopped_early()? {
             // Also when all the work was done before the fault.
             return Ok(End::Reached);
         }
-        ended.expect(kind == Some(Kind::Term), "a stop only where one was asked for")?;
+        ended.expect(
+            kind == Some(Kind::Term),
+            "a stop only where one was asked for",
+        )?;
     }
     let Some(to_end) = to_end else {
         if ended.has_crashed_in_start() {
@@ -105,11 +136,20 @@ fn judge(run: &Run, kind: Option<Kind>, to_end: Option<Duration>, ended: &Ended)
         return Err(format!("{}: stopped before anybody asked", run.name));
     };
     let (is_told, what) = match kind {
-        Some(Kind::FullDisk) => (text.contains("No space left on device"), "that the disk is full"),
-        Some(Kind::ReadOnly) => (text.contains("Read-only file system"), "that the folder is read-only"),
+        Some(Kind::FullDisk) => (
+            text.contains("No space left on device"),
+            "that the disk is full",
+        ),
+        Some(Kind::ReadOnly) => (
+            text.contains("Read-only file system"),
+            "that the folder is read-only",
+        ),
         Some(Kind::Stop) => (text.contains("no progress for"), "who makes no progress"),
         // Before the program can catch it the system ends the rank.
-        Some(Kind::Term) => (ended.finished.code == Some(0) || resumed(text).is_none(), "of a stop with exit code 0"),
+        Some(Kind::Term) => (
+            ended.finished.code == Some(0) || resumed(text).is_none(),
+            "of a stop with exit code 0",
+        ),
         Some(Kind::Kill | Kind::CutCheckpoint) | None => (true, ""),
     };
     ended.expect(is_told, &format!("a message that tells {what}"))?;
@@ -135,7 +175,10 @@ impl<L: Launcher> Strike<'_, L> {
         }
         // Made ready before the wait: finding a process and starting a shell take longer than some checkpoints.
         let mut ready = self.ready_signal()?;
-        while self.fault.awaits_writing && start.elapsed() < self.fault.delay + WRITING_LIMIT && !running.has_ended() {
+        while self.fault.awaits_writing
+            && start.elapsed() < self.fault.delay + WRITING_LIMIT
+            && !running.has_ended()
+        {
             if checkpoints::is_being_written(&self.run.folder, self.since) {
                 break;
             }
@@ -157,19 +200,28 @@ impl<L: Launcher> Strike<'_, L> {
             (Kind::FullDisk, Some(disk)) => disk.fill().map(|()| true),
             (Kind::ReadOnly, Some(disk)) => Ok(disk.freeze()),
             // Before the first words, in `MPI_Init`, nobody watches the ranks.
-            (Kind::Stop, _) if resumed(&fs::read_to_string(self.log).unwrap_or_default()).is_none() => Ok(false),
+            (Kind::Stop, _)
+                if resumed(&fs::read_to_string(self.log).unwrap_or_default()).is_none() =>
+            {
+                Ok(false)
+            }
             _ => Ok(ready.is_some_and(ReadySignal::send)),
         }
     }
 
     /// The signal to the victim, if that is there already.
     fn ready_signal(&self) -> Result<Option<ReadySignal>, String> {
-        let Some(signal) = self.fault.kind.signal() else { return Ok(None) };
-        self.victim().map(|process| ReadySignal::new(process, signal)).transpose()
+        let Some(signal) = self.fault.kind.signal() else {
+            return Ok(None);
+        };
+        self.victim()
+            .map(|process| ReadySignal::new(process, signal))
+            .transpose()
     }
 
     fn victim(&self) -> Option<u32> {
-        self.launcher.process_of_rank(&self.run.folder, self.fault.rank)
+        self.launcher
+            .process_of_rank(&self.run.folder, self.fault.rank)
     }
 }
 
@@ -201,7 +253,8 @@ fn reached(text: &str) -> Option<u64> {
         let (_, place) = line.split_once("epoch ")?;
         let (epoch, place) = place.split_once(" step ")?;
         let (step, steps_per_epoch) = place.split_whitespace().next()?.split_once('/')?;
-        let [epoch, step, steps_per_epoch] = [epoch, step, steps_per_epoch].map(|number| number.parse::<u64>().ok());
+        let [epoch, step, steps_per_epoch] =
+            [epoch, step, steps_per_epoch].map(|number| number.parse::<u64>().ok());
         Some(epoch? * steps_per_epoch? + step?)
     };
     text.lines().rev().find_map(step)
@@ -216,7 +269,16 @@ mod tests {
         let text = "resumed at epoch 2 step 12 (written by 3 ranks)\nepoch 02 step 000003/000005 | loss 2.1\n\
                     epoch 02 step 000004/000005 | loss 2.0\ncheckpoint /d/step-00000014 (14 steps) written in 0.02 s\n";
         assert_eq!((resumed(text), reached(text)), (Some(12), Some(14)));
-        assert_eq!(resumed("resume: no checkpoint yet, the run starts at its beginning\n"), Some(0));
-        assert_eq!((resumed("srun: error"), reached("resumed at epoch 2 step 12 (x)")), (None, None));
+        assert_eq!(
+            resumed("resume: no checkpoint yet, the run starts at its beginning\n"),
+            Some(0)
+        );
+        assert_eq!(
+            (
+                resumed("srun: error"),
+                reached("resumed at epoch 2 step 12 (x)")
+            ),
+            (None, None)
+        );
     }
 }

@@ -78,7 +78,9 @@ impl ChaosArgs {
     pub(crate) fn run(&self) -> Outcome {
         let found = setup::run(self.installing)?;
         let Some(mpirun) = found.mpirun.clone().filter(|_| found.can_build_mpi()) else {
-            return Err(Failure::Failed("no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned()));
+            return Err(Failure::Failed(
+                "no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned(),
+            ));
         };
         let trainer = cargo::kept_trainer(Mpi::With)?;
         slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
@@ -89,7 +91,12 @@ impl ChaosArgs {
         let disk = Disk::mount(&place).inspect_err(|text| {
             println!("no small disk here ({text}): kills stand in for full and for read-only disks")
         });
-        let storm = Storm { name: "storm", faults: self.kills, seed: self.seed, disk: disk.as_ref().ok() };
+        let storm = Storm {
+            name: "storm",
+            faults: self.kills,
+            seed: self.seed,
+            disk: disk.as_ref().ok(),
+        };
         let suite = mpi_suite::Suite::new(Some(mpirun), trainer, folder.clone());
         let text = if self.launcher == "srun" {
             if let Some(reason) = crate::slurm_cluster::lacking(self.installing) {
@@ -97,7 +104,11 @@ impl ChaosArgs {
             }
             slurm_suite::Suite::start(suite)
                 .and_then(|suite| suite.quicken_kills().map(|()| suite))
-                .and_then(|suite| storm.whole(&suite).and_then(|text| suite.stop().map(|()| text)))
+                .and_then(|suite| {
+                    storm
+                        .whole(&suite)
+                        .and_then(|text| suite.stop().map(|()| text))
+                })
         } else {
             storm.whole(&suite)
         };
@@ -125,18 +136,31 @@ pub(crate) fn undisturbed(launcher: &impl Launcher) -> Result<Undisturbed, Strin
     let command = launcher.on_ranks(2, launcher.trainer(), &words(&run))?;
     let start = Instant::now();
     let is_time = || checkpoints::whole(&run.folder).is_ok_and(|steps| !steps.is_empty());
-    let (ended, start_up) = disturbed(command, &log, is_time, "the first checkpoint", |_| Ok(start.elapsed()))?;
+    let (ended, start_up) = disturbed(command, &log, is_time, "the first checkpoint", |_| {
+        Ok(start.elapsed())
+    })?;
     ended.expect_success()?;
-    Ok(Undisturbed { start_up: start_up?, hash: run.parameter_hash()? })
+    Ok(Undisturbed {
+        start_up: start_up?,
+        hash: run.parameter_hash()?,
+    })
 }
 
 fn words(run: &Run) -> Vec<String> {
     let (cadence, timeout) = (CADENCE.to_string(), TIMEOUT_S.to_string());
     let further = [
-        ["--checkpoint-every-steps", &cadence, "--keep-checkpoints", "2"],
+        [
+            "--checkpoint-every-steps",
+            &cadence,
+            "--keep-checkpoints",
+            "2",
+        ],
         ["--timeout", &timeout, "--log-every-steps", "1"],
     ];
-    instead(arguments(&run.folder, EPOCHS), &[&QUICK[..], &further.concat(), &["--resume"]].concat())
+    instead(
+        arguments(&run.folder, EPOCHS),
+        &[&QUICK[..], &further.concat(), &["--resume"]].concat(),
+    )
 }
 
 /// Faults for one run or, where that ends too early, several.
@@ -156,11 +180,20 @@ impl Storm<'_> {
     }
 
     /// Lets so many faults happen; says what was hit.
-    pub(crate) fn rage(&self, launcher: &impl Launcher, undisturbed: &Undisturbed) -> Result<String, String> {
+    pub(crate) fn rage(
+        &self,
+        launcher: &impl Launcher,
+        undisturbed: &Undisturbed,
+    ) -> Result<String, String> {
         let start = Instant::now();
         // A fault may come before the first checkpoint, but not always: the run has to get on.
         let latest = (2 * undisturbed.start_up).max(Duration::from_millis(2500));
-        println!("seed {}: {} faults, each within {:.1} s of a start", self.seed, self.faults, latest.as_secs_f64());
+        println!(
+            "seed {}: {} faults, each within {:.1} s of a start",
+            self.seed,
+            self.faults,
+            latest.as_secs_f64()
+        );
         let mut random = Random(self.seed);
         let mut course = Course::default();
         while course.tally.num() < self.faults || course.runs == 0 {
@@ -169,7 +202,10 @@ impl Storm<'_> {
             let run = match self.disk {
                 Some(disk) => {
                     disk.clear()?;
-                    Run { name, folder: disk.folder.clone() }
+                    Run {
+                        name,
+                        folder: disk.folder.clone(),
+                    }
                 }
                 None => Run::new(launcher, &name),
             };
@@ -184,7 +220,14 @@ impl Storm<'_> {
             }
             launcher.settle()?;
         }
-        let Course { tally, runs, lives, without_progress, crashes_in_start, .. } = course;
+        let Course {
+            tally,
+            runs,
+            lives,
+            without_progress,
+            crashes_in_start,
+            ..
+        } = course;
         Ok(format!(
             "{}\nseed {}: {} faults in {lives} starts, {without_progress} before a new checkpoint; {crashes_in_start} crashes inside \
              MPI's own start; {runs} runs with the undisturbed hash, in {:.0} s",
@@ -204,19 +247,31 @@ impl Storm<'_> {
         latest: Duration,
         course: &mut Course,
     ) -> Result<(), String> {
-        let mut saved = Saved { run, steps: Vec::new(), cut: None };
+        let mut saved = Saved {
+            run,
+            steps: Vec::new(),
+            cut: None,
+        };
         loop {
             let mut fault = Fault::draw(random, latest);
             if self.disk.is_none() {
                 fault.kind = fault.kind.without_disk();
             }
             let is_last = course.tally.num() >= self.faults;
-            let life =
-                Life { number: course.lives, ranks: fault.ranks, fault: (!is_last).then_some(fault), disk: self.disk };
+            let life = Life {
+                number: course.lives,
+                ranks: fault.ranks,
+                fault: (!is_last).then_some(fault),
+                disk: self.disk,
+            };
             course.lives += 1;
             let after = course.tally.num();
-            let with_fault =
-                |text| format!("{}, seed {}, after {after} faults, {:?}: {text}", self.name, self.seed, life.fault);
+            let with_fault = |text| {
+                format!(
+                    "{}, seed {}, after {after} faults, {:?}: {text}",
+                    self.name, self.seed, life.fault
+                )
+            };
             let lived = live(launcher, run, &life).map_err(with_fault)?;
             let before = saved.newest();
             saved.look(&lived).map_err(with_fault)?;
@@ -226,15 +281,27 @@ impl Storm<'_> {
                 End::Hit(to_end) => {
                     course.without_progress += usize::from(saved.newest() == before);
                     let (kind, steps_lost) = saved.lost(&lived, &fault).map_err(with_fault)?;
-                    let consequence = Consequence { to_end, steps_lost, was_writing: lived.was_writing };
+                    let consequence = Consequence {
+                        to_end,
+                        steps_lost,
+                        was_writing: lived.was_writing,
+                    };
                     course.tally.add(kind, &fault, consequence);
                     if course.tally.num().is_multiple_of(FAULTS_A_LINE) {
-                        println!("{} faults, run {} at step {}", course.tally.num(), course.runs, saved.newest());
+                        println!(
+                            "{} faults, run {} at step {}",
+                            course.tally.num(),
+                            course.runs,
+                            saved.newest()
+                        );
                     }
                 }
             }
             if course.crashes_in_start > 1 + course.lives / CRASHES_ONE_IN {
-                return Err(with_fault(format!("{} starts crashed by themselves", course.crashes_in_start)));
+                return Err(with_fault(format!(
+                    "{} starts crashed by themselves",
+                    course.crashes_in_start
+                )));
             }
             launcher.settle()?;
         }
@@ -257,11 +324,21 @@ impl Saved<'_> {
     fn look(&mut self, lived: &Lived) -> Result<(), String> {
         let before = self.newest();
         let has_gone_on = lived.resumed.is_none_or(|step| step == before);
-        lived.ended.expect(has_gone_on, &format!("a resume at step {before}, not {:?}", lived.resumed))?;
+        lived.ended.expect(
+            has_gone_on,
+            &format!("a resume at step {before}, not {:?}", lived.resumed),
+        )?;
         self.cut.take_if(|cut| !cut.is_there());
-        self.steps = checkpoints::whole_but(&self.run.folder, self.cut.as_ref().map(|cut| cut.step))?;
+        self.steps =
+            checkpoints::whole_but(&self.run.folder, self.cut.as_ref().map(|cut| cut.step))?;
         let is_kept = self.newest() >= before;
-        lived.ended.expect(is_kept, &format!("a checkpoint of step {before} or newer, not {:?}", self.steps))
+        lived.ended.expect(
+            is_kept,
+            &format!(
+                "a checkpoint of step {before} or newer, not {:?}",
+                self.steps
+            ),
+        )
     }
 
     /// Cuts the newest checkpoint if that is the fault, and counts the steps that are to be done again. A cut that cannot be made,
@@ -269,9 +346,17 @@ impl Saved<'_> {
     fn lost(&mut self, lived: &Lived, fault: &Fault) -> Result<(Kind, u64), String> {
         let mut kind = fault.kind;
         // While a checkpoint is written beside training, until the next one is due, the one before it is the newest.
-        let mut most = if lived.ended.finished.code == Some(0) { 0 } else { 2 * CADENCE };
+        let mut most = if lived.ended.finished.code == Some(0) {
+            0
+        } else {
+            2 * CADENCE
+        };
         if kind == Kind::CutCheckpoint {
-            let cut = if self.cut.is_none() { Cut::make(&self.run.folder, &self.steps, fault.cut)? } else { None };
+            let cut = if self.cut.is_none() {
+                Cut::make(&self.run.folder, &self.steps, fault.cut)?
+            } else {
+                None
+            };
             match cut {
                 Some(cut) => {
                     self.steps.pop();
@@ -281,8 +366,13 @@ impl Saved<'_> {
                 None => kind = Kind::Kill,
             }
         }
-        let lost = lived.reached.map_or(0, |step| step.saturating_sub(self.newest()));
-        lived.ended.expect(lost <= most, &format!("at most {most} steps lost, not {lost}"))?;
+        let lost = lived
+            .reached
+            .map_or(0, |step| step.saturating_sub(self.newest()));
+        lived.ended.expect(
+            lost <= most,
+            &format!("at most {most} steps lost, not {lost}"),
+        )?;
         Ok((kind, lost))
     }
 }

@@ -51,8 +51,19 @@ impl Tally {
                         most at once | steps lost, mean |\n|---|---|---|---|---|---|---|\n"
             .to_owned();
         for (kind, row) in &self.0 {
-            let Row { num, of_root, while_writing, longest, most_lost, lost } = row;
-            let of_root = if kind.signal().is_some() { of_root.to_string() } else { "-".to_owned() };
+            let Row {
+                num,
+                of_root,
+                while_writing,
+                longest,
+                most_lost,
+                lost,
+            } = row;
+            let of_root = if kind.signal().is_some() {
+                of_root.to_string()
+            } else {
+                "-".to_owned()
+            };
             let (longest, mean) = (longest.as_secs_f64(), *lost as f64 / *num as f64);
             text.push_str(&format!(
                 "| {kind} | {num} | {of_root} | {while_writing} | {longest:.1} | {most_lost} | {mean:.1} |\n"
@@ -70,16 +81,36 @@ mod tests {
     #[test]
     fn a_kinds_row_has_its_worst_and_its_mean() {
         let mut tally = Tally::default();
-        let fault = Fault { rank: 0, ..Fault::draw(&mut Random(1), Duration::from_secs(1)) };
+        let fault = Fault {
+            rank: 0,
+            ..Fault::draw(&mut Random(1), Duration::from_secs(1))
+        };
         for (seconds, steps_lost) in [(1, 0), (3, 2), (2, 1)] {
-            let consequence =
-                Consequence { to_end: Duration::from_secs(seconds), steps_lost, was_writing: seconds == 2 };
+            let consequence = Consequence {
+                to_end: Duration::from_secs(seconds),
+                steps_lost,
+                was_writing: seconds == 2,
+            };
             tally.add(Kind::Kill, &fault, consequence);
         }
-        tally.add(Kind::FullDisk, &fault, Consequence { to_end: Duration::ZERO, steps_lost: 0, was_writing: false });
+        tally.add(
+            Kind::FullDisk,
+            &fault,
+            Consequence {
+                to_end: Duration::ZERO,
+                steps_lost: 0,
+                was_writing: false,
+            },
+        );
         assert_eq!(tally.num(), 4);
         let table = tally.table();
-        assert!(table.contains("\n| SIGKILL | 3 | 3 | 1 | 3.0 | 2 | 1.0 |\n"), "{table}");
-        assert!(table.contains("\n| full disk | 1 | - | 0 | 0.0 | 0 | 0.0 |\n"), "{table}");
+        assert!(
+            table.contains("\n| SIGKILL | 3 | 3 | 1 | 3.0 | 2 | 1.0 |\n"),
+            "{table}"
+        );
+        assert!(
+            table.contains("\n| full disk | 1 | - | 0 | 0.0 | 0 | 0.0 |\n"),
+            "{table}"
+        );
     }
 }

@@ -9,9 +9,15 @@ use super::dependencies::{Dependency, PROGRAM};
 
 /// The bill of these crates; the program is one of them.
 pub(super) fn of(dependencies: &[Dependency]) -> Value {
-    let (program, components): (Vec<_>, Vec<_>) = dependencies.iter().partition(|crate_| crate_.name == PROGRAM);
+    let (program, components): (Vec<_>, Vec<_>) = dependencies
+        .iter()
+        .partition(|crate_| crate_.name == PROGRAM);
     let graph = dependencies.iter().map(|crate_| {
-        let needs: Vec<String> = crate_.needs.iter().map(|(name, version)| reference(name, version)).collect();
+        let needs: Vec<String> = crate_
+            .needs
+            .iter()
+            .map(|(name, version)| reference(name, version))
+            .collect();
         json!({ "ref": reference(&crate_.name, &crate_.version), "dependsOn": needs })
     });
     json!({
@@ -57,11 +63,20 @@ mod tests {
         let named = |name: &str, needs: &[&str]| Dependency {
             name: name.to_owned(),
             version: "1.0.0+a".to_owned(),
-            needs: needs.iter().map(|need| ((*need).to_owned(), "1.0.0+a".to_owned())).collect(),
+            needs: needs
+                .iter()
+                .map(|need| ((*need).to_owned(), "1.0.0+a".to_owned()))
+                .collect(),
             ..Dependency::default()
         };
         let bill = of(&[named("half", &[]), named(PROGRAM, &["half"])]);
-        assert_eq!(bill["metadata"]["component"]["purl"], "pkg:cargo/trainer@1.0.0%2Ba");
-        assert_eq!(bill["components"][0]["bom-ref"], bill["dependencies"][1]["dependsOn"][0]);
+        assert_eq!(
+            bill["metadata"]["component"]["purl"],
+            "pkg:cargo/trainer@1.0.0%2Ba"
+        );
+        assert_eq!(
+            bill["components"][0]["bom-ref"],
+            bill["dependencies"][1]["dependsOn"][0]
+        );
     }
 }

@@ -27,10 +27,18 @@ pub(super) fn package(verify: bool) -> Outcome {
     );
     let crates = metadata.as_deref().map(publishable).unwrap_or_default();
     if crates.is_empty() {
-        return Err(Failure::Failed("dist --crates: expected members with `publish = true`, got none".to_owned()));
+        return Err(Failure::Failed(
+            "dist --crates: expected members with `publish = true`, got none".to_owned(),
+        ));
     }
     for (name, _) in &crates {
-        process::run(cargo::command(&["package", "--list", "--allow-dirty", "--package", name]))?;
+        process::run(cargo::command(&[
+            "package",
+            "--list",
+            "--allow-dirty",
+            "--package",
+            name,
+        ]))?;
     }
     let mut command = cargo::command(&["package", "--allow-dirty"]);
     command.args(crates.iter().flat_map(|(name, _)| ["--package", name]));
@@ -58,7 +66,9 @@ fn publishable(metadata: &str) -> Vec<(String, String)> {
     // No list of registries is any; an empty list is none.
     let published = packages.filter(|package| package["publish"].is_null());
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    published.filter_map(|package| Some((text(&package["name"])?, text(&package["version"])?))).collect()
+    published
+        .filter_map(|package| Some((text(&package["name"])?, text(&package["version"])?)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -68,6 +78,9 @@ mod tests {
     #[test]
     fn only_members_that_say_so_are_published() {
         let metadata = r#"{"packages":[{"name":"a","version":"1.0.0","publish":null},{"name":"b","version":"1.0.0","publish":[]}]}"#;
-        assert_eq!(publishable(metadata), [("a".to_owned(), "1.0.0".to_owned())]);
+        assert_eq!(
+            publishable(metadata),
+            [("a".to_owned(), "1.0.0".to_owned())]
+        );
     }
 }

@@ -38,9 +38,17 @@ pub(super) struct Dependency {
 /// The crates inside the trainer built so, the trainer too.
 pub(super) fn of_trainer(mpi: Mpi) -> Outcome<Vec<Dependency>> {
     let mut tree = cargo::command(&["tree", "--locked", "--package", PROGRAM, "--target", TARGET]);
-    tree.args(["--edges", "normal,no-proc-macro", "--prefix", "none"]).args(mpi.features());
+    tree.args(["--edges", "normal,no-proc-macro", "--prefix", "none"])
+        .args(mpi.features());
     let inside = inside(&answer(tree)?);
-    let metadata = cargo::command(&["metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET]);
+    let metadata = cargo::command(&[
+        "metadata",
+        "--locked",
+        "--format-version",
+        "1",
+        "--filter-platform",
+        TARGET,
+    ]);
     let metadata = serde_json::from_str(&answer(metadata)?)
         .map_err(|error| Failure::Failed(format!("cargo metadata: {error}")))?;
     let path = cargo::root().join("Cargo.lock");
@@ -58,10 +66,17 @@ pub(super) fn of_trainer(mpi: Mpi) -> Outcome<Vec<Dependency>> {
 
 /// What a command of cargo writes; what it has to say else is passed on.
 fn answer(mut command: Command) -> Outcome<String> {
-    let output = command.stderr(Stdio::inherit()).output().map_err(|error| process::cannot_start(&command, &error))?;
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(Failure::Failed(format!("`{}` failed: {}", process::shown(&command), output.status))),
+        false => Err(Failure::Failed(format!(
+            "`{}` failed: {}",
+            process::shown(&command),
+            output.status
+        ))),
     }
 }
 
@@ -69,14 +84,23 @@ fn answer(mut command: Command) -> Outcome<String> {
 fn inside(tree: &str) -> BTreeSet<(String, String)> {
     let of_line = |line: &str| {
         let (name, rest) = line.split_once(' ')?;
-        Some((name.to_owned(), rest.split(' ').next()?.strip_prefix('v')?.to_owned()))
+        Some((
+            name.to_owned(),
+            rest.split(' ').next()?.strip_prefix('v')?.to_owned(),
+        ))
     };
     tree.lines().filter_map(of_line).collect()
 }
 
 fn checksums(lock: &str) -> Outcome<BTreeMap<(String, String), String>> {
-    let lock: toml::Table = lock.parse().map_err(|error| Failure::Failed(format!("Cargo.lock: {error}")))?;
-    let packages = lock.get("package").and_then(toml::Value::as_array).into_iter().flatten();
+    let lock: toml::Table = lock
+        .parse()
+        .map_err(|error| Failure::Failed(format!("Cargo.lock: {error}")))?;
+    let packages = lock
+        .get("package")
+        .and_then(toml::Value::as_array)
+        .into_iter()
+        .flatten();
     let of_package = |package: &toml::Value| {
         let text = |key| Some(package.get(key)?.as_str()?.to_owned());
         Some(((text("name")?, text("version")?), text("checksum")?))
@@ -93,11 +117,15 @@ fn joined(
     let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let key = |package: &Value| Some((text(&package["name"])?, text(&package["version"])?));
     let packages = array(&metadata["packages"]);
-    let keys: BTreeMap<String, (String, String)> =
-        packages.iter().filter_map(|package| Some((text(&package["id"])?, key(package)?))).collect();
+    let keys: BTreeMap<String, (String, String)> = packages
+        .iter()
+        .filter_map(|package| Some((text(&package["id"])?, key(package)?)))
+        .collect();
     let nodes = array(&metadata["resolve"]["nodes"]);
-    let needs: BTreeMap<_, _> =
-        nodes.iter().filter_map(|node| Some((text(&node["id"])?, array(&node["deps"])))).collect();
+    let needs: BTreeMap<_, _> = nodes
+        .iter()
+        .filter_map(|node| Some((text(&node["id"])?, array(&node["deps"]))))
+        .collect();
     let mut dependencies: Vec<Dependency> = packages
         .iter()
         .filter_map(|package| {
@@ -105,10 +133,18 @@ fn joined(
             let manifest = PathBuf::from(text(&package["manifest_path"])?);
             let needs = needs.get(package["id"].as_str()?).into_iter().flatten();
             // Neither what builds or tests it, nor itself, as its tests may name it.
-            let is_inside = |need: &&Value| array(&need["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
-            let needs = needs.filter(is_inside).filter(|need| need["pkg"] != package["id"]);
-            let needs =
-                needs.filter_map(|need| keys.get(need["pkg"].as_str()?)).filter(|key| inside.contains(*key)).cloned();
+            let is_inside = |need: &&Value| {
+                array(&need["dep_kinds"])
+                    .iter()
+                    .any(|kind| kind["kind"].is_null())
+            };
+            let needs = needs
+                .filter(is_inside)
+                .filter(|need| need["pkg"] != package["id"]);
+            let needs = needs
+                .filter_map(|need| keys.get(need["pkg"].as_str()?))
+                .filter(|key| inside.contains(*key))
+                .cloned();
             Some(Dependency {
                 licence: or(&text(&package["license"]).unwrap_or_default()),
                 authors: array(&package["authors"]).iter().filter_map(text).collect(),
@@ -127,7 +163,11 @@ fn joined(
 
 /// Before SPDX had expressions, manifests had a stroke for "or".
 fn or(licence: &str) -> String {
-    licence.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ")
+    licence
+        .split('/')
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join(" OR ")
 }
 
 #[cfg(test)]
@@ -152,10 +192,18 @@ mod tests {
                 { "id": "b", "deps": [{ "pkg": "a", "dep_kinds": [{ "kind": "dev" }] }] },
             ] },
         });
-        let checksums = checksums("[[package]]\nname = \"half\"\nversion = \"2.7.1\"\nchecksum = \"ab\"\n").unwrap();
+        let checksums =
+            checksums("[[package]]\nname = \"half\"\nversion = \"2.7.1\"\nchecksum = \"ab\"\n")
+                .unwrap();
         let [half, trainer] = joined(&inside, &metadata, &checksums).try_into().unwrap();
-        assert_eq!((half.licence.as_str(), half.checksum.as_deref()), ("MIT OR Apache-2.0", Some("ab")));
+        assert_eq!(
+            (half.licence.as_str(), half.checksum.as_deref()),
+            ("MIT OR Apache-2.0", Some("ab"))
+        );
         assert!(half.needs.is_empty());
-        assert_eq!((trainer.needs, trainer.checksum), (vec![("half".to_owned(), "2.7.1".to_owned())], None));
+        assert_eq!(
+            (trainer.needs, trainer.checksum),
+            (vec![("half".to_owned(), "2.7.1".to_owned())], None)
+        );
     }
 }

@@ -59,8 +59,14 @@ impl DistArgs {
         if self.crates {
             return crates::package(self.verify);
         }
-        if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
-            return Err(Failure::Usage(format!("dist: programs are packed on {TARGET} only, this is another machine")));
+        if !cfg!(all(
+            target_arch = "x86_64",
+            target_os = "linux",
+            target_env = "gnu"
+        )) {
+            return Err(Failure::Usage(format!(
+                "dist: programs are packed on {TARGET} only, this is another machine"
+            )));
         }
         let found = setup::run(self.installing)?;
         if !self.without_mpi && Mpi::of(&found) == Mpi::Without {
@@ -84,13 +90,20 @@ impl DistArgs {
 /// The file by which `sha256sum --check` judges a download.
 fn sum(folder: &Path, tarballs: &[String]) -> Outcome {
     let mut command = Command::new("sha256sum");
-    let output =
-        command.args(tarballs).current_dir(folder).output().map_err(|error| process::cannot_start(&command, &error))?;
+    let output = command
+        .args(tarballs)
+        .current_dir(folder)
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
     if !output.status.success() {
         return Err(Failure::Failed(format!("sha256sum: {}", output.status)));
     }
     let path = folder.join(CHECKSUMS);
     fs::write(&path, &output.stdout).map_err(at(&path))?;
-    print!("{}\n{}", path.display(), String::from_utf8_lossy(&output.stdout));
+    print!(
+        "{}\n{}",
+        path.display(),
+        String::from_utf8_lossy(&output.stdout)
+    );
     Ok(())
 }

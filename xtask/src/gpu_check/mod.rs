@@ -38,14 +38,24 @@ pub(crate) struct GpuCheckArgs {
 
 impl GpuCheckArgs {
     pub(crate) fn run(&self) -> Outcome {
-        let known_answer = self.data_dir.as_deref().map(pack::KnownAnswer::find).transpose()?;
+        let known_answer = self
+            .data_dir
+            .as_deref()
+            .map(pack::KnownAnswer::find)
+            .transpose()?;
         setup::run(self.installing)?;
         let built = cuda::built()?;
         let needed = needs::glibc(&built.trainer)?;
         let folder = pack::pack(&built, known_answer.as_ref())?;
-        println!("{} packed; the program needs glibc {needed} or newer", folder.display());
+        println!(
+            "{} packed; the program needs glibc {needed} or newer",
+            folder.display()
+        );
         if !cuda::has_gpu() {
-            println!("no GPU here: copy {} to a machine with one and run ./gpu-check.sh there", folder.display());
+            println!(
+                "no GPU here: copy {} to a machine with one and run ./gpu-check.sh there",
+                folder.display()
+            );
             return Ok(());
         }
         let mut command = Process::new(folder.join(pack::ENTRY));
@@ -64,7 +74,12 @@ mod tests {
 
     #[test]
     fn the_scripts_pass_their_own_tests() {
-        if process::answer("python3", &["-c", "import sys; assert sys.version_info >= (3, 9)"]).is_none() {
+        if process::answer(
+            "python3",
+            &["-c", "import sys; assert sys.version_info >= (3, 9)"],
+        )
+        .is_none()
+        {
             println!("SKIPPED: no python3 of 3.9 or newer");
             return;
         }
@@ -73,18 +88,38 @@ mod tests {
             .current_dir(cargo::root().join("peers/gpu"))
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
     #[test]
     fn the_shell_script_is_one_and_refuses_what_it_cannot_use() {
         let script = cargo::root().join("peers/gpu").join(pack::ENTRY);
-        assert!(Process::new("bash").arg("-n").arg(&script).status().unwrap().success());
-        let refused = |words: &[&str]| Process::new("bash").arg(&script).args(words).output().unwrap();
+        assert!(
+            Process::new("bash")
+                .arg("-n")
+                .arg(&script)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let refused = |words: &[&str]| {
+            Process::new("bash")
+                .arg(&script)
+                .args(words)
+                .output()
+                .unwrap()
+        };
         for words in [&["--python"][..], &["--python", "/nonexistent/python"]] {
             let output = refused(words);
             assert_eq!(output.status.code(), Some(2), "{words:?}");
-            assert!(String::from_utf8_lossy(&output.stderr).contains("python"), "{words:?}");
+            assert!(
+                String::from_utf8_lossy(&output.stderr).contains("python"),
+                "{words:?}"
+            );
         }
     }
 }

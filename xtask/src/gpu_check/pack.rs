@@ -52,8 +52,14 @@ impl KnownAnswer {
     pub(super) fn find(folder: &str) -> Outcome<Self> {
         let folder = Path::new(folder);
         let weights = folder.join(WEIGHTS);
-        let images = [folder.join(IMAGES), folder.join("cifar-10-batches-bin").join(IMAGES)];
-        match (weights.is_file(), images.into_iter().find(|path| path.is_file())) {
+        let images = [
+            folder.join(IMAGES),
+            folder.join("cifar-10-batches-bin").join(IMAGES),
+        ];
+        match (
+            weights.is_file(),
+            images.into_iter().find(|path| path.is_file()),
+        ) {
             (true, Some(images)) => Ok(Self { weights, images }),
             (has_weights, _) => Err(Failure::Usage(format!(
                 "--data-dir: expected {} in {}, got no such file; name another folder, or leave it out with the check known-answer",
@@ -90,14 +96,24 @@ pub(super) fn pack(built: &Built, known_answer: Option<&KnownAnswer>) -> Outcome
     let mut compress = Command::new("xz");
     compress.args(["-T0", "-6"]).arg(&program);
     process::run(compress)?;
-    let size = |name: &str| fs::metadata(folder.join(name)).map_or(0.0, |file| file.len() as f64 / 1024.0 / 1024.0);
-    println!("trainer.xz: {:.1} MiB, libllvm-absent.so: {:.1} MiB", size("trainer.xz"), size("libllvm-absent.so"));
+    let size = |name: &str| {
+        fs::metadata(folder.join(name)).map_or(0.0, |file| file.len() as f64 / 1024.0 / 1024.0)
+    };
+    println!(
+        "trainer.xz: {:.1} MiB, libllvm-absent.so: {:.1} MiB",
+        size("trainer.xz"),
+        size("libllvm-absent.so")
+    );
     Ok(folder)
 }
 
 fn copy(file: &Path, folder: &Path) -> Outcome {
-    let name = file.file_name().expect("the paths of this file end in names");
-    fs::copy(file, folder.join(name)).map(drop).map_err(at(file))
+    let name = file
+        .file_name()
+        .expect("the paths of this file end in names");
+    fs::copy(file, folder.join(name))
+        .map(drop)
+        .map_err(at(file))
 }
 
 #[cfg(test)]
@@ -114,7 +130,10 @@ mod tests {
         for entry in fs::read_dir(peers.join("gpu")).unwrap() {
             let name = entry.unwrap().file_name().to_string_lossy().into_owned();
             let is_packed = SCRIPTS.contains(&format!("gpu/{name}").as_str());
-            assert!(is_packed || name.starts_with("test_") || name.starts_with("__"), "{name} is not packed");
+            assert!(
+                is_packed || name.starts_with("test_") || name.starts_with("__"),
+                "{name} is not packed"
+            );
         }
     }
 
@@ -126,21 +145,33 @@ mod tests {
             let text = fs::read_to_string(peers.join(script)).unwrap();
             let imported = text.lines().filter_map(|line| {
                 let line = line.trim_start();
-                line.strip_prefix("import ").or_else(|| line.strip_prefix("from "))?.split([' ', ',', '.']).next()
+                line.strip_prefix("import ")
+                    .or_else(|| line.strip_prefix("from "))?
+                    .split([' ', ',', '.'])
+                    .next()
             });
             for module in imported {
                 let file = format!("{module}.py");
-                let is_ours = peers.join(&file).is_file() || peers.join("gpu").join(&file).is_file();
-                assert!(!is_ours || packed.contains(&file.as_str()), "{script} imports {file}");
+                let is_ours =
+                    peers.join(&file).is_file() || peers.join("gpu").join(&file).is_file();
+                assert!(
+                    !is_ours || packed.contains(&file.as_str()),
+                    "{script} imports {file}"
+                );
             }
         }
     }
 
     #[test]
     fn a_known_answer_that_is_not_there_is_refused_by_the_missing_file() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-known", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("lockstep-xtask-{}-known", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let refusal = |folder: &Path| KnownAnswer::find(&folder.to_string_lossy()).unwrap_err().to_string();
+        let refusal = |folder: &Path| {
+            KnownAnswer::find(&folder.to_string_lossy())
+                .unwrap_err()
+                .to_string()
+        };
         assert!(refusal(&folder).contains(WEIGHTS));
         fs::write(folder.join(WEIGHTS), "").unwrap();
         assert!(refusal(&folder).contains(IMAGES));

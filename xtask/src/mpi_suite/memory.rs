@@ -12,7 +12,10 @@ use crate::suite::run::{LIMIT_S, Run, arguments, instead};
 use crate::suite::{Check, Ended, check};
 use jobs::process::{self, Running};
 
-pub(super) const CHECKS: [Check<Suite>; 1] = [check("the memory of each rank stays flat over 2,000 steps", stays_flat)];
+pub(super) const CHECKS: [Check<Suite>; 1] = [check(
+    "the memory of each rank stays flat over 2,000 steps",
+    stays_flat,
+)];
 
 const RANKS: usize = 2;
 const STEPS: usize = 2000;
@@ -27,8 +30,16 @@ const FEWEST_VALUES: usize = 25;
 fn stays_flat(suite: &Suite) -> Result<(), String> {
     let run = Run::new(suite, "memory");
     let samples = (STEPS_PER_EPOCH * RANKS).to_string();
-    let few =
-        ["--shapes-train", &samples, "--shapes-test", "16", "--global-batch-size", "2", "--eval-every-epochs", "5"];
+    let few = [
+        "--shapes-train",
+        &samples,
+        "--shapes-test",
+        "16",
+        "--global-batch-size",
+        "2",
+        "--eval-every-epochs",
+        "5",
+    ];
     let words = instead(arguments(&run.folder, STEPS / STEPS_PER_EPOCH), &few);
     let command = suite.on_ranks(RANKS, suite.trainer(), &words)?;
     let line = process::shown(&command);
@@ -41,42 +52,58 @@ fn stays_flat(suite: &Suite) -> Result<(), String> {
         // The first steps are when everything is made.
         if run.has_line() {
             for (rank, course) in courses.iter_mut().enumerate() {
-                processes[rank] = processes[rank].or_else(|| suite.process_of_rank(&run.folder, rank));
+                processes[rank] =
+                    processes[rank].or_else(|| suite.process_of_rank(&run.folder, rank));
                 course.extend(processes[rank].and_then(resident_kib));
             }
         }
         sleep(Duration::from_millis(100));
     }
-    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    let ended = Ended {
+        line,
+        finished: running.finish(Duration::from_secs(LIMIT_S))?,
+    };
     ended.expect_success()?;
-    courses
-        .iter()
-        .enumerate()
-        .try_for_each(|(rank, course)| is_flat(course).map_err(|text| format!("rank {rank}: {text}")))
+    courses.iter().enumerate().try_for_each(|(rank, course)| {
+        is_flat(course).map_err(|text| format!("rank {rank}: {text}"))
+    })
 }
 
 /// The memory of a process that is in the machine's, KiB.
 fn resident_kib(process: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().trim_end_matches("kB").trim().parse().ok()
 }
 
 /// Compares the last fifth with the second.
 fn is_flat(course_kib: &[f64]) -> Result<(), String> {
     if course_kib.len() < FEWEST_VALUES {
-        return Err(format!("expected at least {FEWEST_VALUES} values of the memory, got {}", course_kib.len()));
+        return Err(format!(
+            "expected at least {FEWEST_VALUES} values of the memory, got {}",
+            course_kib.len()
+        ));
     }
     let fifth = course_kib.len() / 5;
     let early = median(&course_kib[fifth..2 * fifth]);
     let late = median(&course_kib[course_kib.len() - fifth..]);
     let limit = (early * (1.0 + TOLERANCE_SHARE)).max(early + TOLERANCE_KIB);
     if late <= limit {
-        println!("        memory {:.1} MiB early, {:.1} MiB late", early / 1024.0, late / 1024.0);
+        println!(
+            "        memory {:.1} MiB early, {:.1} MiB late",
+            early / 1024.0,
+            late / 1024.0
+        );
         return Ok(());
     }
     let tenth = (course_kib.len() / 10).max(1);
-    let course: Vec<String> = course_kib.iter().step_by(tenth).map(|kib| format!("{:.1}", kib / 1024.0)).collect();
+    let course: Vec<String> = course_kib
+        .iter()
+        .step_by(tenth)
+        .map(|kib| format!("{:.1}", kib / 1024.0))
+        .collect();
     Err(format!(
         "expected at most {:.1} MiB in the last fifth ({:.1} in the second), got {:.1}; the course in MiB: {}",
         limit / 1024.0,
@@ -98,10 +125,18 @@ mod tests {
 
     #[test]
     fn a_level_course_is_flat_and_a_rising_one_is_not() {
-        let level: Vec<f64> = (0..100).map(|index| 100_000.0 + f64::from(index % 7)).collect();
+        let level: Vec<f64> = (0..100)
+            .map(|index| 100_000.0 + f64::from(index % 7))
+            .collect();
         assert!(is_flat(&level).is_ok());
-        let rising: Vec<f64> = (0..100).map(|index| 100_000.0 + 100.0 * f64::from(index)).collect();
-        assert!(is_flat(&rising).unwrap_err().contains("the course in MiB: 97.7"));
+        let rising: Vec<f64> = (0..100)
+            .map(|index| 100_000.0 + 100.0 * f64::from(index))
+            .collect();
+        assert!(
+            is_flat(&rising)
+                .unwrap_err()
+                .contains("the course in MiB: 97.7")
+        );
     }
 
     #[test]

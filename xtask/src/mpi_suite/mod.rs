@@ -34,10 +34,18 @@ pub(crate) struct Suite {
 }
 
 /// Runs all checks that can be run here; those of many steps only if `is_thorough`.
-pub(crate) fn run(programs: &Programs, mpirun: Option<&Mpirun>, is_thorough: bool, only: Option<&str>) -> Outcome {
+pub(crate) fn run(
+    programs: &Programs,
+    mpirun: Option<&Mpirun>,
+    is_thorough: bool,
+    only: Option<&str>,
+) -> Outcome {
     let folder = empty_folder("mpi-suite")?;
     let conformance = programs.conformance.clone();
-    let suite = Suite { conformance, ..Suite::new(mpirun.cloned(), programs.trainer.clone(), folder) };
+    let suite = Suite {
+        conformance,
+        ..Suite::new(mpirun.cloned(), programs.trainer.clone(), folder)
+    };
     let checks = communicator::CHECKS
         .iter()
         .chain(&trainer::CHECKS)
@@ -57,7 +65,9 @@ struct SharedMemory(PathBuf);
 impl SharedMemory {
     fn make() -> Option<Self> {
         let folder = PathBuf::from(format!("/dev/shm/lockstep-{}", std::process::id()));
-        fs::create_dir(&folder).is_ok().then_some(SharedMemory(folder))
+        fs::create_dir(&folder)
+            .is_ok()
+            .then_some(SharedMemory(folder))
     }
 }
 
@@ -70,7 +80,13 @@ impl Drop for SharedMemory {
 impl Suite {
     /// One that starts the trainer only.
     pub(crate) fn new(mpirun: Option<Mpirun>, trainer: PathBuf, folder: PathBuf) -> Self {
-        Suite { mpirun, conformance: None, trainer, folder, shared_memory: SharedMemory::make() }
+        Suite {
+            mpirun,
+            conformance: None,
+            trainer,
+            folder,
+            shared_memory: SharedMemory::make(),
+        }
     }
 
     /// What srun's `--mpi` is for the programs.
@@ -93,11 +109,27 @@ impl Suite {
 }
 
 impl Launcher for Suite {
-    fn on_ranks(&self, ranks: usize, program: &Path, arguments: &[String]) -> Result<Command, String> {
-        let mpirun = self.mpirun.as_ref().expect("a check that starts ranks says that it needs mpirun");
+    fn on_ranks(
+        &self,
+        ranks: usize,
+        program: &Path,
+        arguments: &[String],
+    ) -> Result<Command, String> {
+        let mpirun = self
+            .mpirun
+            .as_ref()
+            .expect("a check that starts ranks says that it needs mpirun");
         let cores = cores::available();
-        let placement = Placement { ranks, hosts: Vec::new(), cores, threads: Some(1), is_polite: true };
-        let mut command = mpirun.command(&placement, program, arguments).map_err(|failure| failure.to_string())?;
+        let placement = Placement {
+            ranks,
+            hosts: Vec::new(),
+            cores,
+            threads: Some(1),
+            is_polite: true,
+        };
+        let mut command = mpirun
+            .command(&placement, program, arguments)
+            .map_err(|failure| failure.to_string())?;
         mpirun::forget_surrounding_job(&mut command);
         if let Some(SharedMemory(folder)) = &self.shared_memory {
             command.env("OMPI_MCA_btl_vader_backing_directory", folder);
@@ -108,7 +140,9 @@ impl Launcher for Suite {
     }
 
     fn rank_variable(&self) -> &'static str {
-        self.mpirun.as_ref().map_or("", |mpirun| mpirun.rank_variable())
+        self.mpirun
+            .as_ref()
+            .map_or("", |mpirun| mpirun.rank_variable())
     }
 
     fn folder(&self) -> &Path {

@@ -19,7 +19,10 @@ pub(super) const CHECKS: [Check<Suite>; 2] = [
         "a full disk ends all ranks with one message that names the file, and the checkpoints before it go on",
         full_disk,
     ),
-    check("a read-only output directory is refused before anything is trained", read_only_disk),
+    check(
+        "a read-only output directory is refused before anything is trained",
+        read_only_disk,
+    ),
 ];
 
 const LIMIT_S: u64 = 300;
@@ -29,10 +32,16 @@ fn full_disk(suite: &Suite) -> Result<(), String> {
     undisturbed.train(suite, 2, 1, &[])?;
     let run = Run::new(suite, "disk-full");
     // A checkpoint takes 600 KiB, so that the third does not fit.
-    let Some(disk) = Disk::new(suite, "disk", "size=1500k")? else { return Ok(()) };
+    let Some(disk) = Disk::new(suite, "disk", "size=1500k")? else {
+        return Ok(());
+    };
     let every_step = ["--checkpoint-every-steps", "1", "--keep-checkpoints", "99"];
     let words = instead(arguments(&disk.folder, 1), &every_step);
-    let ended = suite.finish(disk.command(suite, &words, &run.folder)?, &run.name, LIMIT_S)?;
+    let ended = suite.finish(
+        disk.command(suite, &words, &run.folder)?,
+        &run.name,
+        LIMIT_S,
+    )?;
     ended.expect(ended.finished.code == Some(1), "exit code 1")?;
     let text = &ended.finished.text;
     ended.expect(
@@ -41,21 +50,42 @@ fn full_disk(suite: &Suite) -> Result<(), String> {
     )?;
     ended.expect(text.matches("error (rank").count() == 1, "one message")?;
     let names = names(&run.folder.join("checkpoints"))?;
-    ended.expect(names.iter().any(|name| name.starts_with("step-")), "a checkpoint from before")?;
-    ended.expect(!names.iter().any(|name| name.ends_with(".unfinished")), "no unfinished checkpoint")?;
+    ended.expect(
+        names.iter().any(|name| name.starts_with("step-")),
+        "a checkpoint from before",
+    )?;
+    ended.expect(
+        !names.iter().any(|name| name.ends_with(".unfinished")),
+        "no unfinished checkpoint",
+    )?;
     let resumed = run.train(suite, 2, 1, &["--resume"])?;
-    ended.expect(!resumed.finished.text.contains("passed over"), "whole checkpoints only")?;
+    ended.expect(
+        !resumed.finished.text.contains("passed over"),
+        "whole checkpoints only",
+    )?;
     let (expected, got) = (undisturbed.parameter_hash()?, run.parameter_hash()?);
-    resumed.expect(expected == got, &format!("parameter hash {expected}, not {got}"))
+    resumed.expect(
+        expected == got,
+        &format!("parameter hash {expected}, not {got}"),
+    )
 }
 
 fn read_only_disk(suite: &Suite) -> Result<(), String> {
-    let Some(disk) = Disk::new(suite, "read-only-disk", "ro")? else { return Ok(()) };
+    let Some(disk) = Disk::new(suite, "read-only-disk", "ro")? else {
+        return Ok(());
+    };
     let copy = suite.folder.join("read-only-copy");
-    let ended = suite.finish(disk.command(suite, &arguments(&disk.folder, 1), &copy)?, "read-only", LIMIT_S)?;
+    let ended = suite.finish(
+        disk.command(suite, &arguments(&disk.folder, 1), &copy)?,
+        "read-only",
+        LIMIT_S,
+    )?;
     ended.expect(ended.finished.code == Some(1), "exit code 1")?;
     let text = &ended.finished.text;
-    ended.expect(text.contains("Read-only file system") && text.contains(".lock"), "the file and the reason")?;
+    ended.expect(
+        text.contains("Read-only file system") && text.contains(".lock"),
+        "the file and the reason",
+    )?;
     ended.expect(!text.contains("epoch 00"), "no training")?;
     ended.expect(names(&copy)?.is_empty(), "nothing written")
 }
@@ -103,5 +133,7 @@ fn namespace() -> &'static [&'static str] {
 
 fn names(folder: &Path) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    Ok(entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect())
 }

@@ -54,11 +54,17 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let before = study.records();
     let ended = Ended::of(command(), &log, LIMIT_S)?;
     ended.expect_success()?;
-    ended.expect(study.records().starts_with(&before), "earlier records kept as they were")?;
+    ended.expect(
+        study.records().starts_with(&before),
+        "earlier records kept as they were",
+    )?;
     study.expect_each_once("machine")?;
     let again = Ended::of(command(), &log, LIMIT_S)?;
     again.expect_success()?;
-    again.expect(again.finished.text.contains("4 of 4 runs are done already"), "nothing to be run any more")?;
+    again.expect(
+        again.finished.text.contains("4 of 4 runs are done already"),
+        "nothing to be run any more",
+    )?;
     study.expect_each_once("machine")
 }
 
@@ -67,7 +73,11 @@ fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
         println!("        skipped: no emulated hosts can be made here, they need root");
         return Ok(());
     }
-    if !suite.mpirun.as_ref().is_some_and(Mpirun::starts_on_emulated_hosts) {
+    if !suite
+        .mpirun
+        .as_ref()
+        .is_some_and(Mpirun::starts_on_emulated_hosts)
+    {
         println!("        skipped: emulated hosts need Open MPI's mpirun");
         return Ok(());
     }
@@ -90,15 +100,24 @@ fn compared_on_hosts(suite: &Suite) -> Result<(), String> {
     const WORDS: &str = "compare --models resnet8 --ranks 1,2 --batch-size-per-rank 2 --rounds 1 --quiet-cores 100 --launcher hosts:1gbit";
     let folder = suite.folder().join("compare-hosts");
     let mut command = Command::new(suite.trainer());
-    command.args(WORDS.split(' ')).args(["--with", "", "--output"]).arg(&folder);
+    command
+        .args(WORDS.split(' '))
+        .args(["--with", "", "--output"])
+        .arg(&folder);
     let ended = Ended::of(command, &suite.folder().join("compare-hosts.log"), LIMIT_S)?;
     ended.expect_success()?;
     ended.expect(!hosts::are_there(), "no host left")?;
-    let text = fs::read_to_string(folder.join("comparison.json")).map_err(|error| error.to_string())?;
+    let text =
+        fs::read_to_string(folder.join("comparison.json")).map_err(|error| error.to_string())?;
     let document: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     // Rows stand in the order of the first round, which is chance.
     let of_row = |row: &Value| Some((row["ranks"].as_u64()?, row["launcher"].as_str()?.to_owned()));
-    let mut launchers: Vec<_> = document["rows"].as_array().into_iter().flatten().filter_map(of_row).collect();
+    let mut launchers: Vec<_> = document["rows"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(of_row)
+        .collect();
     launchers.sort();
     ended.expect(
         launchers == [(1, "plain".to_owned()), (2, "hosts:1gbit".to_owned())],
@@ -108,13 +127,19 @@ fn compared_on_hosts(suite: &Suite) -> Result<(), String> {
 
 /// How many processes of the trainer, started by mpirun, measure.
 fn num_ranks(suite: &Suite) -> usize {
-    let read = |process: u32, file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
+    let read =
+        |process: u32, file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
     let variable = suite.rank_variable().as_bytes();
     let is_rank = |process: &u32| {
         read(*process, "cmdline").split(|byte| *byte == 0).next()
             == Some(suite.trainer().as_os_str().as_encoded_bytes())
-            && read(*process, "environ").split(|byte| *byte == 0).any(|part| part.starts_with(variable))
+            && read(*process, "environ")
+                .split(|byte| *byte == 0)
+                .any(|part| part.starts_with(variable))
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).filter(is_rank).count()
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(is_rank)
+        .count()
 }

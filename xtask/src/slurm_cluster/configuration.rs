@@ -30,7 +30,10 @@ pub(super) struct Configuration {
 
 impl Configuration {
     pub(super) fn choose(folder: &Path) -> Result<Self, String> {
-        Ok(Configuration { folder: folder.to_owned(), ports: free_ports(1 + NODES.len())? })
+        Ok(Configuration {
+            folder: folder.to_owned(),
+            ports: free_ports(1 + NODES.len())?,
+        })
     }
 
     /// Makes the folders and files of the cluster.
@@ -48,12 +51,16 @@ impl Configuration {
             self.make_folder(&format!("temporary.{node}"), 0o1777)?;
             for file in ["slurm.conf", "cgroup.conf"] {
                 let link = self.folder.join(node).join(file);
-                symlink(Path::new("..").join(file), &link).map_err(|error| format!("{}: {error}", link.display()))?;
+                symlink(Path::new("..").join(file), &link)
+                    .map_err(|error| format!("{}: {error}", link.display()))?;
             }
             // Two daemons on one machine would make the same folder for a step: each has its own place, found beside the
             // slurm.conf that its own SLURM_CONF names.
             let folder = self.folder.join(format!("temporary.{node}"));
-            self.write_file(&format!("{node}/mpi.conf"), &format!("PMIxCliTmpDirBase={}\n", folder.display()))?;
+            self.write_file(
+                &format!("{node}/mpi.conf"),
+                &format!("PMIxCliTmpDirBase={}\n", folder.display()),
+            )?;
         }
         Ok(())
     }
@@ -120,7 +127,9 @@ impl Configuration {
             port = self.ports[0],
         );
         for (node, port) in NODES.iter().zip(&self.ports[1..]) {
-            text.push_str(&format!("NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port}\n"));
+            text.push_str(&format!(
+                "NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port}\n"
+            ));
         }
         text.push_str(
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=30\n\
@@ -154,7 +163,10 @@ fn free_ports(count: usize) -> Result<Vec<u16>, String> {
             return Ok(listeners.into_iter().map(|(port, _)| port).collect());
         }
     }
-    Err(format!("cluster: expected {count} free TCP ports in {PORTS:?}, got {}", listeners.len()))
+    Err(format!(
+        "cluster: expected {count} free TCP ports in {PORTS:?}, got {}",
+        listeners.len()
+    ))
 }
 
 #[cfg(test)]
@@ -162,14 +174,19 @@ mod tests {
     use super::*;
 
     fn example() -> Configuration {
-        Configuration { folder: "/f".into(), ports: vec![1, 2, 3] }
+        Configuration {
+            folder: "/f".into(),
+            ports: vec![1, 2, 3],
+        }
     }
 
     #[test]
     fn ports_are_free_and_different() {
         let ports = free_ports(3).unwrap();
-        let _listeners: Vec<TcpListener> =
-            ports.iter().map(|port| TcpListener::bind(("0.0.0.0", *port)).unwrap()).collect();
+        let _listeners: Vec<TcpListener> = ports
+            .iter()
+            .map(|port| TcpListener::bind(("0.0.0.0", *port)).unwrap())
+            .collect();
         assert!(ports.iter().all(|port| PORTS.contains(port)));
     }
 
@@ -183,13 +200,23 @@ mod tests {
     #[test]
     fn the_time_before_a_kill_can_be_changed() {
         let text = with_kill_wait(&example().slurm_conf(), 3);
-        assert!(text.contains("\nKillWait=3\n") && !text.contains("KillWait=20"), "{text}");
+        assert!(
+            text.contains("\nKillWait=3\n") && !text.contains("KillWait=20"),
+            "{text}"
+        );
     }
 
     #[test]
     fn every_path_is_in_the_folder() {
         let text = example().slurm_conf();
-        let paths = text.split(['=', ',', '\n', ' ']).filter(|word| word.starts_with('/'));
-        assert!(paths.filter(|path| *path != "/bin/true").all(|path| path.starts_with("/f/")), "{text}");
+        let paths = text
+            .split(['=', ',', '\n', ' '])
+            .filter(|word| word.starts_with('/'));
+        assert!(
+            paths
+                .filter(|path| *path != "/bin/true")
+                .all(|path| path.starts_with("/f/")),
+            "{text}"
+        );
     }
 }

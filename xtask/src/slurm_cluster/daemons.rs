@@ -49,9 +49,15 @@ impl Daemons {
         if !folder.exists() {
             return Err(format!("no cluster: {} is not there", folder.display()));
         }
-        let real = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
+        let real = folder
+            .canonicalize()
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
         let short = short_name(&real)?;
-        Ok(Daemons { real, short, privilege: Privilege::find() })
+        Ok(Daemons {
+            real,
+            short,
+            privilege: Privilege::find(),
+        })
     }
 
     /// The folder as the daemons know it.
@@ -68,7 +74,8 @@ impl Daemons {
         self.start_daemon("slurmctld", &self.short, CONTROLLER, "exec slurmctld")?;
         for node in NODES {
             // Open MPI names its shared memory by host and local rank: two nodes with one /dev/shm would map each other's.
-            let script = format!("mount -t tmpfs -o mode=1777 shm /dev/shm && exec slurmd -N {node}");
+            let script =
+                format!("mount -t tmpfs -o mode=1777 shm /dev/shm && exec slurmd -N {node}");
             self.start_daemon("slurmd", &self.short.join(node), node, &script)?;
         }
         Ok(())
@@ -80,9 +87,16 @@ impl Daemons {
         let key = run.join("munge.key");
         let mut bytes = [0_u8; 128];
         let failed = |error| format!("{}: {error}", key.display());
-        File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes)).map_err(failed)?;
+        File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut bytes))
+            .map_err(failed)?;
         let mut options = File::options();
-        let file = options.write(true).create_new(true).mode(0o400).open(&key).map_err(failed)?;
+        let file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o400)
+            .open(&key)
+            .map_err(failed)?;
         std::io::Write::write_all(&mut &file, &bytes).map_err(failed)?;
         let mut command = Command::new(program("munged").unwrap_or_else(|| "munged".into()));
         // A group may be allowed to write to the folder, which munged refuses unless forced.
@@ -100,18 +114,39 @@ impl Daemons {
     }
 
     /// Starts a daemon, which goes into the background when it is ready, with a host name and mounts of its own.
-    fn start_daemon(&self, name: &str, folder: &Path, host: &str, script: &str) -> Result<(), String> {
+    fn start_daemon(
+        &self,
+        name: &str,
+        folder: &Path,
+        host: &str,
+        script: &str,
+    ) -> Result<(), String> {
         let mut command = self.as_root("env");
-        command.arg(format!("SLURM_CONF={}", folder.join("slurm.conf").display()));
+        command.arg(format!(
+            "SLURM_CONF={}",
+            folder.join("slurm.conf").display()
+        ));
         command.arg("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-        command.args(["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c"]);
+        command.args([
+            "unshare",
+            "--mount",
+            "--uts",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+        ]);
         self.started(name, command.arg(format!("hostname {host} && {script}")))
     }
 
     fn started(&self, name: &str, command: &mut Command) -> Result<(), String> {
         let log = self.real.join("log").join(format!("start-{name}.log"));
         let in_log = |error| format!("{}: {error}", log.display());
-        let file = File::options().create(true).append(true).open(&log).map_err(in_log)?;
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .map_err(in_log)?;
         let copy = file.try_clone().map_err(in_log)?;
         let status = command
             .stdin(Stdio::null())
@@ -123,27 +158,45 @@ impl Daemons {
             return Ok(());
         }
         let words = fs::read_to_string(&log).unwrap_or_default();
-        Err(format!("{name} did not start ({status}):\n{words}{}", self.last_words()))
+        Err(format!(
+            "{name} did not start ({status}):\n{words}{}",
+            self.last_words()
+        ))
     }
 
     /// What a short command of Slurm answers.
     pub(super) fn ask(&self, name: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", ASK_LIMIT_S, name]).args(arguments);
+        command
+            .args(["--kill-after=5", ASK_LIMIT_S, name])
+            .args(arguments);
         jobs::mpirun::forget_surrounding_job(&mut command);
-        command.env("SLURM_CONF", self.slurm_conf()).stdin(Stdio::null());
-        let output = command.output().map_err(|error| process::cannot_start(&command, &error).to_string())?;
+        command
+            .env("SLURM_CONF", self.slurm_conf())
+            .stdin(Stdio::null());
+        let output = command
+            .output()
+            .map_err(|error| process::cannot_start(&command, &error).to_string())?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        Err(format!("`{}` failed ({}): {}", process::shown(&command), output.status, text.trim()))
+        Err(format!(
+            "`{}` failed ({}): {}",
+            process::shown(&command),
+            output.status,
+            text.trim()
+        ))
     }
 
     /// The ends of the daemons' logs.
     pub(super) fn last_words(&self) -> String {
         let mut text = String::new();
-        for entry in fs::read_dir(self.real.join("log")).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.real.join("log"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let log = fs::read_to_string(entry.path()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().rev().take(8).collect();
             text.push_str(&format!("{}:\n", entry.path().display()));
@@ -154,7 +207,11 @@ impl Daemons {
 
     /// Ends all jobs, then all daemons, and leaves the folder.
     pub(super) fn stop(&self) -> Result<(), String> {
-        if self.processes()?.iter().any(|(_, name)| name == "slurmctld") {
+        if self
+            .processes()?
+            .iter()
+            .any(|(_, name)| name == "slurmctld")
+        {
             self.end_jobs();
             // Its own way: the controller hangs when its inner process is signalled first.
             let _ = self.ask("scontrol", &["shutdown"]);
@@ -167,7 +224,9 @@ impl Daemons {
                 break;
             }
             if start.elapsed() > 2 * END_LIMIT {
-                return Err(format!("expected no process of the cluster left, got {processes:?}"));
+                return Err(format!(
+                    "expected no process of the cluster left, got {processes:?}"
+                ));
             }
             let is_over = start.elapsed() > END_LIMIT;
             // Those who serve the others end last.
@@ -202,7 +261,10 @@ impl Daemons {
         if !folder.exists() || succeeds(self.as_root("rm").arg("-rf").arg(folder)) {
             return Ok(());
         }
-        Err(format!("{} cannot be removed: remove it by hand", folder.display()))
+        Err(format!(
+            "{} cannot be removed: remove it by hand",
+            folder.display()
+        ))
     }
 
     fn end_jobs(&self) {
@@ -215,7 +277,10 @@ impl Daemons {
                 return;
             }
             // Whatever a job makes of the signal before its end, here it is not waited for.
-            let _ = self.ask("scancel", &[&["--signal=KILL", "--full"], &list[..]].concat());
+            let _ = self.ask(
+                "scancel",
+                &[&["--signal=KILL", "--full"], &list[..]].concat(),
+            );
             let _ = self.ask("scancel", &list);
             sleep(Duration::from_millis(300));
         }
@@ -223,8 +288,14 @@ impl Daemons {
 
     fn processes(&self) -> Result<Vec<(u32, String)>, String> {
         let mut command = self.as_root("sh");
-        command.args(["-c", PROCESSES, "sh"]).arg(&self.real).arg(&self.short).stdin(Stdio::null());
-        let output = command.output().map_err(|error| process::cannot_start(&command, &error).to_string())?;
+        command
+            .args(["-c", PROCESSES, "sh"])
+            .arg(&self.real)
+            .arg(&self.short)
+            .stdin(Stdio::null());
+        let output = command
+            .output()
+            .map_err(|error| process::cannot_start(&command, &error).to_string())?;
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(text
             .lines()
@@ -237,7 +308,10 @@ impl Daemons {
 
     fn signal(&self, process: u32, signal: &str) {
         // One that has ended meanwhile cannot be signalled, and need not.
-        succeeds(self.as_root("sh").args(["-c", &format!("kill -{signal} {process}")]));
+        succeeds(
+            self.as_root("sh")
+                .args(["-c", &format!("kill -{signal} {process}")]),
+        );
     }
 
     fn as_root(&self, name: &str) -> Command {
@@ -253,7 +327,8 @@ pub(super) fn can_unshare() -> bool {
 
 /// A program of the system, also where the PATH lacks the folders of root's programs.
 pub(super) fn program(name: &str) -> Option<PathBuf> {
-    let beside = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|folder| Path::new(folder).join(name));
+    let beside =
+        ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|folder| Path::new(folder).join(name));
     probe::program(name).or_else(|| beside.iter().find_map(probe::program))
 }
 

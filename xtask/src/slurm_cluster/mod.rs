@@ -41,7 +41,15 @@ pub(crate) enum ClusterCommand {
 }
 
 /// Programs without which nothing can be started.
-const PROGRAMS: [&str; 7] = ["slurmctld", "slurmd", "srun", "sbatch", "scontrol", "munged", "unshare"];
+const PROGRAMS: [&str; 7] = [
+    "slurmctld",
+    "slurmd",
+    "srun",
+    "sbatch",
+    "scontrol",
+    "munged",
+    "unshare",
+];
 /// Longer than a busy machine takes to start three daemons.
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Seconds that one question to the controller may take.
@@ -67,12 +75,16 @@ fn up(folder: &Path, installing: Installing) -> Outcome {
     if let Some(reason) = lacking(installing) {
         return Err(Failure::Failed(reason));
     }
-    let running = Daemons::of(folder).ok().filter(|daemons| are_nodes(daemons, &["idle", "mix", "alloc", "comp"]));
+    let running = Daemons::of(folder)
+        .ok()
+        .filter(|daemons| are_nodes(daemons, &["idle", "mix", "alloc", "comp"]));
     let daemons = match running {
         Some(daemons) => daemons,
         None => Cluster::start(folder).map_err(Failure::Failed)?.keep(),
     };
-    println!("two nodes are up, partitions main and urgent; `cargo xtask cluster down` stops them. Use them by:");
+    println!(
+        "two nodes are up, partitions main and urgent; `cargo xtask cluster down` stops them. Use them by:"
+    );
     println!("export SLURM_CONF={}", daemons.slurm_conf().display());
     Ok(())
 }
@@ -82,7 +94,9 @@ fn down(folder: &Path) -> Outcome {
         println!("no cluster: {} is not there", folder.display());
         return Ok(());
     }
-    Daemons::of(folder).and_then(|daemons| daemons.stop_and_remove()).map_err(Failure::Failed)?;
+    Daemons::of(folder)
+        .and_then(|daemons| daemons.stop_and_remove())
+        .map_err(Failure::Failed)?;
     println!("cluster stopped");
     Ok(())
 }
@@ -90,10 +104,18 @@ fn down(folder: &Path) -> Outcome {
 /// Why no cluster can be started here, if none can; installs what is missing where that is allowed.
 pub(crate) fn lacking(installing: Installing) -> Option<String> {
     if Privilege::find() == Privilege::None {
-        return Some("Slurm's daemons need root: run this as root, or let sudo ask for no password".to_owned());
+        return Some(
+            "Slurm's daemons need root: run this as root, or let sudo ask for no password"
+                .to_owned(),
+        );
     }
-    let missing =
-        || PROGRAMS.into_iter().filter(|name| daemons::program(name).is_none()).collect::<Vec<_>>().join(", ");
+    let missing = || {
+        PROGRAMS
+            .into_iter()
+            .filter(|name| daemons::program(name).is_none())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if !missing().is_empty() {
         setup::provide(&[Need::Slurm], installing);
     }
@@ -112,16 +134,25 @@ impl Cluster {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let daemons = Daemons::of(folder)?;
         // From here on a failure stops what has been started, by the drop.
-        let cluster = Cluster { daemons, is_kept: false };
+        let cluster = Cluster {
+            daemons,
+            is_kept: false,
+        };
         Configuration::choose(cluster.daemons.folder())?.write()?;
         cluster.daemons.start()?;
-        cluster.wait_until_idle().map_err(|text| format!("{text}\n{}", cluster.daemons.last_words()))?;
+        cluster
+            .wait_until_idle()
+            .map_err(|text| format!("{text}\n{}", cluster.daemons.last_words()))?;
         Ok(cluster)
     }
 
     /// Stops the cluster that an interrupted run left in the folder, if there is one.
     pub(crate) fn stop_in(folder: &Path) -> Result<(), String> {
-        if folder.exists() { Daemons::of(folder)?.stop_and_remove() } else { Ok(()) }
+        if folder.exists() {
+            Daemons::of(folder)?.stop_and_remove()
+        } else {
+            Ok(())
+        }
     }
 
     /// Lets it run on after this program.
@@ -155,7 +186,9 @@ impl Cluster {
             if start.elapsed() > START_LIMIT {
                 let states = self.ask("sinfo", &["-N", "-l"]).unwrap_or_else(|text| text);
                 let limit_s = START_LIMIT.as_secs();
-                return Err(format!("cluster: expected both nodes idle within {limit_s} s, got\n{states}"));
+                return Err(format!(
+                    "cluster: expected both nodes idle within {limit_s} s, got\n{states}"
+                ));
             }
             sleep(Duration::from_millis(200));
         }
@@ -176,14 +209,23 @@ impl Drop for Cluster {
         }
         // The folder stays: its logs may tell why we are here.
         if let Err(text) = self.daemons.stop() {
-            println!("the cluster in {} was not stopped: {text}", self.daemons.folder().display());
+            println!(
+                "the cluster in {} was not stopped: {text}",
+                self.daemons.folder().display()
+            );
         }
     }
 }
 
 /// Whether every node is in one of these states.
 fn are_nodes(daemons: &Daemons, states: &[&str]) -> bool {
-    let answer = daemons.ask("sinfo", &["-h", "-N", "-p", "main", "-o", "%N %t"]).unwrap_or_default();
-    let is_well = |node: &str| answer.lines().any(|line| states.iter().any(|state| line == format!("{node} {state}")));
+    let answer = daemons
+        .ask("sinfo", &["-h", "-N", "-p", "main", "-o", "%N %t"])
+        .unwrap_or_default();
+    let is_well = |node: &str| {
+        answer
+            .lines()
+            .any(|line| states.iter().any(|state| line == format!("{node} {state}")))
+    };
     configuration::NODES.into_iter().all(is_well)
 }

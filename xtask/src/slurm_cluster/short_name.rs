@@ -18,7 +18,10 @@ pub(super) fn short_name(folder: &Path) -> Result<PathBuf, String> {
     match symlink(folder, &link) {
         // The link of an interrupted run; one that leads elsewhere is somebody else's.
         Err(_) if fs::read_link(&link).is_ok_and(|target| target == folder) => Ok(link),
-        Err(error) => Err(format!("{}: {error}: remove it, or choose a shorter CARGO_TARGET_DIR", link.display())),
+        Err(error) => Err(format!(
+            "{}: {error}: remove it, or choose a shorter CARGO_TARGET_DIR",
+            link.display()
+        )),
         Ok(()) => Ok(link),
     }
 }
@@ -36,7 +39,11 @@ mod tests {
 
     #[test]
     fn a_folder_with_a_long_path_gets_a_short_name_and_keeps_it() {
-        let deep = std::env::temp_dir().join(format!("lockstep-{}-{}", std::process::id(), "d".repeat(MOST_BYTES)));
+        let deep = std::env::temp_dir().join(format!(
+            "lockstep-{}-{}",
+            std::process::id(),
+            "d".repeat(MOST_BYTES)
+        ));
         fs::create_dir_all(&deep).unwrap();
         let short = short_name(&deep).unwrap();
         assert!(short.as_os_str().len() <= MOST_BYTES, "{}", short.display());

@@ -24,7 +24,12 @@ pub(super) struct Request<'a> {
 
 impl Default for Request<'_> {
     fn default() -> Self {
-        Request { ranks: NODES, options: &[], further: &[], epochs: EPOCHS }
+        Request {
+            ranks: NODES,
+            options: &[],
+            further: &[],
+            epochs: EPOCHS,
+        }
     }
 }
 
@@ -40,8 +45,16 @@ fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, Str
     let tasks = (request.ranks / NODES).to_string();
     // The restarts are for crashes inside MPI's own start.
     let own = ["--requeue", "--restarts", "2", "--dry-run"];
-    let words = instead(arguments(&run.folder, request.epochs), &[&QUICK[..], request.further, &["--resume"]].concat());
-    let output = suite.slurm(&[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(), &words).output();
+    let words = instead(
+        arguments(&run.folder, request.epochs),
+        &[&QUICK[..], request.further, &["--resume"]].concat(),
+    );
+    let output = suite
+        .slurm(
+            &[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(),
+            &words,
+        )
+        .output();
     let output = output.map_err(|error| format!("trainer slurm submit: {error}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -51,10 +64,20 @@ fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, Str
 
 impl<'a> Job<'a> {
     /// Submits the training; `options` win over those in the script.
-    pub(super) fn submit(suite: &'a Suite, run: &Run, request: Request<'_>) -> Result<Self, String> {
+    pub(super) fn submit(
+        suite: &'a Suite,
+        run: &Run,
+        request: Request<'_>,
+    ) -> Result<Self, String> {
         let file = suite.folder().join(format!("{}.sbatch", run.name));
-        fs::write(&file, script(suite, run, &request)?).map_err(|error| format!("{}: {error}", file.display()))?;
-        Self::submit_script(suite, &run.name, request.options, &[&file.display().to_string()])
+        fs::write(&file, script(suite, run, &request)?)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
+        Self::submit_script(
+            suite,
+            &run.name,
+            request.options,
+            &[&file.display().to_string()],
+        )
     }
 
     /// Submits what `words` say, a script's path or `--wrap` with a command.
@@ -67,15 +90,31 @@ impl<'a> Job<'a> {
         let log = suite.folder().join(format!("{name}.log"));
         let output = format!("--output={}", log.display());
         let named = format!("--job-name={name}");
-        let own = ["--parsable", "--open-mode=append", output.as_str(), named.as_str()];
-        let answer = suite.cluster.ask("sbatch", &[&own, options, words].concat())?;
-        let id = answer.trim().split(';').next().unwrap_or_default().to_owned();
+        let own = [
+            "--parsable",
+            "--open-mode=append",
+            output.as_str(),
+            named.as_str(),
+        ];
+        let answer = suite
+            .cluster
+            .ask("sbatch", &[&own, options, words].concat())?;
+        let id = answer
+            .trim()
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         Ok(Job { suite, id, log })
     }
 
     /// A job that was submitted otherwise, and writes to `log`.
     pub(super) fn noted(suite: &'a Suite, id: &str, log: std::path::PathBuf) -> Self {
-        Job { suite, id: id.to_owned(), log }
+        Job {
+            suite,
+            id: id.to_owned(),
+            log,
+        }
     }
 
     /// Runs a command of Slurm about this job; `NAME` at the end of the words stands for `NAME=id`.
@@ -91,14 +130,25 @@ impl<'a> Job<'a> {
 
     /// A field of `scontrol show job`.
     pub(super) fn field(&self, name: &str) -> Result<String, String> {
-        let text = self.suite.cluster.ask("scontrol", &["show", "job", "--oneliner", &self.id])?;
+        let text = self
+            .suite
+            .cluster
+            .ask("scontrol", &["show", "job", "--oneliner", &self.id])?;
         let start = format!("{name}=");
-        let field = text.split_whitespace().find_map(|word| word.strip_prefix(&start));
-        field.map(str::to_owned).ok_or_else(|| format!("job {}: no {name} in: {text}", self.id))
+        let field = text
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix(&start));
+        field
+            .map(str::to_owned)
+            .ok_or_else(|| format!("job {}: no {name} in: {text}", self.id))
     }
 
     /// Waits for something; an end of the job before it is an error.
-    pub(super) fn wait_for(&self, what: &str, is_so: impl Fn() -> Result<bool, String>) -> Result<(), String> {
+    pub(super) fn wait_for(
+        &self,
+        what: &str,
+        is_so: impl Fn() -> Result<bool, String>,
+    ) -> Result<(), String> {
         let start = Instant::now();
         loop {
             // Read before the question, so that what came with the job's end is not missed.
@@ -107,7 +157,9 @@ impl<'a> Job<'a> {
                 return Ok(());
             }
             if has_ended || start.elapsed().as_secs() > LIMIT_S {
-                return Err(self.but(&format!("expected {what} before its end and within {LIMIT_S} s")));
+                return Err(self.but(&format!(
+                    "expected {what} before its end and within {LIMIT_S} s"
+                )));
             }
             sleep(Duration::from_millis(100));
         }
@@ -123,20 +175,26 @@ impl<'a> Job<'a> {
             sleep(Duration::from_millis(200));
         }
         let got = self.field("JobState")?;
-        if got == state { Ok(()) } else { Err(self.but(&format!("expected state {state}, got {got}"))) }
+        if got == state {
+            Ok(())
+        } else {
+            Err(self.but(&format!("expected state {state}, got {got}")))
+        }
     }
 
     fn has_ended(&self) -> Result<bool, String> {
         let state = self.field("JobState")?;
         // A requeued job looks completed until its nodes are free.
-        let is_over = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"].contains(&state.as_str());
+        let is_over =
+            ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"].contains(&state.as_str());
         Ok(is_over)
     }
 
     /// How often Slurm started it again.
     pub(super) fn restarts(&self) -> Result<usize, String> {
         let text = self.field("Restarts")?;
-        text.parse().map_err(|_| format!("job {}: expected a number of restarts, got {text}", self.id))
+        text.parse()
+            .map_err(|_| format!("job {}: expected a number of restarts, got {text}", self.id))
     }
 
     pub(super) fn log(&self) -> String {
@@ -145,8 +203,16 @@ impl<'a> Job<'a> {
 
     /// The text with the job's state and what it wrote.
     pub(super) fn but(&self, text: &str) -> String {
-        let state = self.suite.cluster.ask("scontrol", &["show", "job", &self.id]).unwrap_or_else(|text| text);
-        format!("job {}: {text}\n{state}\nit wrote:\n{}", self.id, self.log())
+        let state = self
+            .suite
+            .cluster
+            .ask("scontrol", &["show", "job", &self.id])
+            .unwrap_or_else(|text| text);
+        format!(
+            "job {}: {text}\n{state}\nit wrote:\n{}",
+            self.id,
+            self.log()
+        )
     }
 }
 

@@ -26,7 +26,8 @@ const SEED: u64 = 7;
 fn killed_task(suite: &Suite) -> Result<(), String> {
     let run = Run::new(suite, "killed");
     let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
-    let (ended, elapsed) = run.signalled(suite, NODES, &words, || run.has_line(), &[("KILL", 1)])?;
+    let (ended, elapsed) =
+        run.signalled(suite, NODES, &words, || run.has_line(), &[("KILL", 1)])?;
     ended.expect(elapsed.as_secs() < 90, "an end within 90 s of the kill")?;
     ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
     checkpoints::whole(&run.folder)?;
@@ -37,7 +38,12 @@ fn killed_task(suite: &Suite) -> Result<(), String> {
 
 fn storms(suite: &Suite) -> Result<(), String> {
     let undisturbed = suite.undisturbed_long()?;
-    let storm = |name| Storm { name, faults: FAULTS, seed: SEED, disk: None };
+    let storm = |name| Storm {
+        name,
+        faults: FAULTS,
+        seed: SEED,
+        disk: None,
+    };
     println!("{}", storm("storm-mpirun").rage(&suite.mpi, undisturbed)?);
     suite.quicken_kills()?;
     println!("{}", storm("storm-srun").rage(suite, undisturbed)?);

@@ -72,7 +72,12 @@ impl Suite {
     /// Starts the cluster beside the runs.
     pub(crate) fn start(mpi: mpi_suite::Suite) -> Result<Self, String> {
         let cluster = Cluster::start(&cluster_folder(mpi.folder()))?;
-        Ok(Suite { mpi, cluster, undisturbed: OnceCell::new(), undisturbed_long: OnceCell::new() })
+        Ok(Suite {
+            mpi,
+            cluster,
+            undisturbed: OnceCell::new(),
+            undisturbed_long: OnceCell::new(),
+        })
     }
 
     pub(crate) fn stop(self) -> Result<(), String> {
@@ -108,7 +113,14 @@ impl Suite {
         let mut command = self.cluster.command(self.trainer());
         command.arg("slurm").args(words);
         if !passed_on.is_empty() {
-            command.args(["--nodes", &NODES.to_string(), "--partition", "main", "--mpi", self.mpi.srun_kind()]);
+            command.args([
+                "--nodes",
+                &NODES.to_string(),
+                "--partition",
+                "main",
+                "--mpi",
+                self.mpi.srun_kind(),
+            ]);
             // More ranks than cores: a waiting one lets the others compute.
             command.args(["--env", "OMPI_MCA_mpi_yield_when_idle=1"]);
             command.arg("--").args(passed_on);
@@ -120,18 +132,32 @@ impl Suite {
     fn srun(&self, mpi: &str, ranks: usize, program: &Path, arguments: &[String]) -> Command {
         let mut command = self.cluster.command("srun");
         // Without the third the survivors of a killed task wait for it for ever.
-        command.args([&format!("--mpi={mpi}"), "--input=none", "--kill-on-bad-exit=1"]);
-        command.arg(format!("--nodes={}", ranks.min(NODES))).arg(format!("--ntasks={ranks}"));
+        command.args([
+            &format!("--mpi={mpi}"),
+            "--input=none",
+            "--kill-on-bad-exit=1",
+        ]);
+        command
+            .arg(format!("--nodes={}", ranks.min(NODES)))
+            .arg(format!("--ntasks={ranks}"));
         // More ranks than cores: a waiting one lets the others compute.
         command.env("OMPI_MCA_mpi_yield_when_idle", "1");
         // What a crash leaves is left there.
-        command.arg(program).args(arguments).current_dir(self.folder());
+        command
+            .arg(program)
+            .args(arguments)
+            .current_dir(self.folder());
         command
     }
 }
 
 impl Launcher for Suite {
-    fn on_ranks(&self, ranks: usize, program: &Path, arguments: &[String]) -> Result<Command, String> {
+    fn on_ranks(
+        &self,
+        ranks: usize,
+        program: &Path,
+        arguments: &[String],
+    ) -> Result<Command, String> {
         Ok(self.srun(self.mpi.srun_kind(), ranks, program, arguments))
     }
 

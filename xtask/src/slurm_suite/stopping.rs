@@ -24,9 +24,10 @@ pub(super) const CHECKS: [Check<Suite>; 5] = [
         "a job that is preempted stops with a checkpoint, and ends with the undisturbed parameters when its turn comes",
         preempted,
     ),
-    check("scontrol requeue stops a job with a checkpoint, and it ends with the undisturbed parameters", |suite| {
-        goes_on(suite, "requeue", |job| job.tell("scontrol", &["requeue"]))
-    }),
+    check(
+        "scontrol requeue stops a job with a checkpoint, and it ends with the undisturbed parameters",
+        |suite| goes_on(suite, "requeue", |job| job.tell("scontrol", &["requeue"])),
+    ),
     check(
         "scancel stops a job with a checkpoint; a new job on 4 ranks instead of 2 ends with the undisturbed parameters",
         cancelled,
@@ -38,7 +39,11 @@ pub(super) const CHECKS: [Check<Suite>; 5] = [
 ];
 
 /// Starts a job, disturbs it after its first epoch, and waits until it has ended by itself in a later life.
-fn goes_on(suite: &Suite, name: &str, disturb: impl Fn(&Job<'_>) -> Result<(), String>) -> Result<(), String> {
+fn goes_on(
+    suite: &Suite,
+    name: &str,
+    disturb: impl Fn(&Job<'_>) -> Result<(), String>,
+) -> Result<(), String> {
     let run = Run::new(suite, name);
     let job = Job::submit(suite, &run, Request::default())?;
     job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
@@ -53,20 +58,39 @@ fn went_on(suite: &Suite, run: &Run, job: &Job<'_>) -> Result<(), String> {
     same(&run.name, suite.undisturbed()?, &run.parameter_hash()?).map_err(|text| job.but(&text))?;
     checkpoints::whole(&run.folder)?;
     let log = job.log();
-    let resumed: Vec<&str> = log.lines().filter(|line| line.contains("resumed at epoch")).collect();
+    let resumed: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("resumed at epoch"))
+        .collect();
     // Where the ranks had stopped at different steps, or without a checkpoint, it would begin elsewhere or not at all.
     if resumed.len() != 1 || log.contains("passed over") || run.has_stopped_early()? {
-        return Err(job.but(&format!("expected to be resumed once from a whole checkpoint, got {resumed:?}")));
+        return Err(job.but(&format!(
+            "expected to be resumed once from a whole checkpoint, got {resumed:?}"
+        )));
     }
     Ok(())
 }
 
 fn preempted(suite: &Suite) -> Result<(), String> {
     goes_on(suite, "preempted", |job| {
-        let urgent = ["--partition=urgent", "--nodes=2", "--ntasks=4", "--exclusive"];
-        let urgent = Job::submit_script(suite, "urgent", &urgent, &["--wrap=srun --mpi=none hostname"])?;
+        let urgent = [
+            "--partition=urgent",
+            "--nodes=2",
+            "--ntasks=4",
+            "--exclusive",
+        ];
+        let urgent = Job::submit_script(
+            suite,
+            "urgent",
+            &urgent,
+            &["--wrap=srun --mpi=none hostname"],
+        )?;
         urgent.ends("COMPLETED")?;
-        if job.log().contains("stopped") { Ok(()) } else { Err(job.but("expected it to stop for the urgent one")) }
+        if job.log().contains("stopped") {
+            Ok(())
+        } else {
+            Err(job.but("expected it to stop for the urgent one"))
+        }
     })
 }
 
@@ -78,11 +102,23 @@ fn cancelled(suite: &Suite) -> Result<(), String> {
     job.ends("CANCELLED")?;
     suite.cluster.wait_until_idle()?;
     let summary = run.file("summary.json").map_err(|text| job.but(&text))?;
-    let (steps, saved) = (json::number(&summary, "steps"), checkpoints::whole(&run.folder)?);
+    let (steps, saved) = (
+        json::number(&summary, "steps"),
+        checkpoints::whole(&run.folder)?,
+    );
     if !run.has_stopped_early()? || steps != saved.last().map(|step| *step as f64) {
-        return Err(job.but(&format!("expected an early stop with a checkpoint of step {steps:?}, got {saved:?}")));
+        return Err(job.but(&format!(
+            "expected an early stop with a checkpoint of step {steps:?}, got {saved:?}"
+        )));
     }
-    let job = Job::submit(suite, &run, Request { ranks: 4, ..Request::default() })?;
+    let job = Job::submit(
+        suite,
+        &run,
+        Request {
+            ranks: 4,
+            ..Request::default()
+        },
+    )?;
     job.ends("COMPLETED")?;
     went_on(suite, &run, &job)
 }
@@ -91,7 +127,10 @@ fn cancelled(suite: &Suite) -> Result<(), String> {
 /// shows; the next time but one meets the training in its first seconds.
 fn out_of_time(suite: &Suite) -> Result<(), String> {
     let sign = suite.folder().join("looked-at");
-    let wait = format!("trap 'touch {} && exit 0' USR1; while true; do sleep 0.2; done", sign.display());
+    let wait = format!(
+        "trap 'touch {} && exit 0' USR1; while true; do sleep 0.2; done",
+        sign.display()
+    );
     let options = ["--nodes=1", "--ntasks=1", "--time=1", WARNING];
     let wrapped = format!("--wrap=srun --mpi=none bash -c \"{wait}\"");
     let probe = Job::submit_script(suite, "probe", &options, &[&wrapped])?;
@@ -108,7 +147,11 @@ fn out_of_time(suite: &Suite) -> Result<(), String> {
     sleep(next - since - AHEAD);
 
     let run = Run::new(suite, "out-of-time");
-    let request = Request { options: &["--time=1", WARNING], epochs: chaos::EPOCHS, ..Request::default() };
+    let request = Request {
+        options: &["--time=1", WARNING],
+        epochs: chaos::EPOCHS,
+        ..Request::default()
+    };
     let job = Job::submit(suite, &run, request)?;
     job.wait_for("a second life", || Ok(job.restarts()? > 0))?;
     // That one is not to be warned again.

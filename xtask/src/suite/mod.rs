@@ -27,7 +27,11 @@ pub(crate) struct Check<S> {
 
 /// One that needs a launcher, as most do.
 pub(crate) const fn check<S>(claim: &'static str, run: fn(&S) -> Result<(), String>) -> Check<S> {
-    Check { claim, needs_mpirun: true, run }
+    Check {
+        claim,
+        needs_mpirun: true,
+        run,
+    }
 }
 
 /// Runs the checks, those whose claim has the text of `only` if one is given, and returns the claims that do not hold. One that fails
@@ -78,7 +82,11 @@ pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
     if failed.is_empty() {
         return fs::remove_dir_all(folder).map_err(at(folder));
     }
-    Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
+    Err(Failure::Failed(format!(
+        "{}; what they wrote is in {}",
+        failed.join("; "),
+        folder.display()
+    )))
 }
 
 /// What the suites start, in the dev profile.
@@ -94,11 +102,15 @@ impl Programs {
     pub(crate) fn build(mpi: Mpi, with_conformance: bool) -> Outcome<Self> {
         let trainer = cargo::kept_trainer(mpi)?;
         let conformance = || {
-            let mut build = cargo::command(&["test", "--workspace", "--no-run", "--test", CONFORMANCE]);
+            let mut build =
+                cargo::command(&["test", "--workspace", "--no-run", "--test", CONFORMANCE]);
             build.args(mpi.features());
             cargo::executable(build, CONFORMANCE, true)
         };
-        Ok(Programs { trainer, conformance: with_conformance.then(conformance).transpose()? })
+        Ok(Programs {
+            trainer,
+            conformance: with_conformance.then(conformance).transpose()?,
+        })
     }
 }
 
@@ -120,8 +132,14 @@ impl Ended {
         if is_expected {
             return Ok(());
         }
-        let Finished { code, text, elapsed } = &self.finished;
-        let got = code.map_or("ended by a signal or at its deadline".to_owned(), |code| format!("exit code {code}"));
+        let Finished {
+            code,
+            text,
+            elapsed,
+        } = &self.finished;
+        let got = code.map_or("ended by a signal or at its deadline".to_owned(), |code| {
+            format!("exit code {code}")
+        });
         Err(format!(
             "$ {}\nexpected {expected}, got {got} after {:.1} s; it wrote:\n{text}",
             self.line,
@@ -141,7 +159,13 @@ impl Ended {
 
 /// Compares the hashes of two runs.
 pub(crate) fn same(what: &str, expected: &str, got: &str) -> Result<(), String> {
-    if expected == got { Ok(()) } else { Err(format!("{what}: expected parameter hash {expected}, got {got}")) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(format!(
+            "{what}: expected parameter hash {expected}, got {got}"
+        ))
+    }
 }
 
 /// Open MPI under srun on several nodes, on a busy machine, was seen to call a null pointer in `MPI_Init` when a peer's first message
@@ -149,7 +173,11 @@ pub(crate) fn same(what: &str, expected: &str, got: &str) -> Result<(), String> 
 /// it rare; there is nothing else to do about it but to start again. It is told from a crash of ours by nobody having said anything but srun.
 fn is_crash_in_start(text: &str) -> bool {
     text.contains("Segmentation fault")
-        && text.lines().all(|line| ["srun: ", "slurmstepd"].iter().any(|by| line.starts_with(by)))
+        && text.lines().all(|line| {
+            ["srun: ", "slurmstepd"]
+                .iter()
+                .any(|by| line.starts_with(by))
+        })
 }
 
 #[cfg(test)]

@@ -18,13 +18,22 @@ use jobs::process::{self, Running};
 pub(crate) const LIMIT_S: u64 = 600;
 
 /// Flags with which every number of ranks gives the same bits.
-pub(crate) const EXACT: [&str; 6] = ["--reduction", "exact", "--virtual-shards", "4", "--batch-norm", "local"];
+pub(crate) const EXACT: [&str; 6] = [
+    "--reduction",
+    "exact",
+    "--virtual-shards",
+    "4",
+    "--batch-norm",
+    "local",
+];
 
 /// The same with a twelfth of the samples: still five steps an epoch, the last with fewer samples than shards.
 pub(crate) const QUICK: [&str; 12] = {
     let [reduction, exact, shards, four, norm, local] = EXACT;
     let (train, test, batch) = ("--shapes-train", "--shapes-test", "--global-batch-size");
-    [reduction, exact, shards, four, norm, local, train, "18", test, "8", batch, "4"]
+    [
+        reduction, exact, shards, four, norm, local, train, "18", test, "8", batch, "4",
+    ]
 };
 
 /// Five steps an epoch, the last with 10 samples: uneven on 3 and 4 ranks.
@@ -42,8 +51,14 @@ pub(crate) fn arguments(folder: &Path, epochs: usize) -> Vec<String> {
 pub(crate) fn instead(mut words: Vec<String>, further: &[&str]) -> Vec<String> {
     let is_flag = |word: &str| word.starts_with("--");
     for word in further {
-        if let Some(place) = words.iter().position(|earlier| is_flag(word) && earlier == word) {
-            let values = words[place + 1..].iter().take_while(|value| !is_flag(value)).count();
+        if let Some(place) = words
+            .iter()
+            .position(|earlier| is_flag(word) && earlier == word)
+        {
+            let values = words[place + 1..]
+                .iter()
+                .take_while(|value| !is_flag(value))
+                .count();
             words.drain(place..=place + values);
         }
         words.push((*word).to_owned());
@@ -68,7 +83,10 @@ impl Run {
     pub(crate) fn new(launcher: &impl Launcher, name: &str) -> Self {
         let folder = launcher.folder().join(name);
         let _ = fs::remove_dir_all(&folder);
-        Run { name: name.to_owned(), folder }
+        Run {
+            name: name.to_owned(),
+            folder,
+        }
     }
 
     /// Trains to the end.
@@ -82,7 +100,13 @@ impl Run {
         let words = instead(arguments(&self.folder, epochs), further);
         let name = format!("{}{}", self.name, further.concat().replace('/', "-"));
         let log = launcher.folder().join(format!("{name}.log"));
-        let once = || Ended::of(launcher.on_ranks(ranks, launcher.trainer(), &words)?, &log, LIMIT_S);
+        let once = || {
+            Ended::of(
+                launcher.on_ranks(ranks, launcher.trainer(), &words)?,
+                &log,
+                LIMIT_S,
+            )
+        };
         let ended = again_if_mpi_crashed(once, |ended| ended)?;
         ended.expect_success()?;
         Ok(ended)
@@ -104,7 +128,12 @@ impl Run {
             let start = Instant::now();
             signals.iter().try_for_each(|(signal, rank)| {
                 let process = launcher.process_of_rank(&self.folder, *rank);
-                let missing = || format!("no process of rank {rank} trains into {}", self.folder.display());
+                let missing = || {
+                    format!(
+                        "no process of rank {rank} trains into {}",
+                        self.folder.display()
+                    )
+                };
                 process::send_signal(process.ok_or_else(missing)?, signal)
             })?;
             Ok(start)
@@ -132,9 +161,18 @@ impl Run {
 
     pub(crate) fn metrics(&self, ended: &Ended) -> Result<Metrics, String> {
         let text = read(&self.metrics_file())?;
-        let last_loss = text.lines().rev().find_map(|line| json::number(line, "train_loss"));
-        ended.expect(last_loss.is_some(), &format!("a train_loss in {}", self.metrics_file().display()))?;
-        Ok(Metrics { num_lines: text.lines().count(), last_loss: last_loss.unwrap_or(f64::NAN) })
+        let last_loss = text
+            .lines()
+            .rev()
+            .find_map(|line| json::number(line, "train_loss"));
+        ended.expect(
+            last_loss.is_some(),
+            &format!("a train_loss in {}", self.metrics_file().display()),
+        )?;
+        Ok(Metrics {
+            num_lines: text.lines().count(),
+            last_loss: last_loss.unwrap_or(f64::NAN),
+        })
     }
 
     pub(crate) fn file(&self, name: &str) -> Result<String, String> {
@@ -148,12 +186,16 @@ impl Run {
     /// The hash of the last session's parameters, if that session reached the last epoch.
     pub(crate) fn parameter_hash(&self) -> Result<String, String> {
         let summary = self.file("summary.json")?;
-        json::text(&summary, "parameter_hash").ok_or_else(|| format!("{}: no parameter_hash in its summary", self.name))
+        json::text(&summary, "parameter_hash")
+            .ok_or_else(|| format!("{}: no parameter_hash in its summary", self.name))
     }
 }
 
 /// What `once` ends with the second time if MPI crashed in its own start the first time; that is said.
-fn again_if_mpi_crashed<T>(once: impl Fn() -> Result<T, String>, ended: impl Fn(&T) -> &Ended) -> Result<T, String> {
+fn again_if_mpi_crashed<T>(
+    once: impl Fn() -> Result<T, String>,
+    ended: impl Fn(&T) -> &Ended,
+) -> Result<T, String> {
     let result = once()?;
     if !ended(&result).has_crashed_in_start() {
         return Ok(result);
@@ -179,11 +221,19 @@ pub(crate) fn disturbed<T>(
             break disturb(running.id());
         }
         if running.has_ended() || start.elapsed().as_secs() > LIMIT_S {
-            break Err(format!("{what} did not come: expected it before the end and within {LIMIT_S} s"));
+            break Err(format!(
+                "{what} did not come: expected it before the end and within {LIMIT_S} s"
+            ));
         }
         sleep(Duration::from_millis(5));
     };
-    Ok((Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? }, disturbance))
+    Ok((
+        Ended {
+            line,
+            finished: running.finish(Duration::from_secs(LIMIT_S))?,
+        },
+        disturbance,
+    ))
 }
 
 fn read(file: &Path) -> Result<String, String> {
@@ -196,20 +246,41 @@ mod tests {
 
     #[test]
     fn a_flag_given_again_replaces_the_first() {
-        let words = ["train", "--seed", "0", "--epochs", "2"].map(str::to_owned).to_vec();
-        assert_eq!(instead(words, &["--seed", "7", "--resume"]).join(" "), "train --epochs 2 --seed 7 --resume");
+        let words = ["train", "--seed", "0", "--epochs", "2"]
+            .map(str::to_owned)
+            .to_vec();
+        assert_eq!(
+            instead(words, &["--seed", "7", "--resume"]).join(" "),
+            "train --epochs 2 --seed 7 --resume"
+        );
         let words = ["--a", "1", "--b", "--c", "3"].map(str::to_owned).to_vec();
-        assert_eq!(instead(words, &["--b", "--a", "2", "--a", "4"]).join(" "), "--c 3 --b --a 4");
+        assert_eq!(
+            instead(words, &["--b", "--a", "2", "--a", "4"]).join(" "),
+            "--c 3 --b --a 4"
+        );
     }
 
     #[test]
     fn the_tiny_run_has_a_last_step_that_is_uneven_on_several_ranks() {
         let words = arguments(Path::new("/out"), 2);
-        let value =
-            |flag: &str| words.iter().skip_while(|word| *word != flag).nth(1).unwrap().parse::<usize>().unwrap();
+        let value = |flag: &str| {
+            words
+                .iter()
+                .skip_while(|word| *word != flag)
+                .nth(1)
+                .unwrap()
+                .parse::<usize>()
+                .unwrap()
+        };
         let (samples, batch) = (value("--shapes-train"), value("--global-batch-size"));
-        assert!((1..=4).all(|ranks| batch % ranks == 0), "every world size divides the global batch");
-        assert!((3..=4).all(|ranks| (samples % batch) % ranks != 0), "the last batch is uneven");
+        assert!(
+            (1..=4).all(|ranks| batch % ranks == 0),
+            "every world size divides the global batch"
+        );
+        assert!(
+            (3..=4).all(|ranks| (samples % batch) % ranks != 0),
+            "the last batch is uneven"
+        );
         assert_eq!(words.last().unwrap(), "/out");
     }
 }

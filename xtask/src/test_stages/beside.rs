@@ -29,7 +29,14 @@ pub(super) fn run(name: &'static str, further: &[&str]) -> Ended {
         Ok(text) => (verdict(name, &text), text),
         Err(failure) => (Verdict::Failed(failure.to_string()), String::new()),
     };
-    Ended { row: Row { name, verdict, seconds: start.elapsed().as_secs_f64() }, text }
+    Ended {
+        row: Row {
+            name,
+            verdict,
+            seconds: start.elapsed().as_secs_f64(),
+        },
+        text,
+    }
 }
 
 /// What `cargo xtask test --only NAME` writes.
@@ -42,7 +49,8 @@ fn text(name: &str, further: &[&str]) -> Outcome<String> {
 
 /// This program again, with other words.
 pub(super) fn again(words: &[&str]) -> Outcome<Command> {
-    let program = env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+    let program =
+        env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
     let mut command = Command::new(program);
     command.args(words);
     Ok(command)
@@ -60,7 +68,9 @@ fn verdict(name: &str, text: &str) -> Verdict {
         let (seconds, verdict) = line.strip_prefix(name)?.trim_start().split_once("  ")?;
         seconds.parse::<f64>().ok().map(|_| verdict)
     });
-    let Some(row) = row else { return Verdict::Failed("it ended before its end, see above".to_owned()) };
+    let Some(row) = row else {
+        return Verdict::Failed("it ended before its end, see above".to_owned());
+    };
     match (row.strip_prefix("skipped: "), row.strip_prefix("FAILED: ")) {
         (Some(reason), _) => Verdict::Skipped(reason.to_owned()),
         (None, Some(reason)) => Verdict::Failed(reason.to_owned()),
@@ -77,14 +87,26 @@ mod tests {
     #[test]
     fn the_verdict_is_read_back_from_the_table() {
         let read_back = |verdict: Verdict| {
-            let rows = [Row { name: "doc", verdict, seconds: 61.5 }];
-            super::verdict("doc", &format!("doc 7  passed by others\n\n{}1 passed, 0 failed\n", table(&rows)))
+            let rows = [Row {
+                name: "doc",
+                verdict,
+                seconds: 61.5,
+            }];
+            super::verdict(
+                "doc",
+                &format!(
+                    "doc 7  passed by others\n\n{}1 passed, 0 failed\n",
+                    table(&rows)
+                ),
+            )
         };
         assert!(matches!(read_back(Verdict::Passed), Verdict::Passed));
         assert!(
             matches!(read_back(Verdict::Skipped("no rustdoc".into())), Verdict::Skipped(text) if text == "no rustdoc")
         );
-        assert!(matches!(read_back(Verdict::Failed("one".into())), Verdict::Failed(text) if text == "one"));
+        assert!(
+            matches!(read_back(Verdict::Failed("one".into())), Verdict::Failed(text) if text == "one")
+        );
     }
 
     #[test]
@@ -95,12 +117,18 @@ mod tests {
         let text = written(&command, &log, Duration::from_millis(500)).unwrap();
         let started = text.trim();
         let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
-        assert!(!started.is_empty() && (stat.is_empty() || stat.contains(") Z ")), "{text}: {stat}");
+        assert!(
+            !started.is_empty() && (stat.is_empty() || stat.contains(") Z ")),
+            "{text}: {stat}"
+        );
         fs::remove_file(log).unwrap();
     }
 
     #[test]
     fn a_process_that_ends_without_a_table_has_failed() {
-        assert!(matches!(verdict("doc", "error: no C compiler found\n"), Verdict::Failed(_)));
+        assert!(matches!(
+            verdict("doc", "error: no C compiler found\n"),
+            Verdict::Failed(_)
+        ));
     }
 }

@@ -102,25 +102,41 @@ enum Turn {
 }
 
 const fn stage(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) -> Stage {
-    Stage { name, turn, is_long: false, run }
+    Stage {
+        name,
+        turn,
+        is_long: false,
+        run,
+    }
 }
 
 const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) -> Stage {
-    Stage { name, turn, is_long: true, run }
+    Stage {
+        name,
+        turn,
+        is_long: true,
+        run,
+    }
 }
 
 const STAGES: [Stage; 17] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
-    stage("test", Turn::First, |context| over_workspace(context, "test", &[]).into()),
+    stage("test", Turn::First, |context| {
+        over_workspace(context, "test", &[]).into()
+    }),
     stage("doc", Turn::Beside, documentation),
     long("deny", Turn::Beside, |_| or_skipped(deny::check())),
     long("nccl", Turn::Beside, nccl),
     long("corpus", Turn::Beside, |context| corpus(context).into()),
-    long("memory", Turn::Beside, |_| or_skipped(kernel_stages::sanitized())),
+    long("memory", Turn::Beside, |_| {
+        or_skipped(kernel_stages::sanitized())
+    }),
     long("arm", Turn::Beside, |_| or_skipped(kernel_stages::on_arm())),
-    long("bits", Turn::Beside, |context| or_skipped(processor_stage::same_bits(context.mpi))),
+    long("bits", Turn::Beside, |context| {
+        or_skipped(processor_stage::same_bits(context.mpi))
+    }),
     long("features", Turn::Beside, cargo_features),
     stage("mpi", Turn::Suite, mpi),
     stage("report", Turn::Suite, report),
@@ -132,7 +148,13 @@ const STAGES: [Stage; 17] = [
 impl TestArgs {
     /// All stages, as a release needs.
     pub(crate) fn all(installing: Installing) -> Self {
-        TestArgs { all: true, only: None, claim: None, mpi: MpiChoice::default(), installing }
+        TestArgs {
+            all: true,
+            only: None,
+            claim: None,
+            mpi: MpiChoice::default(),
+            installing,
+        }
     }
 
     /// Runs all stages but the long ones, all, or those of `--only`.
@@ -141,34 +163,71 @@ impl TestArgs {
         self.mpi.go_on_with(self.installing)?;
         let found = setup::run(self.installing)?;
         let mpi = Mpi::of(&found);
-        let context = Context { args: self, found, mpi, programs: OnceCell::new() };
+        let context = Context {
+            args: self,
+            found,
+            mpi,
+            programs: OnceCell::new(),
+        };
         let rows = rows(&context, &stages);
         println!("\n{}", table(&rows));
-        let num_failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Failed(_))).count();
-        let num_passed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Passed)).count();
+        let num_failed = rows
+            .iter()
+            .filter(|row| matches!(row.verdict, Verdict::Failed(_)))
+            .count();
+        let num_passed = rows
+            .iter()
+            .filter(|row| matches!(row.verdict, Verdict::Passed))
+            .count();
         println!("{num_passed} passed, {num_failed} failed");
-        if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
+        if num_failed == 0 {
+            Ok(())
+        } else {
+            Err(Failure::Failed(format!(
+                "{num_failed} stages failed, see above"
+            )))
+        }
     }
 
     /// What a stage in a process of its own is told beside its name.
     fn further(&self) -> Vec<&str> {
         let all: &[&str] = if self.all { &["--all"] } else { &[] };
         let claim = self.claim.as_deref().map(|text| ["--claim", text]);
-        [all, claim.as_ref().map_or(&[], |words| words), self.no_install()].concat()
+        [
+            all,
+            claim.as_ref().map_or(&[], |words| words),
+            self.no_install(),
+        ]
+        .concat()
     }
 
     fn no_install(&self) -> &[&str] {
-        if self.installing.no_install { &["--no-install"] } else { &[] }
+        if self.installing.no_install {
+            &["--no-install"]
+        } else {
+            &[]
+        }
     }
 }
 
 /// Runs the stages, each in its turn; the rows stand in the order of the stages.
 fn rows(context: &Context<'_>, stages: &[&'static Stage]) -> Vec<Row> {
-    let of = |turn| stages.iter().copied().filter(move |stage| stage.turn == turn).collect::<Vec<_>>();
+    let of = |turn| {
+        stages
+            .iter()
+            .copied()
+            .filter(move |stage| stage.turn == turn)
+            .collect::<Vec<_>>()
+    };
     let [first, beside, suites] = [Turn::First, Turn::Beside, Turn::Suite].map(of);
     let mut rows: Vec<Row> = first.into_iter().map(|stage| row(context, stage)).collect();
     if beside.is_empty() || suites.is_empty() {
-        rows.extend([beside, suites].concat().into_iter().map(|stage| row(context, stage)));
+        rows.extend(
+            [beside, suites]
+                .concat()
+                .into_iter()
+                .map(|stage| row(context, stage)),
+        );
     } else {
         // Cargo builds into a folder for one at a time, and what is copied must not change meanwhile. What fails here fails in its stage.
         let _ = context.programs();
@@ -185,11 +244,19 @@ fn row(context: &Context<'_>, stage: &Stage) -> Row {
     println!("\n== {} ==", stage.name);
     let start = Instant::now();
     let verdict = (stage.run)(context);
-    Row { name: stage.name, verdict, seconds: start.elapsed().as_secs_f64() }
+    Row {
+        name: stage.name,
+        verdict,
+        seconds: start.elapsed().as_secs_f64(),
+    }
 }
 
 /// The suites speak at once; the output of what ran beside them is shown whole between two of them.
-fn in_two_lanes(context: &Context<'_>, beside: Vec<&'static Stage>, suites: &[&'static Stage]) -> Vec<Row> {
+fn in_two_lanes(
+    context: &Context<'_>,
+    beside: Vec<&'static Stage>,
+    suites: &[&'static Stage],
+) -> Vec<Row> {
     let (sender, ended) = channel();
     let further = context.args.further();
     let shown = |ended: beside::Ended| {
@@ -197,7 +264,11 @@ fn in_two_lanes(context: &Context<'_>, beside: Vec<&'static Stage>, suites: &[&'
         ended.row
     };
     thread::scope(|scope| {
-        scope.spawn(move || beside.into_iter().try_for_each(|stage| sender.send(beside::run(stage.name, &further))));
+        scope.spawn(move || {
+            beside
+                .into_iter()
+                .try_for_each(|stage| sender.send(beside::run(stage.name, &further)))
+        });
         let mut rows = Vec::new();
         for stage in suites {
             rows.push(row(context, stage));
@@ -209,16 +280,27 @@ fn in_two_lanes(context: &Context<'_>, beside: Vec<&'static Stage>, suites: &[&'
 }
 
 fn chosen(only: Option<&str>, is_all: bool) -> Outcome<Vec<&'static Stage>> {
-    let Some(only) = only else { return Ok(STAGES.iter().filter(|stage| is_all || !stage.is_long).collect()) };
+    let Some(only) = only else {
+        return Ok(STAGES
+            .iter()
+            .filter(|stage| is_all || !stage.is_long)
+            .collect());
+    };
     let names: Vec<&str> = only.split(',').collect();
-    if let Some(unknown) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| STAGES.iter().all(|stage| stage.name != **name))
+    {
         let known: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
         return Err(Failure::Usage(format!(
             "--only: unknown stage `{unknown}`, expected some of: {}",
             known.join(",")
         )));
     }
-    Ok(STAGES.iter().filter(|stage| names.contains(&stage.name)).collect())
+    Ok(STAGES
+        .iter()
+        .filter(|stage| names.contains(&stage.name))
+        .collect())
 }
 
 fn format(context: &Context<'_>) -> Verdict {
@@ -232,29 +314,57 @@ fn lints(context: &Context<'_>) -> Verdict {
     if !setup::has_component(context.args.installing, "clippy", "clippy") {
         return Verdict::Skipped("no clippy, `rustup component add clippy` adds it".to_owned());
     }
-    over_workspace(context, "clippy", &["--all-targets", "--", "-D", "warnings"]).into()
+    over_workspace(
+        context,
+        "clippy",
+        &["--all-targets", "--", "-D", "warnings"],
+    )
+    .into()
 }
 
 fn documentation(context: &Context<'_>) -> Verdict {
     let mut command = cargo::command(&["doc", "--no-deps", "--workspace"]);
-    command.args(context.mpi.features()).env("RUSTDOCFLAGS", "-D warnings");
+    command
+        .args(context.mpi.features())
+        .env("RUSTDOCFLAGS", "-D warnings");
     process::run(command).into()
 }
 
 /// Apart from the other stages: with this feature among theirs, everybody who builds without it would build twice.
 fn nccl(context: &Context<'_>) -> Verdict {
-    const LINTS: [&str; 8] = ["--features", "nccl", "--lib", "--test", "nccl", "--", "-D", "warnings"];
+    const LINTS: [&str; 8] = [
+        "--features",
+        "nccl",
+        "--lib",
+        "--test",
+        "nccl",
+        "--",
+        "-D",
+        "warnings",
+    ];
     if setup::has_component(context.args.installing, "clippy", "clippy")
         && let Err(failure) = over_workspace(context, "clippy", &LINTS)
     {
         return Verdict::Failed(failure.to_string());
     }
     // The package alone: the unit tests of all others would be compiled again for this feature.
-    let features = if context.mpi == Mpi::With { "mpi,nccl" } else { "nccl" };
-    let of_package = ["test", "--package", "lockstep-distributed", "--features", features];
+    let features = if context.mpi == Mpi::With {
+        "mpi,nccl"
+    } else {
+        "nccl"
+    };
+    let of_package = [
+        "test",
+        "--package",
+        "lockstep-distributed",
+        "--features",
+        features,
+    ];
     let loader = cargo::command(&[&of_package[..], &["--lib", "--", "nccl::"]].concat());
     let tests = cargo::command(&[&of_package[..], &["--test", "nccl"]].concat());
-    process::run(loader).and_then(|()| process::run(tests)).into()
+    process::run(loader)
+        .and_then(|()| process::run(tests))
+        .into()
 }
 
 fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {
@@ -269,12 +379,18 @@ fn or_skipped(outcome: Result<Outcome, kernel_stages::Reason>) -> Verdict {
 
 fn corpus(context: &Context<'_>) -> Outcome {
     let mut command = cargo::command(&["test", "--workspace", "--test", "corpus"]);
-    command.args(context.mpi.features()).env("LOCKSTEP_FUZZ_CHANGES", "200");
+    command
+        .args(context.mpi.features())
+        .env("LOCKSTEP_FUZZ_CHANGES", "200");
     process::run(command)
 }
 
 fn mpi(context: &Context<'_>) -> Verdict {
-    let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
+    let mpirun = context
+        .found
+        .mpirun
+        .as_ref()
+        .filter(|_| context.mpi == Mpi::With);
     let programs = match context.programs() {
         Ok(programs) => programs,
         Err(failed) => return failed,
@@ -284,9 +400,9 @@ fn mpi(context: &Context<'_>) -> Verdict {
     match (mpi_suite::run(programs, mpirun, is_thorough, claim), mpirun) {
         (Err(failure), _) => Verdict::Failed(failure.to_string()),
         (Ok(()), Some(_)) => Verdict::Passed,
-        (Ok(()), None) => {
-            Verdict::Skipped("no mpirun with an MPI to build with; the launcher checks passed".to_owned())
-        }
+        (Ok(()), None) => Verdict::Skipped(
+            "no mpirun with an MPI to build with; the launcher checks passed".to_owned(),
+        ),
     }
 }
 
@@ -301,17 +417,32 @@ fn mpich(context: &Context<'_>) -> Verdict {
 }
 
 fn cargo_features(context: &Context<'_>) -> Verdict {
-    let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
-    match (features::run(context.mpi, mpirun, context.args.claim.as_deref()), mpirun) {
-        (Ok(()), None) => Verdict::Skipped("no mpirun with an MPI to build with; on threads it passed".to_owned()),
+    let mpirun = context
+        .found
+        .mpirun
+        .as_ref()
+        .filter(|_| context.mpi == Mpi::With);
+    match (
+        features::run(context.mpi, mpirun, context.args.claim.as_deref()),
+        mpirun,
+    ) {
+        (Ok(()), None) => {
+            Verdict::Skipped("no mpirun with an MPI to build with; on threads it passed".to_owned())
+        }
         (outcome, _) => outcome.into(),
     }
 }
 
 fn report(context: &Context<'_>) -> Verdict {
     let args = context.args;
-    let is_named = args.only.as_deref().is_some_and(|only| only.split(',').any(|name| name == "report"));
-    match (report_suite::lacking(args.installing, is_named || args.all), context.programs()) {
+    let is_named = args
+        .only
+        .as_deref()
+        .is_some_and(|only| only.split(',').any(|name| name == "report"));
+    match (
+        report_suite::lacking(args.installing, is_named || args.all),
+        context.programs(),
+    ) {
         (Some(reason), _) => Verdict::Skipped(reason),
         (None, Err(failed)) => failed,
         (None, Ok(programs)) => {
@@ -322,13 +453,23 @@ fn report(context: &Context<'_>) -> Verdict {
 }
 
 fn slurm(context: &Context<'_>) -> Verdict {
-    let Some(mpirun) = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With) else {
+    let Some(mpirun) = context
+        .found
+        .mpirun
+        .as_ref()
+        .filter(|_| context.mpi == Mpi::With)
+    else {
         return Verdict::Skipped("no mpirun with an MPI to build with".to_owned());
     };
-    match (slurm_cluster::lacking(context.args.installing), context.programs()) {
+    match (
+        slurm_cluster::lacking(context.args.installing),
+        context.programs(),
+    ) {
         (Some(reason), _) => Verdict::Skipped(reason),
         (None, Err(failed)) => failed,
-        (None, Ok(programs)) => slurm_suite::run(&programs.trainer, mpirun, context.args.claim.as_deref()).into(),
+        (None, Ok(programs)) => {
+            slurm_suite::run(&programs.trainer, mpirun, context.args.claim.as_deref()).into()
+        }
     }
 }
 
@@ -336,15 +477,21 @@ fn chaos(context: &Context<'_>) -> Verdict {
     if context.found.mpirun.is_none() || context.mpi == Mpi::Without {
         return Verdict::Skipped("no mpirun with an MPI to build with".to_owned());
     }
-    beside::again(&[&["chaos"], context.args.no_install()].concat()).and_then(process::run).into()
+    beside::again(&[&["chaos"], context.args.no_install()].concat())
+        .and_then(process::run)
+        .into()
 }
 
 impl Context<'_> {
     /// What the suites start, built once.
     fn programs(&self) -> Result<&Programs, Verdict> {
         let has_launcher = self.found.mpirun.is_some() && self.mpi == Mpi::With;
-        let programs = self.programs.get_or_init(|| Programs::build(self.mpi, has_launcher));
-        programs.as_ref().map_err(|failure| Verdict::Failed(failure.to_string()))
+        let programs = self
+            .programs
+            .get_or_init(|| Programs::build(self.mpi, has_launcher));
+        programs
+            .as_ref()
+            .map_err(|failure| Verdict::Failed(failure.to_string()))
     }
 }
 
@@ -353,7 +500,11 @@ mod tests {
     use super::*;
 
     fn names(only: &str) -> Vec<&'static str> {
-        chosen(Some(only), false).unwrap().iter().map(|stage| stage.name).collect()
+        chosen(Some(only), false)
+            .unwrap()
+            .iter()
+            .map(|stage| stage.name)
+            .collect()
     }
 
     #[test]
@@ -363,14 +514,27 @@ mod tests {
 
     #[test]
     fn long_stages_run_only_when_asked_for() {
-        let has_slurm = |only, is_all| chosen(only, is_all).unwrap().iter().any(|stage| stage.name == "slurm");
-        assert!(!has_slurm(None, false) && has_slurm(None, true) && has_slurm(Some("slurm"), false));
+        let has_slurm = |only, is_all| {
+            chosen(only, is_all)
+                .unwrap()
+                .iter()
+                .any(|stage| stage.name == "slurm")
+        };
+        assert!(
+            !has_slurm(None, false) && has_slurm(None, true) && has_slurm(Some("slurm"), false)
+        );
         assert!(!has_slurm(Some("mpi"), true), "only what is named");
         assert_eq!(chosen(None, true).unwrap().len(), STAGES.len());
         let missing = STAGES.iter().filter(|stage| stage.is_long).find(|stage| {
-            !DETAILS.lines().any(|line| line.starts_with("Only with --all") && line.contains(stage.name))
+            !DETAILS
+                .lines()
+                .any(|line| line.starts_with("Only with --all") && line.contains(stage.name))
         });
-        assert!(missing.is_none(), "{:?} is not told to be long", missing.map(|stage| stage.name));
+        assert!(
+            missing.is_none(),
+            "{:?} is not told to be long",
+            missing.map(|stage| stage.name)
+        );
     }
 
     #[test]
@@ -381,14 +545,26 @@ mod tests {
             args: TestArgs,
         }
         let words = ["--all", "--claim", "two words", "--no-install"];
-        let Line { args } = clap::Parser::parse_from([&["test", "--only", "mpi,features"], &words[..]].concat());
+        let Line { args } =
+            clap::Parser::parse_from([&["test", "--only", "mpi,features"], &words[..]].concat());
         assert_eq!(args.further(), words);
-        assert!(TestArgs { claim: None, all: false, installing: Installing::default(), ..args }.further().is_empty());
+        assert!(
+            TestArgs {
+                claim: None,
+                all: false,
+                installing: Installing::default(),
+                ..args
+            }
+            .further()
+            .is_empty()
+        );
     }
 
     #[test]
     fn an_unknown_stage_is_refused_with_the_known_ones() {
-        let Err(failure) = chosen(Some("fmt,lint"), false) else { panic!("`lint` is no stage") };
+        let Err(failure) = chosen(Some("fmt,lint"), false) else {
+            panic!("`lint` is no stage")
+        };
         assert_eq!(failure.exit_code(), 2);
         assert!(failure.to_string().contains("`lint`") && failure.to_string().contains("clippy"));
     }

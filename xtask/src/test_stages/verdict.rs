@@ -18,7 +18,12 @@ pub(super) struct Row {
 
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = format!("{:<8} {:>9}  result\n", "stage", "seconds");
-    for Row { name, verdict, seconds } in rows {
+    for Row {
+        name,
+        verdict,
+        seconds,
+    } in rows
+    {
         let verdict = match verdict {
             Verdict::Passed => "passed".to_owned(),
             Verdict::Skipped(reason) => format!("skipped: {reason}"),
@@ -45,8 +50,16 @@ mod tests {
     #[test]
     fn the_table_shows_seconds_and_reasons() {
         let rows = [
-            Row { name: "fmt", verdict: Verdict::Passed, seconds: 1.26 },
-            Row { name: "mpi", verdict: Verdict::Skipped("no mpirun".to_owned()), seconds: 0.0 },
+            Row {
+                name: "fmt",
+                verdict: Verdict::Passed,
+                seconds: 1.26,
+            },
+            Row {
+                name: "mpi",
+                verdict: Verdict::Skipped("no mpirun".to_owned()),
+                seconds: 0.0,
+            },
         ];
         let text = table(&rows);
         assert!(text.contains("fmt            1.3  passed\n"), "{text}");

@@ -1,6 +1,7 @@
 //! Who may import whom: the map of ARCHITECTURE.md as a table.
 
 use super::Finding;
+use super::source::member;
 
 /// The crates of this workspace that a member may know, by their names in manifests.
 const MAY_KNOW: [(&str, &[&str]); 9] = [
@@ -16,12 +17,26 @@ const MAY_KNOW: [(&str, &[&str]); 9] = [
 ];
 
 /// Crates of others that few members may know.
-const FEW_MAY_KNOW: [(&str, &[&str]); 2] =
-    [("burn", &["burn-resnet", "datasets", "distributed", "layers", "trainer"]), ("mpi", &["distributed"])];
+const FEW_MAY_KNOW: [(&str, &[&str]); 2] = [
+    (
+        "burn",
+        &[
+            "burn-resnet",
+            "datasets",
+            "distributed",
+            "layers",
+            "trainer",
+        ],
+    ),
+    ("mpi", &["distributed"]),
+];
 
 /// A member may know itself, with other features, in its tests; the trainer knows all.
 fn may_know(member: &str, name: &str) -> bool {
-    if let Some((_, members)) = FEW_MAY_KNOW.iter().find(|(crate_name, _)| *crate_name == name) {
+    if let Some((_, members)) = FEW_MAY_KNOW
+        .iter()
+        .find(|(crate_name, _)| *crate_name == name)
+    {
         return members.contains(&member);
     }
     let is_ours = name == "trainer" || MAY_KNOW.iter().any(|(known, _)| *known == name);
@@ -37,7 +52,7 @@ pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {
     let member = match path {
         // Not a part of the program: it lists the dependencies of all members.
         "xtask/workspace-hack/Cargo.toml" => return Vec::new(),
-        path => path.split('/').next().unwrap_or_default(),
+        path => member(path),
     };
     let mut findings = Vec::new();
     let mut is_dependencies = false;
@@ -49,17 +64,29 @@ pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {
             // A table of its own, as in `[dependencies.burn]`.
             section.split_once("dependencies.").map(|(_, name)| name)
         } else if is_dependencies {
-            line.split(['.', '=', ' ']).next().filter(|name| !name.is_empty() && !name.starts_with('#'))
+            line.split(['.', '=', ' '])
+                .next()
+                .filter(|name| !name.is_empty() && !name.starts_with('#'))
         } else {
             None
         };
-        let Some(name) = name.filter(|_| path != "Cargo.toml") else { continue };
+        let Some(name) = name.filter(|_| path != "Cargo.toml") else {
+            continue;
+        };
         if member == "xtask" && !XTASK_MAY_KNOW.contains(&name) {
             let known = XTASK_MAY_KNOW.join(", ");
-            let message = format!("xtask depends on {name}: expected only {known}, so that it builds in seconds");
-            findings.push(Finding { line: index + 1, message });
+            let message = format!(
+                "xtask depends on {name}: expected only {known}, so that it builds in seconds"
+            );
+            findings.push(Finding {
+                line: index + 1,
+                message,
+            });
         } else if !may_know(member, name) {
-            findings.push(Finding { line: index + 1, message: format!("{member} must not depend on {name}") });
+            findings.push(Finding {
+                line: index + 1,
+                message: format!("{member} must not depend on {name}"),
+            });
         }
     }
     findings
@@ -72,16 +99,24 @@ mod tests {
     #[test]
     fn a_forbidden_dependency_is_found_in_every_notation() {
         let text = "[package]\nname = \"datasets\"\n\n[dependencies]\nburn.workspace = true\ndistributed = { path = \"x\" }\n\n[dev-dependencies]\nburn-resnet.workspace = true\n\n[dependencies.trainer]\npath = \"y\"\n";
-        let lines: Vec<usize> =
-            manifest_follows_the_map("datasets/Cargo.toml", text).iter().map(|finding| finding.line).collect();
+        let lines: Vec<usize> = manifest_follows_the_map("datasets/Cargo.toml", text)
+            .iter()
+            .map(|finding| finding.line)
+            .collect();
         assert_eq!(lines, [6, 9, 11]);
         assert!(manifest_follows_the_map("trainer/Cargo.toml", text).is_empty());
-        assert!(manifest_follows_the_map("Cargo.toml", "[workspace.dependencies]\nmpi = \"1\"\n").is_empty());
+        assert!(
+            manifest_follows_the_map("Cargo.toml", "[workspace.dependencies]\nmpi = \"1\"\n")
+                .is_empty()
+        );
     }
 
     #[test]
     fn xtask_depends_on_what_builds_in_seconds_and_nothing_else() {
         let manifest = "[dependencies]\n# few\nburn = \"0\"\nclap = \"4\"\nserde_json.workspace = true\ntoml = \"1\"\n";
-        assert_eq!(manifest_follows_the_map("xtask/Cargo.toml", manifest).len(), 1);
+        assert_eq!(
+            manifest_follows_the_map("xtask/Cargo.toml", manifest).len(),
+            1
+        );
     }
 }

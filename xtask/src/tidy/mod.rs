@@ -25,7 +25,7 @@ pub(crate) const DETAILS: &str = "\
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
 Links in pages lead to files that git keeps and headings that are there; every page of docs/ is a chapter of docs/SUMMARY.md.
 A file of more than 800 lines needs a line `// tidy: long file because …` near its top; the reason is printed.
-A function of more than 100 lines needs `// tidy: long function because …` before it.";
+A function of more than 120 lines needs `// tidy: long function because …` before it.";
 
 /// A crate's `Cargo.toml`.
 struct Manifest {
@@ -59,7 +59,11 @@ pub(crate) fn run() -> Outcome {
     let files = files(cargo::root())?;
     for source in &files.sources {
         if let Some(reason) = shape::reason_for_length(source) {
-            println!("{}: {} lines, because {reason}", source.path, source.lines.len());
+            println!(
+                "{}: {} lines, because {reason}",
+                source.path,
+                source.lines.len()
+            );
         }
     }
     let findings = broken(&files);
@@ -67,7 +71,11 @@ pub(crate) fn run() -> Outcome {
         println!("tidy: {} files", files.sources.len());
         return Ok(());
     }
-    Err(Failure::Failed(format!("{} rules broken:\n{}", findings.len(), findings.join("\n"))))
+    Err(Failure::Failed(format!(
+        "{} rules broken:\n{}",
+        findings.len(),
+        findings.join("\n")
+    )))
 }
 
 /// What the rules look at.
@@ -78,7 +86,13 @@ struct Files {
     pages: Vec<Page>,
 }
 
-fn broken(Files { sources, manifests, pages }: &Files) -> Vec<String> {
+fn broken(
+    Files {
+        sources,
+        manifests,
+        pages,
+    }: &Files,
+) -> Vec<String> {
     let mut findings = Vec::new();
     for source in sources {
         for finding in RULES.iter().flat_map(|rule| rule(source)) {
@@ -109,7 +123,13 @@ fn broken(Files { sources, manifests, pages }: &Files) -> Vec<String> {
 /// The files that git keeps and that are there; none where this is no repository of git.
 fn tracked() -> Option<Vec<String>> {
     let listed = process::answer("git", &["-C", &cargo::root().to_string_lossy(), "ls-files"])?;
-    Some(listed.lines().filter(|path| cargo::root().join(path).exists()).map(str::to_owned).collect())
+    Some(
+        listed
+            .lines()
+            .filter(|path| cargo::root().join(path).exists())
+            .map(str::to_owned)
+            .collect(),
+    )
 }
 
 impl fmt::Display for Finding {
@@ -125,7 +145,11 @@ fn files(root: &Path) -> Outcome<Files> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(at(&folder))? {
             let path = entry.map_err(at(&folder))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             if path.is_dir() {
                 // Build results, runs and hidden folders hold no sources of ours.
                 let is_root = folder == root || folder.ends_with("trainer/fuzz");
@@ -138,7 +162,11 @@ fn files(root: &Path) -> Outcome<Files> {
             let (is_source, is_page) = (name.ends_with(".rs"), name.ends_with(".md"));
             if is_source || is_page || name == "Cargo.toml" {
                 let text = fs::read_to_string(&path).map_err(at(&path))?;
-                let path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+                let path = path
+                    .strip_prefix(root)
+                    .unwrap_or(&path)
+                    .display()
+                    .to_string();
                 if is_source {
                     files.sources.push(Source::new(&path, &text));
                 } else if is_page {
@@ -162,16 +190,34 @@ mod tests {
     #[test]
     fn the_workspace_is_tidy() {
         let files = files(cargo::root()).unwrap();
-        assert!(files.sources.iter().any(|source| source.path == "xtask/src/tidy/mod.rs"), "the walk finds this file");
+        assert!(
+            files
+                .sources
+                .iter()
+                .any(|source| source.path == "xtask/src/tidy/mod.rs"),
+            "the walk finds this file"
+        );
         let findings = broken(&files);
-        assert!(findings.is_empty(), "{} rules broken:\n{}", findings.len(), findings.join("\n"));
+        assert!(
+            findings.is_empty(),
+            "{} rules broken:\n{}",
+            findings.len(),
+            findings.join("\n")
+        );
     }
 
     #[test]
     fn a_finding_reads_as_editors_expect() {
         let source = Source::new("datasets/src/decode.rs", "fn decode() {}\n");
-        let findings = broken(&Files { sources: vec![source], ..Files::default() });
+        let findings = broken(&Files {
+            sources: vec![source],
+            ..Files::default()
+        });
         assert_eq!(findings.len(), 1);
-        assert!(findings[0].starts_with("datasets/src/decode.rs:1: "), "{}", findings[0]);
+        assert!(
+            findings[0].starts_with("datasets/src/decode.rs:1: "),
+            "{}",
+            findings[0]
+        );
     }
 }

@@ -26,8 +26,9 @@ pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Find
         return Vec::new();
     }
     found(source, |source, index, (_, word, after)| {
-        (PRINTING.contains(&word) && after.starts_with('!') && !source.is_test(index))
-            .then(|| format!("`{word}!` outside report.rs and main.rs: return the text to who reports it"))
+        (PRINTING.contains(&word) && after.starts_with('!') && !source.is_test(index)).then(|| {
+            format!("`{word}!` outside report.rs and main.rs: return the text to who reports it")
+        })
     })
 }
 
@@ -40,7 +41,8 @@ pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding
         return Vec::new();
     }
     found(source, |source, index, (before, word, _)| {
-        let reads = ["var", "var_os", "vars", "vars_os"].contains(&word) && before.ends_with("env::");
+        let reads =
+            ["var", "var_os", "vars", "vars_os"].contains(&word) && before.ends_with("env::");
         (reads && !source.is_test(index)).then(|| {
             format!("`env::{word}` outside topology.rs and trainer/src/config/cli: take the value as an argument")
         })
@@ -49,7 +51,9 @@ pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding
 
 /// Unsafe code stays in its files, and each block says why it is sound.
 pub(super) fn unsafe_stays_where_it_belongs(source: &Source) -> Vec<Finding> {
-    let may = [MPI_FOLDER, NCCL_FOLDER, RECORDING].iter().any(|place| source.path.starts_with(place))
+    let may = [MPI_FOLDER, NCCL_FOLDER, RECORDING]
+        .iter()
+        .any(|place| source.path.starts_with(place))
         || source.member() == "kernels";
     found(source, |source, index, (_, word, after)| {
         if word != "unsafe" {
@@ -85,7 +89,9 @@ fn has_safety_comment(source: &Source, index: usize) -> bool {
     {
         above.next();
     }
-    above.take_while(|line| is_comment(line)).any(|line| line.contains(SAFETY))
+    above
+        .take_while(|line| is_comment(line))
+        .any(|line| line.contains(SAFETY))
 }
 
 /// A test that does not run is no test.
@@ -122,7 +128,8 @@ pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
 /// Whether the word between these begins a path, and so may name a crate.
 fn is_path_start(before: &str, after: &str) -> bool {
     let is_first = !before.ends_with("::") && !before.ends_with('.');
-    let is_imported_whole = before.trim_end().ends_with("use") && (after.starts_with(';') || after.starts_with(" as "));
+    let is_imported_whole =
+        before.trim_end().ends_with("use") && (after.starts_with(';') || after.starts_with(" as "));
     is_first && (after.starts_with("::") || is_imported_whole)
 }
 
@@ -130,11 +137,17 @@ fn is_path_start(before: &str, after: &str) -> bool {
 pub(super) type Word<'a> = (&'a str, &'a str, &'a str);
 
 /// Looks at every word of the code.
-pub(super) fn found(source: &Source, check: impl Fn(&Source, usize, Word<'_>) -> Option<String>) -> Vec<Finding> {
+pub(super) fn found(
+    source: &Source,
+    check: impl Fn(&Source, usize, Word<'_>) -> Option<String>,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, code) in source.code.iter().enumerate() {
         for word in words(code) {
-            findings.extend(check(source, index, word).map(|message| Finding { line: index + 1, message }));
+            findings.extend(check(source, index, word).map(|message| Finding {
+                line: index + 1,
+                message,
+            }));
         }
     }
     findings
@@ -145,14 +158,16 @@ mod tests {
     use super::*;
 
     fn lines(rule: fn(&Source) -> Vec<Finding>, path: &str, text: &str) -> Vec<usize> {
-        rule(&Source::new(path, text)).iter().map(|finding| finding.line).collect()
+        rule(&Source::new(path, text))
+            .iter()
+            .map(|finding| finding.line)
+            .collect()
     }
 
     #[test]
     fn printing_is_found_outside_its_places() {
         let rule = prints_only_where_printing_is_the_job;
-        let text =
-            "//! x\nfn f() { println!(\"a\"); }\n// println!\n#[cfg(test)]\nmod tests { fn g() { eprintln!(); } }\n";
+        let text = "//! x\nfn f() { println!(\"a\"); }\n// println!\n#[cfg(test)]\nmod tests { fn g() { eprintln!(); } }\n";
         assert_eq!(lines(rule, "datasets/src/shard.rs", text), [2]);
         assert!(lines(rule, "trainer/src/measure/report.rs", text).is_empty());
         assert!(lines(rule, "trainer/src/main.rs", text).is_empty());
@@ -162,8 +177,7 @@ mod tests {
     #[test]
     fn reading_the_environment_is_found_outside_its_places() {
         let rule = reads_the_environment_in_one_place;
-        let text =
-            "//! x\nlet a = std::env::var(\"A\");\nlet b = env::temp_dir();\nlet c = env!(\"C\");\nenv::vars_os();\n";
+        let text = "//! x\nlet a = std::env::var(\"A\");\nlet b = env::temp_dir();\nlet c = env!(\"C\");\nenv::vars_os();\n";
         assert_eq!(lines(rule, "trainer/src/config/mod.rs", text), [2, 5]);
         assert!(lines(rule, "distributed/src/topology.rs", text).is_empty());
         assert!(lines(rule, "trainer/tests/it/cli.rs", text).is_empty());
@@ -172,14 +186,30 @@ mod tests {
     #[test]
     fn unsafe_is_found_outside_its_places() {
         let text = "//! x\n#![deny(unsafe_code)]\nfn f() { unsafe { g() } }\n";
-        assert_eq!(lines(unsafe_stays_where_it_belongs, "trainer/src/world/ranks.rs", text), [3]);
+        assert_eq!(
+            lines(
+                unsafe_stays_where_it_belongs,
+                "trainer/src/world/ranks.rs",
+                text
+            ),
+            [3]
+        );
     }
 
     #[test]
     fn an_unsafe_block_needs_its_reason_just_before_it() {
-        let rule = |text| lines(unsafe_stays_where_it_belongs, "distributed/src/mpi/mod.rs", text);
+        let rule = |text| {
+            lines(
+                unsafe_stays_where_it_belongs,
+                "distributed/src/mpi/mod.rs",
+                text,
+            )
+        };
         assert_eq!(rule("//! x\nlet a = unsafe { g() };\n"), [2]);
-        assert_eq!(rule("// SAFETY: for b.\nlet b = 1;\nlet a = unsafe { g() };\n"), [3]);
+        assert_eq!(
+            rule("// SAFETY: for b.\nlet b = 1;\nlet a = unsafe { g() };\n"),
+            [3]
+        );
         assert!(rule("// SAFETY: g has\n// no conditions.\nlet a = unsafe { g() };\n").is_empty());
         assert!(rule("// SAFETY: no conditions.\nlet a =\n    unsafe { g() };\n").is_empty());
         assert!(rule("unsafe { g() } // SAFETY: none needed.\n").is_empty());
@@ -189,20 +219,48 @@ mod tests {
 
     #[test]
     fn an_ignored_test_is_found() {
-        assert_eq!(lines(ignores_no_test, "a/tests/b.rs", "#[test]\n#[ignore = \"slow\"]\nfn a() {}\n"), [2]);
-        assert!(lines(ignores_no_test, "a/tests/b.rs", "// #[ignore]\nlet ignore = 1;\n").is_empty());
+        assert_eq!(
+            lines(
+                ignores_no_test,
+                "a/tests/b.rs",
+                "#[test]\n#[ignore = \"slow\"]\nfn a() {}\n"
+            ),
+            [2]
+        );
+        assert!(
+            lines(
+                ignores_no_test,
+                "a/tests/b.rs",
+                "// #[ignore]\nlet ignore = 1;\n"
+            )
+            .is_empty()
+        );
     }
 
     #[test]
     fn crates_with_one_file_are_found_elsewhere() {
         let rule = names_a_crate_only_in_its_file;
-        let text =
-            "mod mpi;\npub use self::mpi::A;\nuse mpi::B;\nuse mpi;\nlet a = crate::mpi::init();\nmpi::C::new();\n";
+        let text = "mod mpi;\npub use self::mpi::A;\nuse mpi::B;\nuse mpi;\nlet a = crate::mpi::init();\nmpi::C::new();\n";
         assert_eq!(lines(rule, "distributed/src/lib.rs", text), [3, 4, 6]);
         assert!(lines(rule, "distributed/src/mpi/mod.rs", text).is_empty());
-        assert_eq!(lines(rule, "trainer/src/tools/doctor/gpu.rs", "use cudarc::driver::A;\n"), [1]);
-        assert!(lines(rule, "distributed/src/nccl/link.rs", "use cudarc::driver::A;\n").is_empty());
-        let burn = "use burn::tensor::Tensor;\n#[cfg(test)]\nmod tests { use burn::tensor::Device; }\n";
+        assert_eq!(
+            lines(
+                rule,
+                "trainer/src/tools/doctor/gpu.rs",
+                "use cudarc::driver::A;\n"
+            ),
+            [1]
+        );
+        assert!(
+            lines(
+                rule,
+                "distributed/src/nccl/link.rs",
+                "use cudarc::driver::A;\n"
+            )
+            .is_empty()
+        );
+        let burn =
+            "use burn::tensor::Tensor;\n#[cfg(test)]\nmod tests { use burn::tensor::Device; }\n";
         assert_eq!(lines(rule, "datasets/src/shard.rs", burn), [1]);
         assert!(lines(rule, "datasets/src/batch/mod.rs", burn).is_empty());
         assert!(lines(rule, "datasets/src/batch/raw.rs", burn).is_empty());

@@ -8,12 +8,14 @@ const MOST_LINES: usize = 800;
 const REASON_WITHIN_LINES: usize = 40;
 const REASON: &str = "// tidy: long file because ";
 
-const MOST_FUNCTION_LINES: usize = 100;
+const MOST_FUNCTION_LINES: usize = 120;
 /// Stands in the comment before a function, or inside it.
 const FUNCTION_REASON: &str = "// tidy: long function because ";
 
 /// Words that could stand for anything.
-const EMPTY_WORDS: [&str; 9] = ["utils", "helper", "manager", "handler", "base", "common", "misc", "data2", "tmp"];
+const EMPTY_WORDS: [&str; 9] = [
+    "utils", "helper", "manager", "handler", "base", "common", "misc", "data2", "tmp",
+];
 const DECLARING: [&str; 6] = ["fn", "struct", "enum", "trait", "type", "mod"];
 
 /// Every file says first what it is.
@@ -32,14 +34,19 @@ pub(super) fn is_short_or_says_why(source: &Source) -> Vec<Finding> {
     if num_lines <= MOST_LINES || reason_for_length(source).is_some() {
         return Vec::new();
     }
-    let message =
-        format!("{num_lines} lines, expected at most {MOST_LINES}: split it, or write `{REASON}…` near its top");
+    let message = format!(
+        "{num_lines} lines, expected at most {MOST_LINES}: split it, or write `{REASON}…` near its top"
+    );
     vec![Finding { line: 1, message }]
 }
 
 /// The reason that a long file gives.
 pub(super) fn reason_for_length(source: &Source) -> Option<&str> {
-    source.lines.iter().take(REASON_WITHIN_LINES).find_map(|line| line.trim().strip_prefix(REASON))
+    source
+        .lines
+        .iter()
+        .take(REASON_WITHIN_LINES)
+        .find_map(|line| line.trim().strip_prefix(REASON))
 }
 
 /// A long function has a reason, too.
@@ -47,15 +54,21 @@ pub(super) fn functions_are_short_or_say_why(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (start, code) in source.code.iter().enumerate() {
         // A function's type, as in `fn(u8) -> u8`, has no name.
-        let is_function = |(_, word, after): &(&str, &str, &str)| *word == "fn" && after.starts_with(' ');
-        let Some((_, _, after)) = words(code).find(is_function) else { continue };
+        let is_function =
+            |(_, word, after): &(&str, &str, &str)| *word == "fn" && after.starts_with(' ');
+        let Some((_, _, after)) = words(code).find(is_function) else {
+            continue;
+        };
         let name = words(after).next().map_or("", |(_, word, _)| word);
         let num_lines = end_of_function(source, start) + 1 - start;
         if num_lines > MOST_FUNCTION_LINES && !has_reason_for_length(source, start, num_lines) {
             let message = format!(
                 "`{name}`: {num_lines} lines, expected at most {MOST_FUNCTION_LINES}: split it, or write `{FUNCTION_REASON}…` before it"
             );
-            findings.push(Finding { line: start + 1, message });
+            findings.push(Finding {
+                line: start + 1,
+                message,
+            });
         }
     }
     findings
@@ -65,15 +78,23 @@ pub(super) fn functions_are_short_or_say_why(source: &Source) -> Vec<Finding> {
 fn end_of_function(source: &Source, start: usize) -> usize {
     let depth = |line: &str| line.len() - line.trim_start().len();
     let own = depth(&source.code[start]);
-    let is_end = |line: &&String| depth(line) == own && (line.trim() == "}" || line.trim_end().ends_with([';', '}']));
-    source.code[start..].iter().position(|line| is_end(&line)).map_or(start, |length| start + length)
+    let is_end = |line: &&String| {
+        depth(line) == own && (line.trim() == "}" || line.trim_end().ends_with([';', '}']))
+    };
+    source.code[start..]
+        .iter()
+        .position(|line| is_end(&line))
+        .map_or(start, |length| start + length)
 }
 
 fn has_reason_for_length(source: &Source, start: usize, num_lines: usize) -> bool {
     let above = source.lines[..start].iter().rev().map(|line| line.trim());
     let mut before = above.take_while(|line| line.starts_with("//") || line.starts_with("#["));
-    let mut inside = source.lines[start..start + num_lines].iter().map(|line| line.trim());
-    before.any(|line| line.starts_with(FUNCTION_REASON)) || inside.any(|line| line.starts_with(FUNCTION_REASON))
+    let mut inside = source.lines[start..start + num_lines]
+        .iter()
+        .map(|line| line.trim());
+    before.any(|line| line.starts_with(FUNCTION_REASON))
+        || inside.any(|line| line.starts_with(FUNCTION_REASON))
 }
 
 /// Names of files, folders, functions, types and modules say something.
@@ -92,7 +113,10 @@ pub(super) fn names_say_something(source: &Source) -> Vec<Finding> {
                 && let Some(word) = empty_word(pair[1])
             {
                 let message = format!("`{}`: `{word}` says nothing, name what it is for", pair[1]);
-                findings.push(Finding { line: index + 1, message });
+                findings.push(Finding {
+                    line: index + 1,
+                    message,
+                });
             }
         }
     }
@@ -107,11 +131,16 @@ fn empty_word(name: &str) -> Option<&'static str> {
             parts.push(String::new());
         }
         if c.is_alphanumeric() {
-            parts.last_mut().expect("one part from the start").extend(c.to_lowercase());
+            parts
+                .last_mut()
+                .expect("one part from the start")
+                .extend(c.to_lowercase());
         }
     }
     let matches = |word: &str, part: &str| part == word || part.strip_suffix('s') == Some(word);
-    EMPTY_WORDS.into_iter().find(|word| parts.iter().any(|part| matches(word, part)))
+    EMPTY_WORDS
+        .into_iter()
+        .find(|word| parts.iter().any(|part| matches(word, part)))
 }
 
 #[cfg(test)]
@@ -124,15 +153,26 @@ mod tests {
 
     #[test]
     fn a_file_without_a_header_is_found() {
-        assert_eq!(starts_with_a_header(&Source::new("a/src/b.rs", "use std::fs;\n")).len(), 1);
-        assert_eq!(starts_with_a_header(&Source::new("a/src/b.rs", "")).len(), 1);
-        assert!(starts_with_a_header(&Source::new("a/src/b.rs", "//! Bytes on disk.\n")).is_empty());
+        assert_eq!(
+            starts_with_a_header(&Source::new("a/src/b.rs", "use std::fs;\n")).len(),
+            1
+        );
+        assert_eq!(
+            starts_with_a_header(&Source::new("a/src/b.rs", "")).len(),
+            1
+        );
+        assert!(
+            starts_with_a_header(&Source::new("a/src/b.rs", "//! Bytes on disk.\n")).is_empty()
+        );
     }
 
     #[test]
     fn only_a_long_file_without_a_reason_is_found() {
         let text = "//! Long.\n".to_owned() + &"\n".repeat(MOST_LINES);
-        assert_eq!(is_short_or_says_why(&Source::new("a/src/b.rs", &text)).len(), 1);
+        assert_eq!(
+            is_short_or_says_why(&Source::new("a/src/b.rs", &text)).len(),
+            1
+        );
         let excused = text.replacen('\n', "\n// tidy: long file because one table\n", 1);
         let source = Source::new("a/src/b.rs", &excused);
         assert!(is_short_or_says_why(&source).is_empty());
@@ -143,9 +183,17 @@ mod tests {
     #[test]
     fn only_a_long_function_without_a_reason_is_found() {
         let function = |body: usize| {
-            format!("impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{}    }}\n}}\n", "        a();\n".repeat(body))
+            format!(
+                "impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{}    }}\n}}\n",
+                "        a();\n".repeat(body)
+            )
         };
-        let lines = |text: &str| lines_of(&functions_are_short_or_say_why(&Source::new("a/src/b.rs", text)));
+        let lines = |text: &str| {
+            lines_of(&functions_are_short_or_say_why(&Source::new(
+                "a/src/b.rs",
+                text,
+            )))
+        };
         assert_eq!(lines(&function(MOST_FUNCTION_LINES - 4)), [0; 0]);
         let long = function(MOST_FUNCTION_LINES - 3);
         assert_eq!(lines(&long), [2]);
@@ -171,12 +219,21 @@ mod tests {
     #[test]
     fn declarations_are_checked_and_mentions_are_not() {
         let text = "//! x\nuse other::utils;\nfn helper_of() {}\nlet base = 1;\n// fn tmp()\nstruct Misc;\n";
-        assert_eq!(lines_of(&names_say_something(&Source::new("a/src/b.rs", text))), [3, 6]);
+        assert_eq!(
+            lines_of(&names_say_something(&Source::new("a/src/b.rs", text))),
+            [3, 6]
+        );
     }
 
     #[test]
     fn names_of_files_and_folders_are_checked() {
-        assert_eq!(names_say_something(&Source::new("a/src/common/mod.rs", "//! x\n")).len(), 1);
-        assert_eq!(names_say_something(&Source::new("a/src/file_utils.rs", "//! x\n")).len(), 1);
+        assert_eq!(
+            names_say_something(&Source::new("a/src/common/mod.rs", "//! x\n")).len(),
+            1
+        );
+        assert_eq!(
+            names_say_something(&Source::new("a/src/file_utils.rs", "//! x\n")).len(),
+            1
+        );
     }
 }

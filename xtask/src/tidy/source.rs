@@ -21,14 +21,25 @@ impl Source {
         code.resize(lines.len(), String::new());
         // Tests stand last in a file, so everything from their attribute on is a test.
         let is_test_file = path.contains("/tests/") || path.ends_with("/tests.rs");
-        let attribute = code.iter().position(|line| line.trim_start().starts_with("#[cfg(test)]"));
-        let tests_from = if is_test_file { 0 } else { attribute.unwrap_or(lines.len()) };
-        Source { path: path.to_owned(), lines, code, tests_from }
+        let attribute = code
+            .iter()
+            .position(|line| line.trim_start().starts_with("#[cfg(test)]"));
+        let tests_from = if is_test_file {
+            0
+        } else {
+            attribute.unwrap_or(lines.len())
+        };
+        Source {
+            path: path.to_owned(),
+            lines,
+            code,
+            tests_from,
+        }
     }
 
     /// The folder of the crate that the file belongs to.
     pub(super) fn member(&self) -> &str {
-        self.path.split('/').next().unwrap_or_default()
+        member(&self.path)
     }
 
     pub(super) fn file_name(&self) -> &str {
@@ -40,13 +51,21 @@ impl Source {
     }
 }
 
+/// Returns the folder name of the member that a path of the workspace belongs to.
+pub(super) fn member(path: &str) -> &str {
+    let path = path.strip_prefix("lab/").unwrap_or(path);
+    path.split('/').next().unwrap_or_default()
+}
+
 /// The identifiers of a line of code with what stands before and after each.
 pub(super) fn words(code: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut position = 0;
     std::iter::from_fn(move || {
         let start = position + code[position..].find(is_part)?;
-        let end = code[start..].find(|c| !is_part(c)).map_or(code.len(), |length| start + length);
+        let end = code[start..]
+            .find(|c| !is_part(c))
+            .map_or(code.len(), |length| start + length);
         position = end;
         Some((&code[..start], &code[start..end], &code[end..]))
     })
@@ -60,7 +79,11 @@ fn blanked(text: &str) -> String {
     while at < characters.len() {
         let end = end_of_quiet(&characters, at);
         if end > at {
-            blanked.extend(characters[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
+            blanked.extend(
+                characters[at..end]
+                    .iter()
+                    .map(|c| if *c == '\n' { '\n' } else { ' ' }),
+            );
             at = end;
         } else {
             blanked.push(characters[at]);
@@ -77,8 +100,12 @@ fn end_of_quiet(text: &[char], at: usize) -> usize {
         '/' if text.get(at + 1) == Some(&'/') => position(text, at, |rest| rest[0] == '\n'),
         '/' if text.get(at + 1) == Some(&'*') => end_of_block_comment(text, at),
         '"' => end_of_string(text, at),
-        'r' if at == 0 || !is_word(&text[at - 1]) || text[at - 1] == 'b' => end_of_raw_string(text, at),
-        '\'' if text.get(at + 1) == Some(&'\\') => position(text, at + 3, |rest| rest[0] == '\'') + 1,
+        'r' if at == 0 || !is_word(&text[at - 1]) || text[at - 1] == 'b' => {
+            end_of_raw_string(text, at)
+        }
+        '\'' if text.get(at + 1) == Some(&'\\') => {
+            position(text, at + 3, |rest| rest[0] == '\'') + 1
+        }
         // A lifetime has no quote after its first letter.
         '\'' if text.get(at + 2) == Some(&'\'') => at + 3,
         _ => at,
@@ -87,7 +114,9 @@ fn end_of_quiet(text: &[char], at: usize) -> usize {
 }
 
 fn position(text: &[char], from: usize, is_end: impl Fn(&[char]) -> bool) -> usize {
-    (from..text.len()).find(|at| is_end(&text[*at..])).unwrap_or(text.len())
+    (from..text.len())
+        .find(|at| is_end(&text[*at..]))
+        .unwrap_or(text.len())
 }
 
 fn end_of_block_comment(text: &[char], start: usize) -> usize {
@@ -119,8 +148,9 @@ fn end_of_raw_string(text: &[char], start: usize) -> usize {
     if text.get(start + 1 + hashes) != Some(&'"') {
         return start;
     }
-    let is_end =
-        |rest: &[char]| rest[0] == '"' && rest[1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes;
+    let is_end = |rest: &[char]| {
+        rest[0] == '"' && rest[1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes
+    };
     position(text, start + 2 + hashes, is_end) + 1 + hashes
 }
 
@@ -137,13 +167,19 @@ mod tests {
 
     #[test]
     fn raw_strings_end_at_their_own_hashes() {
-        assert_eq!(blanked("x(r#\"a \" b\"#, br\"c\");"), "x(          , b    );");
+        assert_eq!(
+            blanked("x(r#\"a \" b\"#, br\"c\");"),
+            "x(          , b    );"
+        );
         assert_eq!(blanked("for r in rows {}"), "for r in rows {}");
     }
 
     #[test]
     fn characters_are_blanked_and_lifetimes_stay() {
-        assert_eq!(blanked("f('\"', '\\'', '\\n'); fn g<'a>(x: &'a str)"), "f(   ,     ,     ); fn g<'a>(x: &'a str)");
+        assert_eq!(
+            blanked("f('\"', '\\'', '\\n'); fn g<'a>(x: &'a str)"),
+            "f(   ,     ,     ); fn g<'a>(x: &'a str)"
+        );
     }
 
     #[test]
@@ -155,7 +191,10 @@ mod tests {
 
     #[test]
     fn tests_begin_at_their_attribute_or_with_their_file() {
-        let source = Source::new("datasets/src/shard.rs", "//! Shards.\nfn a() {}\n#[cfg(test)]\nmod tests {}\n");
+        let source = Source::new(
+            "datasets/src/shard.rs",
+            "//! Shards.\nfn a() {}\n#[cfg(test)]\nmod tests {}\n",
+        );
         assert!(!source.is_test(1) && source.is_test(2));
         assert!(Source::new("datasets/tests/shard.rs", "//! x\n").is_test(0));
         assert!(Source::new("datasets/src/shapes/tests.rs", "//! x\n").is_test(0));

@@ -29,7 +29,10 @@ impl Place {
     /// The bytes `from..to` of the entry, where the file has them.
     pub(super) fn read(&self, file: &File, from: usize, to: usize) -> io::Result<Vec<u8>> {
         if to as u64 > self.len || from > to {
-            return Err(io::Error::other(format!("expected bytes {from} to {to} of a storage of {}", self.len)));
+            return Err(io::Error::other(format!(
+                "expected bytes {from} to {to} of a storage of {}",
+                self.len
+            )));
         }
         if self.is_deflated && to as u64 > file.metadata()?.len() + SLACK_BYTES {
             return Err(io::Error::other(format!(
@@ -38,7 +41,11 @@ impl Place {
         }
         let mut bytes = vec![0; to - from];
         if self.is_deflated {
-            let stored = FileRange { file, at: self.start, end: self.start + self.stored };
+            let stored = FileRange {
+                file,
+                at: self.start,
+                end: self.start + self.stored,
+            };
             let mut decoder = DeflateDecoder::new(stored);
             io::copy(&mut decoder.by_ref().take(from as u64), &mut io::sink())?;
             decoder.read_exact(&mut bytes)?;
@@ -51,7 +58,9 @@ impl Place {
             let mut crc = Crc::new();
             crc.update(&bytes);
             if crc.sum() != expected {
-                return Err(io::Error::other("the checksum is wrong: the file is damaged"));
+                return Err(io::Error::other(
+                    "the checksum is wrong: the file is damaged",
+                ));
             }
         }
         Ok(bytes)
@@ -67,7 +76,9 @@ struct FileRange<'a> {
 
 impl Read for FileRange<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX).min(buffer.len());
+        let len = usize::try_from(self.end.saturating_sub(self.at))
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         let read = self.file.read_at(&mut buffer[..len], self.at)?;
         self.at += read as u64;
         Ok(read)
@@ -113,22 +124,37 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
         let [len, stored, local] = numbers;
         let outside = || format!("entry {name} lies outside the file");
         let mut header = [0; LOCAL_LEN];
-        file.read_exact_at(&mut header, local).map_err(|_| outside())?;
+        file.read_exact_at(&mut header, local)
+            .map_err(|_| outside())?;
         if !header.starts_with(LOCAL) {
             return Err(outside());
         }
         // The local lengths count: PyTorch moves data to a round address by an extra field of this header alone.
-        let start = local + (LOCAL_LEN as u64) + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
+        let start = local
+            + (LOCAL_LEN as u64)
+            + u64::from(u16_at(&header, 26))
+            + u64::from(u16_at(&header, 28));
         if start.checked_add(stored).is_none_or(|end| end > file_len) {
             return Err(outside());
         }
         let method = u16_at(rest, 10);
         let is_deflated = method == 8;
         if method != 0 && !is_deflated || method == 0 && len != stored {
-            return Err(format!("entry {name} is compressed in a way that torch.save does not"));
+            return Err(format!(
+                "entry {name} is compressed in a way that torch.save does not"
+            ));
         }
         let crc = Some(u32_at(rest, 16)).filter(|&crc| crc != 0);
-        entries.insert(name, Place { start, len, stored, is_deflated, crc });
+        entries.insert(
+            name,
+            Place {
+                start,
+                len,
+                stored,
+                is_deflated,
+                crc,
+            },
+        );
         rest = &rest[next..];
     }
     Ok(entries)
@@ -138,21 +164,31 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
 fn directory(file: &File, file_len: u64) -> Result<Vec<u8>, String> {
     let no_directory = || "the archive has no directory: the file is cut off".to_owned();
     let read = |from: u64, len: u64| {
-        let end = from.checked_add(len).filter(|&end| end <= file_len).ok_or_else(no_directory)?;
+        let end = from
+            .checked_add(len)
+            .filter(|&end| end <= file_len)
+            .ok_or_else(no_directory)?;
         let mut bytes = vec![0; (end - from) as usize];
-        file.read_exact_at(&mut bytes, from).map_err(|error| error.to_string())?;
+        file.read_exact_at(&mut bytes, from)
+            .map_err(|error| error.to_string())?;
         Ok::<_, String>(bytes)
     };
     let tail_len = file_len.min(MAX_COMMENT + (END_LEN + LOCATOR_LEN) as u64);
     let tail = read(file_len - tail_len, tail_len)?;
     let is_end = |at: &usize| tail[*at..].starts_with(END);
-    let at = (0..=tail.len().saturating_sub(END_LEN)).rev().find(is_end).ok_or_else(no_directory)?;
+    let at = (0..=tail.len().saturating_sub(END_LEN))
+        .rev()
+        .find(is_end)
+        .ok_or_else(no_directory)?;
     if tail.len() < END_LEN {
         return Err(no_directory());
     }
     let end = &tail[at..];
     let mut place = (u64::from(u32_at(end, 16)), u64::from(u32_at(end, 12)));
-    let locator = at.checked_sub(LOCATOR_LEN).map(|at| &tail[at..]).filter(|locator| locator.starts_with(LOCATOR));
+    let locator = at
+        .checked_sub(LOCATOR_LEN)
+        .map(|at| &tail[at..])
+        .filter(|locator| locator.starts_with(LOCATOR));
     if let Some(locator) = locator {
         let wide = read(u64_at(locator, 8), WIDE_END_LEN as u64)?;
         if wide.starts_with(WIDE_END) {
@@ -166,10 +202,15 @@ fn directory(file: &File, file_len: u64) -> Result<Vec<u8>, String> {
 fn widen(numbers: &mut [u64; 3], mut extra: &[u8]) {
     while extra.len() >= 4 {
         let (kind, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
-        let Some(field) = extra.get(4..4 + len) else { return };
+        let Some(field) = extra.get(4..4 + len) else {
+            return;
+        };
         if kind == 1 {
             let mut wide = field.chunks_exact(8).map(|bytes| u64_at(bytes, 0));
-            for number in numbers.iter_mut().filter(|number| **number == u64::from(u32::MAX)) {
+            for number in numbers
+                .iter_mut()
+                .filter(|number| **number == u64::from(u32::MAX))
+            {
                 *number = wide.next().unwrap_or(*number);
             }
         }

@@ -31,12 +31,16 @@ pub(super) fn begins(header: &[u8]) -> bool {
 ///
 /// # Errors
 /// The reason that the stream has another format, or ends early.
-pub(super) fn read(stream: &mut (impl BufRead + Seek)) -> Result<(Pickle, HashMap<String, Place>), String> {
+pub(super) fn read(
+    stream: &mut (impl BufRead + Seek),
+) -> Result<(Pickle, HashMap<String, Place>), String> {
     pickle::read(stream)?;
     pickle::read(stream)?;
     let system = pickle::read(stream)?;
     if let Node::Dict(entries) = system.node(system.root) {
-        let order = entries.iter().find(|&&(key, _)| system.text(key).as_deref() == Some("little_endian"));
+        let order = entries
+            .iter()
+            .find(|&&(key, _)| system.text(key).as_deref() == Some("little_endian"));
         if order.is_some_and(|&(_, little)| matches!(system.node(little), Node::Bool(false))) {
             return Err(big_endian());
         }
@@ -49,27 +53,57 @@ pub(super) fn read(stream: &mut (impl BufRead + Seek)) -> Result<(Pickle, HashMa
             Node::Reference(id) => StorageReference::of(&saved, *id),
             _ => None,
         })
-        .map(|reference| (reference.key, reference.dtype.map_or(1, |dtype| dtype.size())))
+        .map(|reference| {
+            (
+                reference.key,
+                reference.dtype.map_or(1, |dtype| dtype.size()),
+            )
+        })
         .collect();
     let keys = pickle::read(stream)?;
     let mut storages = HashMap::new();
-    for &key in keys.sequence(keys.root).ok_or("it has no list of storages")? {
+    for &key in keys
+        .sequence(keys.root)
+        .ok_or("it has no list of storages")?
+    {
         let key = keys.text(key).ok_or("a storage has no name")?;
         let mut count = [0; 8];
-        stream.read_exact(&mut count).map_err(|error| format!("storage {key} is missing: {error}"))?;
-        let start = stream.stream_position().map_err(|error| error.to_string())?;
+        stream
+            .read_exact(&mut count)
+            .map_err(|error| format!("storage {key} is missing: {error}"))?;
+        let start = stream
+            .stream_position()
+            .map_err(|error| error.to_string())?;
         // Of a type that cannot be read, the bytes of an element are not known, nor is where the next storage begins.
-        let size = sizes.get(&key).copied().ok_or_else(|| format!("storage {key} is of no tensor"))?;
+        let size = sizes
+            .get(&key)
+            .copied()
+            .ok_or_else(|| format!("storage {key} is of no tensor"))?;
         let len = u64::from_le_bytes(count).checked_mul(size as u64);
-        let len = len.filter(|&len| i64::try_from(len).is_ok()).ok_or_else(|| format!("storage {key} is too long"))?;
-        stream.seek(SeekFrom::Current(len as i64)).map_err(|error| error.to_string())?;
-        storages.insert(key, Place { start, len, stored: len, is_deflated: false, crc: None });
+        let len = len
+            .filter(|&len| i64::try_from(len).is_ok())
+            .ok_or_else(|| format!("storage {key} is too long"))?;
+        stream
+            .seek(SeekFrom::Current(len as i64))
+            .map_err(|error| error.to_string())?;
+        storages.insert(
+            key,
+            Place {
+                start,
+                len,
+                stored: len,
+                is_deflated: false,
+                crc: None,
+            },
+        );
     }
     let position = stream.stream_position();
     let end = position.and_then(|position| Ok((position, stream.seek(SeekFrom::End(0))?)));
     let (position, end) = end.map_err(|error| error.to_string())?;
     if position > end {
-        return Err(format!("expected {position} bytes, got {end}: the file is cut off"));
+        return Err(format!(
+            "expected {position} bytes, got {end}: the file is cut off"
+        ));
     }
     Ok((saved, storages))
 }
@@ -78,7 +112,9 @@ pub(super) fn read(stream: &mut (impl BufRead + Seek)) -> Result<(Pickle, HashMa
 pub(super) fn one_storage(file: &[u8]) -> Option<(DType, Vec<u8>)> {
     let mut stream = Cursor::new(file);
     let (saved, storages) = read(&mut stream).ok()?;
-    let Node::Reference(id) = saved.node(saved.root) else { return None };
+    let Node::Reference(id) = saved.node(saved.root) else {
+        return None;
+    };
     let reference = StorageReference::of(&saved, *id)?;
     let place = storages.get(&reference.key)?;
     stream.set_position(place.start);

@@ -47,27 +47,43 @@ pub(super) fn tensors(file: File, file_len: u64, header: &[u8]) -> Result<Vec<Fi
     } else {
         let mut stream = BufReader::new(&file);
         match header.first() {
-            _ if legacy::begins(&header[..header.len().min(legacy::MAGIC_END)]) => legacy::read(&mut stream)?,
+            _ if legacy::begins(&header[..header.len().min(legacy::MAGIC_END)]) => {
+                legacy::read(&mut stream)?
+            }
             Some(0x80 | b'(' | b'}' | b']' | b'c') => (pickle::read(&mut stream)?, HashMap::new()),
-            _ => return Err("expected safetensors, a zip archive or a pickle, got another kind of file".to_owned()),
+            _ => {
+                return Err(
+                    "expected safetensors, a zip archive or a pickle, got another kind of file"
+                        .to_owned(),
+                );
+            }
         }
     };
     let entries = objects::tensors(&pickle)?;
     let file = Arc::new(file);
-    let opened = entries.into_iter().map(|Entry { path, tensor }| FileTensor {
-        place: tensor.as_ref().ok().and_then(View::place),
-        tensor: tensor.map(|view| deferred(&path, view, &storages, &file)),
-        path,
-    });
+    let opened = entries
+        .into_iter()
+        .map(|Entry { path, tensor }| FileTensor {
+            place: tensor.as_ref().ok().and_then(View::place),
+            tensor: tensor.map(|view| deferred(&path, view, &storages, &file)),
+            path,
+        });
     Ok(opened.collect())
 }
 
 /// The pickle of an archive, and the places of its storages.
-fn of_archive(file: &File, file_len: u64) -> Result<(pickle::Pickle, HashMap<String, Place>), String> {
+fn of_archive(
+    file: &File,
+    file_len: u64,
+) -> Result<(pickle::Pickle, HashMap<String, Place>), String> {
     let entries = archive::entries(file, file_len)?;
     let roots = entries.keys().filter_map(|name| name.strip_suffix(PICKLE));
-    let root = roots.filter(|root| root.is_empty() || root.ends_with('/')).min_by_key(|root| root.len());
-    let root = root.ok_or("expected an entry data.pkl, as torch.save writes it, got another kind of zip archive")?;
+    let root = roots
+        .filter(|root| root.is_empty() || root.ends_with('/'))
+        .min_by_key(|root| root.len());
+    let root = root.ok_or(
+        "expected an entry data.pkl, as torch.save writes it, got another kind of zip archive",
+    )?;
     let whole = |place: &Place, what: &str| {
         if place.len > file_len + SLACK_BYTES {
             return Err(format!(
@@ -76,7 +92,9 @@ fn of_archive(file: &File, file_len: u64) -> Result<(pickle::Pickle, HashMap<Str
                 place.len
             ));
         }
-        place.read(file, 0, place.len as usize).map_err(|error| format!("{what}: {error}"))
+        place
+            .read(file, 0, place.len as usize)
+            .map_err(|error| format!("{what}: {error}"))
     };
     if let Some(place) = entries.get(&format!("{root}byteorder"))
         && whole(place, "byteorder")?.starts_with(b"big")
@@ -86,8 +104,9 @@ fn of_archive(file: &File, file_len: u64) -> Result<(pickle::Pickle, HashMap<Str
     let pickle = whole(&entries[&format!("{root}{PICKLE}")], "pickle")?;
     let pickle = pickle::read(&mut Cursor::new(pickle))?;
     let folder = format!("{root}data/");
-    let storages =
-        entries.iter().filter_map(|(name, place)| Some((name.strip_prefix(&folder)?.to_owned(), place.clone())));
+    let storages = entries
+        .iter()
+        .filter_map(|(name, place)| Some((name.strip_prefix(&folder)?.to_owned(), place.clone())));
     Ok((pickle, storages.collect()))
 }
 
@@ -98,20 +117,36 @@ fn deferred(path: &str, view: View, storages: &HashMap<String, Place>, file: &Ar
         Storage::Bytes(_) => None,
     };
     let shape: Vec<usize> = view.shape.clone();
-    let byte_len = shape.iter().fold(view.dtype.size(), |len, &size| len.saturating_mul(size));
+    let byte_len = shape
+        .iter()
+        .fold(view.dtype.size(), |len, &size| len.saturating_mul(size));
     let (file, name) = (Arc::clone(file), path.to_owned());
-    Tensor::deferred(path.to_owned(), view.dtype, shape, None, byte_len, move || {
-        let bytes =
-            read(&view, place.as_ref(), &file).map_err(|reason| PackError::IoError(format!("{name}: {reason}")))?;
-        Ok(Bytes::from_bytes_vec(bytes))
-    })
+    Tensor::deferred(
+        path.to_owned(),
+        view.dtype,
+        shape,
+        None,
+        byte_len,
+        move || {
+            let bytes = read(&view, place.as_ref(), &file)
+                .map_err(|reason| PackError::IoError(format!("{name}: {reason}")))?;
+            Ok(Bytes::from_bytes_vec(bytes))
+        },
+    )
 }
 
 /// The bytes of a tensor, the last dimension first.
 fn read(view: &View, place: Option<&Place>, file: &File) -> Result<Vec<u8>, String> {
-    let View { storage, dtype, offset, shape, stride } = view;
+    let View {
+        storage,
+        dtype,
+        offset,
+        shape,
+        stride,
+    } = view;
     let size = dtype.size();
-    let too_large = || format!("shape {shape:?} with strides {stride:?} is larger than its storage");
+    let too_large =
+        || format!("shape {shape:?} with strides {stride:?} is larger than its storage");
     if shape.len() != stride.len() {
         return Err(too_large());
     }
@@ -121,23 +156,33 @@ fn read(view: &View, place: Option<&Place>, file: &File) -> Result<Vec<u8>, Stri
     let last = shape
         .iter()
         .zip(stride)
-        .try_fold(0_usize, |last, (&len, &step)| last.checked_add((len - 1).checked_mul(step)?));
-    let extent = last.and_then(|last| last.checked_add(1)?.checked_mul(size)).ok_or_else(too_large)?;
+        .try_fold(0_usize, |last, (&len, &step)| {
+            last.checked_add((len - 1).checked_mul(step)?)
+        });
+    let extent = last
+        .and_then(|last| last.checked_add(1)?.checked_mul(size))
+        .ok_or_else(too_large)?;
     let from = offset.checked_mul(size).ok_or_else(too_large)?;
     let to = from.checked_add(extent).ok_or_else(too_large)?;
     let mut bytes = match (storage, place) {
         (Storage::Bytes(bytes), _) => bytes.get(from..to).ok_or_else(too_large)?.to_vec(),
-        (Storage::Named(_), Some(place)) => place.read(file, from, to).map_err(|error| error.to_string())?,
+        (Storage::Named(_), Some(place)) => place
+            .read(file, from, to)
+            .map_err(|error| error.to_string())?,
         (Storage::Named(key), None) => return Err(format!("storage {key} is not in the file")),
     };
     if dtype.is_bool() {
-        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+        bytes
+            .iter_mut()
+            .for_each(|byte| *byte = u8::from(*byte != 0));
     }
     let in_order = shape
         .iter()
         .zip(stride)
         .rev()
-        .try_fold(1, |step, (&len, &stride)| (len == 1 || stride == step).then_some(step.saturating_mul(len)));
+        .try_fold(1, |step, (&len, &stride)| {
+            (len == 1 || stride == step).then_some(step.saturating_mul(len))
+        });
     if in_order.is_some() {
         return Ok(bytes);
     }
@@ -145,7 +190,12 @@ fn read(view: &View, place: Option<&Place>, file: &File) -> Result<Vec<u8>, Stri
     let mut gathered = Vec::with_capacity(len * size);
     let mut index = vec![0; shape.len()];
     for _ in 0..len {
-        let at = index.iter().zip(stride).map(|(index, step)| index * step).sum::<usize>() * size;
+        let at = index
+            .iter()
+            .zip(stride)
+            .map(|(index, step)| index * step)
+            .sum::<usize>()
+            * size;
         gathered.extend_from_slice(&bytes[at..at + size]);
         for (index, &len) in index.iter_mut().zip(shape).rev() {
             *index += 1;

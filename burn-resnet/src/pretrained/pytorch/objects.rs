@@ -61,8 +61,14 @@ pub(super) struct Entry {
 /// # Errors
 /// When paths to tensors are too many or too long to be a network.
 pub(super) fn tensors(pickle: &Pickle) -> Result<Vec<Entry>, String> {
-    let mut walk =
-        Walk { pickle, holds: holders(pickle), way: Vec::new(), path: Vec::new(), visits: 0, found: Vec::new() };
+    let mut walk = Walk {
+        pickle,
+        holds: holders(pickle),
+        way: Vec::new(),
+        path: Vec::new(),
+        visits: 0,
+        found: Vec::new(),
+    };
     walk.value(pickle.root)?;
     Ok(walk.found)
 }
@@ -92,7 +98,12 @@ fn holders(pickle: &Pickle) -> Vec<bool> {
     while let Some(id) = found.pop() {
         if !std::mem::replace(&mut holds[id as usize], true) {
             let from = edges.partition_point(|&(part, _)| part < id);
-            found.extend(edges[from..].iter().take_while(|&&(part, _)| part == id).map(|&(_, whole)| whole));
+            found.extend(
+                edges[from..]
+                    .iter()
+                    .take_while(|&&(part, _)| part == id)
+                    .map(|&(_, whole)| whole),
+            );
         }
     }
     holds
@@ -154,17 +165,26 @@ impl Walk<'_> {
 
     fn object(&mut self, object: &Object) -> Result<(), String> {
         if let Some(tensor) = tensor(self.pickle, object) {
-            self.found.push(Entry { path: self.path.join("."), tensor });
+            self.found.push(Entry {
+                path: self.path.join("."),
+                tensor,
+            });
             return Ok(());
         }
         let arguments = self.pickle.sequence(object.arguments).unwrap_or_default();
         match self.pickle.class(object.class) {
-            Some("torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state") => {
+            Some(
+                "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state",
+            ) => {
                 return arguments.first().map_or(Ok(()), |&data| self.value(data));
             }
             Some("collections.OrderedDict") => {
                 // Before protocol 2 its items are an argument: a list of pairs.
-                for &pair in arguments.first().and_then(|&list| self.pickle.sequence(list)).unwrap_or_default() {
+                for &pair in arguments
+                    .first()
+                    .and_then(|&list| self.pickle.sequence(list))
+                    .unwrap_or_default()
+                {
                     if let Some(&[key, value]) = self.pickle.sequence(pair) {
                         self.entries(&[(key, value)], &[])?;
                     }
@@ -173,7 +193,9 @@ impl Walk<'_> {
             _ => {}
         }
         self.entries(&object.items, &[])?;
-        let Some(state) = object.state else { return Ok(()) };
+        let Some(state) = object.state else {
+            return Ok(());
+        };
         // A pair: the attributes, and those of `__slots__`.
         for &attributes in self.pickle.sequence(state).unwrap_or(&[state]) {
             if let Node::Dict(attributes) = self.pickle.node(attributes) {
@@ -201,11 +223,20 @@ impl Walk<'_> {
         };
         // A set, of which some versions make a call with a list.
         let left_out = attribute("_non_persistent_buffers_set").map(|set| match pickle.node(set) {
-            Node::Object(call) => pickle.sequence(call.arguments).and_then(|arguments| arguments.first()).copied(),
+            Node::Object(call) => pickle
+                .sequence(call.arguments)
+                .and_then(|arguments| arguments.first())
+                .copied(),
             _ => Some(set),
         });
-        let left_out = left_out.flatten().and_then(|list| pickle.sequence(list)).unwrap_or_default();
-        let left_out: Vec<String> = left_out.iter().filter_map(|&name| pickle.text(name)).collect();
+        let left_out = left_out
+            .flatten()
+            .and_then(|list| pickle.sequence(list))
+            .unwrap_or_default();
+        let left_out: Vec<String> = left_out
+            .iter()
+            .filter_map(|&name| pickle.text(name))
+            .collect();
         self.entries(parameters, &[])?;
         self.entries(buffers, &left_out)?;
         self.entries(modules, &[])
@@ -218,33 +249,63 @@ fn tensor(pickle: &Pickle, object: &Object) -> Option<Result<View, String>> {
     let class = pickle.class(object.class)?;
     let rebuilt = match class {
         // Storage, offset, shape, stride, whether it takes a gradient, hooks; the third version: the type.
-        "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2" => rebuilt(pickle, arguments, None),
-        "torch._utils._rebuild_tensor_v3" => {
-            rebuilt(pickle, arguments, arguments.get(6).and_then(|&dtype| pickle.class(dtype)))
+        "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2" => {
+            rebuilt(pickle, arguments, None)
         }
+        "torch._utils._rebuild_tensor_v3" => rebuilt(
+            pickle,
+            arguments,
+            arguments.get(6).and_then(|&dtype| pickle.class(dtype)),
+        ),
         // A function, the subclass, the function's arguments, the subclass's attributes.
         "torch._tensor._rebuild_from_type_v2" => {
-            let &[class, _, arguments, ..] = arguments else { return None };
-            return tensor(pickle, &Object { class, arguments, items: Vec::new(), state: None });
+            let &[class, _, arguments, ..] = arguments else {
+                return None;
+            };
+            return tensor(
+                pickle,
+                &Object {
+                    class,
+                    arguments,
+                    items: Vec::new(),
+                    state: None,
+                },
+            );
         }
         "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct" => {
             // A version, the shape, the type, whether columns come first, and the bytes.
-            let &[_, shape, dtype, order, values] = pickle.sequence(object.state?)? else { return None };
+            let &[_, shape, dtype, order, values] = pickle.sequence(object.state?)? else {
+                return None;
+            };
             let columns_first = matches!(pickle.node(order), Node::Bool(true));
             return array(pickle, values, dtype, shape, columns_first);
         }
         "numpy.core.numeric._frombuffer" | "numpy._core.numeric._frombuffer" => {
-            let &[values, dtype, shape, order] = arguments else { return None };
-            return array(pickle, values, dtype, shape, pickle.text(order).as_deref() == Some("F"));
+            let &[values, dtype, shape, order] = arguments else {
+                return None;
+            };
+            return array(
+                pickle,
+                values,
+                dtype,
+                shape,
+                pickle.text(order).as_deref() == Some("F"),
+            );
         }
-        _ if class.starts_with("torch._utils._rebuild_") && !class.contains("_rebuild_parameter") => None,
+        _ if class.starts_with("torch._utils._rebuild_")
+            && !class.contains("_rebuild_parameter") =>
+        {
+            None
+        }
         _ => return None,
     };
     Some(rebuilt.ok_or_else(|| class.to_owned()))
 }
 
 fn rebuilt(pickle: &Pickle, arguments: &[Id], dtype: Option<&str>) -> Option<View> {
-    let &[storage, offset, shape, stride, ..] = arguments else { return None };
+    let &[storage, offset, shape, stride, ..] = arguments else {
+        return None;
+    };
     let (storage, of_storage, before) = storage_of(pickle, storage)?;
     Some(View {
         storage,
@@ -260,11 +321,19 @@ fn storage_of(pickle: &Pickle, id: Id) -> Option<(Storage, Option<DType>, usize)
     match pickle.node(id) {
         Node::Reference(reference) => {
             let reference = StorageReference::of(pickle, *reference)?;
-            Some((Storage::Named(reference.key), reference.dtype, reference.before))
+            Some((
+                Storage::Named(reference.key),
+                reference.dtype,
+                reference.before,
+            ))
         }
         // `pickle.dump` has each storage as a file of `torch.save` of its own.
-        Node::Object(object) if pickle.class(object.class) == Some("torch.storage._load_from_bytes") => {
-            let &[file] = pickle.sequence(object.arguments)? else { return None };
+        Node::Object(object)
+            if pickle.class(object.class) == Some("torch.storage._load_from_bytes") =>
+        {
+            let &[file] = pickle.sequence(object.arguments)? else {
+                return None;
+            };
             let (dtype, bytes) = legacy::one_storage(&bytes(pickle, file)?)?;
             Some((Storage::Bytes(Arc::new(bytes)), Some(dtype), 0))
         }
@@ -284,15 +353,23 @@ pub(super) struct StorageReference {
 impl StorageReference {
     pub(super) fn of(pickle: &Pickle, id: Id) -> Option<Self> {
         let fields = pickle.sequence(id)?;
-        let &[tag, class, key, _device, _len, ..] = fields else { return None };
+        let &[tag, class, key, _device, _len, ..] = fields else {
+            return None;
+        };
         if !matches!(pickle.node(tag), Node::Text(tag) if tag == "storage") {
             return None;
         }
         let part = fields.get(5).and_then(|&part| pickle.sequence(part));
-        let before = part.and_then(|part| pickle.number(*part.get(1)?)).unwrap_or(0);
+        let before = part
+            .and_then(|part| pickle.number(*part.get(1)?))
+            .unwrap_or(0);
         let class = pickle.class(class)?;
         let class = class.rsplit('.').next().unwrap_or(class);
-        Some(Self { key: pickle.text(key)?, dtype: dtype_of(class), before })
+        Some(Self {
+            key: pickle.text(key)?,
+            dtype: dtype_of(class),
+            before,
+        })
     }
 }
 
@@ -317,8 +394,16 @@ fn dtype_of(name: &str) -> Option<DType> {
 }
 
 /// An array of NumPy.
-fn array(pickle: &Pickle, values: Id, dtype: Id, shape: Id, columns_first: bool) -> Option<Result<View, String>> {
-    let Node::Object(dtype) = pickle.node(dtype) else { return None };
+fn array(
+    pickle: &Pickle,
+    values: Id,
+    dtype: Id,
+    shape: Id,
+    columns_first: bool,
+) -> Option<Result<View, String>> {
+    let Node::Object(dtype) = pickle.node(dtype) else {
+        return None;
+    };
     let code = pickle.text(*pickle.sequence(dtype.arguments)?.first()?)?;
     let unread = || Some(Err(format!("numpy.ndarray of type {code}")));
     let dtype = match code.trim_start_matches(['<', '=', '|']) {
@@ -330,17 +415,31 @@ fn array(pickle: &Pickle, values: Id, dtype: Id, shape: Id, columns_first: bool)
         "u1" => DType::U8,
         _ => return unread(),
     };
-    let (Some(shape), Some(bytes)) = (pickle.numbers(shape), bytes(pickle, values)) else { return unread() };
+    let (Some(shape), Some(bytes)) = (pickle.numbers(shape), bytes(pickle, values)) else {
+        return unread();
+    };
     let stride = if columns_first {
-        shape.iter().scan(1_usize, |step, &len| Some(std::mem::replace(step, step.saturating_mul(len)))).collect()
+        shape
+            .iter()
+            .scan(1_usize, |step, &len| {
+                Some(std::mem::replace(step, step.saturating_mul(len)))
+            })
+            .collect()
     } else {
-        let steps =
-            shape.iter().rev().scan(1_usize, |step, &len| Some(std::mem::replace(step, step.saturating_mul(len))));
+        let steps = shape.iter().rev().scan(1_usize, |step, &len| {
+            Some(std::mem::replace(step, step.saturating_mul(len)))
+        });
         let mut stride: Vec<usize> = steps.collect();
         stride.reverse();
         stride
     };
-    Some(Ok(View { storage: Storage::Bytes(Arc::new(bytes)), dtype, offset: 0, shape, stride }))
+    Some(Ok(View {
+        storage: Storage::Bytes(Arc::new(bytes)),
+        dtype,
+        offset: 0,
+        shape,
+        stride,
+    }))
 }
 
 /// Bytes, which protocols before 3 have as a call that encodes text.
@@ -348,8 +447,12 @@ fn bytes(pickle: &Pickle, id: Id) -> Option<Vec<u8>> {
     match pickle.node(id) {
         Node::Bytes(bytes) => Some(bytes.clone()),
         Node::Object(call) if pickle.class(call.class) == Some("_codecs.encode") => {
-            let Node::Text(text) = pickle.node(*pickle.sequence(call.arguments)?.first()?) else { return None };
-            text.chars().map(|character| u8::try_from(character).ok()).collect()
+            let Node::Text(text) = pickle.node(*pickle.sequence(call.arguments)?.first()?) else {
+                return None;
+            };
+            text.chars()
+                .map(|character| u8::try_from(character).ok())
+                .collect()
         }
         _ => None,
     }

@@ -87,7 +87,10 @@ impl Pickle {
     }
 
     pub(super) fn numbers(&self, id: Id) -> Option<Vec<usize>> {
-        self.sequence(id)?.iter().map(|&id| self.number(id)).collect()
+        self.sequence(id)?
+            .iter()
+            .map(|&id| self.number(id))
+            .collect()
     }
 }
 
@@ -96,10 +99,18 @@ impl Pickle {
 /// # Errors
 /// The reason that the stream holds none.
 pub(super) fn read(stream: &mut impl BufRead) -> Result<Pickle, String> {
-    let mut machine =
-        Machine { stream, nodes: vec![Node::Opaque], stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };
+    let mut machine = Machine {
+        stream,
+        nodes: vec![Node::Opaque],
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+    };
     let root = machine.run()?;
-    Ok(Pickle { nodes: machine.nodes, root })
+    Ok(Pickle {
+        nodes: machine.nodes,
+        root,
+    })
 }
 
 /// The node of all opaque values without parts.
@@ -207,7 +218,9 @@ impl<R: BufRead> Machine<'_, R> {
                     self.push(Node::Sequence(items))?;
                 }
                 len @ 0x85..=0x87 => {
-                    let mut items = (0x85..=len).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
+                    let mut items = (0x85..=len)
+                        .map(|_| self.pop())
+                        .collect::<Result<Vec<_>, _>>()?;
                     items.reverse();
                     self.push(Node::Sequence(items))?;
                 }
@@ -339,7 +352,8 @@ impl<R: BufRead> Machine<'_, R> {
     }
 
     fn add(&mut self, node: Node) -> Result<Id, String> {
-        let id = Id::try_from(self.nodes.len()).map_err(|_| "more than 4 billion values".to_owned())?;
+        let id =
+            Id::try_from(self.nodes.len()).map_err(|_| "more than 4 billion values".to_owned())?;
         self.nodes.push(node);
         Ok(id)
     }
@@ -351,7 +365,12 @@ impl<R: BufRead> Machine<'_, R> {
     }
 
     fn push_object(&mut self, class: Id, arguments: Id) -> Result<(), String> {
-        self.push(Node::Object(Object { class, arguments, items: Vec::new(), state: None }))
+        self.push(Node::Object(Object {
+            class,
+            arguments,
+            items: Vec::new(),
+            state: None,
+        }))
     }
 
     fn push_digits(&mut self, digits: &str) -> Result<(), String> {
@@ -361,7 +380,11 @@ impl<R: BufRead> Machine<'_, R> {
     /// An integer of `len` bytes in two's complement.
     fn push_long(&mut self, len: u64) -> Result<(), String> {
         let bytes = self.bytes(len)?;
-        let fill = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xFF } else { 0 };
+        let fill = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) {
+            0xFF
+        } else {
+            0
+        };
         let mut number = [fill; 8];
         if bytes.len() > number.len() {
             self.stack.push(OPAQUE);
@@ -392,7 +415,11 @@ impl<R: BufRead> Machine<'_, R> {
     /// The value on top of the stack, above the last mark.
     fn top(&self) -> Result<Id, String> {
         let above = self.stack.len() > self.marks.last().copied().unwrap_or(0);
-        self.stack.last().copied().filter(|_| above).ok_or_else(|| damaged("stack"))
+        self.stack
+            .last()
+            .copied()
+            .filter(|_| above)
+            .ok_or_else(|| damaged("stack"))
     }
 
     fn pop(&mut self) -> Result<Id, String> {
@@ -439,7 +466,9 @@ impl<R: BufRead> Machine<'_, R> {
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
         let mut bytes = [0; N];
-        self.stream.read_exact(&mut bytes).map_err(|error| format!("the pickle cannot be read to its end: {error}"))?;
+        self.stream
+            .read_exact(&mut bytes)
+            .map_err(|error| format!("the pickle cannot be read to its end: {error}"))?;
         Ok(bytes)
     }
 
@@ -449,7 +478,12 @@ impl<R: BufRead> Machine<'_, R> {
 
     fn bytes(&mut self, len: u64) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
-        let read = self.stream.by_ref().take(len).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        let read = self
+            .stream
+            .by_ref()
+            .take(len)
+            .read_to_end(&mut bytes)
+            .map_err(|error| error.to_string())?;
         if (read as u64) < len {
             return Err(format!("the pickle ends within a value of {len} bytes"));
         }
@@ -458,7 +492,9 @@ impl<R: BufRead> Machine<'_, R> {
 
     fn line(&mut self) -> Result<String, String> {
         let mut line = Vec::new();
-        self.stream.read_until(b'\n', &mut line).map_err(|error| error.to_string())?;
+        self.stream
+            .read_until(b'\n', &mut line)
+            .map_err(|error| error.to_string())?;
         if line.pop() != Some(b'\n') {
             return Err("the pickle ends within a line".to_owned());
         }

@@ -19,7 +19,9 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Smooth and without symmetry, so that a mirrored or shifted result differs.
 pub(crate) fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     let len = shape.iter().product::<usize>();
-    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    let values: Vec<f32> = (0..len)
+        .map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1)
+        .collect();
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
@@ -45,7 +47,11 @@ impl ModuleVisitor for Collect<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let name = self.path.join(".").replace("gamma", "weight").replace("beta", "bias");
+        let name = self
+            .path
+            .join(".")
+            .replace("gamma", "weight")
+            .replace("beta", "bias");
         let taken = match self.part {
             Part::Value => Some(values(param.val())),
             Part::Gradient(gradients) => param.val().grad(gradients).map(values),
@@ -58,7 +64,11 @@ impl ModuleVisitor for Collect<'_> {
 
 /// All parameters and running statistics.
 pub(crate) fn tensors(model: &impl Module) -> Named {
-    let mut collect = Collect { part: Part::Value, path: vec![], named: Named::new() };
+    let mut collect = Collect {
+        part: Part::Value,
+        path: vec![],
+        named: Named::new(),
+    };
     model.visit(&mut collect);
     collect.named
 }
@@ -66,7 +76,11 @@ pub(crate) fn tensors(model: &impl Module) -> Named {
 /// The gradient of every parameter that has one.
 pub(crate) fn gradients(model: &ResNet, gradients: &Gradients) -> Named {
     let part = Part::Gradient(gradients);
-    let mut collect = Collect { part, path: vec![], named: Named::new() };
+    let mut collect = Collect {
+        part,
+        path: vec![],
+        named: Named::new(),
+    };
     model.visit(&mut collect);
     collect.named
 }
@@ -75,7 +89,13 @@ pub(crate) fn gradients(model: &ResNet, gradients: &Gradients) -> Named {
 pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold(0.0, |all: f64, v| if v.is_nan() { f64::INFINITY } else { all.max(v.abs()) })
+        values.fold(0.0, |all: f64, v| {
+            if v.is_nan() {
+                f64::INFINITY
+            } else {
+                all.max(v.abs())
+            }
+        })
     };
     let pairs = found.iter().zip(expected);
     let difference = largest(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
@@ -89,6 +109,9 @@ pub(crate) fn assert_close(found: &Named, expected: &Named, tolerance: f64) {
     assert_eq!(names(found), names(expected));
     for (name, expected) in expected {
         let difference = relative_difference(&found[name], expected);
-        assert!(difference <= tolerance, "{name}: {difference:.2e} > {tolerance:.0e}");
+        assert!(
+            difference <= tolerance,
+            "{name}: {difference:.2e} > {tolerance:.0e}"
+        );
     }
 }

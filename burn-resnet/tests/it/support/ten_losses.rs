@@ -10,7 +10,11 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 /// Numbers without a pattern, different for each `salt`, in -1..1.
 fn numbers(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32)
-        .map(|i| (i + 1).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503_001)))
+        .map(|i| {
+            (i + 1)
+                .wrapping_mul(2_654_435_761)
+                .wrapping_add(salt.wrapping_mul(40_503_001))
+        })
         .map(|bits| (bits ^ (bits >> 15)).wrapping_mul(2_246_822_519))
         .map(|bits| (bits >> 8) as f32 / (1 << 23) as f32 - 1.0)
         .collect()
@@ -42,18 +46,36 @@ impl ModuleMapper for Numbered {
                 // burn keeps a linear weight as `[in, out]`, PyTorch as `[out, in]`.
                 "weight" if D == 2 => {
                     let scale = (6.0 / dims[0] as f64).sqrt() as f32;
-                    let rows = data(numbers.iter().map(|v| v * scale).collect(), &[dims[1], dims[0]]);
-                    Tensor::from_data(Tensor::<2>::from_data(rows, &device).transpose().into_data(), &device)
+                    let rows = data(
+                        numbers.iter().map(|v| v * scale).collect(),
+                        &[dims[1], dims[0]],
+                    );
+                    Tensor::from_data(
+                        Tensor::<2>::from_data(rows, &device)
+                            .transpose()
+                            .into_data(),
+                        &device,
+                    )
                 }
                 "weight" => {
                     let scale = (6.0 / dims[1..].iter().product::<usize>() as f64).sqrt() as f32;
-                    Tensor::from_data(data(numbers.iter().map(|v| v * scale).collect(), &dims), &device)
+                    Tensor::from_data(
+                        data(numbers.iter().map(|v| v * scale).collect(), &dims),
+                        &device,
+                    )
                 }
-                "gamma" => Tensor::from_data(data(numbers.iter().map(|v| 1.0 + v / 2.0).collect(), &dims), &device),
+                "gamma" => Tensor::from_data(
+                    data(numbers.iter().map(|v| 1.0 + v / 2.0).collect(), &dims),
+                    &device,
+                ),
                 _ => Tensor::from_data(data(numbers, &dims), &device),
             };
             let tensor = tensor.cast(self.dtype);
-            if old.is_require_grad() { tensor.require_grad() } else { tensor }
+            if old.is_require_grad() {
+                tensor.require_grad()
+            } else {
+                tensor
+            }
         })
     }
 }
@@ -67,14 +89,23 @@ pub(crate) fn ten_losses<M: Module>(
     device: &Device,
     forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
 ) -> Vec<f32> {
-    let mut model = model.map(&mut Numbered { dtype, salt: 0, field: String::new() });
-    let images = Tensor::<4>::from_data(TensorData::new(numbers(4 * size * size * 3, 0), [4, size, size, 3]), device)
-        .cast(dtype);
+    let mut model = model.map(&mut Numbered {
+        dtype,
+        salt: 0,
+        field: String::new(),
+    });
+    let images = Tensor::<4>::from_data(
+        TensorData::new(numbers(4 * size * size * 3, 0), [4, size, size, 3]),
+        device,
+    )
+    .cast(dtype);
     let labels = Tensor::<1, Int>::from_ints([3, 8, 0, 5], device);
     // burn's default dampening is 0.1, PyTorch's is 0.
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-    let mut optimizer =
-        SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(Some(WeightDecayConfig::new(1e-4))).init();
+    let mut optimizer = SgdConfig::new()
+        .with_momentum(Some(momentum))
+        .with_weight_decay(Some(WeightDecayConfig::new(1e-4)))
+        .init();
     (0..10)
         .map(|_| {
             let cross_entropy = CrossEntropyLossConfig::new().init(device);

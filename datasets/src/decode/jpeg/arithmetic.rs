@@ -44,7 +44,12 @@ struct Registers<'a> {
 
 impl<'a> Registers<'a> {
     fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, code: 0, interval: 0, shift: -16 }
+        Self {
+            bytes,
+            code: 0,
+            interval: 0,
+            shift: -16,
+        }
     }
 
     /// Reads bytes until the interval has 16 bits. Zeros at the end are not written.
@@ -52,7 +57,10 @@ impl<'a> Registers<'a> {
         while self.interval < 0x8000 {
             self.shift -= 1;
             if self.shift < 0 {
-                let byte = self.bytes.split_off_first().map_or(0, |byte| u32::from(*byte));
+                let byte = self
+                    .bytes
+                    .split_off_first()
+                    .map_or(0, |byte| u32::from(*byte));
                 self.code = self.code << 8 | byte;
                 self.shift += 8;
                 // The first two bytes.
@@ -70,7 +78,8 @@ impl<'a> Registers<'a> {
     fn decide(&mut self, bin: &mut Bin) -> bool {
         self.widen();
         let probable = *bin & 0x80;
-        let [size_1, size_0, after_probable, after_other] = STATES[usize::from(*bin & 0x7F)].to_be_bytes();
+        let [size_1, size_0, after_probable, after_other] =
+            STATES[usize::from(*bin & 0x7F)].to_be_bytes();
         let size = u32::from(u16::from_be_bytes([size_1, size_0]));
         self.interval -= size;
         let bound = self.interval << self.shift;
@@ -84,7 +93,12 @@ impl<'a> Registers<'a> {
             self.code -= bound;
             self.interval = size;
         }
-        *bin = probable ^ if is_probable { after_probable } else { after_other };
+        *bin = probable
+            ^ if is_probable {
+                after_probable
+            } else {
+                after_other
+            };
         is_probable == (probable != 0)
     }
 
@@ -121,7 +135,10 @@ impl<'a> Arithmetic<'a> {
     }
 
     pub(super) fn restart(&mut self, bytes: &'a [u8]) {
-        *self = Self { registers: Registers::new(bytes), ..Self::new(self.tables, self.scan, self.is_progressive) };
+        *self = Self {
+            registers: Registers::new(bytes),
+            ..Self::new(self.tables, self.scan, self.is_progressive)
+        };
     }
 
     pub(super) fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
@@ -156,7 +173,8 @@ impl<'a> Arithmetic<'a> {
             }
             let [least, most] = self.tables.bounds[table].map(|bits| (1 << bits) >> 1);
             if size >= least {
-                self.contexts[index] = if size > most { 12 } else { 4 } + 4 * usize::from(is_negative);
+                self.contexts[index] =
+                    if size > most { 12 } else { 4 } + 4 * usize::from(is_negative);
             }
             let difference = value(registers, &mut bins[bin + 14], size, is_negative);
             self.means[index] = self.means[index].wrapping_add_signed(difference);
@@ -180,7 +198,11 @@ impl<'a> Arithmetic<'a> {
             let mut bin = 3 * (place - 1) + 2;
             let mut size = u32::from(registers.decide(&mut bins[bin]));
             if size > 0 && registers.decide(&mut bins[bin]) {
-                bin = if place <= usize::from(self.tables.low_places[table]) { 189 } else { 217 };
+                bin = if place <= usize::from(self.tables.low_places[table]) {
+                    189
+                } else {
+                    217
+                };
                 size = magnitude(registers, bins, &mut bin, 2)?;
             }
             let value = value(registers, &mut bins[bin + 14], size, is_negative);
@@ -195,7 +217,10 @@ impl<'a> Arithmetic<'a> {
         let [mut place, last] = self.scan.places;
         let one = 1i16 << self.scan.bits[1];
         // Where the block ended in the scans before.
-        let end = (1..=last).rev().find(|place| block[*place] != 0).unwrap_or(0);
+        let end = (1..=last)
+            .rev()
+            .find(|place| block[*place] != 0)
+            .unwrap_or(0);
         while place <= last && !(place > end && registers.decide(&mut bins[3 * (place - 1)])) {
             loop {
                 let value = &mut block[place];
@@ -222,7 +247,12 @@ impl<'a> Arithmetic<'a> {
 }
 
 /// Reads the highest bit of a value less 1, which is at least `size`, from `bin` on.
-fn magnitude(registers: &mut Registers, bins: &mut [Bin], bin: &mut usize, mut size: u32) -> Option<u32> {
+fn magnitude(
+    registers: &mut Registers,
+    bins: &mut [Bin],
+    bin: &mut usize,
+    mut size: u32,
+) -> Option<u32> {
     while registers.decide(&mut bins[*bin]) {
         size <<= 1;
         if size == 0x8000 {

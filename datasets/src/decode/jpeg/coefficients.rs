@@ -21,15 +21,28 @@ impl<'a> Coder<'a> {
     /// None if the scan lacks a table. Codes are given by [`restart`](Self::restart).
     pub(super) fn new(header: &Header, tables: &'a Tables, scan: &'a Scan) -> Option<Self> {
         if header.is_arithmetic {
-            return Some(Self::Arithmetic(Arithmetic::new(tables, scan, header.is_progressive).into()));
+            return Some(Self::Arithmetic(
+                Arithmetic::new(tables, scan, header.is_progressive).into(),
+            ));
         }
         let needs_table = scan.places[0] > 0 || scan.bits[0] == 0;
-        let table = |[dc, ac]: [usize; 2]| tables.codes[if scan.places[0] == 0 { dc } else { ac }].as_ref();
-        let tables: Vec<_> = scan.components.iter().map(|(_, numbers)| table(*numbers)).collect();
+        let table =
+            |[dc, ac]: [usize; 2]| tables.codes[if scan.places[0] == 0 { dc } else { ac }].as_ref();
+        let tables: Vec<_> = scan
+            .components
+            .iter()
+            .map(|(_, numbers)| table(*numbers))
+            .collect();
         if needs_table && tables.iter().any(Option::is_none) {
             return None;
         }
-        Some(Self::Huffman(Progressive { scan, tables, bits: Bits::new(&[]), means: [0; 4], blocks_to_skip: 0 }))
+        Some(Self::Huffman(Progressive {
+            scan,
+            tables,
+            bits: Bits::new(&[]),
+            means: [0; 4],
+            blocks_to_skip: 0,
+        }))
     }
 
     /// Begins with `codes`, of which `len` bytes are those up to the next restart.

@@ -28,12 +28,22 @@ impl Mix<'_> {
 /// # Shapes
 /// `columns`: which of the rows' colours are made two; `wide`: at least two for each; `sums`: scratch.
 #[inline(always)]
-pub(super) fn widen(mix: Mix<'_>, columns: std::ops::Range<usize>, sums: &mut Vec<u16>, wide: &mut [u8]) {
+pub(super) fn widen(
+    mix: Mix<'_>,
+    columns: std::ops::Range<usize>,
+    sums: &mut Vec<u16>,
+    wide: &mut [u8],
+) {
     // Indices, not nested zips: those were calls of their own in development builds.
     let [near, far] = mix.rows;
-    let sum = |near: &[u8], far: &[u8], column: usize| 3 * u16::from(near[column]) + u16::from(far[column]);
-    let [first, last] =
-        [columns.start.saturating_sub(1), columns.end.min(near.len() - 1)].map(|column| sum(near, far, column));
+    let sum = |near: &[u8], far: &[u8], column: usize| {
+        3 * u16::from(near[column]) + u16::from(far[column])
+    };
+    let [first, last] = [
+        columns.start.saturating_sub(1),
+        columns.end.min(near.len() - 1),
+    ]
+    .map(|column| sum(near, far, column));
     let (near, far) = (&near[columns.clone()], &far[columns.clone()]);
     let len = columns.len();
     sums.resize(sums.len().max(len + 2), 0);
@@ -47,8 +57,12 @@ pub(super) fn widen(mix: Mix<'_>, columns: std::ops::Range<usize>, sums: &mut Ve
     for column in 0..len {
         // Below 2^12.
         let both = middle[column].wrapping_mul(3);
-        let left = both.wrapping_add(left[column]).wrapping_add(mix.rounding[0]);
-        let right = both.wrapping_add(right[column]).wrapping_add(mix.rounding[1]);
+        let left = both
+            .wrapping_add(left[column])
+            .wrapping_add(mix.rounding[0]);
+        let right = both
+            .wrapping_add(right[column])
+            .wrapping_add(mix.rounding[1]);
         pairs[column] = [(left >> 4) as u8, (right >> 4) as u8];
     }
 }

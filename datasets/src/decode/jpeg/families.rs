@@ -37,15 +37,29 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
     }
 }
 
 impl Image {
-    fn random(size: [usize; 2], samplings: &[[usize; 2]], restart_interval: usize, seed: usize) -> Self {
+    fn random(
+        size: [usize; 2],
+        samplings: &[[usize; 2]],
+        restart_interval: usize,
+        seed: usize,
+    ) -> Self {
         let mut random = Random(seed as u64);
-        let most = [0, 1].map(|side| samplings.iter().map(|sampling| sampling[side]).max().unwrap());
+        let most = [0, 1].map(|side| {
+            samplings
+                .iter()
+                .map(|sampling| sampling[side])
+                .max()
+                .unwrap()
+        });
         let units = [0, 1].map(|side| size[side].div_ceil(8 * most[side]));
         let mut planes = Vec::new();
         for sampling in samplings {
@@ -57,13 +71,26 @@ impl Image {
                     block[1 + random.below(63)] = random.below(25) as i16 - 12;
                 }
             }
-            planes.push(Plane { sampling: *sampling, stride, blocks });
+            planes.push(Plane {
+                sampling: *sampling,
+                stride,
+                blocks,
+            });
         }
-        Self { size, planes, restart_interval, has_long_codes: seed % 2 == 1 }
+        Self {
+            size,
+            planes,
+            restart_interval,
+            has_long_codes: seed % 2 == 1,
+        }
     }
 
     fn most(&self, side: usize) -> usize {
-        self.planes.iter().map(|plane| plane.sampling[side]).max().unwrap()
+        self.planes
+            .iter()
+            .map(|plane| plane.sampling[side])
+            .max()
+            .unwrap()
     }
 
     /// The blocks of a scan, unit by unit: component and index of the block.
@@ -71,9 +98,14 @@ impl Image {
         let mut units = Vec::new();
         let side = |side: usize, own: usize| (self.size[side] * own).div_ceil(8 * self.most(side));
         if let [component] = *components {
-            let Plane { sampling, stride, .. } = &self.planes[component];
+            let Plane {
+                sampling, stride, ..
+            } = &self.planes[component];
             for row in 0..side(1, sampling[1]) {
-                units.extend((0..side(0, sampling[0])).map(|column| vec![(component, row * stride + column)]));
+                units.extend(
+                    (0..side(0, sampling[0]))
+                        .map(|column| vec![(component, row * stride + column)]),
+                );
             }
             return units;
         }
@@ -81,7 +113,11 @@ impl Image {
             for column in 0..side(0, 1) {
                 let mut unit = Vec::new();
                 for component in components {
-                    let Plane { sampling: [across, down], stride, .. } = self.planes[*component];
+                    let Plane {
+                        sampling: [across, down],
+                        stride,
+                        ..
+                    } = self.planes[*component];
                     for (y, x) in (0..down).flat_map(|y| (0..across).map(move |x| (y, x))) {
                         unit.push((*component, (row * down + y) * stride + column * across + x));
                     }
@@ -104,7 +140,11 @@ impl Image {
         let [width, height] = self.size.map(|side| (side as u16).to_be_bytes());
         let mut frame = [&[8], &height[..], &width, &[self.planes.len() as u8]].concat();
         for (id, plane) in self.planes.iter().enumerate() {
-            frame.extend([id as u8 + 1, (plane.sampling[0] << 4 | plane.sampling[1]) as u8, 0]);
+            frame.extend([
+                id as u8 + 1,
+                (plane.sampling[0] << 4 | plane.sampling[1]) as u8,
+                0,
+            ]);
         }
         segment(process, &frame);
         for class in [0x00, 0x10] {
@@ -127,8 +167,16 @@ impl Image {
 
     fn write_scan(&self, process: u8, scan: &ScanOf<'_>, bytes: &mut Vec<u8>) {
         let (components, [first, last], [high, low]) = *scan;
-        bytes.extend([0xFF, 0xDA, 0, 6 + 2 * components.len() as u8, components.len() as u8]);
-        components.iter().for_each(|component| bytes.extend([*component as u8 + 1, 0]));
+        bytes.extend([
+            0xFF,
+            0xDA,
+            0,
+            6 + 2 * components.len() as u8,
+            components.len() as u8,
+        ]);
+        components
+            .iter()
+            .for_each(|component| bytes.extend([*component as u8 + 1, 0]));
         bytes.extend([first as u8, last as u8, (high << 4 | low) as u8]);
         let mut codes = Codes::new(self.has_long_codes);
         let mut means = [0; 4];
@@ -161,9 +209,14 @@ impl Image {
     fn samples(&self, plane: &Plane) -> Vec<Vec<f64>> {
         let mut places = Vec::new();
         for diagonal in 0..15usize {
-            let upwards = (diagonal.saturating_sub(7)..=diagonal.min(7)).map(|column| (diagonal - column, column));
+            let upwards = (diagonal.saturating_sub(7)..=diagonal.min(7))
+                .map(|column| (diagonal - column, column));
             // Row and column; even diagonals are walked upwards.
-            places.extend(if diagonal % 2 == 0 { upwards.collect::<Vec<_>>() } else { upwards.rev().collect() });
+            places.extend(if diagonal % 2 == 0 {
+                upwards.collect::<Vec<_>>()
+            } else {
+                upwards.rev().collect()
+            });
         }
         let wave = |frequency: usize, at: usize| {
             let scale = if frequency == 0 { 0.125f64.sqrt() } else { 0.5 };
@@ -172,10 +225,16 @@ impl Image {
         let mut samples = vec![vec![0.0; 8 * plane.stride]; 8 * plane.blocks.len() / plane.stride];
         for (index, block) in plane.blocks.iter().enumerate() {
             for (y, x) in (0..8).flat_map(|y| (0..8).map(move |x| (y, x))) {
-                let values = block.iter().zip(&places).enumerate().filter(|(_, (value, _))| **value != 0);
+                let values = block
+                    .iter()
+                    .zip(&places)
+                    .enumerate()
+                    .filter(|(_, (value, _))| **value != 0);
                 let sum: f64 = values
                     .map(|(place, (value, (row, column)))| {
-                        f64::from(i32::from(*value) * step(place)) * wave(*row, y) * wave(*column, x)
+                        f64::from(i32::from(*value) * step(place))
+                            * wave(*row, y)
+                            * wave(*column, x)
                     })
                     .sum();
                 samples[index / plane.stride * 8 + y][index % plane.stride * 8 + x] =
@@ -197,12 +256,21 @@ impl Image {
             // The nearest sample, the next one, and the part of the next one.
             let around = |at: usize, factor: usize, len: usize, is_mixed: bool| {
                 let near = at / factor;
-                let next = if at.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(len - 1) };
-                if is_mixed { (near, next, 0.25) } else { (near, near, 0.0) }
+                let next = if at.is_multiple_of(2) {
+                    near.saturating_sub(1)
+                } else {
+                    (near + 1).min(len - 1)
+                };
+                if is_mixed {
+                    (near, next, 0.25)
+                } else {
+                    (near, near, 0.0)
+                }
             };
             let mut channel = Vec::new();
             for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
-                let (top, bottom, low) = around(y, down, short, down == 2 && (is_mixed || across == 1));
+                let (top, bottom, low) =
+                    around(y, down, short, down == 2 && (is_mixed || across == 1));
                 let (left, right, far) = around(x, across, narrow, is_mixed);
                 let row = |row: usize| samples[row][left] * (1.0 - far) + samples[row][right] * far;
                 channel.push(row(top) * (1.0 - low) + row(bottom) * low);
@@ -218,7 +286,11 @@ impl Image {
                 4 => [0, 1, 2].map(|ink| value(ink) * value(3) / 255.0),
                 _ => {
                     let [blue, red] = [value(1) - 128.0, value(2) - 128.0];
-                    [value(0) + 1.402 * red, value(0) - 0.344_14 * blue - 0.714_14 * red, value(0) + 1.772 * blue]
+                    [
+                        value(0) + 1.402 * red,
+                        value(0) - 0.344_14 * blue - 0.714_14 * red,
+                        value(0) + 1.772 * blue,
+                    ]
                 }
             };
             pixels.extend(rgb.map(|value| value.clamp(0.0, 255.0)));
@@ -229,22 +301,47 @@ impl Image {
     #[track_caller]
     fn check(&self, process: u8, scans: &[ScanOf<'_>]) {
         let samplings: Vec<_> = self.planes.iter().map(|plane| plane.sampling).collect();
-        let name = format!("{:?}, {samplings:?}, {scans:?}, restart {}", self.size, self.restart_interval);
+        let name = format!(
+            "{:?}, {samplings:?}, {scans:?}, restart {}",
+            self.size, self.restart_interval
+        );
         let bytes = self.write(process, scans);
         let header = Header::read(&bytes).unwrap_or_else(|reason| panic!("{name}: {reason}"));
         let [width, height] = header.size();
         let mut scratch = Scratch::default();
-        let pixels = header.decode(&bytes, CropBox { left: 0, top: 0, width, height }, &mut scratch);
+        let pixels = header.decode(
+            &bytes,
+            CropBox {
+                left: 0,
+                top: 0,
+                width,
+                height,
+            },
+            &mut scratch,
+        );
         let pixels = pixels.unwrap_or_else(|reason| panic!("{name}: {reason}"));
         for (index, (got, expected)) in pixels.iter().zip(self.pixels()).enumerate() {
             // Samples are 1 off at most, colours twice that.
-            assert!((f64::from(*got) - expected).abs() < 5.0, "{name}: value {index}: {got}, expected {expected}");
+            assert!(
+                (f64::from(*got) - expected).abs() < 5.0,
+                "{name}: value {index}: {got}, expected {expected}"
+            );
         }
     }
 }
 
 /// One side is as large as a unit and its neighbours, the other one differs.
-const SIZES: [[usize; 2]; 9] = [[1, 1], [3, 5], [8, 17], [16, 16], [17, 15], [33, 9], [31, 33], [5, 40], [65, 3]];
+const SIZES: [[usize; 2]; 9] = [
+    [1, 1],
+    [3, 5],
+    [8, 17],
+    [16, 16],
+    [17, 15],
+    [33, 9],
+    [31, 33],
+    [5, 40],
+    [65, 3],
+];
 
 const SAMPLINGS: [[[usize; 2]; 3]; 11] = [
     [[1, 1], [1, 1], [1, 1]],
@@ -264,17 +361,26 @@ const SAMPLINGS: [[[usize; 2]; 3]; 11] = [
 fn sequential_files_have_their_pixels_whatever_scans_samplings_sizes_and_restarts_they_have() {
     let layouts: [&[ScanOf<'_>]; 6] = [
         &[(&[0, 1, 2], WHOLE, EXACT)],
-        &[(&[0], WHOLE, EXACT), (&[1], WHOLE, EXACT), (&[2], WHOLE, EXACT)],
+        &[
+            (&[0], WHOLE, EXACT),
+            (&[1], WHOLE, EXACT),
+            (&[2], WHOLE, EXACT),
+        ],
         &[(&[0], WHOLE, EXACT), (&[1, 2], WHOLE, EXACT)],
         &[(&[0, 2], WHOLE, EXACT), (&[1], WHOLE, EXACT)],
-        &[(&[2], WHOLE, EXACT), (&[1], WHOLE, EXACT), (&[0], WHOLE, EXACT)],
+        &[
+            (&[2], WHOLE, EXACT),
+            (&[1], WHOLE, EXACT),
+            (&[0], WHOLE, EXACT),
+        ],
         &[(&[1], WHOLE, EXACT), (&[2, 0], WHOLE, EXACT)],
     ];
     let mut seed = 0;
     for samplings in &SAMPLINGS {
         for size in SIZES {
             let scans = layouts[seed % 6];
-            Image::random(size, samplings, [0, 1, 3, 0, 7][seed % 5], seed).check([0xC0, 0xC1][seed % 2], scans);
+            Image::random(size, samplings, [0, 1, 3, 0, 7][seed % 5], seed)
+                .check([0xC0, 0xC1][seed % 2], scans);
             seed += 1;
         }
         Image::random([49, 37], samplings, 0, seed).check(0xC0, layouts[1]);
@@ -327,7 +433,8 @@ fn progressive_files_have_their_pixels_whatever_scans_samplings_sizes_and_restar
     let mut seed = 0;
     for samplings in &SAMPLINGS {
         for size in SIZES {
-            Image::random(size, samplings, [0, 1, 5, 0][seed % 4], seed).check(0xC2, layouts[seed % 3]);
+            Image::random(size, samplings, [0, 1, 5, 0][seed % 4], seed)
+                .check(0xC2, layouts[seed % 3]);
             seed += 1;
         }
     }
@@ -338,7 +445,11 @@ fn grey_and_ink_have_their_pixels_in_one_scan_and_in_several() {
     let ink: [[usize; 2]; 4] = [[2, 2], [1, 1], [1, 1], [2, 2]];
     for (seed, size) in SIZES.into_iter().enumerate() {
         let whole: ScanOf<'_> = (&[0, 1, 2, 3], WHOLE, EXACT);
-        let apart: [ScanOf<'_>; 3] = [(&[3], WHOLE, EXACT), (&[0, 1], WHOLE, EXACT), (&[2], WHOLE, EXACT)];
+        let apart: [ScanOf<'_>; 3] = [
+            (&[3], WHOLE, EXACT),
+            (&[0, 1], WHOLE, EXACT),
+            (&[2], WHOLE, EXACT),
+        ];
         Image::random(size, &[[1, 1]], seed % 3, seed).check(0xC0, &[(&[0], WHOLE, EXACT)]);
         Image::random(size, &ink, seed % 3, seed).check(0xC0, &[whole]);
         Image::random(size, &ink, seed % 3, seed).check(0xC1, &apart);

@@ -13,11 +13,15 @@ pub(super) struct Codes {
 
 impl Codes {
     pub(super) fn new(has_long_codes: bool) -> Self {
-        Self { has_long_codes, ..Self::default() }
+        Self {
+            has_long_codes,
+            ..Self::default()
+        }
     }
 
     pub(super) fn bits(&mut self, value: u32, count: u32) {
-        self.bits.extend((0..count).rev().map(|bit| value >> bit & 1 == 1));
+        self.bits
+            .extend((0..count).rev().map(|bit| value >> bit & 1 == 1));
     }
 
     fn symbol(&mut self, symbol: u8) {
@@ -33,7 +37,14 @@ impl Codes {
         let size = 16 - value.unsigned_abs().leading_zeros();
         self.symbol((run << 4) as u8 | size as u8);
         let value = i32::from(value);
-        self.bits(if value < 0 { value - 1 + (1 << size) } else { value } as u32, size);
+        self.bits(
+            if value < 0 {
+                value - 1 + (1 << size)
+            } else {
+                value
+            } as u32,
+            size,
+        );
     }
 
     fn end_blocks(&mut self) {
@@ -72,7 +83,10 @@ impl Codes {
     }
 
     pub(super) fn next_bit(&mut self, values: &[i16], low: u32) {
-        let sizes: Vec<u16> = values.iter().map(|value| value.unsigned_abs() >> low).collect();
+        let sizes: Vec<u16> = values
+            .iter()
+            .map(|value| value.unsigned_abs() >> low)
+            .collect();
         let last_new = sizes.iter().rposition(|size| *size == 1);
         let (mut run, mut corrections) = (0, Vec::new());
         for (place, size) in sizes.iter().enumerate() {
@@ -106,7 +120,9 @@ impl Codes {
     pub(super) fn end(&mut self, bytes: &mut Vec<u8>) {
         self.end_blocks();
         for piece in std::mem::take(&mut self.bits).chunks(8) {
-            let byte = (0..8).fold(0, |byte, bit| byte << 1 | u8::from(*piece.get(bit).unwrap_or(&true)));
+            let byte = (0..8).fold(0, |byte, bit| {
+                byte << 1 | u8::from(*piece.get(bit).unwrap_or(&true))
+            });
             bytes.push(byte);
             if byte == 0xFF {
                 bytes.push(0);

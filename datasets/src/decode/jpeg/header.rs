@@ -16,7 +16,8 @@ const START_OF_SCAN: u8 = 0xDA;
 const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xCF;
 const NO_FRAMES: [u8; 3] = [0xC4, 0xC8, 0xCC];
 
-pub(super) const TRUNCATED: Reason = Cow::Borrowed("the JPEG file is truncated: it has no end-of-image marker");
+pub(super) const TRUNCATED: Reason =
+    Cow::Borrowed("the JPEG file is truncated: it has no end-of-image marker");
 
 /// The most scans of a file: each of 64 coefficients of four colours in a scan.
 const MAX_SCANS: usize = 256;
@@ -90,7 +91,8 @@ impl Header {
             let (marker, body) = segments.next().ok_or(TRUNCATED)?;
             match marker {
                 START_OF_SCAN => {
-                    let (kind, size, components): (u8, _, Vec<Component>) = frame.ok_or("the scan has no frame")?;
+                    let (kind, size, components): (u8, _, Vec<Component>) =
+                        frame.ok_or("the scan has no frame")?;
                     let colours = colours(&components, is_jfif, adobe);
                     let (is_progressive, is_arithmetic) = (kind & 3 == 2, kind > 0xC8);
                     let scan = Scan::read(body, &components, is_progressive)?;
@@ -106,7 +108,9 @@ impl Header {
                         codes_at,
                     });
                 }
-                START_OF_IMAGE | END_OF_IMAGE => return Err(format!("marker 0x{marker:02X} before the scan").into()),
+                START_OF_IMAGE | END_OF_IMAGE => {
+                    return Err(format!("marker 0x{marker:02X} before the scan").into());
+                }
                 0xE0 if body.starts_with(b"JFIF\0") && body.len() >= 14 => is_jfif = true,
                 0xEE if body.starts_with(b"Adobe") => adobe = body.get(11).copied().or(adobe),
                 _ if FRAMES.contains(&marker) && !NO_FRAMES.contains(&marker) => {
@@ -148,7 +152,9 @@ impl Header {
                     return Ok(Some((scan, segments.position)));
                 }
                 (START_OF_IMAGE, _) => return Err("an image inside the image".into()),
-                (marker @ (0xC4 | 0xCC | 0xDB | 0xDD), body) => tables.to_mut().read(marker, body)?,
+                (marker @ (0xC4 | 0xCC | 0xDB | 0xDD), body) => {
+                    tables.to_mut().read(marker, body)?
+                }
                 (marker, _) if FRAMES.contains(&marker) => return Err("two frames".into()),
                 _ => {}
             }
@@ -159,7 +165,12 @@ impl Header {
 /// Returns true if an end-of-image marker follows `position`.
 pub(super) fn ends_after(bytes: &[u8], position: usize) -> bool {
     // From the end, where it is.
-    bytes.get(position..).unwrap_or_default().windows(2).rev().any(|pair| pair == [0xFF, END_OF_IMAGE])
+    bytes
+        .get(position..)
+        .unwrap_or_default()
+        .windows(2)
+        .rev()
+        .any(|pair| pair == [0xFF, END_OF_IMAGE])
 }
 
 /// Returns the colours as libjpeg guesses them: JFIF is grey or YCbCr, Adobe's last byte says which, else the components' names do.
@@ -167,7 +178,9 @@ fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colour
     let is_named_rgb = || components.iter().map(|component| component.id).eq(*b"RGB");
     match (components.len(), adobe) {
         (1, _) => Colours::Grey,
-        (3, adobe) if !is_jfif && adobe.map_or_else(is_named_rgb, |transform| transform == 0) => Colours::Rgb,
+        (3, adobe) if !is_jfif && adobe.map_or_else(is_named_rgb, |transform| transform == 0) => {
+            Colours::Rgb
+        }
         (3, _) => Colours::Ycc,
         (_, None | Some(0)) => Colours::Cmyk,
         _ => Colours::Ycck,
@@ -177,7 +190,11 @@ fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colour
 /// SOF: the size of the image and its components.
 fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
     if !matches!(marker, 0xC0..=0xC2 | 0xC9 | 0xCA) {
-        return Err(format!("JPEG process {} is not supported (lossless or hierarchical)", marker & 15).into());
+        return Err(format!(
+            "JPEG process {} is not supported (lossless or hierarchical)",
+            marker & 15
+        )
+        .into());
     }
     let (&[precision, h1, h0, w1, w0, num_components], rest) =
         body.split_first_chunk().ok_or("the frame is too short")?;
@@ -187,7 +204,9 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
         return Err(format!("{precision} bits a value are not supported (expected 8)").into());
     }
     if width == 0 || height == 0 || rest.len() != 3 * usize::from(num_components) {
-        return Err(format!("the frame has {width}x{height} pixels, {num_components} components").into());
+        return Err(
+            format!("the frame has {width}x{height} pixels, {num_components} components").into(),
+        );
     }
     let mut components: Vec<Component> = rest
         .as_chunks()
@@ -205,19 +224,36 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
         others if matches!(others.len(), 3 | 4) => {
             let most = most_sampling(others);
             for Component { sampling, .. } in others {
-                if sampling.iter().zip(most).any(|(own, most)| !(1..=4).contains(own) || most % own != 0) {
-                    return Err(format!("sampling {sampling:?} beside {most:?} is not supported").into());
+                if sampling
+                    .iter()
+                    .zip(most)
+                    .any(|(own, most)| !(1..=4).contains(own) || most % own != 0)
+                {
+                    return Err(
+                        format!("sampling {sampling:?} beside {most:?} is not supported").into(),
+                    );
                 }
             }
         }
-        _ => return Err(format!("{num_components} components are not supported (expected 1, 3 or 4)").into()),
+        _ => {
+            return Err(format!(
+                "{num_components} components are not supported (expected 1, 3 or 4)"
+            )
+            .into());
+        }
     }
     Ok((size, components))
 }
 
 /// The largest sampling across and down, each of any component.
 pub(super) fn most_sampling(components: &[Component]) -> [usize; 2] {
-    [0, 1].map(|side| components.iter().map(|component| component.sampling[side]).max().unwrap_or(1))
+    [0, 1].map(|side| {
+        components
+            .iter()
+            .map(|component| component.sampling[side])
+            .max()
+            .unwrap_or(1)
+    })
 }
 
 impl Scan {
@@ -225,13 +261,16 @@ impl Scan {
     fn read(body: &[u8], of_frame: &[Component], is_progressive: bool) -> Result<Self> {
         let read = || {
             let (&num_components, rest) = body.split_first()?;
-            let (ids, &[first, last, bits]) = rest.split_at_checked(2 * usize::from(num_components))? else {
+            let (ids, &[first, last, bits]) =
+                rest.split_at_checked(2 * usize::from(num_components))?
+            else {
                 return None;
             };
             let mut components: Vec<(usize, [usize; 2])> = Vec::new();
             for &[id, tables] in ids.as_chunks().0 {
                 let is_free = |index: &usize| components.iter().all(|(other, _)| other != index);
-                let index = (0..of_frame.len()).find(|index| of_frame[*index].id == id && is_free(index))?;
+                let index = (0..of_frame.len())
+                    .find(|index| of_frame[*index].id == id && is_free(index))?;
                 let [dc, ac] = [tables >> 4, tables & 15].map(usize::from);
                 if dc > 3 || ac > 3 {
                     return None;
@@ -239,9 +278,16 @@ impl Scan {
                 components.push((index, [dc, 4 + ac]));
             }
             // The sequential processes ignore these numbers, as libjpeg does.
-            let [first, last, high, low] =
-                if is_progressive { [first, last, bits >> 4, bits & 15] } else { [0, 63, 0, 0] };
-            let is_band = if first == 0 { last == 0 } else { first <= last && last < 64 && components.len() == 1 };
+            let [first, last, high, low] = if is_progressive {
+                [first, last, bits >> 4, bits & 15]
+            } else {
+                [0, 63, 0, 0]
+            };
+            let is_band = if first == 0 {
+                last == 0
+            } else {
+                first <= last && last < 64 && components.len() == 1
+            };
             let is_sound = !components.is_empty() && (!is_progressive || is_band) && low <= 13;
             (is_sound && (high == 0 || high == low + 1)).then(|| Self {
                 components,
@@ -284,7 +330,9 @@ impl Tables {
             let bytes = if kind >> 4 == 0 { 1 } else { 2 };
             let (values, rest) = rest.split_at_checked(64 * bytes)?;
             let value = |place: usize| {
-                values[place * bytes..(place + 1) * bytes].iter().fold(0, |value, byte| value << 8 | i32::from(*byte))
+                values[place * bytes..(place + 1) * bytes]
+                    .iter()
+                    .fold(0, |value, byte| value << 8 | i32::from(*byte))
             };
             *self.quantizations.get_mut(usize::from(kind & 15))? = Some(std::array::from_fn(value));
             body = rest;
@@ -296,7 +344,8 @@ impl Tables {
     fn read_codes(&mut self, mut body: &[u8]) -> Option<()> {
         while let Some((&kind, rest)) = body.split_first() {
             let (counts, rest) = rest.split_first_chunk()?;
-            let (symbols, rest) = rest.split_at_checked(counts.iter().map(|count| usize::from(*count)).sum())?;
+            let (symbols, rest) =
+                rest.split_at_checked(counts.iter().map(|count| usize::from(*count)).sum())?;
             if symbols.len() > 256 || kind & 15 > 3 {
                 return None;
             }
@@ -313,7 +362,9 @@ impl Tables {
         for &[kind, value] in body.as_chunks().0 {
             let table = usize::from(kind & 15);
             match kind >> 4 {
-                0 if value & 15 <= value >> 4 => *self.bounds.get_mut(table)? = [value & 15, value >> 4],
+                0 if value & 15 <= value >> 4 => {
+                    *self.bounds.get_mut(table)? = [value & 15, value >> 4]
+                }
                 1 => *self.low_places.get_mut(table)? = value,
                 _ => return None,
             }

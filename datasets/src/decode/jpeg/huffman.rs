@@ -47,7 +47,12 @@ impl Code {
             Class::Ac if symbol & 15 > 10 => (IMPOSSIBLE, 0),
             Class::Ac => (symbol >> 4, symbol & 15),
         };
-        Self { length: length as u8, total: length as u8 + size, run, symbol }
+        Self {
+            length: length as u8,
+            total: length as u8 + size,
+            run,
+            symbol,
+        }
     }
 }
 
@@ -101,7 +106,11 @@ impl Table {
     fn long(&self, bits: u32) -> Option<Code> {
         let length = (LOOK_BITS + 1..=16).find(|length| bits < self.longer[*length as usize].0)?;
         let place = self.longer[length as usize].1 + (bits >> (16 - length)) as i32;
-        Some(Code::new(self.class, *self.symbols.get(place as usize)?, length))
+        Some(Code::new(
+            self.class,
+            *self.symbols.get(place as usize)?,
+            length,
+        ))
     }
 }
 
@@ -126,7 +135,12 @@ impl<'a> Bits<'a> {
     /// # Shapes
     /// `bytes`: followed by at least 16 bytes that do not belong to them.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, position: 0, buffer: 0, count: 0 }
+        Self {
+            bytes,
+            position: 0,
+            buffer: 0,
+            count: 0,
+        }
     }
 
     /// None if more bits were used than so many bytes have.
@@ -209,7 +223,11 @@ impl<'a> Bits<'a> {
         let (code, value) = self.next(table)?;
         let at = place.wrapping_add(code.run.into());
         if let Some((group, lane)) = output {
-            group.set(at as u8, *lane, value.wrapping_mul(quantization[at as usize & 63]));
+            group.set(
+                at as u8,
+                *lane,
+                value.wrapping_mul(quantization[at as usize & 63]),
+            );
         }
         *place = at.wrapping_add(1);
         Some(())
@@ -226,7 +244,12 @@ impl<'a> Bits<'a> {
         mut output: Option<(&mut Group, usize)>,
     ) -> Option<()> {
         self.refill()?;
-        let (Code { run: impossible, .. }, difference) = self.next(dc)?;
+        let (
+            Code {
+                run: impossible, ..
+            },
+            difference,
+        ) = self.next(dc)?;
         *mean = mean.wrapping_add(difference);
         if let Some((group, lane)) = &mut output {
             group.set(0, *lane, mean.wrapping_mul(quantization[0]));

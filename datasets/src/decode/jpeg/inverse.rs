@@ -17,7 +17,11 @@ const PLACES: [u8; 256] = {
         let mut step = 0;
         while step <= diagonal {
             // Odd diagonals are walked downwards.
-            let (row, column) = if diagonal % 2 == 1 { (step, diagonal - step) } else { (diagonal - step, step) };
+            let (row, column) = if diagonal % 2 == 1 {
+                (step, diagonal - step)
+            } else {
+                (diagonal - step, step)
+            };
             if row < 8 && column < 8 {
                 places[index] = (8 * row + column) as u8;
                 index += 1;
@@ -41,7 +45,10 @@ impl Group {
     /// For values of these steps. Those of 8 bits make no value of an image larger than 16 bits.
     pub(super) fn new<'a>(mut quantizations: impl Iterator<Item = &'a [i32; 64]>) -> Self {
         let is_coarse = quantizations.any(|steps| steps.iter().any(|step| *step > 255));
-        Self { is_coarse, values: [[0; 8 * LANES]; 8] }
+        Self {
+            is_coarse,
+            values: [[0; 8 * LANES]; 8],
+        }
     }
 
     /// Sets the value at a place of the file's order; none beyond a block.
@@ -56,7 +63,11 @@ impl Group {
     /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says, `stride` bytes apart, and clears them.
     #[inline(always)]
     pub(super) fn write(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
-        if self.is_coarse { self.write_coarse(starts, planes) } else { self.write_in::<false>(starts, planes) }
+        if self.is_coarse {
+            self.write_coarse(starts, planes)
+        } else {
+            self.write_in::<false>(starts, planes)
+        }
     }
 
     #[inline(never)]
@@ -69,15 +80,24 @@ impl Group {
         let values = &mut self.values;
         for index in 0..8 * LANES {
             let [a, b, c, d, e, f, g, h] = &*values;
-            let column = [a[index], b[index], c[index], d[index], e[index], f[index], g[index], h[index]];
+            let column = [
+                a[index], b[index], c[index], d[index], e[index], f[index], g[index], h[index],
+            ];
             for (row, value) in values.iter_mut().zip(one_dimension::<SHORT>(column, 11)) {
-                row[index] = if SHORT { value.clamp(i16::MIN.into(), i16::MAX.into()) } else { value };
+                row[index] = if SHORT {
+                    value.clamp(i16::MIN.into(), i16::MAX.into())
+                } else {
+                    value
+                };
             }
         }
         for (row, values) in values.iter_mut().enumerate() {
             for lane in 0..LANES {
                 let at = |column: usize| values[column * LANES + lane];
-                let transformed = one_dimension::<SHORT>([at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)], 18);
+                let transformed = one_dimension::<SHORT>(
+                    [at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)],
+                    18,
+                );
                 for (column, value) in transformed.into_iter().enumerate() {
                     values[column * LANES + lane] = value;
                 }
@@ -97,7 +117,13 @@ impl Group {
 /// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`; `SHORT` ones and their sums have 16 bits.
 #[inline(always)]
 fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
-    let short = |value: Wrapping<i32>| if SHORT { Wrapping(i32::from(value.0 as i16)) } else { value };
+    let short = |value: Wrapping<i32>| {
+        if SHORT {
+            Wrapping(i32::from(value.0 as i16))
+        } else {
+            value
+        }
+    };
     let [f0, f1, f2, f3, f4, f5, f6, f7] = frequencies.map(|value| short(Wrapping(value)));
     let times = |value: Wrapping<i32>, factor: i32| value * Wrapping(factor);
     let shared = times(f2 + f6, 4433);
@@ -109,13 +135,26 @@ fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8
     let shared = times(c + d, 9633);
     let (a, b) = (times(a, -7373), times(b, -20_995));
     let (c, d) = (shared - times(c, 16_069), shared - times(d, 3196));
-    let odd =
-        [times(f1, 12_299) + a + d, times(f3, 25_172) + b + c, times(f5, 16_819) + b + d, times(f7, 2446) + a + c];
+    let odd = [
+        times(f1, 12_299) + a + d,
+        times(f3, 25_172) + b + c,
+        times(f5, 16_819) + b + d,
+        times(f7, 2446) + a + c,
+    ];
 
     let half = Wrapping(1 << (bits - 1));
     let sum = |index: usize| (even[index] + odd[index] + half).0 >> bits;
     let difference = |index: usize| (even[index] - odd[index] + half).0 >> bits;
-    [sum(0), sum(1), sum(2), sum(3), difference(3), difference(2), difference(1), difference(0)]
+    [
+        sum(0),
+        sum(1),
+        sum(2),
+        sum(3),
+        difference(3),
+        difference(2),
+        difference(1),
+        difference(0),
+    ]
 }
 
 /// Rows and columns of 8x8 bytes exchanged: 1, then 2, then 4 of them at a time.

@@ -70,7 +70,12 @@ impl Header {
     ///
     /// # Shapes
     /// `part`: inside the image; the result: `[height, width, 3]`, anything outside of `part`.
-    pub(super) fn decode<'a>(&self, bytes: &[u8], part: CropBox, scratch: &'a mut Scratch) -> Result<&'a [u8]> {
+    pub(super) fn decode<'a>(
+        &self,
+        bytes: &[u8],
+        part: CropBox,
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [u8]> {
         let layout = Layout::of(self, part);
         grow(&mut scratch.planes, layout.planes_len, 0);
         grow(&mut scratch.rgb, 3 * self.size[0] * self.size[1], 0);
@@ -78,23 +83,46 @@ impl Header {
         if self.is_progressive || self.is_arithmetic {
             self.read_blocks(bytes, &layout, &mut scans, scratch)?;
         }
-        vectorized(Isa::detect(), Decoding { header: self, bytes, part, layout, scans, scratch: &mut *scratch })?;
+        vectorized(
+            Isa::detect(),
+            Decoding {
+                header: self,
+                bytes,
+                part,
+                layout,
+                scans,
+                scratch: &mut *scratch,
+            },
+        )?;
         Ok(&scratch.rgb[..3 * self.size[0] * self.size[1]])
     }
 
     /// Reads the values of all blocks.
-    fn read_blocks(&self, bytes: &[u8], layout: &Layout, scans: &mut Scans<'_>, scratch: &mut Scratch) -> Result<()> {
+    fn read_blocks(
+        &self,
+        bytes: &[u8],
+        layout: &Layout,
+        scans: &mut Scans<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let Scratch { blocks, codes, .. } = scratch;
         blocks.clear();
         blocks.resize(layout.planes_len / 64, [0; 64]);
         while scans.next(bytes)? {
             let sweep = Sweep::of(self, layout, &scans.scan);
             let ends = scans.unstuff(bytes, &sweep, codes)?;
-            self.read_scan(layout, scans, &sweep, codes, &ends, blocks).ok_or_else(|| scans.damaged())?;
+            self.read_scan(layout, scans, &sweep, codes, &ends, blocks)
+                .ok_or_else(|| scans.damaged())?;
         }
         if scans.leaves_bits_open() {
             for (index, component) in self.components.iter().enumerate() {
-                smooth::smooth(&mut blocks[layout.all_blocks(index)], self, component, layout, &scans.state[index]);
+                smooth::smooth(
+                    &mut blocks[layout.all_blocks(index)],
+                    self,
+                    component,
+                    layout,
+                    &scans.state[index],
+                );
             }
         }
         Ok(())
@@ -115,7 +143,9 @@ impl Header {
         coder.restart(codes, ends[0]);
         let interval = scans.tables.restart_interval;
         let [num_columns, num_rows] = sweep.size;
-        for (row, column) in (0..num_rows).flat_map(|row| (0..num_columns).map(move |column| (row, column))) {
+        for (row, column) in
+            (0..num_rows).flat_map(|row| (0..num_columns).map(move |column| (row, column)))
+        {
             let unit = row * num_columns + column;
             if interval > 0 && unit > 0 && unit % interval == 0 {
                 coder.end(len_before(ends, restart)?)?;
@@ -126,7 +156,10 @@ impl Header {
             for (index, ((component, _), [across, down])) in components.enumerate() {
                 let (plane, stride) = layout.planes[*component];
                 for block in 0..across * down {
-                    let (y, x) = (row * down + block / across, column * across + block % across);
+                    let (y, x) = (
+                        row * down + block / across,
+                        column * across + block % across,
+                    );
                     coder.block(index, &mut blocks[(plane + 8 * y * stride) / 64 + x])?;
                 }
             }
@@ -156,14 +189,28 @@ impl Task for Decoding<'_> {
 
     #[inline(always)]
     fn run(self) -> Result<()> {
-        let Self { header, bytes, part, layout, mut scans, scratch } = self;
+        let Self {
+            header,
+            bytes,
+            part,
+            layout,
+            mut scans,
+            scratch,
+        } = self;
         if header.is_progressive || header.is_arithmetic {
             header.transform(&layout, &scans, &scratch.blocks, &mut scratch.planes);
         } else {
             while scans.next(bytes)? {
                 let sweep = Sweep::of(header, &layout, &scans.scan);
                 let ends = scans.unstuff(bytes, &sweep, &mut scratch.codes)?;
-                let read = header.read_planes(&layout, &scans, &sweep, &scratch.codes, &ends, &mut scratch.planes);
+                let read = header.read_planes(
+                    &layout,
+                    &scans,
+                    &sweep,
+                    &scratch.codes,
+                    &ends,
+                    &mut scratch.planes,
+                );
                 read.ok_or_else(|| scans.damaged())?;
             }
         }
@@ -192,7 +239,10 @@ struct Layout {
 impl Layout {
     fn of(header: &Header, part: CropBox) -> Self {
         let [across, down] = most_sampling(&header.components).map(|blocks| 8 * blocks);
-        let [units_across, units_down] = [header.size[0].div_ceil(across), header.size[1].div_ceil(down)];
+        let [units_across, units_down] = [
+            header.size[0].div_ceil(across),
+            header.size[1].div_ceil(down),
+        ];
         // A colour is mixed with that of its neighbours, two pixels away.
         let units = |start: u32, len: u32, side: usize, number: usize| {
             let end = (start + len + 2) as usize;
@@ -206,7 +256,10 @@ impl Layout {
         }
         Self {
             size: [units_across, units_down],
-            units: [units(part.left, part.width, across, units_across), units(part.top, part.height, down, units_down)],
+            units: [
+                units(part.left, part.width, across, units_across),
+                units(part.top, part.height, down, units_down),
+            ],
             planes,
             planes_len,
         }
@@ -214,7 +267,12 @@ impl Layout {
 
     /// All blocks of a component.
     fn all_blocks(&self, component: usize) -> Range<usize> {
-        let start = |component: usize| self.planes.get(component).map_or(self.planes_len, |(start, _)| *start) / 64;
+        let start = |component: usize| {
+            self.planes
+                .get(component)
+                .map_or(self.planes_len, |(start, _)| *start)
+                / 64
+        };
         start(component)..start(component + 1)
     }
 
@@ -245,7 +303,12 @@ impl Header {
         let mut coded = Vec::new();
         for ((component, tables), blocks) in scans.scan.components.iter().zip(&sweep.blocks) {
             let [dc, ac] = tables.map(|table| scans.tables.codes[table].as_ref());
-            coded.push((*blocks, [dc?, ac?], &scans.state[*component].quantization, layout.planes[*component]));
+            coded.push((
+                *blocks,
+                [dc?, ac?],
+                &scans.state[*component].quantization,
+                layout.planes[*component],
+            ));
         }
         let mut group = Group::new(scans.state.iter().map(|state| &state.quantization));
         let (mut starts, mut num_starts) = ([(0, 0); LANES], 0);
@@ -258,14 +321,19 @@ impl Header {
             }
             let (row, column) = (unit / sweep.size[0], unit % sweep.size[0]);
             let is_wanted = rows.contains(&row) && columns.contains(&column);
-            for (([across, down], tables, quantization, (plane, stride)), mean) in coded.iter().zip(&mut means) {
+            for (([across, down], tables, quantization, (plane, stride)), mean) in
+                coded.iter().zip(&mut means)
+            {
                 for block in 0..across * down {
                     if !is_wanted {
                         bits.block(*tables, mean, quantization, None)?;
                         continue;
                     }
                     bits.block(*tables, mean, quantization, Some((&mut group, num_starts)))?;
-                    let (y, x) = (row * down + block / across, column * across + block % across);
+                    let (y, x) = (
+                        row * down + block / across,
+                        column * across + block % across,
+                    );
                     starts[num_starts] = (plane + 8 * (y * stride + x), *stride);
                     num_starts += 1;
                     if num_starts == LANES {
@@ -290,12 +358,17 @@ impl Header {
             for (y, x) in rows.flat_map(|y| columns.clone().map(move |x| (y, x))) {
                 let start = plane + 8 * y * stride;
                 // Most values are zero, often eight in a row.
-                for (eighth, values) in blocks[start / 64 + x].as_chunks::<8>().0.iter().enumerate() {
+                for (eighth, values) in blocks[start / 64 + x].as_chunks::<8>().0.iter().enumerate()
+                {
                     if *values == [0; 8] {
                         continue;
                     }
                     for (place, value) in (8 * eighth..).zip(values) {
-                        group.set(place as u8, num_starts, i32::from(*value).wrapping_mul(quantization[place]));
+                        group.set(
+                            place as u8,
+                            num_starts,
+                            i32::from(*value).wrapping_mul(quantization[place]),
+                        );
                     }
                 }
                 starts[num_starts] = (start + 8 * x, *stride);

@@ -32,7 +32,10 @@ pub(super) struct Scans<'a> {
 
 impl<'a> Scans<'a> {
     pub(super) fn of(header: &'a Header) -> Self {
-        let state = || State { quantization: [0; 64], lowest_bits: [None; 64] };
+        let state = || State {
+            quantization: [0; 64],
+            lowest_bits: [None; 64],
+        };
         Self {
             header,
             tables: Cow::Borrowed(&header.tables),
@@ -45,15 +48,26 @@ impl<'a> Scans<'a> {
 
     /// Moves to the codes of the next scan. Returns false after the last.
     pub(super) fn next(&mut self, bytes: &[u8]) -> Result<bool> {
-        let missing = self.state.iter().position(|state| state.lowest_bits[0].is_none());
+        let missing = self
+            .state
+            .iter()
+            .position(|state| state.lowest_bits[0].is_none());
         if !self.header.is_progressive && missing.is_none() {
             // Whatever follows the last component of a sequential image does not count.
-            return if ends_after(bytes, self.position) { Ok(false) } else { Err(TRUNCATED) };
+            return if ends_after(bytes, self.position) {
+                Ok(false)
+            } else {
+                Err(TRUNCATED)
+            };
         }
         if self.num_scans > 0 {
-            let next = self.header.next_scan(bytes, self.position, self.num_scans, &mut self.tables)?;
+            let next =
+                self.header
+                    .next_scan(bytes, self.position, self.num_scans, &mut self.tables)?;
             let Some((scan, position)) = next else {
-                return missing.map_or(Ok(false), |index| Err(format!("no scan has component {index}").into()));
+                return missing.map_or(Ok(false), |index| {
+                    Err(format!("no scan has component {index}").into())
+                });
             };
             (self.scan, self.position) = (Cow::Owned(scan), position);
         }
@@ -63,8 +77,13 @@ impl<'a> Scans<'a> {
             let state = &mut self.state[*index];
             if state.lowest_bits.iter().all(Option::is_none) {
                 let number = self.header.components[*index].quantization;
-                let table = self.tables.quantizations.get(number).and_then(Option::as_ref);
-                state.quantization = *table.ok_or_else(|| format!("quantization table {number} is missing"))?;
+                let table = self
+                    .tables
+                    .quantizations
+                    .get(number)
+                    .and_then(Option::as_ref);
+                state.quantization =
+                    *table.ok_or_else(|| format!("quantization table {number} is missing"))?;
             }
             state.lowest_bits[first..=last].fill(Some(self.scan.bits[1]));
         }
@@ -73,18 +92,35 @@ impl<'a> Scans<'a> {
 
     /// Whether a progressive file ends before its scans have all bits of the lowest frequencies.
     pub(super) fn leaves_bits_open(&self) -> bool {
-        let has_open_bits = |state: &State| state.lowest_bits[SMOOTHED].iter().any(|bit| *bit != Some(0));
-        let is_quantized = |state: &State| state.quantization[..SMOOTHED.end].iter().all(|step| *step != 0);
+        let has_open_bits = |state: &State| {
+            state.lowest_bits[SMOOTHED]
+                .iter()
+                .any(|bit| *bit != Some(0))
+        };
+        let is_quantized = |state: &State| {
+            state.quantization[..SMOOTHED.end]
+                .iter()
+                .all(|step| *step != 0)
+        };
         self.state.iter().any(has_open_bits) && self.state.iter().all(is_quantized)
     }
 
     pub(super) fn damaged(&self) -> Reason {
-        format!("scan {} has a code that no table has, or too few codes", self.num_scans).into()
+        format!(
+            "scan {} has a code that no table has, or too few codes",
+            self.num_scans
+        )
+        .into()
     }
 
     /// Copies the codes of the scan without the zeros that are stuffed behind each 0xFF. Returns the place of each restart, and the end.
     #[inline(always)]
-    pub(super) fn unstuff(&mut self, bytes: &[u8], sweep: &Sweep, codes: &mut Vec<u8>) -> Result<Vec<usize>> {
+    pub(super) fn unstuff(
+        &mut self,
+        bytes: &[u8],
+        sweep: &Sweep,
+        codes: &mut Vec<u8>,
+    ) -> Result<Vec<usize>> {
         let num_units = sweep.size[0] * sweep.size[1];
         let mut rest = bytes.get(self.position..).unwrap_or_default();
         codes.clear();
@@ -92,13 +128,18 @@ impl<'a> Scans<'a> {
         let mut ends = Vec::new();
         loop {
             // Most pieces have none.
-            while let Some(piece) =
-                rest.first_chunk::<32>().filter(|piece| !piece.iter().fold(false, |any, byte| any | (*byte == 0xFF)))
+            while let Some(piece) = rest
+                .first_chunk::<32>()
+                .filter(|piece| !piece.iter().fold(false, |any, byte| any | (*byte == 0xFF)))
             {
                 codes.extend_from_slice(piece);
                 rest = &rest[32..];
             }
-            let (before, behind) = rest.split_at(rest.iter().position(|byte| *byte == 0xFF).ok_or(TRUNCATED)?);
+            let (before, behind) = rest.split_at(
+                rest.iter()
+                    .position(|byte| *byte == 0xFF)
+                    .ok_or(TRUNCATED)?,
+            );
             codes.extend_from_slice(before);
             match behind.get(1).ok_or(TRUNCATED)? {
                 0 => codes.push(0xFF),
@@ -109,7 +150,12 @@ impl<'a> Scans<'a> {
                 }
                 marker @ 0xD0..=0xD7 => {
                     if usize::from(marker & 7) != ends.len() % 8 || ends.len() >= num_units {
-                        return Err(format!("restart {} of scan {} is out of order", ends.len(), self.num_scans).into());
+                        return Err(format!(
+                            "restart {} of scan {} is out of order",
+                            ends.len(),
+                            self.num_scans
+                        )
+                        .into());
                     }
                     ends.push(codes.len());
                 }
@@ -142,15 +188,27 @@ impl Sweep {
             [(index, _)] => {
                 let most = most_sampling(&header.components);
                 let sampling = header.components[index].sampling;
-                let size = [0, 1].map(|side| (header.size[side] * sampling[side]).div_ceil(8 * most[side]));
+                let size = [0, 1]
+                    .map(|side| (header.size[side] * sampling[side]).div_ceil(8 * most[side]));
                 let mut wanted = layout.blocks(sampling);
-                wanted.iter_mut().zip(size).for_each(|(wanted, size)| wanted.end = wanted.end.min(size));
-                Self { size, wanted, blocks: vec![[1; 2]] }
+                wanted
+                    .iter_mut()
+                    .zip(size)
+                    .for_each(|(wanted, size)| wanted.end = wanted.end.min(size));
+                Self {
+                    size,
+                    wanted,
+                    blocks: vec![[1; 2]],
+                }
             }
             _ => Self {
                 size: layout.size,
                 wanted: layout.units.clone(),
-                blocks: scan.components.iter().map(|(index, _)| header.components[*index].sampling).collect(),
+                blocks: scan
+                    .components
+                    .iter()
+                    .map(|(index, _)| header.components[*index].sampling)
+                    .collect(),
             },
         }
     }

@@ -19,41 +19,114 @@ type Estimate = (usize, usize, Window);
 
 /// For components of which nothing but means is known.
 const OF_MEANS: [Estimate; 5] = [
-    (1, 2, [[-1, -1, 0, 1, 1], [-3, 13, 0, -13, 3], [-3, 38, 0, -38, 3], [-3, 13, 0, -13, 3], [-1, -1, 0, 1, 1]]),
-    (5, 3, [NONE, [0, 2, -5, 2, 0], [1, 7, -14, 7, 1], [0, 2, -5, 2, 0], NONE]),
-    (4, 4, [[-1, 0, 0, 0, 1], [0, 9, 0, -9, 0], NONE, [0, -9, 0, 9, 0], [1, 0, 0, 0, -1]]),
-    (6, 9, [NONE, [0, 1, 0, -1, 0], [0, 2, 0, -2, 0], [0, 1, 0, -1, 0], NONE]),
-    (7, 8, [NONE, [0, 1, -3, 1, 0], NONE, [0, -1, 3, -1, 0], NONE]),
+    (
+        1,
+        2,
+        [
+            [-1, -1, 0, 1, 1],
+            [-3, 13, 0, -13, 3],
+            [-3, 38, 0, -38, 3],
+            [-3, 13, 0, -13, 3],
+            [-1, -1, 0, 1, 1],
+        ],
+    ),
+    (
+        5,
+        3,
+        [
+            NONE,
+            [0, 2, -5, 2, 0],
+            [1, 7, -14, 7, 1],
+            [0, 2, -5, 2, 0],
+            NONE,
+        ],
+    ),
+    (
+        4,
+        4,
+        [
+            [-1, 0, 0, 0, 1],
+            [0, 9, 0, -9, 0],
+            NONE,
+            [0, -9, 0, 9, 0],
+            [1, 0, 0, 0, -1],
+        ],
+    ),
+    (
+        6,
+        9,
+        [
+            NONE,
+            [0, 1, 0, -1, 0],
+            [0, 2, 0, -2, 0],
+            [0, 1, 0, -1, 0],
+            NONE,
+        ],
+    ),
+    (
+        7,
+        8,
+        [NONE, [0, 1, -3, 1, 0], NONE, [0, -1, 3, -1, 0], NONE],
+    ),
 ];
 
 /// The means themselves, in 256ths.
-const MEAN: Window =
-    [[-2, -6, -8, -6, -2], [-6, 6, 42, 6, -6], [-8, 42, 152, 42, -8], [-6, 6, 42, 6, -6], [-2, -6, -8, -6, -2]];
+const MEAN: Window = [
+    [-2, -6, -8, -6, -2],
+    [-6, 6, 42, 6, -6],
+    [-8, 42, 152, 42, -8],
+    [-6, 6, 42, 6, -6],
+    [-2, -6, -8, -6, -2],
+];
 
 /// For components of which some other values are known.
 const OF_MORE: [Estimate; 3] = [
     (1, 2, [NONE, NONE, [-7, 50, 0, -50, 7], NONE, NONE]),
     (5, 3, [NONE, NONE, [-1, 13, -24, 13, -1], NONE, NONE]),
-    (4, 4, [[0, -1, 0, 1, 0], [-1, 10, 0, -10, 1], NONE, [1, -10, 0, 10, -1], [0, 1, 0, -1, 0]]),
+    (
+        4,
+        4,
+        [
+            [0, -1, 0, 1, 0],
+            [-1, 10, 0, -10, 1],
+            NONE,
+            [1, -10, 0, 10, -1],
+            [0, 1, 0, -1, 0],
+        ],
+    ),
 ];
 
 /// Estimates the values of a component.
 ///
 /// # Shapes
 /// `blocks`: all of the component, those beyond the image too.
-pub(super) fn smooth(blocks: &mut [Block], header: &Header, component: &Component, layout: &Layout, state: &State) {
+pub(super) fn smooth(
+    blocks: &mut [Block],
+    header: &Header,
+    component: &Component,
+    layout: &Layout,
+    state: &State,
+) {
     let quantization = state.quantization.map(i64::from);
     let knows_means_only = state.lowest_bits[SMOOTHED].iter().all(Option::is_none);
-    let estimates = if knows_means_only { &OF_MEANS[..] } else { &OF_MORE };
+    let estimates = if knows_means_only {
+        &OF_MEANS[..]
+    } else {
+        &OF_MORE
+    };
     let [across, down] = component.sampling;
     let stride = across * layout.size[0];
     let most = most_sampling(&header.components);
-    let [columns, rows] = [0, 1].map(|side| (header.size[side] * component.sampling[side]).div_ceil(8 * most[side]));
+    let [columns, rows] =
+        [0, 1].map(|side| (header.size[side] * component.sampling[side]).div_ceil(8 * most[side]));
     let means: Vec<i64> = blocks.iter().map(|block| i64::from(block[0])).collect();
     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
         // As libjpeg counts rows: as if all units had as many rows as those of this block, of which the last ones have fewer.
         let rows_of_unit = down.min(rows - row / down * down);
-        let (counted, all) = (row / down * rows_of_unit + row % down, layout.size[1] * rows_of_unit);
+        let (counted, all) = (
+            row / down * rows_of_unit + row % down,
+            layout.size[1] * rows_of_unit,
+        );
         let above = row - counted.min(1);
         let below = row + usize::from(counted + 1 < all);
         let around: Window = [
@@ -63,10 +136,22 @@ pub(super) fn smooth(blocks: &mut [Block], header: &Header, component: &Componen
             below,
             if counted + 2 < all { row + 2 } else { below },
         ]
-        .map(|y| std::array::from_fn(|x| means[y * stride + (column + x).saturating_sub(2).min(columns - 1)]));
+        .map(|y| {
+            std::array::from_fn(|x| {
+                means[y * stride + (column + x).saturating_sub(2).min(columns - 1)]
+            })
+        });
         let weighted = |window: &Window, is_exchanged: bool| -> i64 {
-            let weight = |y: usize, x: usize| if is_exchanged { window[x][y] } else { window[y][x] };
-            (0..25).map(|index| weight(index / 5, index % 5) * around[index / 5][index % 5]).sum()
+            let weight = |y: usize, x: usize| {
+                if is_exchanged {
+                    window[x][y]
+                } else {
+                    window[y][x]
+                }
+            };
+            (0..25)
+                .map(|index| weight(index / 5, index % 5) * around[index / 5][index % 5])
+                .sum()
         };
         let rounded = |sum: i64, step: i64| {
             let scaled = quantization[0] * sum;

@@ -27,7 +27,11 @@ const MAX_FILES: usize = 32;
 /// # Errors
 /// If the archive cannot be read, is damaged, holds anything but plain files in the release's folder, more bytes than the
 /// release or not all of its files, or `dir` cannot be written. Then the release's folder is not there.
-pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) -> Result<PathBuf, DatasetError> {
+pub fn unpack(
+    cifar: Cifar,
+    archive: impl AsRef<Path>,
+    dir: impl AsRef<Path>,
+) -> Result<PathBuf, DatasetError> {
     let (archive, dir) = (archive.as_ref(), dir.as_ref());
     let folder = dir.join(cifar.folder());
     // The files are written beside the final place, then renamed; a try that was interrupted may have left some.
@@ -38,7 +42,9 @@ pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) ->
     fs::create_dir(&unfinished).map_err(DatasetError::io("create", &unfinished))?;
     let result = unpack_files(cifar, archive, &unfinished)
         .and_then(|()| sync_directory(&unfinished))
-        .and_then(|()| fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder)));
+        .and_then(|()| {
+            fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder))
+        });
     if let Err(error) = result {
         // The first error is the one to tell; a folder left behind is removed by the next try.
         let _ = fs::remove_dir_all(&unfinished);
@@ -50,7 +56,11 @@ pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) ->
 
 /// Waits until the names in a folder are on disk, where its file system can and this user may read it.
 fn sync_directory(path: &Path) -> Result<(), DatasetError> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
     use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     match File::open(path).and_then(|folder| folder.sync_all()) {
         Err(error) if !matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => {
@@ -62,35 +72,56 @@ fn sync_directory(path: &Path) -> Result<(), DatasetError> {
 
 /// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
 fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
-    let refuse = |reason: String| DatasetError::Archive { path: archive.to_path_buf(), reason };
+    let refuse = |reason: String| DatasetError::Archive {
+        path: archive.to_path_buf(),
+        reason,
+    };
     let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
     let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
-    let mut entries = Archive::new(Bounded { inner: Counted(GzDecoder::new(file)), num_left: MAX_UNPACKED_BYTES });
+    let mut entries = Archive::new(Bounded {
+        inner: Counted(GzDecoder::new(file)),
+        num_left: MAX_UNPACKED_BYTES,
+    });
     let mut names = BTreeSet::new();
     for entry in entries.entries().map_err(unreadable)? {
         let mut entry = entry.map_err(unreadable)?;
         if entry.header().entry_type().is_dir() {
             continue;
         }
-        let name = plain_name(cifar, &entry).map_err(unreadable)?.map_err(refuse)?;
+        let name = plain_name(cifar, &entry)
+            .map_err(unreadable)?
+            .map_err(refuse)?;
         let target = folder.join(&name);
         if !names.insert(name) {
-            return Err(refuse(format!("expected each file once, got {} twice", target.display())));
+            return Err(refuse(format!(
+                "expected each file once, got {} twice",
+                target.display()
+            )));
         }
         if names.len() > MAX_FILES {
-            return Err(refuse(format!("expected at most {MAX_FILES} files, got more")));
+            return Err(refuse(format!(
+                "expected at most {MAX_FILES} files, got more"
+            )));
         }
         let mut file = File::create_new(&target).map_err(DatasetError::io("create", &target))?;
         let len = io::copy(&mut entry, &mut file).map_err(unreadable)?;
         if len != entry.size() {
-            return Err(refuse(format!("expected {} bytes of {}, got {len}", entry.size(), target.display())));
+            return Err(refuse(format!(
+                "expected {} bytes of {}, got {len}",
+                entry.size(),
+                target.display()
+            )));
         }
         // The folder's name must not reach the disk before what is in it.
-        file.sync_all().map_err(DatasetError::io("write", &target))?;
+        file.sync_all()
+            .map_err(DatasetError::io("write", &target))?;
     }
     for name in cifar.train_files().iter().chain([&cifar.test_file()]) {
         if !folder.join(name).is_file() {
-            return Err(refuse(format!("expected {name} in {}, got none", cifar.folder())));
+            return Err(refuse(format!(
+                "expected {name} in {}, got none",
+                cifar.folder()
+            )));
         }
     }
     Ok(())
@@ -106,7 +137,11 @@ fn plain_name<R: Read>(cifar: Cifar, entry: &Entry<'_, R>) -> io::Result<Result<
         {
             Ok(PathBuf::from(name))
         }
-        _ => Err(format!("expected plain files in {}, got {}", cifar.folder(), path.display())),
+        _ => Err(format!(
+            "expected plain files in {}, got {}",
+            cifar.folder(),
+            path.display()
+        )),
     })
 }
 
@@ -119,7 +154,11 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let len = self.inner.read(buffer)?;
-        let too_long = || io::Error::other(format!("expected at most {MAX_UNPACKED_BYTES} bytes, got more"));
+        let too_long = || {
+            io::Error::other(format!(
+                "expected at most {MAX_UNPACKED_BYTES} bytes, got more"
+            ))
+        };
         self.num_left = self.num_left.checked_sub(len as u64).ok_or_else(too_long)?;
         Ok(len)
     }

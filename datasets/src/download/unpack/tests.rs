@@ -65,7 +65,11 @@ fn refused(archive: &[u8]) -> String {
     let text = result.unwrap_err().to_string();
     assert!(text.contains("archive.tar.gz"), "{text}");
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "{text}");
-    assert_eq!(fs::read_dir(root.path().join("data")).unwrap().count(), 0, "{text}");
+    assert_eq!(
+        fs::read_dir(root.path().join("data")).unwrap().count(),
+        0,
+        "{text}"
+    );
     text
 }
 
@@ -87,19 +91,30 @@ fn links_devices_and_pipes_are_refused() {
     let whole = [file(TRAIN), file(TEST)].concat();
     for odd in [
         link("cifar-100-binary/a", EntryType::Symlink, "/etc/passwd"),
-        link("cifar-100-binary/b", EntryType::Link, "../../archive.tar.gz"),
+        link(
+            "cifar-100-binary/b",
+            EntryType::Link,
+            "../../archive.tar.gz",
+        ),
         entry("cifar-100-binary/c", EntryType::Char, &[]),
         entry("cifar-100-binary/d", EntryType::Block, &[]),
         entry("cifar-100-binary/e", EntryType::Fifo, &[]),
     ] {
         let text = refused(&tar(&[whole.clone(), odd]));
-        assert!(text.contains("expected plain files in cifar-100-binary, got cifar-100-binary/"), "{text}");
+        assert!(
+            text.contains("expected plain files in cifar-100-binary, got cifar-100-binary/"),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_sparse_file_is_refused() {
-    let text = refused(&tar(&[file(TRAIN), file(TEST), entry("cifar-100-binary/f", EntryType::GNUSparse, &[])]));
+    let text = refused(&tar(&[
+        file(TRAIN),
+        file(TEST),
+        entry("cifar-100-binary/f", EntryType::GNUSparse, &[]),
+    ]));
     assert!(text.contains("cannot be unpacked"), "{text}");
 }
 
@@ -107,40 +122,67 @@ fn a_sparse_file_is_refused() {
 fn a_link_that_a_later_file_would_be_written_through_is_refused_before_it() {
     let odd = link("cifar-100-binary", EntryType::Symlink, "..");
     let text = refused(&tar(&[odd, file(TRAIN), file(TEST)]));
-    assert!(text.contains("expected plain files in cifar-100-binary, got cifar-100-binary"), "{text}");
+    assert!(
+        text.contains("expected plain files in cifar-100-binary, got cifar-100-binary"),
+        "{text}"
+    );
 }
 
 #[test]
 fn names_that_lead_elsewhere_are_refused() {
-    for path in ["../evil", "/evil", "cifar-100-binary/../evil", "cifar-100-binary/a/../../../evil", "evil", ".."] {
+    for path in [
+        "../evil",
+        "/evil",
+        "cifar-100-binary/../evil",
+        "cifar-100-binary/a/../../../evil",
+        "evil",
+        "..",
+    ] {
         let text = refused(&tar(&[file(TRAIN), file(TEST), file(path)]));
-        assert!(text.contains("expected plain files in cifar-100-binary, got"), "{text}");
+        assert!(
+            text.contains("expected plain files in cifar-100-binary, got"),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_long_name_that_leads_elsewhere_is_refused() {
-    let long = entry("././@LongLink", EntryType::GNULongName, b"cifar-100-binary/../../evil\0");
+    let long = entry(
+        "././@LongLink",
+        EntryType::GNULongName,
+        b"cifar-100-binary/../../evil\0",
+    );
     refused(&tar(&[file(TRAIN), file(TEST), long, file("harmless")]));
 }
 
 #[test]
 fn a_name_that_comes_twice_is_refused() {
-    let text = refused(&tar(&[file(TRAIN), file(TEST), file("./cifar-100-binary/./train.bin")]));
-    assert!(text.contains("expected each file once") && text.ends_with("train.bin twice"), "{text}");
+    let text = refused(&tar(&[
+        file(TRAIN),
+        file(TEST),
+        file("./cifar-100-binary/./train.bin"),
+    ]));
+    assert!(
+        text.contains("expected each file once") && text.ends_with("train.bin twice"),
+        "{text}"
+    );
 }
 
 #[test]
 fn many_small_files_are_refused() {
-    let files: Vec<u8> =
-        (0..100).flat_map(|i| entry(&format!("cifar-100-binary/{i}"), EntryType::Regular, &[])).collect();
+    let files: Vec<u8> = (0..100)
+        .flat_map(|i| entry(&format!("cifar-100-binary/{i}"), EntryType::Regular, &[]))
+        .collect();
     assert!(refused(&tar(&[files])).contains("expected at most 32 files, got more"));
 }
 
 /// A compressed archive of one entry of 2 GiB of zeros, in 2 MB.
 fn bomb(path: &str, kind: EntryType) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(header(path, kind, 2 << 30).as_bytes()).unwrap();
+    encoder
+        .write_all(header(path, kind, 2 << 30).as_bytes())
+        .unwrap();
     let zeros = vec![0; 1 << 20];
     // What is refused after 200 MB need not be written to its end.
     (0..300).for_each(|_| encoder.write_all(&zeros).unwrap());
@@ -156,7 +198,10 @@ fn an_archive_that_expands_without_end_is_refused_in_whatever_it_expands() {
         ("pax", EntryType::XHeader),
     ] {
         let text = refused(&bomb(path, kind));
-        assert!(text.contains("expected at most 200000000 bytes, got more"), "{text}");
+        assert!(
+            text.contains("expected at most 200000000 bytes, got more"),
+            "{text}"
+        );
     }
 }
 

@@ -10,7 +10,10 @@ fn images() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for number in 0..10u8 {
         let split = if number < 7 { "train" } else { "val" };
-        let dir = root.path().join(split).join(["cat", "dog"][usize::from(number % 2)]);
+        let dir = root
+            .path()
+            .join(split)
+            .join(["cat", "dog"][usize::from(number % 2)]);
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(format!("photo.of.{number}.png")), png(10 * number)).unwrap();
     }
@@ -30,17 +33,30 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
             true
         })
         .unwrap();
-        assert_eq!(written, ShardWriting { num_shards, num_images: 10, notes: vec![] });
+        assert_eq!(
+            written,
+            ShardWriting {
+                num_shards,
+                num_images: 10,
+                notes: vec![]
+            }
+        );
         assert_eq!((told.len(), &told[0][..]), (num_shards, "train-000000.tar"));
         let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
         assert_eq!(samples(&*splits.train), samples(&*expected.train));
-        assert_eq!(samples(&**splits.evaluated().unwrap()), samples(&**expected.evaluated().unwrap()));
+        assert_eq!(
+            samples(&**splits.evaluated().unwrap()),
+            samples(&**expected.evaluated().unwrap())
+        );
         assert_eq!(splits.train.class_names(), ["cat", "dog"]);
         assert!(!splits.train.checksum_reads_files());
         // The digests are those of the files.
         for line in fs::read_to_string(to.join(MANIFEST)).unwrap().lines() {
             let (digest, name) = line.split_once("  ").unwrap();
-            assert_eq!(digest, to_hex(&Sha256::digest(fs::read(to.join(name)).unwrap())));
+            assert_eq!(
+                digest,
+                to_hex(&Sha256::digest(fs::read(to.join(name)).unwrap()))
+            );
         }
         // Without them the checksum is another one, over the images.
         fs::remove_file(to.join(MANIFEST)).unwrap();
@@ -48,13 +64,21 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
         assert!(without.train.checksum_reads_files());
         assert_ne!(without.train.checksum(), splits.train.checksum());
     }
-    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 3, "no parts are left");
+    assert_eq!(
+        fs::read_dir(target.path()).unwrap().count(),
+        3,
+        "no parts are left"
+    );
 }
 
 #[test]
 fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
     let (from, target) = (images(), tempfile::tempdir().unwrap());
-    for (name, value) in [("test/dog/deep/er/a.png", 1), ("train/cat/again/b.png", 2), ("train/loose.png", 3)] {
+    for (name, value) in [
+        ("test/dog/deep/er/a.png", 1),
+        ("train/cat/again/b.png", 2),
+        ("train/loose.png", 3),
+    ] {
         let path = from.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, png(value)).unwrap();
@@ -62,13 +86,32 @@ fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
     fs::write(from.path().join("train/cat/scan.psd"), "").unwrap();
     let to = target.path().join("to");
     let written = write(from.path(), &to, 100, &mut |_| true).unwrap();
-    assert_eq!((written.num_shards, written.num_images, written.notes.len()), (3, 12, 3), "{:?}", written.notes);
+    assert_eq!(
+        (written.num_shards, written.num_images, written.notes.len()),
+        (3, 12, 3),
+        "{:?}",
+        written.notes
+    );
     let manifest = fs::read_to_string(to.join(MANIFEST)).unwrap();
-    for (note, what) in written.notes.iter().zip(["loose.png", "scan.psd", "test: 1 of 2 classes have no image: cat"]) {
-        assert!(note.contains(what) && manifest.contains(&format!("# {note}\n")), "{note}");
+    for (note, what) in written.notes.iter().zip([
+        "loose.png",
+        "scan.psd",
+        "test: 1 of 2 classes have no image: cat",
+    ]) {
+        assert!(
+            note.contains(what) && manifest.contains(&format!("# {note}\n")),
+            "{note}"
+        );
     }
     let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
-    assert_eq!([splits.train.len(), splits.val.unwrap().len(), splits.test.unwrap().len()], [8, 3, 1]);
+    assert_eq!(
+        [
+            splits.train.len(),
+            splits.val.unwrap().len(),
+            splits.test.unwrap().len()
+        ],
+        [8, 3, 1]
+    );
     assert!(!splits.train.checksum_reads_files());
     let checked = std::process::Command::new("sha256sum")
         .args(["--check", "--strict", "--status", MANIFEST])
@@ -83,17 +126,37 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
     let to = target.path().join("to");
     fs::create_dir(&to).unwrap();
     write(from.path(), &to, 100, &mut |_| true).unwrap();
-    let text = write(from.path(), &to, 100, &mut |_| true).unwrap_err().to_string();
-    assert!(text.contains("to: expected a new or empty folder"), "{text}");
+    let text = write(from.path(), &to, 100, &mut |_| true)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("to: expected a new or empty folder"),
+        "{text}"
+    );
     let other = target.path().join("other");
-    let text = write(from.path(), &other, 100, &mut |_| false).unwrap_err().to_string();
+    let text = write(from.path(), &other, 100, &mut |_| false)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("stopped before all was written"), "{text}");
     for split in ["train", "val"] {
-        fs::rename(from.path().join(split).join("cat"), from.path().join(split).join("c\nat")).unwrap();
+        fs::rename(
+            from.path().join(split).join("cat"),
+            from.path().join(split).join("c\nat"),
+        )
+        .unwrap();
     }
-    let text = write(from.path(), &other, 100, &mut |_| true).unwrap_err().to_string();
-    assert!(text.contains("expected a name on one line") && text.contains(r#"got "c\nat""#), "{text}");
-    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 1, "only what is whole");
+    let text = write(from.path(), &other, 100, &mut |_| true)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("expected a name on one line") && text.contains(r#"got "c\nat""#),
+        "{text}"
+    );
+    assert_eq!(
+        fs::read_dir(target.path()).unwrap().count(),
+        1,
+        "only what is whole"
+    );
 }
 
 #[test]
@@ -109,15 +172,29 @@ fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_
         beside.len() < 2
     })
     .unwrap_err();
-    assert_eq!((beside, fs::read_dir(&to).unwrap().count()), (vec![1; 2], 0), "as it was");
+    assert_eq!(
+        (beside, fs::read_dir(&to).unwrap().count()),
+        (vec![1; 2], 0),
+        "as it was"
+    );
     write(from.path(), &to, 4, &mut |_| true).unwrap();
     assert_eq!((inode(), fs::read_dir(&to).unwrap().count()), (before, 5));
-    let text = write(from.path(), &to, 4, &mut |_| true).unwrap_err().to_string();
-    assert!(text.contains("to: expected a new or empty folder, got one with "), "{text}");
+    let text = write(from.path(), &to, 4, &mut |_| true)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("to: expected a new or empty folder, got one with "),
+        "{text}"
+    );
     let link = target.path().join("link");
     std::os::unix::fs::symlink(target.path().join("nothing"), &link).unwrap();
-    let text = write(from.path(), &link, 4, &mut |_| panic!("no work")).unwrap_err().to_string();
-    assert!(text.contains("link: expected a folder") && link.is_symlink(), "{text}");
+    let text = write(from.path(), &link, 4, &mut |_| panic!("no work"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("link: expected a folder") && link.is_symlink(),
+        "{text}"
+    );
 }
 
 #[test]
@@ -128,7 +205,11 @@ fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another
         fs::create_dir(to.join(folder)).unwrap();
         fs::write(to.join(folder).join("train-000000.tar"), "half of it").unwrap();
     }
-    let refusal = || write(from.path(), to, 4, &mut |_| panic!("no work")).unwrap_err().to_string();
+    let refusal = || {
+        write(from.path(), to, 4, &mut |_| panic!("no work"))
+            .unwrap_err()
+            .to_string()
+    };
     let other = File::open(to.join(".part-2")).unwrap();
     other.lock().unwrap();
     assert!(refusal().contains("expected a new or empty folder, got one with .part-2"));
@@ -145,7 +226,11 @@ fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another
     })
     .unwrap();
     assert!(held);
-    assert_eq!(fs::read_dir(to).unwrap().count(), 6, "shards, names, digests and what was there");
+    assert_eq!(
+        fs::read_dir(to).unwrap().count(),
+        6,
+        "shards, names, digests and what was there"
+    );
 }
 
 #[test]
@@ -158,19 +243,37 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
     let bytes = fs::read(&path).unwrap();
     // The same once more: other times, the same bytes.
     fs::write(&path, &bytes).unwrap();
-    assert_eq!(samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train), listed);
+    assert_eq!(
+        samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train),
+        listed
+    );
     // Another of the same length, as old as the manifest: the index knew one that was not it.
     let mut other = bytes.clone();
     let place = other.iter().rposition(|byte| *byte != 0).unwrap();
     other[place] ^= 1;
     fs::write(&path, &other).unwrap();
     let old = fs::metadata(to.join(MANIFEST)).unwrap().modified().unwrap();
-    File::options().append(true).open(&path).unwrap().set_modified(old).unwrap();
-    let text = open(&to, &config(OnBadImage::Skip)).unwrap_err().to_string();
-    assert!(text.contains("train-000001.tar: expected sha256") && text.contains("as MANIFEST says"), "{text}");
+    File::options()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let text = open(&to, &config(OnBadImage::Skip))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("train-000001.tar: expected sha256") && text.contains("as MANIFEST says"),
+        "{text}"
+    );
     // No index, and newer than the manifest.
     fs::remove_file(to.join(INDEX)).unwrap();
-    File::options().append(true).open(&path).unwrap().set_modified(old + std::time::Duration::from_secs(1)).unwrap();
+    File::options()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(old + std::time::Duration::from_secs(1))
+        .unwrap();
     open(&to, &config(OnBadImage::Fail)).unwrap_err();
 }
 
@@ -181,12 +284,19 @@ fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
     write(from.path(), &to, 3, &mut |_| true).unwrap();
     let speaks = || {
         let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
-        [&splits.train, splits.evaluated().unwrap()]
-            .map(|split| split.notes().iter().any(|note| note.starts_with("MANIFEST")))
+        [&splits.train, splits.evaluated().unwrap()].map(|split| {
+            split
+                .notes()
+                .iter()
+                .any(|note| note.starts_with("MANIFEST"))
+        })
     };
     assert_eq!(speaks(), [false; 2]);
     let manifest = fs::read_to_string(to.join(MANIFEST)).unwrap();
-    let without_first: String = manifest.split_inclusive('\n').filter(|line| !line.contains("train-000000")).collect();
+    let without_first: String = manifest
+        .split_inclusive('\n')
+        .filter(|line| !line.contains("train-000000"))
+        .collect();
     fs::write(to.join(MANIFEST), without_first).unwrap();
     assert_eq!(speaks(), [true, false]);
 }
@@ -197,6 +307,8 @@ fn a_shard_that_the_manifest_lists_must_be_there() {
     let to = target.path().join("to");
     write(from.path(), &to, 3, &mut |_| true).unwrap();
     fs::remove_file(to.join("train-000001.tar")).unwrap();
-    let text = open(&to, &config(OnBadImage::Fail)).unwrap_err().to_string();
+    let text = open(&to, &config(OnBadImage::Fail))
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("train-000001.tar not found"), "{text}");
 }

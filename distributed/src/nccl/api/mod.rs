@@ -42,7 +42,15 @@ pub(super) struct Api {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     comm_init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
-    all_reduce: unsafe extern "C" fn(*const c_void, Handle, usize, c_int, c_int, Handle, *mut c_void) -> c_int,
+    all_reduce: unsafe extern "C" fn(
+        *const c_void,
+        Handle,
+        usize,
+        c_int,
+        c_int,
+        Handle,
+        *mut c_void,
+    ) -> c_int,
     get_async_error: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
     finalize: OfHandle,
     destroy: OfHandle,
@@ -56,7 +64,9 @@ impl Api {
     /// NCCL of this process, or why there is none.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
         static API: OnceLock<Result<Api, String>> = OnceLock::new();
-        API.get_or_init(|| Self::open(&NAMES)).as_ref().map_err(String::as_str)
+        API.get_or_init(|| Self::open(&NAMES))
+            .as_ref()
+            .map_err(String::as_str)
     }
 
     /// The first library of `names` that loads.
@@ -99,7 +109,9 @@ impl Api {
     pub(super) fn version(&self) -> Result<i32, Failure> {
         let mut version = 0;
         // SAFETY: it writes one number.
-        self.check("ncclGetVersion", unsafe { (self.get_version)(&mut version) })?;
+        self.check("ncclGetVersion", unsafe {
+            (self.get_version)(&mut version)
+        })?;
         Ok(version)
     }
 
@@ -121,13 +133,22 @@ impl Api {
     }
 
     fn check(&self, call: &'static str, result: c_int) -> Result<(), Failure> {
-        if result == SUCCESS { Ok(()) } else { Err(Failure { call, text: self.words(result) }) }
+        if result == SUCCESS {
+            Ok(())
+        } else {
+            Err(Failure {
+                call,
+                text: self.words(result),
+            })
+        }
     }
 }
 
 /// The loader's own words, which libloading keeps behind its error.
 fn reason(error: &libloading::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// This rank's place in a group of GPUs.
@@ -140,12 +161,22 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Waits until all ranks of `id` have come, each with the GPU whose context is current.
-    pub(super) fn new(api: &'static Api, rank: usize, world_size: usize, id: UniqueId) -> Result<Self, Failure> {
+    pub(super) fn new(
+        api: &'static Api,
+        rank: usize,
+        world_size: usize,
+        id: UniqueId,
+    ) -> Result<Self, Failure> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: it writes a handle, which only this connection has.
-        let result = unsafe { (api.comm_init_rank)(&mut handle, world_size as c_int, id, rank as c_int) };
+        let result =
+            unsafe { (api.comm_init_rank)(&mut handle, world_size as c_int, id, rank as c_int) };
         api.check("ncclCommInitRank", result)?;
-        Ok(Self { api, handle, has_failed: Cell::new(false) })
+        Ok(Self {
+            api,
+            handle,
+            has_failed: Cell::new(false),
+        })
     }
 
     /// Gives `stream` the sum of `len` values of f32 at `address` over all ranks, in their place.
@@ -153,10 +184,17 @@ impl Connection {
     /// # Safety
     /// `address` is memory of this rank's GPU for so many values, which nobody else uses until the stream has passed, and `stream` is one of
     /// CUDA's on that GPU.
-    pub(super) unsafe fn sum_in_place(&self, address: u64, len: usize, stream: *mut c_void) -> Result<(), Failure> {
+    pub(super) unsafe fn sum_in_place(
+        &self,
+        address: u64,
+        len: usize,
+        stream: *mut c_void,
+    ) -> Result<(), Failure> {
         let memory = address as Handle;
         // SAFETY: the caller's promise; the handle is that of a connection.
-        let result = unsafe { (self.api.all_reduce)(memory, memory, len, FLOAT_32, SUM, self.handle, stream) };
+        let result = unsafe {
+            (self.api.all_reduce)(memory, memory, len, FLOAT_32, SUM, self.handle, stream)
+        };
         self.noted(self.api.check("ncclAllReduce", result))
     }
 
@@ -171,7 +209,8 @@ impl Connection {
     }
 
     fn noted(&self, result: Result<(), Failure>) -> Result<(), Failure> {
-        self.has_failed.set(self.has_failed.get() || result.is_err());
+        self.has_failed
+            .set(self.has_failed.get() || result.is_err());
         result
     }
 }

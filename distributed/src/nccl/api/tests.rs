@@ -40,7 +40,10 @@ fn stand_in(test: &str) -> Option<PathBuf> {
     fs::create_dir_all(&folder).unwrap();
     let (source, library) = (folder.join("nccl.c"), folder.join(NAMES[0]));
     fs::write(&source, STAND_IN).unwrap();
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
     match compiled {
         Ok(status) => assert!(status.success(), "the stand-in does not compile"),
         Err(_) => println!("SKIPPED: no C compiler"),
@@ -59,24 +62,35 @@ fn counts(api: &Api) -> [c_int; 3] {
 }
 
 fn opened(library: &Path) -> &'static Api {
-    Box::leak(Box::new(Api::open(&[Path::new("/nonexistent/libnccl.so.2"), library]).unwrap()))
+    Box::leak(Box::new(
+        Api::open(&[Path::new("/nonexistent/libnccl.so.2"), library]).unwrap(),
+    ))
 }
 
 fn connected(api: &'static Api) -> Connection {
-    let Ok(connection) = Connection::new(api, 1, 3, api.unique_id().unwrap()) else { panic!("not connected") };
+    let Ok(connection) = Connection::new(api, 1, 3, api.unique_id().unwrap()) else {
+        panic!("not connected")
+    };
     connection
 }
 
 #[test]
-fn the_library_of_packages_is_loaded_its_functions_get_what_they_expect_and_a_healthy_connection_is_finalized() {
-    let Some(library) = stand_in("healthy") else { return };
+fn the_library_of_packages_is_loaded_its_functions_get_what_they_expect_and_a_healthy_connection_is_finalized()
+ {
+    let Some(library) = stand_in("healthy") else {
+        return;
+    };
     let api = opened(&library);
     assert!(matches!(api.version(), Ok(22705)));
     let connection = connected(api);
     let mut values = [1.0_f32, 2.0];
     // SAFETY: the stand-in computes in host memory.
     let sum = |stream: usize, values: &mut [f32]| unsafe {
-        connection.sum_in_place(values.as_mut_ptr() as u64, values.len(), stream as *mut c_void)
+        connection.sum_in_place(
+            values.as_mut_ptr() as u64,
+            values.len(),
+            stream as *mut c_void,
+        )
     };
     assert!(sum(9, &mut values).is_ok() && connection.check().is_ok());
     assert_eq!(values, [3.0, 6.0]);
@@ -87,7 +101,9 @@ fn the_library_of_packages_is_loaded_its_functions_get_what_they_expect_and_a_he
 
 #[test]
 fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
-    let Some(library) = stand_in("broken") else { return };
+    let Some(library) = stand_in("broken") else {
+        return;
+    };
     let api = opened(&library);
     let connection = connected(api);
     // SAFETY: nobody else uses the stand-in.
@@ -96,7 +112,10 @@ fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
     assert!(connection.check().is_ok());
     set(6);
     let Failure { call, text } = connection.check().unwrap_err();
-    assert_eq!((call, text.as_str()), ("ncclAllReduce", "remote process exited (ncclResult_t 6)"));
+    assert_eq!(
+        (call, text.as_str()),
+        ("ncclAllReduce", "remote process exited (ncclResult_t 6)")
+    );
     set(SUCCESS);
     drop(connection);
     assert_eq!(counts(api), [0, 0, 1]);
@@ -108,5 +127,8 @@ fn a_library_that_is_not_there_or_is_not_nccl_says_so() {
     let missing = Api::open(&["/nonexistent/libnccl.so.2"]).unwrap_err();
     assert!(missing.contains("/nonexistent/libnccl.so.2"), "{missing}");
     let other = Api::open(&["libc.so.6"]).unwrap_err();
-    assert!(other.starts_with("expected NCCL 2.14 or newer") && other.contains("ncclGetVersion"), "{other}");
+    assert!(
+        other.starts_with("expected NCCL 2.14 or newer") && other.contains("ncclGetVersion"),
+        "{other}"
+    );
 }

@@ -6,8 +6,8 @@ use super::noise;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use distributed::{
-    Carried, CollectiveError, Communicator, CompressedReduction, GradientReducer, MicroStepConfig, ReducerConfig,
-    StepHeader, ThreadCommunicator, run_ranks,
+    Carried, CollectiveError, Communicator, CompressedReduction, GradientReducer, MicroStepConfig,
+    ReducerConfig, StepHeader, ThreadCommunicator, run_ranks,
 };
 
 const KINDS: [&str; 4] = ["bf16", "f16", "powersgd:2", "topk:10"];
@@ -27,16 +27,36 @@ impl Rank {
             Arc::new(communicator),
             kind,
             warmup_steps,
-            ReducerConfig { bucket_cap_bytes: Some(1000), overlap },
+            ReducerConfig {
+                bucket_cap_bytes: Some(1000),
+                overlap,
+            },
         )
     }
 
-    fn of(layer: Linear, communicator: Arc<dyn Communicator>, kind: &str, warmup: u64, how: ReducerConfig) -> Self {
+    fn of(
+        layer: Linear,
+        communicator: Arc<dyn Communicator>,
+        kind: &str,
+        warmup: u64,
+        how: ReducerConfig,
+    ) -> Self {
         let kind = kind.parse().unwrap();
-        let reducer = GradientReducer::with_reduction(&layer, Arc::clone(&communicator), &how, |plans, own| {
-            Ok(Box::new(CompressedReduction::new(kind, warmup, plans, own)?))
-        });
-        Self { layer, communicator, reducer: reducer.unwrap() }
+        let reducer = GradientReducer::with_reduction(
+            &layer,
+            Arc::clone(&communicator),
+            &how,
+            |plans, own| {
+                Ok(Box::new(CompressedReduction::new(
+                    kind, warmup, plans, own,
+                )?))
+            },
+        );
+        Self {
+            layer,
+            communicator,
+            reducer: reducer.unwrap(),
+        }
     }
 
     /// The same ranks, begun anew.
@@ -46,15 +66,28 @@ impl Rank {
             self.communicator,
             kind,
             warmup_steps,
-            ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes), overlap: false },
+            ReducerConfig {
+                bucket_cap_bytes: Some(bucket_cap_bytes),
+                overlap: false,
+            },
         )
     }
 
     /// The bits of a step's sums; `broken` has a bias on rank 1 that is not finite.
     fn step(&mut self, step: u64, broken: bool) -> Result<Vec<u32>, CollectiveError> {
         let plan_hash = self.reducer.plan().hash();
-        self.reducer.post_header(StepHeader { epoch: 0, step, plan_hash, stop: false, num_samples: 1, finite: true });
-        self.reducer.begin_micro_step(MicroStepConfig { is_last: true, ..MicroStepConfig::default() });
+        self.reducer.post_header(StepHeader {
+            epoch: 0,
+            step,
+            plan_hash,
+            stop: false,
+            num_samples: 1,
+            finite: true,
+        });
+        self.reducer.begin_micro_step(MicroStepConfig {
+            is_last: true,
+            ..MicroStepConfig::default()
+        });
         let (collector, rank) = (self.reducer.collector(), self.communicator.rank());
         for (index, entry) in self.reducer.layout().entries().iter().enumerate().rev() {
             let mut gradient = noise(1000 * index + 10 * rank + step as usize, entry.len);
@@ -64,7 +97,13 @@ impl Rank {
             collector.take(entry.id, &gradient);
         }
         self.reducer.finish()?;
-        Ok(self.reducer.synced().to_flat().iter().map(|value| value.to_bits()).collect())
+        Ok(self
+            .reducer
+            .synced()
+            .to_flat()
+            .iter()
+            .map(|value| value.to_bits())
+            .collect())
     }
 
     fn carried(&self) -> Carried {
@@ -81,10 +120,16 @@ fn a_step_that_is_left_out_leaves_no_trace_in_its_finite_buckets_nor_in_the_brok
                     let mut rank = Rank::new(communicator, kind, 0, overlap);
                     let mut bits = vec![rank.step(0, false).unwrap()];
                     let before = rank.carried();
-                    assert!(before.residual.iter().any(|value| *value != 0.0), "{kind}: nothing was kept back");
+                    assert!(
+                        before.residual.iter().any(|value| *value != 0.0),
+                        "{kind}: nothing was kept back"
+                    );
                     if is_tried {
                         let error = rank.step(1, true).unwrap_err();
-                        assert!(matches!(error, CollectiveError::NonFinite { .. }), "{error}");
+                        assert!(
+                            matches!(error, CollectiveError::NonFinite { .. }),
+                            "{error}"
+                        );
                         assert_eq!(rank.carried(), before, "{kind}");
                     }
                     bits.extend((2..5).map(|step| rank.step(step, false).unwrap()));
@@ -104,14 +149,22 @@ fn ranks_that_are_handed_what_was_carried_go_on_with_the_same_bits() {
                 let mut rank = Rank::new(communicator, kind, warmup_steps, false);
                 (0..num_steps).for_each(|step| drop(rank.step(step, false).unwrap()));
                 let carried = rank.carried();
-                let rest = |rank: &mut Rank| (num_steps..7).map(|step| rank.step(step, false).unwrap()).collect();
+                let rest = |rank: &mut Rank| {
+                    (num_steps..7)
+                        .map(|step| rank.step(step, false).unwrap())
+                        .collect()
+                };
                 let expected: Vec<Vec<u32>> = rest(&mut rank);
                 let mut next = rank.again(kind, warmup_steps, 1000);
                 next.reducer.go_on(num_steps, &carried);
                 let got: Vec<Vec<u32>> = rest(&mut next);
                 got == expected
             });
-            assert_eq!(same, [true, true], "{kind}, {warmup_steps} steps of warm-up, after {num_steps}");
+            assert_eq!(
+                same,
+                [true, true],
+                "{kind}, {warmup_steps} steps of warm-up, after {num_steps}"
+            );
         }
     }
 }
@@ -126,8 +179,16 @@ fn what_was_carried_fits_other_buckets() {
             let one_bucket = rank.again(kind, 0, 1 << 20);
             one_bucket.reducer.go_on(3, &carried);
             let got = one_bucket.carried();
-            assert_eq!((got.residual, got.factors), (carried.residual, carried.factors), "{kind}");
-            assert_eq!(got.num_drawn, [carried.num_drawn.iter().copied().max().unwrap()], "{kind}");
+            assert_eq!(
+                (got.residual, got.factors),
+                (carried.residual, carried.factors),
+                "{kind}"
+            );
+            assert_eq!(
+                got.num_drawn,
+                [carried.num_drawn.iter().copied().max().unwrap()],
+                "{kind}"
+            );
         });
     }
 }

@@ -9,8 +9,14 @@ const NUM_STEPS: usize = 3000;
 
 /// Curvatures and minimum of one rank's part of the loss, `½ Σ a (x − b)²`; the ranks' minima lie far apart.
 fn problem(rank: usize) -> (Vec<f32>, Vec<f32>) {
-    let curvatures = noise(rank + 10, 200).iter().map(|value| 1.0 + 0.8 * value).collect();
-    let minimum = noise(rank + 20, 200).iter().map(|value| 3.0 * value).collect();
+    let curvatures = noise(rank + 10, 200)
+        .iter()
+        .map(|value| 1.0 + 0.8 * value)
+        .collect();
+    let minimum = noise(rank + 20, 200)
+        .iter()
+        .map(|value| 3.0 * value)
+        .collect();
     (curvatures, minimum)
 }
 
@@ -36,20 +42,33 @@ fn distance(kind: &str, error_feedback: bool) -> f64 {
             }
             compressor.sum(&mut gradients, &communicator).unwrap();
             let learning_rate = 0.1 / (1.0 + step as f32 / 30.0);
-            x.iter_mut().zip(&gradients).for_each(|(x, gradient)| *x -= learning_rate * gradient);
+            x.iter_mut()
+                .zip(&gradients)
+                .for_each(|(x, gradient)| *x -= learning_rate * gradient);
         }
         x
     });
-    assert!(outcomes.iter().all(|x| *x == outcomes[0]), "{kind}: the ranks' parameters drifted apart");
-    let missed = outcomes[0].iter().zip(&expected).map(|(x, expected)| f64::from(*x) - expected);
+    assert!(
+        outcomes.iter().all(|x| *x == outcomes[0]),
+        "{kind}: the ranks' parameters drifted apart"
+    );
+    let missed = outcomes[0]
+        .iter()
+        .zip(&expected)
+        .map(|(x, expected)| f64::from(*x) - expected);
     norm(missed) / norm(expected.iter().copied())
 }
 
 #[test]
 fn every_compressor_converges_to_the_minimum() {
-    for (kind, tolerance) in
-        [("none", 1e-4), ("bf16", 1e-4), ("f16", 1e-4), ("powersgd:1", 1e-3), ("powersgd:4", 1e-3), ("topk:10", 0.01)]
-    {
+    for (kind, tolerance) in [
+        ("none", 1e-4),
+        ("bf16", 1e-4),
+        ("f16", 1e-4),
+        ("powersgd:1", 1e-3),
+        ("powersgd:4", 1e-3),
+        ("topk:10", 0.01),
+    ] {
         let distance = distance(kind, true);
         assert!(distance < tolerance, "{kind}: {distance}");
     }
@@ -71,9 +90,15 @@ fn residuals_stay_bounded_where_ranks_differ_for_good() {
             let mut norms = Vec::new();
             for step in 0..2000 {
                 let own = noise(2 * step + communicator.rank() + 5, 200);
-                let mut values: Vec<f32> = difference.iter().zip(&own).map(|(a, b)| sign * a + 0.3 * b).collect();
+                let mut values: Vec<f32> = difference
+                    .iter()
+                    .zip(&own)
+                    .map(|(a, b)| sign * a + 0.3 * b)
+                    .collect();
                 compressor.sum(&mut values, &communicator).unwrap();
-                norms.push(norm(compressor.residual().iter().map(|&value| f64::from(value))));
+                norms.push(norm(
+                    compressor.residual().iter().map(|&value| f64::from(value)),
+                ));
             }
             norms
         });

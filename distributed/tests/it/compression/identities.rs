@@ -12,21 +12,34 @@ type Shapes = Vec<(usize, usize)>;
 fn buckets(steps: usize) -> impl Strategy<Value = (Shapes, Vec<Vec<Vec<f32>>>)> {
     let shape = prop_oneof![3 => (1..9_usize, 1..20_usize), 1 => Just((1, 1))];
     (prop::collection::vec(shape, 0..4), 1..5_usize).prop_flat_map(move |(shapes, world_size)| {
-        let length = shapes.iter().map(|(rows, columns)| rows * columns).sum::<usize>();
+        let length = shapes
+            .iter()
+            .map(|(rows, columns)| rows * columns)
+            .sum::<usize>();
         let element = prop_oneof![8 => -1.0..1.0_f32, 1 => Just(0.0), 1 => Just(0.5)];
         let bucket = prop::collection::vec(element, length);
-        let step = (prop::collection::vec(bucket, world_size), -5..6_i32).prop_map(|(ranks, exponent)| {
-            let scale = |bucket: Vec<f32>| bucket.iter().map(|value| value * 10_f32.powi(exponent)).collect();
-            ranks.into_iter().map(scale).collect::<Vec<Vec<f32>>>()
-        });
+        let step =
+            (prop::collection::vec(bucket, world_size), -5..6_i32).prop_map(|(ranks, exponent)| {
+                let scale = |bucket: Vec<f32>| {
+                    bucket
+                        .iter()
+                        .map(|value| value * 10_f32.powi(exponent))
+                        .collect()
+                };
+                ranks.into_iter().map(scale).collect::<Vec<Vec<f32>>>()
+            });
         (Just(shapes), prop::collection::vec(step, steps))
     })
 }
 
 /// The largest magnitude of all ranks' inputs and of the result, times the number of ranks.
 fn magnitude(step: &[Step]) -> f64 {
-    let values = step.iter().flat_map(|rank| rank.input.iter().chain(&rank.result));
-    values.fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs()))) * step.len() as f64
+    let values = step
+        .iter()
+        .flat_map(|rank| rank.input.iter().chain(&rank.result));
+    values.fold(0.0_f64, |largest, value| {
+        largest.max(f64::from(value.abs()))
+    }) * step.len() as f64
 }
 
 proptest! {
@@ -140,15 +153,28 @@ proptest! {
 
 #[test]
 fn warm_up_steps_are_exact_and_leave_no_residual() {
-    let gradients: Vec<Vec<Vec<f32>>> =
-        (0..4).map(|step| (0..3).map(|rank| super::noise(step * 3 + rank, 60)).collect()).collect();
+    let gradients: Vec<Vec<Vec<f32>>> = (0..4)
+        .map(|step| {
+            (0..3)
+                .map(|rank| super::noise(step * 3 + rank, 60))
+                .collect()
+        })
+        .collect();
     let dense = sum_on_ranks(&gradients, || compressor("none", &[(6, 10)]));
     for kind in ["bf16", "f16", "powersgd:1", "topk:20"] {
-        let steps = sum_on_ranks(&gradients, || compressor(kind, &[(6, 10)]).with_warmup_steps(2));
+        let steps = sum_on_ranks(&gradients, || {
+            compressor(kind, &[(6, 10)]).with_warmup_steps(2)
+        });
         let start = sum_on_ranks(&gradients[2..], || compressor(kind, &[(6, 10)]));
         for (index, (step, dense)) in steps.iter().zip(&dense).enumerate() {
-            assert_eq!(step[0].result == dense[0].result, index < 2, "{kind} step {index}");
-            let exact = step.iter().all(|rank| rank.residual.iter().all(|value| *value == 0.0));
+            assert_eq!(
+                step[0].result == dense[0].result,
+                index < 2,
+                "{kind} step {index}"
+            );
+            let exact = step
+                .iter()
+                .all(|rank| rank.residual.iter().all(|value| *value == 0.0));
             assert_eq!(exact, index < 2, "{kind} step {index}");
             assert_eq!(
                 step[0].report.bytes_sent == step[0].report.uncompressed_bytes,
@@ -156,7 +182,10 @@ fn warm_up_steps_are_exact_and_leave_no_residual() {
                 "{kind} step {index}"
             );
         }
-        assert_eq!(steps[2][0].result, start[0][0].result, "{kind}: the warm-up changes nothing else");
+        assert_eq!(
+            steps[2][0].result, start[0][0].result,
+            "{kind}: the warm-up changes nothing else"
+        );
     }
 }
 
@@ -164,8 +193,15 @@ fn warm_up_steps_are_exact_and_leave_no_residual() {
 fn without_error_feedback_steps_do_not_depend_on_each_other() {
     let gradients = vec![vec![super::noise(1, 60), super::noise(2, 60)]; 3];
     for kind in ["bf16", "f16", "topk:20"] {
-        let steps = sum_on_ranks(&gradients, || compressor(kind, &[(6, 10)]).with_error_feedback(false));
-        assert!(steps.iter().all(|step| step[0].result == steps[0][0].result), "{kind}");
+        let steps = sum_on_ranks(&gradients, || {
+            compressor(kind, &[(6, 10)]).with_error_feedback(false)
+        });
+        assert!(
+            steps
+                .iter()
+                .all(|step| step[0].result == steps[0][0].result),
+            "{kind}"
+        );
     }
 }
 
@@ -181,6 +217,8 @@ fn default_limits_leave_small_tensors_exact() {
         assert_eq!(step[0].result[64 + 1200..], dense[0].result[64 + 1200..]);
         assert_ne!(step[0].result[64..1264], dense[0].result[64..1264]);
     }
-    let all = sum_on_ranks(&gradients, || new(CompressionKind::PowerSgd { rank: 2 }).with_limits(ALL_MATRICES));
+    let all = sum_on_ranks(&gradients, || {
+        new(CompressionKind::PowerSgd { rank: 2 }).with_limits(ALL_MATRICES)
+    });
     assert_ne!(all[0][0].result[1264..1345], dense[0][0].result[1264..1345]);
 }

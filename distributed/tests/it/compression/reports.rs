@@ -25,7 +25,13 @@ fn bytes_follow_their_formulas() {
     }
     let alone = [vec![noise(0, 1213)]];
     for kind in super::KINDS {
-        assert_eq!(sum_on_ranks(&alone, || compressor(kind, &shapes))[0][0].report.bytes_sent, 0, "{kind}");
+        assert_eq!(
+            sum_on_ranks(&alone, || compressor(kind, &shapes))[0][0]
+                .report
+                .bytes_sent,
+            0,
+            "{kind}"
+        );
     }
 }
 
@@ -34,36 +40,59 @@ fn errors_are_what_the_result_misses() {
     let gradients = vec![vec![noise(3, 240)]; 3];
     for kind in super::KINDS {
         for step in sum_on_ranks(&gradients, || compressor(kind, &[(12, 20)])) {
-            let Some(rank) = step.first() else { unreachable!("one rank") };
+            let Some(rank) = step.first() else {
+                unreachable!("one rank")
+            };
             let values = |values: &[f32]| norm(values.iter().map(|&value| f64::from(value)));
             let expected = values(&rank.residual) / values(&rank.input);
             let got = rank.report.relative_error();
-            assert!((got - expected).abs() < 1e-3 * expected + 1e-9, "{kind}: expected {expected}, got {got}");
+            assert!(
+                (got - expected).abs() < 1e-3 * expected + 1e-9,
+                "{kind}: expected {expected}, got {got}"
+            );
         }
     }
 }
 
 #[test]
 fn reports_add_up() {
-    let step = &sum_on_ranks(&[vec![noise(0, 60), noise(1, 60)]], || compressor("topk:10", &[(6, 10)]))[0];
+    let step = &sum_on_ranks(&[vec![noise(0, 60), noise(1, 60)]], || {
+        compressor("topk:10", &[(6, 10)])
+    })[0];
     let mut total = step[0].report;
     total += step[1].report;
     assert_eq!(total.bytes_sent, 2 * 48);
     assert_eq!(total.uncompressed_bytes, 2 * 240);
     let part = |pick: fn(&super::Step) -> &Vec<f32>| {
-        norm(step.iter().flat_map(|rank| pick(rank).iter().map(|&value| f64::from(value))))
+        norm(
+            step.iter()
+                .flat_map(|rank| pick(rank).iter().map(|&value| f64::from(value))),
+        )
     };
-    assert!((total.relative_error() - part(|rank| &rank.residual) / part(|rank| &rank.input)).abs() < 1e-6);
-    assert_eq!(distributed::CompressionReport::default().relative_error(), 0.0);
+    assert!(
+        (total.relative_error() - part(|rank| &rank.residual) / part(|rank| &rank.input)).abs()
+            < 1e-6
+    );
+    assert_eq!(
+        distributed::CompressionReport::default().relative_error(),
+        0.0
+    );
 }
 
 #[test]
 fn plans_that_differ_are_named_on_every_rank() {
     let outcomes = run_ranks(2, |communicator| {
         let rank = distributed::Communicator::rank(&communicator) + 1;
-        let compressor = |kind| BucketCompressor::new(kind, spans(&[(2, 3), (4, 1)]), 7).with_limits(ALL_MATRICES);
-        compressor(CompressionKind::Bf16).expect_equal_plans(&communicator).unwrap();
-        compressor(CompressionKind::PowerSgd { rank }).expect_equal_plans(&communicator).unwrap_err().to_string()
+        let compressor = |kind| {
+            BucketCompressor::new(kind, spans(&[(2, 3), (4, 1)]), 7).with_limits(ALL_MATRICES)
+        };
+        compressor(CompressionKind::Bf16)
+            .expect_equal_plans(&communicator)
+            .unwrap();
+        compressor(CompressionKind::PowerSgd { rank })
+            .expect_equal_plans(&communicator)
+            .unwrap_err()
+            .to_string()
     });
     assert_eq!(outcomes[0], outcomes[1]);
     assert!(
@@ -71,5 +100,9 @@ fn plans_that_differ_are_named_on_every_rank() {
         "{}",
         outcomes[0]
     );
-    assert!(outcomes[0].contains("got powersgd:2 of 2x3 + 4x1"), "{}", outcomes[0]);
+    assert!(
+        outcomes[0].contains("got powersgd:2 of 2x3 + 4x1"),
+        "{}",
+        outcomes[0]
+    );
 }

@@ -23,10 +23,21 @@ pub(super) const FILE: &str = "job.sbatch";
 /// The script for a trainer at this path.
 pub(super) fn text(request: &Request, trainer: &Path) -> String {
     let command = command(request, trainer);
-    let start = Start { command: &command, restarts: request.restarts, launcher: Launcher::Srun };
+    let start = Start {
+        command: &command,
+        restarts: request.restarts,
+        launcher: Launcher::Srun,
+    };
     // A signal may come while modules are loaded.
     let signals = start.launcher.signals();
-    [directives(request), signals, surroundings(request), start.text(), ending(request)].concat()
+    [
+        directives(request),
+        signals,
+        surroundings(request),
+        start.text(),
+        ending(request),
+    ]
+    .concat()
 }
 
 /// The name of a job's output in its directory: `slurm-12.out`, for a task of an array `slurm-12_3.out`.
@@ -62,13 +73,29 @@ fn directives(request: &Request) -> String {
     if let Some(array) = &request.array {
         line("array", &array.specification);
     }
-    line("chdir", &directive_word(&request.working_directory.to_string_lossy()));
-    let (end, job) = if request.array.is_some() { ("-%a", "%A_%a") } else { ("", "%j") };
-    line("output", &directive_word(&format!("{}{end}/{}", directory.display(), output_name(job))));
+    line(
+        "chdir",
+        &directive_word(&request.working_directory.to_string_lossy()),
+    );
+    let (end, job) = if request.array.is_some() {
+        ("-%a", "%A_%a")
+    } else {
+        ("", "%j")
+    };
+    line(
+        "output",
+        &directive_word(&format!(
+            "{}{end}/{}",
+            directory.display(),
+            output_name(job)
+        )),
+    );
     text.push_str("# A job that is queued again goes on in the same file.\n");
     text.push_str("#SBATCH --open-mode         append\n");
     if request.is_requeued {
-        text.push_str("# After a preemption, a node's failure, or a stop (see the end of this script).\n");
+        text.push_str(
+            "# After a preemption, a node's failure, or a stop (see the end of this script).\n",
+        );
         text.push_str("#SBATCH --requeue\n");
     } else {
         text.push_str("#SBATCH --no-requeue\n");
@@ -78,7 +105,10 @@ fn directives(request: &Request) -> String {
             "# So many seconds before the time limit, or up to a minute earlier, the ranks stop with a checkpoint.\n\
              # Without `B:` the signal goes to the ranks, not to this script.\n",
         );
-        text.push_str(&format!("#SBATCH --signal            USR1@{}\n", request.warn_s));
+        text.push_str(&format!(
+            "#SBATCH --signal            USR1@{}\n",
+            request.warn_s
+        ));
     }
     text
 }
@@ -97,7 +127,10 @@ fn surroundings(request: &Request) -> String {
     let directory = quoted(&request.job.directory);
     let (job, suffix) = match request.array {
         // The bare id would mean every task of the array.
-        Some(_) => ("${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID", "-\"$SLURM_ARRAY_TASK_ID\""),
+        Some(_) => (
+            "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+            "-\"$SLURM_ARRAY_TASK_ID\"",
+        ),
         None => ("$SLURM_JOB_ID", ""),
     };
     text.push_str(&format!("\njob=\"{job}\"\nrun_dir={directory}{suffix}\n"));
@@ -107,11 +140,18 @@ fn surroundings(request: &Request) -> String {
         );
     }
     if !request.modules.is_empty() {
-        text.push_str("# A batch shell may not know `module` before it has read the system's profile.\n");
+        text.push_str(
+            "# A batch shell may not know `module` before it has read the system's profile.\n",
+        );
         text.push_str("command -v module >/dev/null || . /etc/profile\n");
         text.push_str(&format!(
             "module load {} || exit 1\n",
-            request.modules.iter().map(quoted).collect::<Vec<_>>().join(" ")
+            request
+                .modules
+                .iter()
+                .map(quoted)
+                .collect::<Vec<_>>()
+                .join(" ")
         ));
     }
     for (name, value) in &request.exports {
@@ -143,20 +183,38 @@ fn surroundings(request: &Request) -> String {
 
 /// srun's line, continued over several.
 fn command(request: &Request, trainer: &Path) -> String {
-    let mut srun =
-        format!("srun --mpi={} --kill-on-bad-exit=1 --cpu-bind={}", quoted(&request.mpi), quoted(&request.cpu_bind));
+    let mut srun = format!(
+        "srun --mpi={} --kill-on-bad-exit=1 --cpu-bind={}",
+        quoted(&request.mpi),
+        quoted(&request.cpu_bind)
+    );
     if let Some(count) = request.cpus_per_task {
         // Since 22.05 srun does not take it from the job.
         srun.push_str(&format!(" --cpus-per-task={count}"));
     }
     let mut lines = vec![srun];
     if let Some(image) = &request.container {
-        let gpus = if request.passed.iter().any(|(name, _)| *name == "gpus-per-task") { " --nv" } else { "" };
-        lines.push(format!("apptainer exec{gpus} --bind \"$PWD\",\"$run_dir\" {}", quoted(image)));
+        let gpus = if request
+            .passed
+            .iter()
+            .any(|(name, _)| *name == "gpus-per-task")
+        {
+            " --nv"
+        } else {
+            ""
+        };
+        lines.push(format!(
+            "apptainer exec{gpus} --bind \"$PWD\",\"$run_dir\" {}",
+            quoted(image)
+        ));
     }
-    let words =
-        std::iter::once(quoted(&request.job.command)).chain(request.job.words.iter().map(|word| with_task(word)));
-    lines.push(format!("{} {}", quoted(trainer), words.collect::<Vec<_>>().join(" ")));
+    let words = std::iter::once(quoted(&request.job.command))
+        .chain(request.job.words.iter().map(|word| with_task(word)));
+    lines.push(format!(
+        "{} {}",
+        quoted(trainer),
+        words.collect::<Vec<_>>().join(" ")
+    ));
     if request.job.trains() {
         lines.push("--output-dir \"$run_dir\" --resume".to_owned());
     }
@@ -165,11 +223,20 @@ fn command(request: &Request, trainer: &Path) -> String {
 
 /// A word for bash, with the task's number where it is asked for.
 fn with_task(word: &str) -> String {
-    let literal = |part: &str| if part.is_empty() { String::new() } else { quoted(part) };
+    let literal = |part: &str| {
+        if part.is_empty() {
+            String::new()
+        } else {
+            quoted(part)
+        }
+    };
     if !word.contains(TASK) {
         return quoted(word);
     }
-    word.split(TASK).map(literal).collect::<Vec<_>>().join("\"$SLURM_ARRAY_TASK_ID\"")
+    word.split(TASK)
+        .map(literal)
+        .collect::<Vec<_>>()
+        .join("\"$SLURM_ARRAY_TASK_ID\"")
 }
 
 fn ending(request: &Request) -> String {

@@ -110,15 +110,23 @@ pub(super) struct StudyFile {
 impl StudyFile {
     /// Reads the text; `changes` are the key and value pairs of `--set`.
     pub(super) fn read(path: &str, text: &str, changes: &Table) -> Outcome<Self> {
-        let mut table: Table =
-            text.parse().map_err(|error| Failure::Usage(format!("{path}: not TOML: {}", in_one_line(&error))))?;
+        let mut table: Table = text.parse().map_err(|error| {
+            Failure::Usage(format!("{path}: not TOML: {}", in_one_line(&error)))
+        })?;
         for (key, value) in changes {
             changes::apply(&mut table, key, value);
         }
         let mut keys = Keys::new(path, table);
         let name = keys.required_text("name")?;
-        if !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) || name.starts_with('.') {
-            return Err(keys.refusal("name", &format!("expected letters, digits, `-`, `_` and `.`, got `{name}`")));
+        if !name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            || name.starts_with('.')
+        {
+            return Err(keys.refusal(
+                "name",
+                &format!("expected letters, digits, `-`, `_` and `.`, got `{name}`"),
+            ));
         }
         let file = StudyFile {
             path: path.to_owned(),
@@ -140,7 +148,10 @@ impl StudyFile {
             name,
         };
         if file.matrices.is_empty() {
-            return Err(keys.refusal("matrix", "expected at least one, got none: write a table [[matrix]]"));
+            return Err(keys.refusal(
+                "matrix",
+                "expected at least one, got none: write a table [[matrix]]",
+            ));
         }
         keys.end()?;
         Ok(file)
@@ -159,9 +170,16 @@ fn flags(path: &str, keys: &mut Keys) -> Outcome<BTreeMap<Kind, Table>> {
     let shared = keys.table("base")?.unwrap_or_default();
     let mut flags = BTreeMap::new();
     for kind in Kind::ALL {
-        let mut table = if kind == Kind::Netbench { Table::new() } else { shared.clone() };
+        let mut table = if kind == Kind::Netbench {
+            Table::new()
+        } else {
+            shared.clone()
+        };
         table.extend(keys.table(kind.name())?.unwrap_or_default());
-        if let Some((key, value)) = table.iter().find(|(_, value)| value.is_array() || value.is_table()) {
+        if let Some((key, value)) = table
+            .iter()
+            .find(|(_, value)| value.is_array() || value.is_table())
+        {
             return Err(Failure::Usage(format!(
                 "{path}: {key}: expected one value outside [[matrix]], got {}: move the list into a [[matrix]]",
                 shown(value)
@@ -177,7 +195,11 @@ fn profile(path: &str, table: Option<Table>) -> Outcome<Option<Profile>> {
     let mut keys = Keys::new(format!("{path}: [predict]"), table);
     let word = keys.choice("profile", &["together", "alone"])?;
     keys.end()?;
-    Ok(Some(if word.as_deref() == Some("alone") { Profile::Alone } else { Profile::Together }))
+    Ok(Some(if word.as_deref() == Some("alone") {
+        Profile::Alone
+    } else {
+        Profile::Together
+    }))
 }
 
 fn matrices(path: &str, tables: Vec<Table>) -> Outcome<Vec<Matrix>> {
@@ -191,8 +213,13 @@ fn matrices(path: &str, tables: Vec<Table>) -> Outcome<Vec<Matrix>> {
 fn matrix(place: String, table: Table) -> Outcome<Matrix> {
     let mut keys = Keys::new(&place, table);
     let kinds = Kind::ALL.map(Kind::name);
-    let kind = keys.choice("kind", &kinds)?.unwrap_or_else(|| "bench".to_owned());
-    let scaling = match keys.choice("scaling", &["weak", "strong", "none"])?.as_deref() {
+    let kind = keys
+        .choice("kind", &kinds)?
+        .unwrap_or_else(|| "bench".to_owned());
+    let scaling = match keys
+        .choice("scaling", &["weak", "strong", "none"])?
+        .as_deref()
+    {
         Some("weak") => Scaling::Weak,
         Some("strong") => Scaling::Strong,
         _ => Scaling::None,
@@ -202,16 +229,26 @@ fn matrix(place: String, table: Table) -> Outcome<Matrix> {
         let mut own = Keys::new(format!("{place}: overrides"), table);
         let (when, set) = (own.table("when")?, own.table("set")?);
         let (Some(when), Some(set)) = (when, set) else {
-            return Err(own.refusal("when, set", "expected both tables: write { when = { ranks = 2 }, set = { … } }"));
+            return Err(own.refusal(
+                "when, set",
+                "expected both tables: write { when = { ranks = 2 }, set = { … } }",
+            ));
         };
         own.end()?;
         overrides.push((with_underscores(when), with_underscores(set)));
     }
     Ok(Matrix {
-        kind: Kind::ALL.into_iter().find(|known| known.name() == kind).unwrap_or(Kind::Bench),
+        kind: Kind::ALL
+            .into_iter()
+            .find(|known| known.name() == kind)
+            .unwrap_or(Kind::Bench),
         scaling,
         repetitions: keys.count("repetitions")?,
-        skip: keys.tables("skip")?.into_iter().map(with_underscores).collect(),
+        skip: keys
+            .tables("skip")?
+            .into_iter()
+            .map(with_underscores)
+            .collect(),
         overrides,
         axes: with_underscores(keys.rest()),
         place,
@@ -227,7 +264,10 @@ pub(super) fn with_underscores(table: Table) -> Table {
             value => value,
         }
     }
-    table.into_iter().map(|(key, value)| (key.replace('-', "_"), renamed(value))).collect()
+    table
+        .into_iter()
+        .map(|(key, value)| (key.replace('-', "_"), renamed(value)))
+        .collect()
 }
 
 #[cfg(test)]

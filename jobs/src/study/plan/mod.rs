@@ -13,8 +13,17 @@ use super::keys::shown;
 use crate::failure::{Failure, Outcome};
 
 /// Keys that every id has, so that they need no part of their own.
-const IN_EVERY_ID: [&str; 9] =
-    ["model", "dtype", "batch_size_per_rank", "global_batch_size", "ranks", "threads", "sync", "compress", "network"];
+const IN_EVERY_ID: [&str; 9] = [
+    "model",
+    "dtype",
+    "batch_size_per_rank",
+    "global_batch_size",
+    "ranks",
+    "threads",
+    "sync",
+    "compress",
+    "network",
+];
 
 /// More are a mistake in a list.
 const MOST_CELLS: usize = 10_000;
@@ -43,8 +52,14 @@ pub(super) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
 fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     let mut points = points(file, matrix)?;
     let unmet = |what: &str, table: &Table| {
-        let text = format!("{}: {what}: no point has {}", matrix.place, shown(&Value::Table(table.clone())));
-        Err(Failure::Usage(format!("{text}: expected one or several, correct it or remove it")))
+        let text = format!(
+            "{}: {what}: no point has {}",
+            matrix.place,
+            shown(&Value::Table(table.clone()))
+        );
+        Err(Failure::Usage(format!(
+            "{text}: expected one or several, correct it or remove it"
+        )))
     };
     for (when, set) in &matrix.overrides {
         // Those before it have been applied.
@@ -63,20 +78,32 @@ fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     }
     points.retain(|(values, _)| !matrix.skip.iter().any(|skip| holds(skip, values)));
     if points.is_empty() {
-        return Err(Failure::Usage(format!("{}: every point is skipped: expected at least one cell", matrix.place)));
+        return Err(Failure::Usage(format!(
+            "{}: every point is skipped: expected at least one cell",
+            matrix.place
+        )));
     }
     let repetitions = matrix.repetitions.unwrap_or(file.repetitions);
-    let cell = |(values, named): (Table, Vec<String>)| Point { matrix, values, named, repetitions }.cell();
+    let cell = |(values, named): (Table, Vec<String>)| {
+        Point {
+            matrix,
+            values,
+            named,
+            repetitions,
+        }
+        .cell()
+    };
     points.into_iter().map(cell).collect()
 }
 
 /// Whether the point has all these values; a list means any of them.
 fn holds(when: &Table, values: &Table) -> bool {
-    when.iter().all(|(key, expected)| match (expected, values.get(key)) {
-        (Value::Array(any), Some(value)) => any.contains(value),
-        (expected, Some(value)) => expected == value,
-        (_, None) => false,
-    })
+    when.iter()
+        .all(|(key, expected)| match (expected, values.get(key)) {
+            (Value::Array(any), Some(value)) => any.contains(value),
+            (expected, Some(value)) => expected == value,
+            (_, None) => false,
+        })
 }
 
 fn name<'k>(named: &mut Vec<String>, keys: impl Iterator<Item = &'k String>) {
@@ -91,15 +118,22 @@ fn name<'k>(named: &mut Vec<String>, keys: impl Iterator<Item = &'k String>) {
 fn check_apart(matrix: &Matrix) -> Outcome {
     let mut set_by: BTreeMap<&str, &str> = BTreeMap::new();
     for (axis, value) in &matrix.axes {
-        let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let values = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
         let keys = values.iter().flat_map(|value| match value {
             Value::Table(together) => together.keys().map(String::as_str).collect(),
             _ => vec![axis.as_str()],
         });
         for key in keys {
             if let Some(other) = set_by.insert(key, axis).filter(|other| other != axis) {
-                let text = format!("{}: {key}: expected in one list, got it in {other} and in {axis}", matrix.place);
-                return Err(Failure::Usage(format!("{text}: keep one; `skip` leaves points out")));
+                let text = format!(
+                    "{}: {key}: expected in one list, got it in {other} and in {axis}",
+                    matrix.place
+                );
+                return Err(Failure::Usage(format!(
+                    "{text}: keep one; `skip` leaves points out"
+                )));
             }
         }
     }
@@ -117,12 +151,21 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
             value => (vec![value.clone()], false),
         };
         if values.is_empty() {
-            let text = format!("{}: {key}: expected at least one value, got an empty list", matrix.place);
+            let text = format!(
+                "{}: {key}: expected at least one value, got an empty list",
+                matrix.place
+            );
             return Err(Failure::Usage(format!("{text}: fill it or remove it")));
         }
         if points.len() * values.len() > MOST_CELLS {
-            let text = format!("{}: {key}: expected at most {MOST_CELLS} cells", matrix.place);
-            return Err(Failure::Usage(format!("{text}, got {}: shorten a list", points.len() * values.len())));
+            let text = format!(
+                "{}: {key}: expected at most {MOST_CELLS} cells",
+                matrix.place
+            );
+            return Err(Failure::Usage(format!(
+                "{text}, got {}: shorten a list",
+                points.len() * values.len()
+            )));
         }
         let mut next = Vec::with_capacity(points.len() * values.len());
         for (point, named) in &points {
@@ -147,7 +190,11 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
     for (point, _) in &mut points {
         for kind_only in ["global_batch_size", "batch_size_per_rank"] {
             // What a matrix says of the batch replaces what all cells have.
-            let other = if kind_only == "global_batch_size" { "batch_size_per_rank" } else { "global_batch_size" };
+            let other = if kind_only == "global_batch_size" {
+                "batch_size_per_rank"
+            } else {
+                "global_batch_size"
+            };
             if matrix.axes.contains_key(kind_only) && !matrix.axes.contains_key(other) {
                 point.remove(other);
             }
@@ -160,7 +207,11 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
 fn measured_networks(file: &StudyFile, cells: &[Cell]) -> Outcome<Vec<Cell>> {
     let mut found: Vec<Cell> = Vec::new();
     for cell in cells.iter().filter(|cell| is_predicted(cell)) {
-        if cells.iter().chain(&found).any(|other| measures_network_of(other, cell)) {
+        if cells
+            .iter()
+            .chain(&found)
+            .any(|other| measures_network_of(other, cell))
+        {
             continue;
         }
         let mut axes = Table::new();
@@ -171,13 +222,27 @@ fn measured_networks(file: &StudyFile, cells: &[Cell]) -> Outcome<Vec<Cell>> {
         };
         axes.insert("network".to_owned(), Value::String(network));
         let ranks = match cell.place {
-            Place::Machine => cells.iter().filter(|cell| cell.place == Place::Machine).map(|cell| cell.ranks).max(),
+            Place::Machine => cells
+                .iter()
+                .filter(|cell| cell.place == Place::Machine)
+                .map(|cell| cell.ranks)
+                .max(),
             Place::Hosts { hosts, .. } | Place::Slurm { hosts } => {
-                axes.insert("hosts".to_owned(), Value::Integer(i64::try_from(hosts).unwrap_or(i64::MAX)));
+                axes.insert(
+                    "hosts".to_owned(),
+                    Value::Integer(i64::try_from(hosts).unwrap_or(i64::MAX)),
+                );
                 Some(hosts)
             }
         };
-        axes.insert("ranks".to_owned(), Value::Integer(ranks.and_then(|count| i64::try_from(count).ok()).unwrap_or(2)));
+        axes.insert(
+            "ranks".to_owned(),
+            Value::Integer(
+                ranks
+                    .and_then(|count| i64::try_from(count).ok())
+                    .unwrap_or(2),
+            ),
+        );
         let matrix = Matrix {
             place: format!("{}: [predict]", file.path),
             kind: Kind::Netbench,
@@ -204,7 +269,11 @@ pub(super) fn measures_network_of(measuring: &Cell, cell: &Cell) -> bool {
 
 /// The flags of a cell that are the trainer's to know, with their dashes.
 pub(super) fn flags_of(cell: &Cell) -> impl Iterator<Item = &str> {
-    debug_assert!(OWN_KEYS.iter().all(|key| !cell.arguments.contains(&format!("--{key}"))));
+    debug_assert!(
+        OWN_KEYS
+            .iter()
+            .all(|key| !cell.arguments.contains(&format!("--{key}")))
+    );
     let flags = cell.arguments.iter().filter(|word| word.starts_with("--"));
     flags.map(|word| word.split_once('=').map_or(word.as_str(), |(flag, _)| flag))
 }

@@ -17,7 +17,11 @@ fn planned(rest: &str) -> Outcome<Vec<Cell>> {
 }
 
 fn ids(rest: &str) -> Vec<String> {
-    planned(rest).unwrap().into_iter().map(|cell| cell.id).collect()
+    planned(rest)
+        .unwrap()
+        .into_iter()
+        .map(|cell| cell.id)
+        .collect()
 }
 
 fn refusal(rest: &str) -> String {
@@ -37,8 +41,14 @@ fn a_matrix_has_every_combination_once() {
     assert_eq!(cells.len(), 2 * 2 * 2 * 3 * 2 * 2);
     let ids: BTreeSet<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
     assert_eq!(ids.len(), cells.len());
-    assert!(ids.contains("resnet20-f32-b32-r2-allreduce-1gbit"), "{ids:?}");
-    assert!(ids.contains("resnet44-bf16-b64-r3-local-sgd-slurm-every4"), "{ids:?}");
+    assert!(
+        ids.contains("resnet20-f32-b32-r2-allreduce-1gbit"),
+        "{ids:?}"
+    );
+    assert!(
+        ids.contains("resnet44-bf16-b64-r3-local-sgd-slurm-every4"),
+        "{ids:?}"
+    );
 }
 
 #[test]
@@ -66,57 +76,95 @@ fn settings_and_arguments_say_the_same() {
 
 #[test]
 fn strong_scaling_divides_the_batch_or_refuses() {
-    for (global, ranks, passes) in (1..=48).flat_map(|g| (1..=6).flat_map(move |r| (1..=3).map(move |p| (g, r, p)))) {
+    for (global, ranks, passes) in
+        (1..=48).flat_map(|g| (1..=6).flat_map(move |r| (1..=3).map(move |p| (g, r, p))))
+    {
         let got = planned(&format!(
             "[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = {global}\nranks = {ranks}\ngrad_accum_steps = {passes}\n"
         ));
         if global % (ranks * passes) == 0 {
             let cell = &got.unwrap()[0];
-            assert_eq!(cell.setting("batch_size_per_rank"), (global / ranks / passes).to_string());
+            assert_eq!(
+                cell.setting("batch_size_per_rank"),
+                (global / ranks / passes).to_string()
+            );
             assert_eq!(cell.setting("global_batch_size"), global.to_string());
             assert!(cell.id.contains("-strong"));
         } else {
             let text = got.unwrap_err().to_string();
-            assert!(text.contains(&format!("{global} samples do not divide by {ranks} ranks")), "{text}");
+            assert!(
+                text.contains(&format!("{global} samples do not divide by {ranks} ranks")),
+                "{text}"
+            );
         }
     }
 }
 
 #[test]
 fn batches_that_contradict_the_scaling_are_refused() {
-    assert!(refusal("[[matrix]]\nscaling = \"weak\"\nglobal_batch_size = 8\n").contains("weak scaling keeps"));
-    assert!(refusal("[[matrix]]\nscaling = \"strong\"\nbatch_size_per_rank = 8\n").contains("strong scaling keeps"));
-    assert!(refusal("[[matrix]]\nbatch_size_per_rank = 8\nglobal_batch_size = 8\n").contains("keep one"));
+    assert!(
+        refusal("[[matrix]]\nscaling = \"weak\"\nglobal_batch_size = 8\n")
+            .contains("weak scaling keeps")
+    );
+    assert!(
+        refusal("[[matrix]]\nscaling = \"strong\"\nbatch_size_per_rank = 8\n")
+            .contains("strong scaling keeps")
+    );
+    assert!(
+        refusal("[[matrix]]\nbatch_size_per_rank = 8\nglobal_batch_size = 8\n")
+            .contains("keep one")
+    );
     assert!(refusal("[[matrix]]\nranks = 2\n").contains("expected batch_size_per_rank"));
     // A matrix's own word on the batch wins over that of all cells.
-    let strong =
-        "[base]\nbatch_size_per_rank = 8\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
-    assert_eq!(planned(strong).unwrap()[0].setting("batch_size_per_rank"), "4");
+    let strong = "[base]\nbatch_size_per_rank = 8\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
+    assert_eq!(
+        planned(strong).unwrap()[0].setting("batch_size_per_rank"),
+        "4"
+    );
 }
 
 #[test]
 fn flags_that_the_study_gives_itself_and_no_steps_are_refused() {
     for (rest, key) in [
-        ("[train]\noutput_dir = \"x\"\n[[matrix]]\nkind = \"train\"\n", "output_dir"),
-        ("[[matrix]]\nkind = \"train\"\nresume = [true, false]\n", "resume"),
+        (
+            "[train]\noutput_dir = \"x\"\n[[matrix]]\nkind = \"train\"\n",
+            "output_dir",
+        ),
+        (
+            "[[matrix]]\nkind = \"train\"\nresume = [true, false]\n",
+            "resume",
+        ),
         ("[base]\njson = true\n[[matrix]]\n", "json"),
         ("[base]\nsteps = 0\n[[matrix]]\n", "steps"),
     ] {
         let text = refusal(&format!("{rest}batch_size_per_rank = 8\n"));
-        assert!(text.contains(&format!("s.toml: [[matrix]] 1: {key}: expected")), "{text}");
+        assert!(
+            text.contains(&format!("s.toml: [[matrix]] 1: {key}: expected")),
+            "{text}"
+        );
     }
-    assert!(refusal("[[matrix]]\nkind = \"netbench\"\noutput = \"x\"\n").contains("not the study's own to give"));
+    assert!(
+        refusal("[[matrix]]\nkind = \"netbench\"\noutput = \"x\"\n")
+            .contains("not the study's own to give")
+    );
 }
 
 #[test]
 fn a_training_is_told_the_batch_that_the_file_has() {
     let of = |kind: &str, batch: &str| {
-        let lines = format!("kind = \"{kind}\"\nranks = 2\ngrad_accum_steps = 2\nreduction = \"exact\"\n{batch}\n");
-        planned(&format!("[[matrix]]\n{lines}")).unwrap()[0].arguments.join(" ")
+        let lines = format!(
+            "kind = \"{kind}\"\nranks = 2\ngrad_accum_steps = 2\nreduction = \"exact\"\n{batch}\n"
+        );
+        planned(&format!("[[matrix]]\n{lines}")).unwrap()[0]
+            .arguments
+            .join(" ")
     };
     let global = "global_batch_size = 16";
     let training = of("train", global);
-    assert!(training.ends_with("--global-batch-size 16") && !training.contains("per-rank"), "{training}");
+    assert!(
+        training.ends_with("--global-batch-size 16") && !training.contains("per-rank"),
+        "{training}"
+    );
     assert!(of("train", "batch_size_per_rank = 4").ends_with("--batch-size-per-rank 4"));
     assert!(of("bench", global).ends_with("--batch-size-per-rank 4 --json"));
 }
@@ -128,26 +176,53 @@ fn servers_of_their_own_are_further_processes() {
          { sync = \"async-parameter-server\", servers = 2, server_placement = \"own\" }]\n",
     )
     .unwrap();
-    let worlds: Vec<(String, usize, usize)> =
-        cells.iter().map(|cell| (cell.setting("sync"), cell.ranks, cell.world_size)).collect();
+    let worlds: Vec<(String, usize, usize)> = cells
+        .iter()
+        .map(|cell| (cell.setting("sync"), cell.ranks, cell.world_size))
+        .collect();
     for (sync, ranks, world_size) in worlds {
-        assert_eq!(world_size, ranks + if sync == "parameter-server" { 0 } else { 2 });
+        assert_eq!(
+            world_size,
+            ranks + if sync == "parameter-server" { 0 } else { 2 }
+        );
     }
 }
 
 #[test]
 fn skipped_points_and_overrides_must_exist() {
     let rest = "[[matrix]]\nbatch_size_per_rank = 8\nranks = [1, 2]\nsync = [\"allreduce\", \"local-sgd\"]\n";
-    assert_eq!(ids(&format!("{rest}skip = [{{ ranks = 1, sync = [\"local-sgd\", \"x\"] }}]\n")).len(), 3);
-    assert!(refusal(&format!("{rest}skip = [{{ ranks = 3 }}]\n")).contains("skip: no point has { ranks = 3 }"));
-    assert!(refusal(&format!("{rest}skip = [{{ ranks = [1, 2] }}]\n")).contains("every point is skipped"));
+    assert_eq!(
+        ids(&format!(
+            "{rest}skip = [{{ ranks = 1, sync = [\"local-sgd\", \"x\"] }}]\n"
+        ))
+        .len(),
+        3
+    );
+    assert!(
+        refusal(&format!("{rest}skip = [{{ ranks = 3 }}]\n"))
+            .contains("skip: no point has { ranks = 3 }")
+    );
+    assert!(
+        refusal(&format!("{rest}skip = [{{ ranks = [1, 2] }}]\n"))
+            .contains("every point is skipped")
+    );
     let set = "overrides = [{ when = { ranks = 2 }, set = { bucket-mib = 4 } }]\n";
     let cells = planned(&format!("{rest}{set}")).unwrap();
     for cell in &cells {
-        assert_eq!(cell.setting("bucket_mib"), if cell.ranks == 2 { "4" } else { "" });
-        assert_eq!(cell.id.ends_with("-bucket_mib4"), cell.ranks == 2, "{}", cell.id);
+        assert_eq!(
+            cell.setting("bucket_mib"),
+            if cell.ranks == 2 { "4" } else { "" }
+        );
+        assert_eq!(
+            cell.id.ends_with("-bucket_mib4"),
+            cell.ranks == 2,
+            "{}",
+            cell.id
+        );
     }
-    let unmet = refusal(&format!("{rest}overrides = [{{ when = {{ ranks = 5 }}, set = {{ steps = 1 }} }}]\n"));
+    let unmet = refusal(&format!(
+        "{rest}overrides = [{{ when = {{ ranks = 5 }}, set = {{ steps = 1 }} }}]\n"
+    ));
     assert!(unmet.contains("overrides: no point"), "{unmet}");
 }
 
@@ -157,10 +232,18 @@ fn overrides_meet_points_as_those_before_them_have_left_them() {
     let first = "{ when = { ranks = 2, every = 4 }, set = { every = 8 } }";
     let chain = |then: &str| format!("{rest}overrides = [{first}, {then}]\n");
     let cells = planned(&chain("{ when = { every = 8 }, set = { bucket_mib = 4 } }")).unwrap();
-    let buckets: Vec<String> = cells.iter().map(|cell| cell.setting("bucket_mib")).collect();
+    let buckets: Vec<String> = cells
+        .iter()
+        .map(|cell| cell.setting("bucket_mib"))
+        .collect();
     assert_eq!(buckets, ["", "4"]);
-    let without_effect = refusal(&chain("{ when = { ranks = 2, every = 4 }, set = { bucket_mib = 4 } }"));
-    assert!(without_effect.contains("overrides: no point has { every = 4, ranks = 2 }"), "{without_effect}");
+    let without_effect = refusal(&chain(
+        "{ when = { ranks = 2, every = 4 }, set = { bucket_mib = 4 } }",
+    ));
+    assert!(
+        without_effect.contains("overrides: no point has { every = 4, ranks = 2 }"),
+        "{without_effect}"
+    );
 }
 
 #[test]
@@ -174,7 +257,10 @@ fn a_key_that_two_lists_set_is_refused() {
             "a = [{ every = 4 }, { every = 8 }]\nb = [{ every = 2, ranks = 2 }]",
             "every: expected in one list, got it in a and in b",
         ),
-        ("every = 3\nsync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]", "in every and in sync"),
+        (
+            "every = 3\nsync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]",
+            "in every and in sync",
+        ),
     ] {
         let text = refusal(&format!("[[matrix]]\nbatch_size_per_rank = 8\n{lists}\n"));
         assert!(text.contains(both), "{text}\nfor {lists}");
@@ -183,22 +269,36 @@ fn a_key_that_two_lists_set_is_refused() {
 
 #[test]
 fn an_id_is_a_files_name_and_stays_when_lists_grow() {
-    let few = ids("[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\"]\nbucket_mib = [1]\n");
-    assert_eq!(few[0], "resnet20-f32-b8-r1-allreduce+powersgd_4-machine-bucket_mib1");
+    let few = ids(
+        "[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\"]\nbucket_mib = [1]\n",
+    );
+    assert_eq!(
+        few[0],
+        "resnet20-f32-b8-r1-allreduce+powersgd_4-machine-bucket_mib1"
+    );
     let more = ids(
         "[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\", \"bf16\"]\nbucket_mib = [1, 0.5]\n",
     );
-    assert!(few.iter().all(|id| more.contains(id)), "{few:?} in {more:?}");
-    let all = ids("[[matrix]]\nbatch_size_per_rank = 8\nlearning_rate = 0.1\nmodel = [\"a/../b c\"]\nthreads = 2\n");
+    assert!(
+        few.iter().all(|id| more.contains(id)),
+        "{few:?} in {more:?}"
+    );
+    let all = ids(
+        "[[matrix]]\nbatch_size_per_rank = 8\nlearning_rate = 0.1\nmodel = [\"a/../b c\"]\nthreads = 2\n",
+    );
     assert_eq!(all, ["a_.._b_c-f32-b8-r1-t2-allreduce-machine"]);
 }
 
 #[test]
 fn an_id_of_long_values_has_room_for_the_endings_of_its_files() {
-    let list = |paths: &[String]| format!("[[matrix]]\nbatch_size_per_rank = 8\ndata_dir = {paths:?}\n");
+    let list =
+        |paths: &[String]| format!("[[matrix]]\nbatch_size_per_rank = 8\ndata_dir = {paths:?}\n");
     let long = ["a", "b"].map(|end| format!("/{}/{end}", "x".repeat(300)));
     let all = ids(&list(&long));
-    assert!(all[0] != all[1] && all.iter().all(|id| id.len() == 255), "{all:?}");
+    assert!(
+        all[0] != all[1] && all.iter().all(|id| id.len() == 255),
+        "{all:?}"
+    );
     assert_eq!(ids(&list(&long[1..])), all[1..], "it stays when lists grow");
 }
 
@@ -213,10 +313,16 @@ fn odd_places_and_values_are_refused() {
     for (line, expected) in [
         ("network = \"hosts:fast\"", "network: expected a rate"),
         ("network = \"lan\"", "expected machine, slurm or hosts:RATE"),
-        ("ranks = [0]", "ranks: expected a whole number from 1, got 0"),
+        (
+            "ranks = [0]",
+            "ranks: expected a whole number from 1, got 0",
+        ),
         ("ranks = []", "ranks: expected at least one value"),
         ("steps = [[1]]", "steps: expected one value, got [1]"),
-        ("ranks = 3\nnetwork = \"slurm\"", "3 processes do not spread evenly over 2 nodes"),
+        (
+            "ranks = 3\nnetwork = \"slurm\"",
+            "3 processes do not spread evenly over 2 nodes",
+        ),
     ] {
         let text = refusal(&format!("[[matrix]]\nbatch_size_per_rank = 8\n{line}\n"));
         assert!(text.contains(expected), "{text}\nfor {line}");
@@ -228,9 +334,21 @@ fn a_network_is_measured_once_for_all_its_predictions() {
     let rest = "[predict]\nprofile = \"together\"\n[[matrix]]\nbatch_size_per_rank = [8, 16]\nranks = [1, 2]\n\
                 network = [\"machine\", \"hosts:1gbit\"]\n";
     let cells = planned(rest).unwrap();
-    let added: Vec<&str> =
-        cells.iter().filter(|cell| cell.kind == Kind::Netbench).map(|cell| cell.id.as_str()).collect();
+    let added: Vec<&str> = cells
+        .iter()
+        .filter(|cell| cell.kind == Kind::Netbench)
+        .map(|cell| cell.id.as_str())
+        .collect();
     assert_eq!(added, ["netbench-r2-machine", "netbench-r2-1gbit"]);
-    let own = format!("{rest}[[matrix]]\nkind = \"netbench\"\nranks = 2\nnetwork = [\"machine\", \"hosts:1gbit\"]\n");
-    assert_eq!(planned(&own).unwrap().iter().filter(|cell| cell.kind == Kind::Netbench).count(), 2);
+    let own = format!(
+        "{rest}[[matrix]]\nkind = \"netbench\"\nranks = 2\nnetwork = [\"machine\", \"hosts:1gbit\"]\n"
+    );
+    assert_eq!(
+        planned(&own)
+            .unwrap()
+            .iter()
+            .filter(|cell| cell.kind == Kind::Netbench)
+            .count(),
+        2
+    );
 }

@@ -20,17 +20,45 @@ impl<E: Element> GenericWork for Depthwise<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let Self { plan, operands: Operands { input, packed, output, workspace }, after_piece } = self;
-        let [read, written] = [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
+        let Self {
+            plan,
+            operands:
+                Operands {
+                    input,
+                    packed,
+                    output,
+                    workspace,
+                },
+            after_piece,
+        } = self;
+        let [read, written] =
+            [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
         assert_eq!(input.len(), plan.images * read, "convolution: input length");
-        assert_eq!(output.len(), plan.images * written, "convolution: output length");
-        assert_eq!(packed.len(), plan.packed_len(), "convolution: length of the packed weights");
+        assert_eq!(
+            output.len(),
+            plan.images * written,
+            "convolution: output length"
+        );
+        assert_eq!(
+            packed.len(),
+            plan.packed_len(),
+            "convolution: length of the packed weights"
+        );
         let output = SharedMut::new(output);
         for_each_piece(plan.images, workspace, plan.slot_len(), &|image, slot| {
             // SAFETY: each image has its own part, and the slice outlives the pass.
-            let to = unsafe { core::slice::from_raw_parts_mut(output.at(image * written, written), written) };
-            let work =
-                Image { plan, index: image, from: &input[image * read..][..read], packed, to, slot, after_piece };
+            let to = unsafe {
+                core::slice::from_raw_parts_mut(output.at(image * written, written), written)
+            };
+            let work = Image {
+                plan,
+                index: image,
+                from: &input[image * read..][..read],
+                packed,
+                to,
+                slot,
+                after_piece,
+            };
             // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices.
             unsafe { vectorize_sized!(plan, S, Filter, work) }
         });
@@ -49,10 +77,20 @@ struct Image<'a, E> {
 
 struct Filter<T, const K: usize, const STRIDE: usize>(T);
 
-impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S> for Filter<Image<'_, E>, K, STRIDE> {
+impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
+    for Filter<Image<'_, E>, K, STRIDE>
+{
     #[inline(always)]
     unsafe fn run(self) {
-        let Image { plan, index, from, packed, to, slot, after_piece } = self.0;
+        let Image {
+            plan,
+            index,
+            from,
+            packed,
+            to,
+            slot,
+            after_piece,
+        } = self.0;
         let (image_len, row_len) = (to.len(), plan.out_row_len());
         let mut ring = Ring::new(plan, from, slot);
         let mut row = 0;
@@ -97,7 +135,9 @@ unsafe fn filter_row<S: Simd, E: Element, const K: usize, const STRIDE: usize>(
                     for (tap_row, under) in under.iter().enumerate() {
                         let Some(under) = under else { continue };
                         let pixels = ring[under + at..][..touched].as_ptr().add(first);
-                        let weights = weights[tap_row * K * BLOCK..][..K * BLOCK].as_ptr().add(first);
+                        let weights = weights[tap_row * K * BLOCK..][..K * BLOCK]
+                            .as_ptr()
+                            .add(first);
                         for tap in 0..K {
                             let weight = S::load(weights.add(tap * BLOCK));
                             for (column, sum) in sums.iter_mut().enumerate() {

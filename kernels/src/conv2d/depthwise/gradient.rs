@@ -26,7 +26,11 @@ impl WeightPlan {
     pub(in crate::conv2d) fn new(s: &Conv2dShape) -> Self {
         let rows = PixelRows::of(s);
         let pieces = Pieces::new(s.weight_len(), s.batch, rows.pixels / PIECE_PIXELS);
-        Self { rows, forward: Plan::forward(s), pieces }
+        Self {
+            rows,
+            forward: Plan::forward(s),
+            pieces,
+        }
     }
 
     pub(in crate::conv2d) fn sums_lens(&self) -> [usize; 2] {
@@ -34,7 +38,8 @@ impl WeightPlan {
     }
 
     pub(in crate::conv2d) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.sums_lens().iter().sum())
+        self.pieces
+            .workspace_len(num_threads, self.sums_lens().iter().sum())
     }
 }
 
@@ -51,7 +56,11 @@ impl<E: Element> GenericWork for DepthwiseWeight<'_, E> {
         let WeightOperands { x, dy, target } = self.operands;
         // One task: all channels.
         let blocks = [self.plan.forward.channels; 2];
-        gradient_pieces::run::<S, E, _>(self.plan, &Tasks::new(&self.plan.rows, x, dy, blocks), target);
+        gradient_pieces::run::<S, E, _>(
+            self.plan,
+            &Tasks::new(&self.plan.rows, x, dy, blocks),
+            target,
+        );
     }
 }
 
@@ -64,14 +73,31 @@ impl<S: Simd, E: Element> Method<S, E> for WeightPlan {
         self.sums_lens()
     }
 
-    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    fn add_unit(
+        &self,
+        task: &Task<'_, E>,
+        unit: usize,
+        sums: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
         if !accumulate {
             sums.fill(0.0);
         }
         let plan = &self.forward;
-        let [read, written] = [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
-        let (x, dy) = (&task.x[unit * read..][..read], &task.dy[unit * written..][..written]);
-        let work = Image { plan, x, dy, sums, slot: scratch };
+        let [read, written] =
+            [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
+        let (x, dy) = (
+            &task.x[unit * read..][..read],
+            &task.dy[unit * written..][..written],
+        );
+        let work = Image {
+            plan,
+            x,
+            dy,
+            sums,
+            slot: scratch,
+        };
         // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays inside the slices.
         unsafe { vectorize_sized!(plan, S, Correlate, work) }
     }
@@ -82,8 +108,11 @@ impl<S: Simd, E: Element> Method<S, E> for WeightPlan {
         // SAFETY: the one task has all weights, of which the target has so many.
         let dw = unsafe { core::slice::from_raw_parts_mut(dw, len) };
         for (channel, dw) in dw.chunks_exact_mut(taps).enumerate() {
-            let sums = &sums[channel / BLOCK * self.forward.block_len()..][..self.forward.block_len()];
-            dw.iter_mut().enumerate().for_each(|(tap, dw)| *dw = sums[tap * BLOCK + channel % BLOCK]);
+            let sums =
+                &sums[channel / BLOCK * self.forward.block_len()..][..self.forward.block_len()];
+            dw.iter_mut()
+                .enumerate()
+                .for_each(|(tap, dw)| *dw = sums[tap * BLOCK + channel % BLOCK]);
         }
     }
 }
@@ -99,10 +128,18 @@ struct Image<'a, E> {
 /// Adds to the sums the products of the pixels under each tap.
 struct Correlate<T, const K: usize, const STRIDE: usize>(T);
 
-impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S> for Correlate<Image<'_, E>, K, STRIDE> {
+impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
+    for Correlate<Image<'_, E>, K, STRIDE>
+{
     #[inline(always)]
     unsafe fn run(self) {
-        let Image { plan, x, dy, sums, slot } = self.0;
+        let Image {
+            plan,
+            x,
+            dy,
+            sums,
+            slot,
+        } = self.0;
         let block_len = plan.ring_width() * BLOCK;
         let mut ring = Ring::new(plan, x, slot);
         for (row, dy) in dy.chunks_exact(plan.out_row_len()).enumerate() {
@@ -114,8 +151,12 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S> for Cor
                     let x = &ring.rows()[under + block * block_len..][..block_len];
                     let sums = &mut sums[tap_row * K * BLOCK..][..K * BLOCK];
                     for first in (0..BLOCK.min(plan.channels - block * BLOCK)).step_by(S::LANES) {
-                        let row =
-                            Row { plan, x: &x[first..], dy: &dy[block * BLOCK + first..], sums: &mut sums[first..] };
+                        let row = Row {
+                            plan,
+                            x: &x[first..],
+                            dy: &dy[block * BLOCK + first..],
+                            sums: &mut sums[first..],
+                        };
                         // SAFETY: features by contract.
                         unsafe { row.correlate::<S, K, STRIDE>() };
                     }
@@ -152,17 +193,29 @@ impl<E: Element> Row<'_, E> {
             for pair in 0..width / 2 {
                 let gradient = E::load_masked::<S>(dy.add(2 * pair * channels), mask);
                 for (tap, sum) in even.iter_mut().enumerate() {
-                    *sum = S::fma(gradient, S::load(x.add((2 * pair * STRIDE + tap) * BLOCK)), *sum);
+                    *sum = S::fma(
+                        gradient,
+                        S::load(x.add((2 * pair * STRIDE + tap) * BLOCK)),
+                        *sum,
+                    );
                 }
                 let gradient = E::load_masked::<S>(dy.add((2 * pair + 1) * channels), mask);
                 for (tap, sum) in odd.iter_mut().enumerate() {
-                    *sum = S::fma(gradient, S::load(x.add(((2 * pair + 1) * STRIDE + tap) * BLOCK)), *sum);
+                    *sum = S::fma(
+                        gradient,
+                        S::load(x.add(((2 * pair + 1) * STRIDE + tap) * BLOCK)),
+                        *sum,
+                    );
                 }
             }
             if width % 2 == 1 {
                 let gradient = E::load_masked::<S>(dy.add((width - 1) * channels), mask);
                 for (tap, sum) in even.iter_mut().enumerate() {
-                    *sum = S::fma(gradient, S::load(x.add(((width - 1) * STRIDE + tap) * BLOCK)), *sum);
+                    *sum = S::fma(
+                        gradient,
+                        S::load(x.add(((width - 1) * STRIDE + tap) * BLOCK)),
+                        *sum,
+                    );
                 }
             }
             for (tap, (even, odd)) in even.into_iter().zip(odd).enumerate() {

@@ -61,7 +61,15 @@ impl Plan {
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
         let Self { from, to, .. } = Self::forward(s);
         let border = s.kernel - 1 - s.padding;
-        Self { stride: 1, spread: s.stride, border, from: to, to: from, is_mirrored: true, ..Self::forward(s) }
+        Self {
+            stride: 1,
+            spread: s.stride,
+            border,
+            from: to,
+            to: from,
+            is_mirrored: true,
+            ..Self::forward(s)
+        }
     }
 
     pub(super) fn packed_len(&self) -> usize {
@@ -85,7 +93,11 @@ impl Plan {
         for (channel, weights) in weights.chunks_exact(taps).enumerate() {
             let block = &mut packed[channel / BLOCK * self.block_len()..][..self.block_len()];
             for (tap, weight) in weights.iter().enumerate() {
-                let tap = if self.is_mirrored { taps - 1 - tap } else { tap };
+                let tap = if self.is_mirrored {
+                    taps - 1 - tap
+                } else {
+                    tap
+                };
                 block[tap * BLOCK + channel % BLOCK] = *weight;
             }
         }
@@ -127,7 +139,8 @@ impl Plan {
     /// The row of what is read that lies under row `tap` of the kernel at output row `row`.
     fn row_under(&self, row: usize, tap: usize) -> Option<usize> {
         let at = (row * self.stride + tap).checked_sub(self.border)?;
-        (at.is_multiple_of(self.spread) && at / self.spread < self.from[0]).then_some(at / self.spread)
+        (at.is_multiple_of(self.spread) && at / self.spread < self.from[0])
+            .then_some(at / self.spread)
     }
 }
 

@@ -20,10 +20,19 @@ impl<'a, E: Element> Ring<'a, E> {
     /// If a length is not the plan's.
     #[inline(always)]
     pub(super) fn new(plan: &'a Plan, from: &'a [E], rows: &'a mut [f32]) -> Self {
-        assert_eq!(from.len(), plan.from[0] * plan.from[1] * plan.channels, "depthwise: length of an image");
+        assert_eq!(
+            from.len(),
+            plan.from[0] * plan.from[1] * plan.channels,
+            "depthwise: length of an image"
+        );
         let rows = &mut rows[..plan.slot_len()];
         rows.fill(0.0);
-        Self { plan, from, rows, next: 0 }
+        Self {
+            plan,
+            from,
+            rows,
+            next: 0,
+        }
     }
 
     /// Where the row under each row of the kernel starts, at an output row.
@@ -31,7 +40,10 @@ impl<'a, E: Element> Ring<'a, E> {
     /// # Safety
     /// The processor has the features of `S`.
     #[inline(always)]
-    pub(super) unsafe fn under<S: Simd, const K: usize>(&mut self, row: usize) -> [Option<usize>; K] {
+    pub(super) unsafe fn under<S: Simd, const K: usize>(
+        &mut self,
+        row: usize,
+    ) -> [Option<usize>; K] {
         let under: [Option<usize>; K] = std::array::from_fn(|tap| self.plan.row_under(row, tap));
         if let Some(last) = under.iter().flatten().last() {
             while self.next <= *last {

@@ -18,10 +18,22 @@ pub(in crate::conv2d) fn shapes() -> impl Iterator<Item = Conv2dShape> {
         ([1, 6, 6, 20], 5, 1, 2),
         ([1, 9, 8, 4], 3, 1, 0),
     ];
-    layers.into_iter().map(|([batch, height, width, channels], kernel, stride, padding)| {
-        let (in_channels, out_channels, groups) = (channels, channels, channels);
-        Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups }
-    })
+    layers.into_iter().map(
+        |([batch, height, width, channels], kernel, stride, padding)| {
+            let (in_channels, out_channels, groups) = (channels, channels, channels);
+            Conv2dShape {
+                batch,
+                height,
+                width,
+                in_channels,
+                out_channels,
+                kernel,
+                stride,
+                padding,
+                groups,
+            }
+        },
+    )
 }
 
 #[test]
@@ -32,7 +44,9 @@ fn depthwise_convolutions_equal_the_reference() {
 }
 
 #[test]
-#[should_panic(expected = "convolution: expected one group, or as many as channels and a kernel of 3, 5 or 7")]
+#[should_panic(
+    expected = "convolution: expected one group, or as many as channels and a kernel of 3, 5 or 7"
+)]
 fn other_groups_are_refused() {
     plan(Conv2dShape {
         batch: 1,

@@ -21,9 +21,15 @@ impl<S: Simd> Kernel<S> for Finish<'_> {
     unsafe fn run(self) {
         let columns = self.in_count * self.taps;
         let panel_stride = self.in_stride * self.taps * PANEL;
-        assert!(self.out_count.div_ceil(PANEL) * panel_stride <= self.sums.len(), "weight gradient: sums of a task");
+        assert!(
+            self.out_count.div_ceil(PANEL) * panel_stride <= self.sums.len(),
+            "weight gradient: sums of a task"
+        );
         for first in (0..self.out_count).step_by(S::LANES) {
-            let sums = self.sums.as_ptr().wrapping_add(first / PANEL * panel_stride + first % PANEL);
+            let sums = self
+                .sums
+                .as_ptr()
+                .wrapping_add(first / PANEL * panel_stride + first % PANEL);
             let filters = Rows {
                 first: self.dw.wrapping_add(first * self.filter_len),
                 stride: self.filter_len,
@@ -34,7 +40,8 @@ impl<S: Simd> Kernel<S> for Finish<'_> {
             // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's contract.
             unsafe {
                 filters.fill_columns::<S>(|_| {
-                    let vector = S::load(sums.wrapping_add((tap * self.in_stride + channel) * PANEL));
+                    let vector =
+                        S::load(sums.wrapping_add((tap * self.in_stride + channel) * PANEL));
                     tap += 1;
                     if tap == self.taps {
                         (channel, tap) = (channel + 1, 0);

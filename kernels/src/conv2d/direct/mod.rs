@@ -73,34 +73,74 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let Self { plan, after_piece, .. } = self;
-        let Operands { input, packed, output, workspace } = self.operands;
-        assert!(K::X::accepts(E::STORAGE), "convolution: planned for another storage than {:?}", E::STORAGE);
-        assert_eq!(input.len(), plan.images * plan.in_image_len, "convolution: input length");
-        assert_eq!(output.len(), plan.images * plan.out_image_len, "convolution: output length");
-        assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
+        let Self {
+            plan, after_piece, ..
+        } = self;
+        let Operands {
+            input,
+            packed,
+            output,
+            workspace,
+        } = self.operands;
+        assert!(
+            K::X::accepts(E::STORAGE),
+            "convolution: planned for another storage than {:?}",
+            E::STORAGE
+        );
+        assert_eq!(
+            input.len(),
+            plan.images * plan.in_image_len,
+            "convolution: input length"
+        );
+        assert_eq!(
+            output.len(),
+            plan.images * plan.out_image_len,
+            "convolution: output length"
+        );
+        assert_eq!(
+            packed.len(),
+            plan.packed_len,
+            "convolution: length of the packed weights"
+        );
         let output = SharedMut::new(output);
-        for_each_piece(plan.num_parts(), workspace, K::slot_len(plan), &|part, slot| {
-            let image = part / plan.parts_of_image() * plan.images_of_part;
-            let band = part % plan.parts_of_image() * plan.bands_of_part;
-            let images = plan.images_of_part.min(plan.images - image);
-            let bands = plan.bands_of_part.min(plan.num_bands - band);
-            let source = &input[image * plan.in_image_len..][..images * plan.in_image_len];
-            let band_len = plan.band_rows * plan.out_row_stride;
-            let start = band * band_len;
-            let len = (images - 1) * plan.out_image_len + (bands * band_len).min(plan.out_image_len - start);
-            // SAFETY: bands of images are disjoint, and each is of one part.
-            let rows = unsafe {
-                let first = output.at(image * plan.out_image_len + start, len);
-                core::slice::from_raw_parts_mut(first, len)
-            };
-            run_part::<S, E, K>(plan, (source, images), packed, (band * plan.band_rows, bands), rows, slot);
-            for (image, rows) in (image..).zip(rows.chunks_mut(plan.out_image_len)) {
-                for (band, rows) in (band..).zip(rows.chunks_mut(band_len)) {
-                    after_piece(image * plan.num_bands + band, image * plan.out_image_len + band * band_len, rows);
+        for_each_piece(
+            plan.num_parts(),
+            workspace,
+            K::slot_len(plan),
+            &|part, slot| {
+                let image = part / plan.parts_of_image() * plan.images_of_part;
+                let band = part % plan.parts_of_image() * plan.bands_of_part;
+                let images = plan.images_of_part.min(plan.images - image);
+                let bands = plan.bands_of_part.min(plan.num_bands - band);
+                let source = &input[image * plan.in_image_len..][..images * plan.in_image_len];
+                let band_len = plan.band_rows * plan.out_row_stride;
+                let start = band * band_len;
+                let len = (images - 1) * plan.out_image_len
+                    + (bands * band_len).min(plan.out_image_len - start);
+                // SAFETY: bands of images are disjoint, and each is of one part.
+                let rows = unsafe {
+                    let first = output.at(image * plan.out_image_len + start, len);
+                    core::slice::from_raw_parts_mut(first, len)
+                };
+                run_part::<S, E, K>(
+                    plan,
+                    (source, images),
+                    packed,
+                    (band * plan.band_rows, bands),
+                    rows,
+                    slot,
+                );
+                for (image, rows) in (image..).zip(rows.chunks_mut(plan.out_image_len)) {
+                    for (band, rows) in (band..).zip(rows.chunks_mut(band_len)) {
+                        after_piece(
+                            image * plan.num_bands + band,
+                            image * plan.out_image_len + band * band_len,
+                            rows,
+                        );
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 }
 
@@ -132,7 +172,10 @@ fn run_part<S: Simd, E: Element, K: Products>(
             taps: plan.max_taps_h(),
         };
         let slot = K::X::of_slot(slot);
-        for (image, slot) in input.chunks_exact(plan.in_image_len).zip(slot.chunks_exact_mut(plan.band_len())) {
+        for (image, slot) in input
+            .chunks_exact(plan.in_image_len)
+            .zip(slot.chunks_exact_mut(plan.band_len()))
+        {
             copy_band::<S, E, K::X>(image, &band, slot);
         }
         (&*slot, plan.band_len())
@@ -142,7 +185,11 @@ fn run_part<S: Simd, E: Element, K: Products>(
         if rows == 0 || class.out_w == 0 {
             continue;
         }
-        let (rows, out_w) = if plan.is_flat { (1, out.len() / plan.out_c) } else { (rows, class.out_w) };
+        let (rows, out_w) = if plan.is_flat {
+            (1, out.len() / plan.out_c)
+        } else {
+            (rows, class.out_w)
+        };
         let class = &Class { out_w, ..*class };
         let panel_stride = class.taps_h * K::vectors(class.taps_w * plan.in_c) * PANEL;
         let band = ClassBand {
@@ -179,14 +226,23 @@ impl<X> ClassBand<'_, X> {
     fn check(&self, out_len: usize) {
         let (plan, class, rows) = (self.plan, self.class, self.rows);
         if class.taps_h * class.taps_w > 0 {
-            let last_row =
-                (self.images - 1) * self.image_stride + ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
+            let last_row = (self.images - 1) * self.image_stride
+                + ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
             let last_x = last_row + (class.out_w - 1) * self.pixel_stride() + self.run();
-            assert!(last_x <= self.x.len(), "convolution: band of {} elements, {last_x} needed", self.x.len());
+            assert!(
+                last_x <= self.x.len(),
+                "convolution: band of {} elements, {last_x} needed",
+                self.x.len()
+            );
         }
-        let last_row = (self.images - 1) * plan.out_image_len + class.out_offset + (rows - 1) * plan.out_row_stride;
+        let last_row = (self.images - 1) * plan.out_image_len
+            + class.out_offset
+            + (rows - 1) * plan.out_row_stride;
         let last_y = last_row + (class.out_w - 1) * plan.out_pixel_stride + plan.out_c;
-        assert!(last_y <= out_len, "convolution: band of {out_len} output elements, {last_y} needed");
+        assert!(
+            last_y <= out_len,
+            "convolution: band of {out_len} output elements, {last_y} needed"
+        );
     }
 }
 
@@ -230,10 +286,19 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
     let num_blocks = class.out_w.div_ceil(max_pixels::<S>(NV));
     let (pixels, longer) = (class.out_w / num_blocks, class.out_w % num_blocks);
     let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == band.run();
-    let select = if asks_ahead { select::<S, X, E, NV, true> } else { select::<S, X, E, NV, false> };
+    let select = if asks_ahead {
+        select::<S, X, E, NV, true>
+    } else {
+        select::<S, X, E, NV, false>
+    };
     let kernels = [select(pixels), select(pixels + usize::from(longer > 0))];
-    for (image, row) in (0..band.images).flat_map(|image| (0..band.rows).map(move |row| (image, row))) {
-        let x = band.x.as_ptr().wrapping_add(image * band.image_stride + row * plan.step * band.row_stride);
+    for (image, row) in
+        (0..band.images).flat_map(|image| (0..band.rows).map(move |row| (image, row)))
+    {
+        let x = band
+            .x
+            .as_ptr()
+            .wrapping_add(image * band.image_stride + row * plan.step * band.row_stride);
         let first_y = image * plan.out_image_len + first_y + row * plan.out_row_stride;
         let mut pixel = 0;
         for index in 0..num_blocks {
@@ -246,9 +311,14 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
                     x_row_stride: band.row_stride,
                     rows: class.taps_h,
                     run: band.run(),
-                    weights: band.weights.as_ptr().wrapping_add(channel / PANEL * panel_stride + channel % PANEL),
+                    weights: band
+                        .weights
+                        .as_ptr()
+                        .wrapping_add(channel / PANEL * panel_stride + channel % PANEL),
                     panel_stride,
-                    y: out.as_mut_ptr().add(first_y + pixel * plan.out_pixel_stride),
+                    y: out
+                        .as_mut_ptr()
+                        .add(first_y + pixel * plan.out_pixel_stride),
                     y_pixel_stride: plan.out_pixel_stride,
                     channels,
                 };

@@ -35,13 +35,26 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
         for first in (0..plan.out_c.next_multiple_of(PANEL)).step_by(S::LANES) {
             let rows = S::LANES.min(plan.out_c.saturating_sub(first));
             // Where the panel's vectors of a tap start, one for each channel.
-            let place = |tap| packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL);
-            let next = |(kh, kw): (usize, usize)| if kw + 1 == side { (kh + 1, 0) } else { (kh, kw + 1) };
+            let place = |tap| {
+                packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL)
+            };
+            let next = |(kh, kw): (usize, usize)| {
+                if kw + 1 == side {
+                    (kh + 1, 0)
+                } else {
+                    (kh, kw + 1)
+                }
+            };
             // SAFETY: `rows` filters (or channels of them) from `first` on exist, and the plan has a place for each tap.
             unsafe {
                 if !plan.mirrored {
                     let (stride, columns) = (plan.in_c * taps, plan.in_c * taps);
-                    let filters = Rows { first: weights.wrapping_add(first * stride), stride, rows, columns };
+                    let filters = Rows {
+                        first: weights.wrapping_add(first * stride),
+                        stride,
+                        rows,
+                        columns,
+                    };
                     let (mut channel, mut tap) = (0, (0, 0));
                     filters.each_column::<S>(|_, vector| {
                         S::store(place(tap).add(channel * PANEL), vector);

@@ -23,8 +23,16 @@ pub(crate) struct Band {
 }
 
 /// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, converted.
-pub(crate) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
-    let Band { channels, pixel_stride, .. } = *band;
+pub(crate) fn copy_band<S: Simd, E: Element, X: Factor>(
+    image: &[E],
+    band: &Band,
+    padded: &mut [X],
+) {
+    let Band {
+        channels,
+        pixel_stride,
+        ..
+    } = *band;
     let row_len = band.padded_w * channels;
     let left = band.pad_left * channels;
     for (index, row) in padded.chunks_exact_mut(row_len).take(band.rows).enumerate() {

@@ -80,7 +80,14 @@ impl<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEA
 /// # Safety
 /// The processor has the features of `S`; the factors and weights exist.
 #[inline(always)]
-unsafe fn accumulate<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const SINGLE: bool>(
+unsafe fn accumulate<
+    S: Simd,
+    X: Factor,
+    E: Element,
+    const P: usize,
+    const NV: usize,
+    const SINGLE: bool,
+>(
     b: &Block<X, E>,
     x: *const X,
     weights: *const f32,
@@ -95,7 +102,11 @@ unsafe fn accumulate<S: Simd, X: Factor, E: Element, const P: usize, const NV: u
         }
         for (p, sums) in sums.iter_mut().enumerate() {
             let x = x.add(p * b.x_pixel_stride);
-            let factor = if SINGLE { X::splat_single::<S>(x) } else { X::splat::<S>(x) };
+            let factor = if SINGLE {
+                X::splat_single::<S>(x)
+            } else {
+                X::splat::<S>(x)
+            };
             for (sum, w) in sums.iter_mut().zip(w) {
                 *sum = X::multiply_add::<S>(factor, w, *sum);
             }
@@ -108,7 +119,14 @@ pub(crate) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEAD: bool>(
+unsafe fn launch<
+    S: Simd,
+    X: Factor,
+    E: Element,
+    const P: usize,
+    const NV: usize,
+    const AHEAD: bool,
+>(
     block: &Block<X, E>,
 ) {
     if const { P * NV > S::ACCUMULATORS } {

@@ -29,14 +29,28 @@ pub(super) enum Layout {
 
 impl UnitPixels<'_> {
     /// The first value of the channels `first..first + width`, `offset` further on where nothing is packed, and its strides.
-    pub(super) fn block(&self, offset: usize, first: usize, width: usize) -> (*const f32, [usize; 3]) {
+    pub(super) fn block(
+        &self,
+        offset: usize,
+        first: usize,
+        width: usize,
+    ) -> (*const f32, [usize; 3]) {
         let [images, rows, pixels] = self.extents;
         let (start, strides) = match self.layout {
             Layout::Strided(strides) => (offset + first, strides),
-            Layout::Blocks => (images * rows * pixels * first, [rows * pixels * width, pixels * width, width]),
+            Layout::Blocks => (
+                images * rows * pixels * first,
+                [rows * pixels * width, pixels * width, width],
+            ),
         };
-        let last = start + (0..3).map(|axis| (self.extents[axis] - 1) * strides[axis]).sum::<usize>();
-        assert!(last + width <= self.values.len(), "weight gradient: pixels of a unit");
+        let last = start
+            + (0..3)
+                .map(|axis| (self.extents[axis] - 1) * strides[axis])
+                .sum::<usize>();
+        assert!(
+            last + width <= self.values.len(),
+            "weight gradient: pixels of a unit"
+        );
         (self.values[start..].as_ptr(), strides)
     }
 }
@@ -55,7 +69,10 @@ impl Cut {
 
     /// Of this width, and a rest.
     pub(super) fn wholly(len: usize, width: usize) -> Self {
-        Self([[len / width, width], [usize::from(!len.is_multiple_of(width)), len % width]])
+        Self([
+            [len / width, width],
+            [usize::from(!len.is_multiple_of(width)), len % width],
+        ])
     }
 
     /// The channels of each block.
@@ -105,14 +122,21 @@ impl Next {
 /// costs more than it gains.
 pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     let (c_in, c_out) = (s.in_channels, s.out_channels);
-    let is_far =
-        if S::LANES < PANEL { c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024 } else { c_in >= 1024 };
+    let is_far = if S::LANES < PANEL {
+        c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024
+    } else {
+        c_in >= 1024
+    };
     s.kernel == 1 && is_far
 }
 
 /// The same for dy, over which `num_blocks` blocks of runs pass.
 pub(super) fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
-    let [channels, blocks] = if S::LANES < PANEL { [64, 16] } else { [1024, 8] };
+    let [channels, blocks] = if S::LANES < PANEL {
+        [64, 16]
+    } else {
+        [1024, 8]
+    };
     s.out_channels >= channels && num_blocks >= blocks
 }
 
@@ -125,18 +149,38 @@ pub(super) fn pack<S: Simd, E: Element>(
     pairs: bool,
     to: &mut [f32],
 ) {
-    let last = (0..3).map(|axis| (extents[axis] - 1) * strides[axis]).sum::<usize>();
-    assert!(last + cut.len() <= from.len(), "weight gradient: pixels of a unit");
+    let last = (0..3)
+        .map(|axis| (extents[axis] - 1) * strides[axis])
+        .sum::<usize>();
+    assert!(
+        last + cut.len() <= from.len(),
+        "weight gradient: pixels of a unit"
+    );
     let [images, rows, pixels] = extents;
     let values = images * rows * pixels.div_ceil(if pairs { 2 } else { 1 });
-    assert!(values * cut.len() <= to.len(), "weight gradient: packed pixels of a unit");
+    assert!(
+        values * cut.len() <= to.len(),
+        "weight gradient: packed pixels of a unit"
+    );
     let to = to.as_mut_ptr();
     // SAFETY: `S` was reached through `Isa::run` or `Isa::run_bf16`, which asserted the features; all pixels lie in the slices, as just asserted.
     unsafe {
         if pairs {
-            S::vectorize(Pack::<E, 2> { from, strides, extents, cut, to });
+            S::vectorize(Pack::<E, 2> {
+                from,
+                strides,
+                extents,
+                cut,
+                to,
+            });
         } else {
-            S::vectorize(Pack::<E, 1> { from, strides, extents, cut, to });
+            S::vectorize(Pack::<E, 1> {
+                from,
+                strides,
+                extents,
+                cut,
+                to,
+            });
         }
     }
 }
@@ -156,7 +200,13 @@ struct Pack<'a, E, const PIXELS: usize> {
 impl<S: Simd, E: Element, const PIXELS: usize> Kernel<S> for Pack<'_, E, PIXELS> {
     #[inline(always)]
     unsafe fn run(self) {
-        let Self { from, strides, extents: [images, rows, pixels], cut, to } = self;
+        let Self {
+            from,
+            strides,
+            extents: [images, rows, pixels],
+            cut,
+            to,
+        } = self;
         let num_values = images * rows * pixels.div_ceil(PIXELS);
         let mut index = 0;
         for image in 0..images {
@@ -212,7 +262,12 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         for pixel in (0..self.pixels).step_by(PIXELS) {
             for lane in (0..V * S::LANES).step_by(S::LANES) {
                 // SAFETY: passed on to the caller.
-                unsafe { S::store(to.wrapping_add(lane), self.value::<S>(pixel, lane, |from| E::load::<S>(from))) };
+                unsafe {
+                    S::store(
+                        to.wrapping_add(lane),
+                        self.value::<S>(pixel, lane, |from| E::load::<S>(from)),
+                    )
+                };
             }
             to = to.wrapping_add(self.width);
         }
@@ -227,10 +282,14 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
                 // SAFETY: passed on to the caller.
                 unsafe {
                     if self.width - lane >= S::LANES {
-                        S::store(to.wrapping_add(lane), self.value::<S>(pixel, lane, |from| E::load::<S>(from)));
+                        S::store(
+                            to.wrapping_add(lane),
+                            self.value::<S>(pixel, lane, |from| E::load::<S>(from)),
+                        );
                     } else {
                         let mask = S::mask(self.width - lane);
-                        let value = self.value::<S>(pixel, lane, |from| E::load_masked::<S>(from, mask));
+                        let value =
+                            self.value::<S>(pixel, lane, |from| E::load_masked::<S>(from, mask));
                         S::store_masked(to.wrapping_add(lane), mask, value);
                     }
                 }
@@ -241,7 +300,12 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
 
     /// The value of a pixel from its channel `lane` on, or of a pair of pixels, the second of which may be missing.
     #[inline(always)]
-    unsafe fn value<S: Simd>(&self, pixel: usize, lane: usize, load: impl Fn(*const E) -> S::V) -> S::V {
+    unsafe fn value<S: Simd>(
+        &self,
+        pixel: usize,
+        lane: usize,
+        load: impl Fn(*const E) -> S::V,
+    ) -> S::V {
         let from = self.from.wrapping_add(pixel * self.stride + lane);
         let first = load(from);
         if PIXELS == 1 {
@@ -249,7 +313,11 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         }
         // SAFETY: passed on to the caller.
         unsafe {
-            let second = if pixel + 1 < self.pixels { load(from.wrapping_add(self.stride)) } else { S::zero() };
+            let second = if pixel + 1 < self.pixels {
+                load(from.wrapping_add(self.stride))
+            } else {
+                S::zero()
+            };
             S::pair_bf16(first, second)
         }
     }

@@ -55,7 +55,10 @@ pub(crate) struct Plan {
 
 /// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
 pub(crate) fn block_of(channels: usize, most: usize) -> usize {
-    channels.div_ceil(channels.div_ceil(most)).next_multiple_of(PANEL).min(channels)
+    channels
+        .div_ceil(channels.div_ceil(most))
+        .next_multiple_of(PANEL)
+        .min(channels)
 }
 
 impl Plan {
@@ -64,20 +67,28 @@ impl Plan {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
-        let [unit_pixels, task_channels] = [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.kernel > 1)]);
+        let [unit_pixels, task_channels] =
+            [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.kernel > 1)]);
         let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
         let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
         let padded_w = (out_w - 1) * s.stride + s.kernel;
         let row_len = padded_w * in_block;
-        let fitting = |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
-        let rows = fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
+        let fitting =
+            |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
+        let rows =
+            fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
         let num_bands = out_h.div_ceil(rows);
         let band_rows = out_h.div_ceil(num_bands);
         let num_bands = out_h.div_ceil(band_rows);
         let padded_rows = (band_rows - 1) * s.stride + s.kernel;
         let image = padded_rows * row_len;
-        let images = (UNIT_ELEMENTS / image).max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
-        let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
+        let images = (UNIT_ELEMENTS / image)
+            .max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
+        let images_of_unit = if num_bands > 1 {
+            1
+        } else {
+            images.clamp(1, s.batch)
+        };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
         Self {
             rows: all,
@@ -101,13 +112,17 @@ impl Plan {
 
     /// Elements of a task's sums, the first part of a slot.
     fn sums_len(&self) -> usize {
-        self.out_block.next_multiple_of(PANEL) * self.in_block * self.rows.shape.kernel * self.rows.shape.kernel
+        self.out_block.next_multiple_of(PANEL)
+            * self.in_block
+            * self.rows.shape.kernel
+            * self.rows.shape.kernel
     }
 
     /// Room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
         let block = (PACKED_VECTORS * PANEL).min(self.out_block);
-        self.x_lens().iter().sum::<usize>() + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
+        self.x_lens().iter().sum::<usize>()
+            + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
     }
 
     /// Channels of a task on either side.
@@ -117,7 +132,10 @@ impl Plan {
 
     /// Elements of the sums of all tasks, and of the scratch to add to them.
     pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()), self.scratch_len()]
+        [
+            num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()),
+            self.scratch_len(),
+        ]
     }
 
     /// Whether x is packed as pairs of windows' rows: `[image][row][pair of output pixels][tap][channel]`.
@@ -141,12 +159,17 @@ impl Plan {
     /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so that its dy starts on one.
     fn x_lens(&self) -> [usize; 2] {
         let x = self.images_of_unit * self.padded_rows * self.row_len(self.in_block);
-        let row = if self.pairs_windows() { (self.padded_w * self.in_block).div_ceil(2) } else { 0 };
+        let row = if self.pairs_windows() {
+            (self.padded_w * self.in_block).div_ceil(2)
+        } else {
+            0
+        };
         [x, row].map(whole_lines)
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.sums_len() + self.scratch_len())
+        self.pieces
+            .workspace_len(num_threads, self.sums_len() + self.scratch_len())
     }
 }
 
@@ -175,7 +198,14 @@ impl<S: Simd, E: Element> Method<S, E> for Plan {
         [self.sums_len(), self.scratch_len()]
     }
 
-    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    fn add_unit(
+        &self,
+        task: &Task<'_, E>,
+        unit: usize,
+        sums: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
         run_unit::<S, E>(self, task, unit, sums, accumulate, scratch);
     }
 
@@ -215,7 +245,13 @@ fn run_unit<S: Simd, E: Element>(
     let extents = [images, runs, width];
     let (x_slot, rest) = slot.split_at_mut(plan.x_lens()[0]);
     let (row_slot, dy_slot) = rest.split_at_mut(plan.x_lens()[1]);
-    let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
+    let ahead = |whole: usize, band: usize| {
+        if plan.num_bands > 1 {
+            band
+        } else {
+            images * whole
+        }
+    };
 
     let in_row = s.width * s.in_channels;
     let in_image = s.height * in_row;
@@ -244,11 +280,19 @@ fn run_unit<S: Simd, E: Element>(
             first_row: (row * s.stride) as isize - s.padding as isize,
             rows: (rows - 1) * s.stride + s.kernel,
             pad_left: s.padding,
-            padded_w: if plan.borrows_input && !plan.dots { s.width } else { plan.padded_w },
+            padded_w: if plan.borrows_input && !plan.dots {
+                s.width
+            } else {
+                plan.padded_w
+            },
             step: s.stride,
             taps: s.kernel,
         };
-        for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
+        for (index, padded) in x_slot
+            .chunks_exact_mut(plan.padded_rows * row_len)
+            .take(images)
+            .enumerate()
+        {
             let x = &task.x[(image + index) * in_image + task.in_c..];
             if plan.dots {
                 pair_windows::<S, E>(x, &band, width, bf16::of_slot(row_slot), padded);
@@ -257,11 +301,24 @@ fn run_unit<S: Simd, E: Element>(
             }
         }
         let pixel = if plan.dots { s.kernel } else { s.stride } * task.in_count;
-        (&*x_slot, Layout::Strided([plan.padded_rows * row_len, s.stride * row_len, pixel]), row_len, 0)
+        (
+            &*x_slot,
+            Layout::Strided([plan.padded_rows * row_len, s.stride * row_len, pixel]),
+            row_len,
+            0,
+        )
     };
     // What the blocks are made of: pixels, or pairs of them.
-    let factors = if plan.dots { [images, runs, width.div_ceil(2)] } else { extents };
-    let x = UnitPixels { values: x, layout, extents: factors };
+    let factors = if plan.dots {
+        [images, runs, width.div_ceil(2)]
+    } else {
+        extents
+    };
+    let x = UnitPixels {
+        values: x,
+        layout,
+        extents: factors,
+    };
 
     let out_row = s.out_width() * s.out_channels;
     let out_image = s.out_height() * out_row;
@@ -292,8 +349,18 @@ fn run_unit<S: Simd, E: Element>(
         } else {
             // Just before all blocks of x pass over it: it stays in L1.
             let cut = Cut::wholly(channels.len(), channels.len());
-            unit::pack::<S, E>(&dy[channels.start..], (dy_strides, extents), cut, plan.dots, dy_slot);
-            let offset = if channels.end < task.out_count { channels.end } else { dy_step };
+            unit::pack::<S, E>(
+                &dy[channels.start..],
+                (dy_strides, extents),
+                cut,
+                plan.dots,
+                dy_slot,
+            );
+            let offset = if channels.end < task.out_count {
+                channels.end
+            } else {
+                dy_step
+            };
             next[0] = Some(Next {
                 line: dy.as_ptr().wrapping_add(offset).cast(),
                 lines: lines_of::<E>(channels.len()),
@@ -302,8 +369,20 @@ fn run_unit<S: Simd, E: Element>(
             });
             (&*dy_slot, Layout::Blocks, 0)
         };
-        let dy = UnitPixels { values: dy, layout, extents: factors };
-        let view = UnitView { x, x_row, taps, run, dy, ahead: [x_ahead, dy_ahead], next };
+        let dy = UnitPixels {
+            values: dy,
+            layout,
+            extents: factors,
+        };
+        let view = UnitView {
+            x,
+            x_row,
+            taps,
+            run,
+            dy,
+            ahead: [x_ahead, dy_ahead],
+            next,
+        };
         let channels = (channels.start, channels.len());
         match (channels.1 > S::LANES, plan.dots) {
             (true, false) => run_channels::<S, 2, false>(&view, channels, sums, accumulate),
@@ -315,15 +394,39 @@ fn run_unit<S: Simd, E: Element>(
 }
 
 /// Writes the rows of a band as pairs of the rows of `pixels` windows, which overlap: `[row][pair][tap][channel]`, each by way of `row`.
-fn pair_windows<S: Simd, E: Element>(image: &[E], band: &Band, pixels: usize, row: &mut [bf16], to: &mut [f32]) {
+fn pair_windows<S: Simd, E: Element>(
+    image: &[E],
+    band: &Band,
+    pixels: usize,
+    row: &mut [bf16],
+    to: &mut [f32],
+) {
     let run = band.taps * band.channels;
     let row = &mut row[..band.padded_w * band.channels];
-    for (index, to) in to.chunks_exact_mut(pixels.div_ceil(2) * run).take(band.rows).enumerate() {
+    for (index, to) in to
+        .chunks_exact_mut(pixels.div_ceil(2) * run)
+        .take(band.rows)
+        .enumerate()
+    {
         if index % band.step < band.taps {
             let first_row = band.first_row + index as isize;
-            copy_band::<S, E, bf16>(image, &Band { first_row, rows: 1, ..*band }, row);
+            copy_band::<S, E, bf16>(
+                image,
+                &Band {
+                    first_row,
+                    rows: 1,
+                    ..*band
+                },
+                row,
+            );
             let strides = [0, 0, band.step * band.channels];
-            unit::pack::<S, bf16>(row, (strides, [1, 1, pixels]), Cut::wholly(run, run), true, to);
+            unit::pack::<S, bf16>(
+                row,
+                (strides, [1, 1, pixels]),
+                Cut::wholly(run, run),
+                true,
+                to,
+            );
         }
     }
 }
@@ -352,16 +455,25 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
 ) {
     let (taps, run) = (view.taps, view.run);
     let panel_stride = taps * run * PANEL;
-    assert!((channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(), "weight gradient: sums of a task");
+    assert!(
+        (channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(),
+        "weight gradient: sums of a task"
+    );
     let (dy, dy_strides) = view.dy.block(0, 0, channels);
-    let packed_for = if matches!(view.x.layout, Layout::Blocks) { PACKED_VECTORS } else { NV };
+    let packed_for = if matches!(view.x.layout, Layout::Blocks) {
+        PACKED_VECTORS
+    } else {
+        NV
+    };
     let cut = Cut::evenly(run, max_run::<S>(packed_for));
     let mut next = view.next;
     for tap in 0..taps {
         for values in cut.blocks() {
             next.iter_mut().flatten().for_each(Next::ask::<S>);
             let (x, x_strides) = view.x.block(tap * view.x_row, values.start, values.len());
-            let vector = channel / PANEL * panel_stride + channel % PANEL + (tap * run + values.start) * PANEL;
+            let vector = channel / PANEL * panel_stride
+                + channel % PANEL
+                + (tap * run + values.start) * PANEL;
             // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features asserted by `Isa::run`.
             unsafe {
                 let block = Block {
@@ -373,7 +485,11 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
                     // The first pass over x and the first over these vectors of dy ask for those of the next unit.
                     ahead: [
                         if channel == 0 { view.ahead[0] } else { 0 },
-                        if tap + values.start == 0 { view.ahead[1] } else { 0 },
+                        if tap + values.start == 0 {
+                            view.ahead[1]
+                        } else {
+                            0
+                        },
                     ],
                     channels,
                     dw: sums.as_mut_ptr().add(vector),

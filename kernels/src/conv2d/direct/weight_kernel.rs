@@ -50,14 +50,22 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
                         let mut d = [S::zero(); NV];
                         for (v, d) in d.iter_mut().enumerate() {
                             let p = dy.wrapping_add(v * S::LANES);
-                            *d = if FULL { S::load(p) } else { S::load_masked(p, masks[v]) };
+                            *d = if FULL {
+                                S::load(p)
+                            } else {
+                                S::load_masked(p, masks[v])
+                            };
                         }
                         S::prefetch(x.wrapping_add(b.ahead[0]));
                         S::prefetch(dy.wrapping_add(b.ahead[1]));
                         for (r, sums) in sums.iter_mut().enumerate() {
                             let value = S::splat(*x.add(r));
                             for (sum, d) in sums.iter_mut().zip(d) {
-                                *sum = if DOTS { S::dot_bf16(value, d, *sum) } else { S::fma(value, d, *sum) };
+                                *sum = if DOTS {
+                                    S::dot_bf16(value, d, *sum)
+                                } else {
+                                    S::fma(value, d, *sum)
+                                };
                             }
                         }
                         x = x.wrapping_add(b.x_strides[2]);
@@ -68,7 +76,8 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
                     let lane = v * S::LANES;
-                    let dw = b.dw.add(lane / PANEL * b.panel_stride + lane % PANEL + r * PANEL);
+                    let dw =
+                        b.dw.add(lane / PANEL * b.panel_stride + lane % PANEL + r * PANEL);
                     let before = if b.accumulate { S::load(dw) } else { S::zero() };
                     S::store(dw, S::add(before, *sum));
                 }
@@ -100,7 +109,9 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
 }
 
 /// The kernel for `values` values of a run and NV vectors.
-pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(values: usize) -> unsafe fn(&Block) {
+pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(
+    values: usize,
+) -> unsafe fn(&Block) {
     macro_rules! among {
         ($($count:literal)*) => {
             match values {

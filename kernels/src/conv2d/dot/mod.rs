@@ -44,11 +44,19 @@ impl Dot {
         if isa.has_tiles() {
             // On a processor with tiles (measured) dot products do half as many multiply-adds as f32's: they win only where a
             // window is one pixel, since nothing has to be widened.
-            let is_pixel = plan.classes().iter().all(|class| class.taps_h * class.taps_w <= 1);
-            let unit = if fills_tiles(&plan) { Some(Unit::Tiles) } else { is_pixel.then_some(Unit::Vectors) };
+            let is_pixel = plan
+                .classes()
+                .iter()
+                .all(|class| class.taps_h * class.taps_w <= 1);
+            let unit = if fills_tiles(&plan) {
+                Some(Unit::Tiles)
+            } else {
+                is_pixel.then_some(Unit::Vectors)
+            };
             return unit.map(|unit| Self::with(plan, unit));
         }
-        isa.has_dot_products().then(|| Self::with(plan, Unit::Vectors))
+        isa.has_dot_products()
+            .then(|| Self::with(plan, Unit::Vectors))
     }
 
     /// By the emulation of tiles, on any processor; None for plans that tiles do not take.
@@ -58,7 +66,10 @@ impl Dot {
     }
 
     fn with(plan: Plan, unit: Unit) -> Self {
-        Self { plan: plan.repacked(unit.layout().vectors), unit }
+        Self {
+            plan: plan.repacked(unit.layout().vectors),
+            unit,
+        }
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -75,28 +86,66 @@ impl Dot {
     }
 
     pub(super) fn pack(&self, isa: Isa, shape: &Conv2dShape, weights: &[f32], packed: &mut [f32]) {
-        vectorized(isa, PackPairs { layout: self.unit.layout(), shape, plan: &self.plan, weights, packed });
+        vectorized(
+            isa,
+            PackPairs {
+                layout: self.unit.layout(),
+                shape,
+                plan: &self.plan,
+                weights,
+                packed,
+            },
+        );
     }
 
-    pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
+    pub(super) fn run<E: Element>(
+        &self,
+        isa: Isa,
+        operands: Operands<'_, E>,
+        after_piece: AfterPiece<'_, E>,
+    ) {
         match self.unit {
             Unit::Vectors => self.run_with::<Blocks<bf16>, E>(isa, operands, after_piece),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Unit::Tiles => {
-                assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
-                self.run_with::<TileProducts<crate::simd::TileRegisters>, E>(isa, operands, after_piece);
+                assert!(
+                    isa.has_tiles() && isa.is_available(),
+                    "instruction set {isa:?}: no tiles"
+                );
+                self.run_with::<TileProducts<crate::simd::TileRegisters>, E>(
+                    isa,
+                    operands,
+                    after_piece,
+                );
             }
             #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
             Unit::Tiles => unreachable!("planned where there are tiles"),
             #[cfg(test)]
             Unit::EmulatedTiles => {
-                self.run_with::<TileProducts<crate::simd::EmulatedTiles>, E>(isa, operands, after_piece);
+                self.run_with::<TileProducts<crate::simd::EmulatedTiles>, E>(
+                    isa,
+                    operands,
+                    after_piece,
+                );
             }
         }
     }
 
-    fn run_with<K: Products, E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
-        E::run(isa, Direct { plan: &self.plan, operands, after_piece, products: PhantomData::<K> });
+    fn run_with<K: Products, E: Element>(
+        &self,
+        isa: Isa,
+        operands: Operands<'_, E>,
+        after_piece: AfterPiece<'_, E>,
+    ) {
+        E::run(
+            isa,
+            Direct {
+                plan: &self.plan,
+                operands,
+                after_piece,
+                products: PhantomData::<K>,
+            },
+        );
     }
 }
 
@@ -108,6 +157,9 @@ impl Unit {
 
 /// Whether every run of a kernel row fills a tile's row.
 fn fills_tiles(plan: &Plan) -> bool {
-    let mut classes = plan.classes().iter().filter(|class| class.taps_h * class.taps_w > 0);
+    let mut classes = plan
+        .classes()
+        .iter()
+        .filter(|class| class.taps_h * class.taps_w > 0);
     classes.all(|class| class.taps_w * plan.in_c >= TILE_VALUES)
 }

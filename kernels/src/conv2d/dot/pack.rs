@@ -19,11 +19,16 @@ pub(crate) struct Layout {
 }
 
 /// For register blocks: one pair after the other.
-pub(crate) const PAIRS: Layout = Layout { vectors: |run| run.div_ceil(2), start: |_, new| new };
+pub(crate) const PAIRS: Layout = Layout {
+    vectors: |run| run.div_ceil(2),
+    start: |_, new| new,
+};
 
 /// For tiles: 16 pairs each, the last ones of a run ending with it. Runs are of 32 values at least, or empty.
-pub(crate) const TILES: Layout =
-    Layout { vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS, start: |run, new| new.min(run - TILE_VALUES) };
+pub(crate) const TILES: Layout = Layout {
+    vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS,
+    start: |run, new| new.min(run - TILE_VALUES),
+};
 
 /// Packs for the pass of `plan`; the lengths were asserted by the caller.
 pub(crate) struct PackPairs<'a> {
@@ -53,13 +58,18 @@ impl Task for PackPairs<'_> {
                     for new in (0..run).step_by(TILE_VALUES) {
                         let start = (layout.start)(run, new);
                         let mut block = [[0.0; PANEL]; TILE_VALUES];
-                        filters.gather(row, new, &mut block[new - start..(run - start).min(TILE_VALUES)]);
+                        filters.gather(
+                            row,
+                            new,
+                            &mut block[new - start..(run - start).min(TILE_VALUES)],
+                        );
                         let vectors = TILE_ROWS.min((layout.vectors)(run) - new / 2);
                         let (to, rest) = packed.split_at_mut(vectors);
                         packed = rest;
                         for (pairs, [low, high]) in to.iter_mut().zip(block.as_chunks::<2>().0) {
                             for lane in 0..PANEL {
-                                pairs[lane] = f32::from_bits(bits_of(low[lane]) | bits_of(high[lane]) << 16);
+                                pairs[lane] =
+                                    f32::from_bits(bits_of(low[lane]) | bits_of(high[lane]) << 16);
                             }
                         }
                     }
@@ -95,12 +105,17 @@ impl Filters<'_> {
             let to = &mut values[done..done + count];
             if taps.lane_stride == 1 && self.num == PANEL {
                 for (index, lanes) in to.iter_mut().enumerate() {
-                    lanes.copy_from_slice(&self.weights[first + index * taps.channel_stride..][..PANEL]);
+                    lanes.copy_from_slice(
+                        &self.weights[first + index * taps.channel_stride..][..PANEL],
+                    );
                 }
             } else {
                 for lane in 0..self.num {
                     let filter = &self.weights[first + lane * taps.lane_stride..];
-                    for (lanes, weight) in to.iter_mut().zip(filter.iter().step_by(taps.channel_stride)) {
+                    for (lanes, weight) in to
+                        .iter_mut()
+                        .zip(filter.iter().step_by(taps.channel_stride))
+                    {
                         lanes[lane] = *weight;
                     }
                 }
@@ -125,14 +140,31 @@ impl<'a> Taps<'a> {
     fn new(s: &Conv2dShape, plan: &'a Plan, class: &'a Class) -> Self {
         let of_out = s.in_channels * s.kernel * s.kernel;
         let of_in = s.kernel * s.kernel;
-        let (lane_stride, channel_stride) = if plan.mirrored { (of_in, of_out) } else { (of_out, of_in) };
-        Self { plan, class, kernel: s.kernel, stride: s.stride, lane_stride, channel_stride }
+        let (lane_stride, channel_stride) = if plan.mirrored {
+            (of_in, of_out)
+        } else {
+            (of_out, of_in)
+        };
+        Self {
+            plan,
+            class,
+            kernel: s.kernel,
+            stride: s.stride,
+            lane_stride,
+            channel_stride,
+        }
     }
 
     /// The offset of a tap in a row of them, for output channel 0 and input channel 0.
     #[inline(always)]
     fn offset(&self, row: usize, column: usize) -> usize {
-        let tap = |index: usize, last: usize| if self.plan.mirrored { last - self.stride * index } else { index };
+        let tap = |index: usize, last: usize| {
+            if self.plan.mirrored {
+                last - self.stride * index
+            } else {
+                index
+            }
+        };
         tap(row, self.class.last_tap_h) * self.kernel + tap(column, self.class.last_tap_w)
     }
 }

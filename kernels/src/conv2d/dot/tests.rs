@@ -1,7 +1,9 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
 use crate::conv2d::pass::{Pass, WeightPass};
-use crate::conv2d::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
+use crate::conv2d::tests::{
+    Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all,
+};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
 use crate::simd::Isa;
 use crate::testing::{dirty, rounded, widened};
@@ -13,11 +15,27 @@ const EMULATED: &str = "with emulated tiles";
 /// Every way to multiply pairs of bf16 on this machine, planned for `shape`, and the emulation of tiles.
 fn every_way(shape: Conv2dShape) -> Vec<(String, Conv2d)> {
     let of_isa = |isa| (format!("{shape:?} {isa:?}"), dot(shape, isa));
-    let emulated = |isa| Some((format!("{shape:?} {isa:?} {EMULATED}"), Conv2d::with_emulated_tiles(shape, isa)?));
-    let multiplies_pairs = |conv: &Conv2d| [conv.forward, conv.data_gradient].iter().all(|p| matches!(p, Pass::Dot(_)));
-    let ways = Isa::available().filter(|isa| isa.has_dot_products()).map(of_isa);
+    let emulated = |isa| {
+        Some((
+            format!("{shape:?} {isa:?} {EMULATED}"),
+            Conv2d::with_emulated_tiles(shape, isa)?,
+        ))
+    };
+    let multiplies_pairs = |conv: &Conv2d| {
+        [conv.forward, conv.data_gradient]
+            .iter()
+            .all(|p| matches!(p, Pass::Dot(_)))
+    };
+    let ways = Isa::available()
+        .filter(|isa| isa.has_dot_products())
+        .map(of_isa);
     let ways = ways.filter(|(_, conv)| multiplies_pairs(conv));
-    ways.chain([Isa::detect(), Isa::Portable].into_iter().filter_map(emulated)).collect()
+    ways.chain(
+        [Isa::detect(), Isa::Portable]
+            .into_iter()
+            .filter_map(emulated),
+    )
+    .collect()
 }
 
 fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
@@ -27,52 +45,104 @@ fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
 /// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16 if it is stored so, and twice
 /// that of each addition in f32, relative to the sum of the products' magnitudes.
 #[track_caller]
-fn assert_within_bound<E: Element>(what: &str, terms: usize, got: &[E], expected: &[f64], magnitude: &[f64]) {
-    for (index, ((got, expected), magnitude)) in got.iter().zip(expected).zip(magnitude).enumerate() {
+fn assert_within_bound<E: Element>(
+    what: &str,
+    terms: usize,
+    got: &[E],
+    expected: &[f64],
+    magnitude: &[f64],
+) {
+    for (index, ((got, expected), magnitude)) in got.iter().zip(expected).zip(magnitude).enumerate()
+    {
         let got = got.to_f32();
         let error = (f64::from(got) - expected).abs();
-        let rounding = if E::STORAGE == Storage::Bf16 { expected.abs() / 256.0 } else { 0.0 };
+        let rounding = if E::STORAGE == Storage::Bf16 {
+            expected.abs() / 256.0
+        } else {
+            0.0
+        };
         let bound = rounding + terms as f64 * magnitude / f64::from(1 << 23) + 1e-30;
-        assert!(error <= bound, "{what}: element {index} is {got}, expected {expected} within {bound:e}");
+        assert!(
+            error <= bound,
+            "{what}: element {index} is {got}, expected {expected} within {bound:e}"
+        );
     }
 }
 
 fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+    let (x, dy) = (
+        rounded(&random.values(shape.input_len())),
+        rounded(&random.values(shape.output_len())),
+    );
     let w = random.values(shape.weight_len());
     let operands = [widened(&x), widened(&rounded(&w)), widened(&dy)];
-    let magnitudes = operands.clone().map(|values| values.into_iter().map(f32::abs).collect::<Vec<f32>>());
-    let [y, y_magnitude] = [&operands, &magnitudes].map(|[x, w, _]| reference::forward(&shape, &x[1..], &w[1..]));
-    let [dx, dx_magnitude] =
-        [&operands, &magnitudes].map(|[_, w, dy]| reference::data_gradient(&shape, &dy[1..], &w[1..]));
-    let [dw, dw_magnitude] =
-        [&operands, &magnitudes].map(|[x, _, dy]| reference::weight_gradient(&shape, &x[1..], &dy[1..]));
+    let magnitudes = operands
+        .clone()
+        .map(|values| values.into_iter().map(f32::abs).collect::<Vec<f32>>());
+    let [y, y_magnitude] =
+        [&operands, &magnitudes].map(|[x, w, _]| reference::forward(&shape, &x[1..], &w[1..]));
+    let [dx, dx_magnitude] = [&operands, &magnitudes]
+        .map(|[_, w, dy]| reference::data_gradient(&shape, &dy[1..], &w[1..]));
+    let [dw, dw_magnitude] = [&operands, &magnitudes]
+        .map(|[x, _, dy]| reference::weight_gradient(&shape, &x[1..], &dy[1..]));
     let taps = shape.kernel * shape.kernel;
     let pixels = shape.output_len() / shape.out_channels;
     for (name, conv) in every_way(shape) {
         let run = |pool: &rayon::ThreadPool| pool.install(|| run_all(&conv, &x, &w, &dy));
         let first = run(&pools[0]);
-        assert_within_bound(&format!("{name} forward"), taps * shape.in_channels, &first.y, &y, &y_magnitude);
-        assert_within_bound(&format!("{name} data gradient"), taps * shape.out_channels, &first.dx, &dx, &dx_magnitude);
-        assert_within_bound(&format!("{name} weight gradient"), pixels.max(16), &first.dw, &dw, &dw_magnitude);
+        assert_within_bound(
+            &format!("{name} forward"),
+            taps * shape.in_channels,
+            &first.y,
+            &y,
+            &y_magnitude,
+        );
+        assert_within_bound(
+            &format!("{name} data gradient"),
+            taps * shape.out_channels,
+            &first.dx,
+            &dx,
+            &dx_magnitude,
+        );
+        assert_within_bound(
+            &format!("{name} weight gradient"),
+            pixels.max(16),
+            &first.dw,
+            &dw,
+            &dw_magnitude,
+        );
         check_statistics(&shape, &first);
         for other in pools[1..].iter().map(run) {
             assert_eq!(first.y, other.y, "{name}: forward depends on the threads");
-            assert_eq!(first.dx, other.dx, "{name}: data gradient depends on the threads");
-            assert_eq!(first.dw, other.dw, "{name}: weight gradient depends on the threads");
-            assert_eq!(first.moments, other.moments, "{name}: sums depend on the threads");
+            assert_eq!(
+                first.dx, other.dx,
+                "{name}: data gradient depends on the threads"
+            );
+            assert_eq!(
+                first.dw, other.dw,
+                "{name}: weight gradient depends on the threads"
+            );
+            assert_eq!(
+                first.moments, other.moments,
+                "{name}: sums depend on the threads"
+            );
         }
     }
 }
 
 #[test]
-fn dot_products_equal_the_reference_on_inputs_and_weights_rounded_to_bf16_for_any_number_of_threads() {
+fn dot_products_equal_the_reference_on_inputs_and_weights_rounded_to_bf16_for_any_number_of_threads()
+ {
     let pools = [pool(1), pool(2), pool(3)];
     let mut random = Random(17);
     let mut num_emulated = 0;
     for _ in 0..150 {
         let shape = random_shape(&mut random, 8e5);
-        num_emulated += usize::from(every_way(shape).iter().any(|(name, _)| name.ends_with(EMULATED)));
+        num_emulated += usize::from(
+            every_way(shape)
+                .iter()
+                .any(|(name, _)| name.ends_with(EMULATED)),
+        );
         check(shape, &mut random, &pools);
     }
     assert!(num_emulated > 20, "{num_emulated} shapes by tiles");
@@ -83,15 +153,25 @@ fn tiles_and_their_emulation_give_the_same_bits_where_this_machine_has_tiles() {
     let mut random = Random(37);
     for _ in 0..40 {
         let shape = random_shape(&mut random, 4e5);
-        let (Some(emulated), true) = (Conv2d::with_emulated_tiles(shape, Isa::detect()), Isa::Amx.is_available())
-        else {
+        let (Some(emulated), true) = (
+            Conv2d::with_emulated_tiles(shape, Isa::detect()),
+            Isa::Amx.is_available(),
+        ) else {
             continue;
         };
-        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let (x, dy) = (
+            rounded(&random.values(shape.input_len())),
+            rounded(&random.values(shape.output_len())),
+        );
         let w = random.values(shape.weight_len());
-        let [by_tiles, expected] = [dot(shape, Isa::Amx), emulated].map(|conv| run_all(&conv, &x, &w, &dy));
+        let [by_tiles, expected] =
+            [dot(shape, Isa::Amx), emulated].map(|conv| run_all(&conv, &x, &w, &dy));
         assert_eq!(by_tiles.dw, expected.dw, "{shape:?}: weight gradient");
-        assert_eq!((by_tiles.y, by_tiles.dx), (expected.y, expected.dx), "{shape:?}");
+        assert_eq!(
+            (by_tiles.y, by_tiles.dx),
+            (expected.y, expected.dx),
+            "{shape:?}"
+        );
     }
 }
 
@@ -115,7 +195,17 @@ fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
     ];
     for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
         let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
+        let shape = Conv2dShape {
+            batch,
+            height,
+            width,
+            in_channels,
+            out_channels,
+            kernel,
+            stride,
+            padding,
+            groups: 1,
+        };
         check(shape, &mut Random(3), &[pool(1), pool(2)]);
     }
 }
@@ -131,18 +221,33 @@ fn one_by_one_convolutions_of_any_number_of_pixels_by_dot_products_equal_the_ref
 fn an_image_gives_the_same_bits_in_any_batch() {
     let mut random = Random(23);
     for _ in 0..40 {
-        let shape = Conv2dShape { batch: 3, ..random_shape(&mut random, 2e5) };
+        let shape = Conv2dShape {
+            batch: 3,
+            ..random_shape(&mut random, 2e5)
+        };
         let single = Conv2dShape { batch: 1, ..shape };
-        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let (x, dy) = (
+            rounded(&random.values(shape.input_len())),
+            rounded(&random.values(shape.output_len())),
+        );
         let w = random.values(shape.weight_len());
-        for ((name, conv), (_, conv_of_one)) in every_way(shape).into_iter().zip(every_way(single)) {
+        for ((name, conv), (_, conv_of_one)) in every_way(shape).into_iter().zip(every_way(single))
+        {
             let all = run_all(&conv, &x, &w, &dy);
             for image in 0..shape.batch {
                 let [x, dy] = [(&x, single.input_len()), (&dy, single.output_len())]
                     .map(|(values, len)| &values[image * len..][..len + 1]);
                 let one = run_all(&conv_of_one, x, &w, dy);
-                assert_eq!(one.y, all.y[image * single.output_len()..][..single.output_len()], "{name}: forward");
-                assert_eq!(one.dx, all.dx[image * single.input_len()..][..single.input_len()], "{name}: data gradient");
+                assert_eq!(
+                    one.y,
+                    all.y[image * single.output_len()..][..single.output_len()],
+                    "{name}: forward"
+                );
+                assert_eq!(
+                    one.dx,
+                    all.dx[image * single.input_len()..][..single.input_len()],
+                    "{name}: data gradient"
+                );
             }
         }
     }
@@ -160,11 +265,17 @@ fn a_value_that_is_not_finite_reaches_the_windows_that_contain_it_and_no_other()
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let x = rounded(&x);
         for (name, conv) in every_way(shape) {
-            let (mut packed, mut y) = (dirty(conv.packed_forward_len()), vec![bf16::ZERO; shape.output_len()]);
+            let (mut packed, mut y) = (
+                dirty(conv.packed_forward_len()),
+                vec![bf16::ZERO; shape.output_len()],
+            );
             conv.pack_forward(&w[1..], &mut packed);
             let mut workspace = dirty(conv.forward_workspace_len());
             conv.forward(&x[1..], &packed, &mut y, &mut workspace, Epilogue::None);
-            let same = y.iter().zip(&expected).all(|(y, expected)| y.is_nan() == expected.is_nan());
+            let same = y
+                .iter()
+                .zip(&expected)
+                .all(|(y, expected)| y.is_nan() == expected.is_nan());
             assert!(same, "{name}: NaN at {poisoned}");
         }
     }
@@ -175,26 +286,51 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
     let mut random = Random(31);
     for isa in Isa::available().filter(|isa| !isa.has_dot_products()) {
         let shape = random_shape(&mut random, 2e5);
-        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let (x, dy) = (
+            rounded(&random.values(shape.input_len())),
+            rounded(&random.values(shape.output_len())),
+        );
         let w = random.values(shape.weight_len());
-        let [of_bf16, of_f32] = [dot(shape, isa), Conv2d::new(shape, Algorithm::Direct, isa, Storage::F32)]
-            .map(|conv| run_all(&conv, &x, &w, &dy));
-        assert_eq!((of_bf16.y, of_bf16.dx), (of_f32.y, of_f32.dx), "{shape:?} {isa:?}");
+        let [of_bf16, of_f32] = [
+            dot(shape, isa),
+            Conv2d::new(shape, Algorithm::Direct, isa, Storage::F32),
+        ]
+        .map(|conv| run_all(&conv, &x, &w, &dy));
+        assert_eq!(
+            (of_bf16.y, of_bf16.dx),
+            (of_f32.y, of_f32.dx),
+            "{shape:?} {isa:?}"
+        );
     }
 }
 
 #[test]
 fn a_plan_with_dot_products_refuses_f32() {
     let (batch, height, width, in_channels, out_channels) = (1, 4, 4, 32, 32);
-    let shape =
-        Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
+    let shape = Conv2dShape {
+        batch,
+        height,
+        width,
+        in_channels,
+        out_channels,
+        kernel: 3,
+        stride: 1,
+        padding: 1,
+        groups: 1,
+    };
     for (name, conv) in every_way(shape) {
-        let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
+        let (packed, mut y) = (
+            dirty(conv.packed_forward_len()),
+            vec![0.0; shape.output_len()],
+        );
         let mut workspace = dirty(conv.forward_workspace_len());
         let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, Epilogue::None);
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
         let message = refused.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(message.starts_with("convolution: planned for another storage"), "{name}: {message}");
+        assert!(
+            message.starts_with("convolution: planned for another storage"),
+            "{name}: {message}"
+        );
     }
 }
 
@@ -214,20 +350,36 @@ fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse
     for isa in Isa::available() {
         let has_dots = |shape, storage| {
             let conv = Conv2d::new(shape, Algorithm::Auto, isa, storage);
-            (conv, matches!(conv.weight_gradient, WeightPass::Direct(plan) if plan.has_dots()))
+            (
+                conv,
+                matches!(conv.weight_gradient, WeightPass::Direct(plan) if plan.has_dots()),
+            )
         };
         for shape in [of_kernel(1, 0), of_kernel(3, 1)] {
             assert!(!has_dots(shape, Storage::F32).1, "{isa:?}");
             let (conv, takes_them) = has_dots(shape, Storage::Bf16);
-            assert_eq!(takes_them, isa.has_dot_products() && !isa.has_tiles(), "{isa:?}");
+            assert_eq!(
+                takes_them,
+                isa.has_dot_products() && !isa.has_tiles(),
+                "{isa:?}"
+            );
             if takes_them {
-                let (x, dy) = (vec![0.0_f32; shape.input_len()], vec![0.0; shape.output_len()]);
-                let (mut dw, mut workspace) =
-                    (vec![0.0; shape.weight_len()], dirty(conv.weight_gradient_workspace_len()));
+                let (x, dy) = (
+                    vec![0.0_f32; shape.input_len()],
+                    vec![0.0; shape.output_len()],
+                );
+                let (mut dw, mut workspace) = (
+                    vec![0.0; shape.weight_len()],
+                    dirty(conv.weight_gradient_workspace_len()),
+                );
                 let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
-                let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
+                let refused =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
                 let message = refused.downcast_ref::<String>().map_or("", String::as_str);
-                assert!(message.starts_with("convolution: planned for another storage"), "{isa:?}: {message}");
+                assert!(
+                    message.starts_with("convolution: planned for another storage"),
+                    "{isa:?}: {message}"
+                );
             }
         }
     }
@@ -257,6 +409,10 @@ fn with_tiles_auto_is_direct_wherever_a_run_fills_a_tile() {
             3 * tiles * channels.next_multiple_of(16),
             "{channels} channels"
         );
-        assert_eq!(planned(channels, Algorithm::Auto), planned(channels, Algorithm::Direct), "{channels} channels");
+        assert_eq!(
+            planned(channels, Algorithm::Auto),
+            planned(channels, Algorithm::Direct),
+            "{channels} channels"
+        );
     }
 }

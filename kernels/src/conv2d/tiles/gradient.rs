@@ -60,7 +60,11 @@ impl Plan {
         let num_bands = out_h.div_ceil(band_rows);
         let image_rows = band_rows + halo - if num_bands == 1 { shared } else { 0 };
         let images = UNIT_POSITIONS / (image_rows * pitch);
-        let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
+        let images_of_unit = if num_bands > 1 {
+            1
+        } else {
+            images.clamp(1, s.batch)
+        };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
         Self {
             rows: all,
@@ -82,12 +86,17 @@ impl Plan {
 
     /// Steps of the largest unit.
     fn max_steps(&self) -> usize {
-        self.steps(self.images_of_unit, [self.band_rows, self.rows.shape.out_width()])
+        self.steps(
+            self.images_of_unit,
+            [self.band_rows, self.rows.shape.out_width()],
+        )
     }
 
     /// Steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
-        steps + ((self.rows.shape.kernel - 1) / self.rows.shape.stride * (self.pitch + 1)).div_ceil(TILE_VALUES)
+        steps
+            + ((self.rows.shape.kernel - 1) / self.rows.shape.stride * (self.pitch + 1))
+                .div_ceil(TILE_VALUES)
     }
 
     /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set conflicts.
@@ -126,11 +135,15 @@ impl Plan {
 
     /// Elements of the sums of all tasks, and of the scratch to add to them.
     pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()), self.scratch_len()]
+        [
+            num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()),
+            self.scratch_len(),
+        ]
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.sums_len() + self.scratch_len())
+        self.pieces
+            .workspace_len(num_threads, self.sums_len() + self.scratch_len())
     }
 }
 
@@ -147,7 +160,14 @@ impl<T: Tiles> GenericWork for TileGradient<'_, T> {
     fn run<S: Simd>(self) {
         let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
         let tasks = Tasks::new(&plan.rows, x, dy, plan.blocks());
-        gradient_pieces::run::<S, bf16, _>(&ByTiles::<T> { plan, tiles: PhantomData }, &tasks, target);
+        gradient_pieces::run::<S, bf16, _>(
+            &ByTiles::<T> {
+                plan,
+                tiles: PhantomData,
+            },
+            &tasks,
+            target,
+        );
     }
 }
 
@@ -165,7 +185,14 @@ impl<S: Simd, T: Tiles> Method<S, bf16> for ByTiles<'_, T> {
         [self.plan.sums_len(), self.plan.scratch_len()]
     }
 
-    fn add_unit(&self, task: &Task<'_, bf16>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    fn add_unit(
+        &self,
+        task: &Task<'_, bf16>,
+        unit: usize,
+        sums: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
         run_unit::<S, T>(self.plan, task, unit, sums, accumulate, scratch);
     }
 
@@ -203,7 +230,11 @@ fn run_unit<S: Simd, T: Tiles>(
     let rows = plan.band_rows.min(s.out_height() - row);
     let [runs, width] = plan.rows.runs(row, rows);
     let steps = plan.steps(images, [runs, width]);
-    let [in_h, in_w] = if plan.rows.is_flat() { [row + runs, width] } else { [s.height, s.width] };
+    let [in_h, in_w] = if plan.rows.is_flat() {
+        [row + runs, width]
+    } else {
+        [s.height, s.width]
+    };
     let (planes, dy) = slot.split_at_mut(plan.parities() * plan.parities() * plan.plane_len());
     let in_image = s.height * s.width * s.in_channels;
     let offset = |parity: usize| parity as isize - s.padding as isize;
@@ -213,31 +244,68 @@ fn run_unit<S: Simd, T: Tiles>(
         pitch: plan.pitch.max(width),
         rows: [0, runs],
         columns: [0, width],
-        strides: [s.out_height() * s.out_width() * s.out_channels, s.out_width() * s.out_channels, s.out_channels],
+        strides: [
+            s.out_height() * s.out_width() * s.out_channels,
+            s.out_width() * s.out_channels,
+            s.out_channels,
+        ],
         origin: ((image * s.out_height() + row) * s.out_width() * s.out_channels) as isize,
     };
     let source = &task.dy[task.out_c..];
     let (channels, stride) = (task.out_count, plan.panel_stride());
-    let right = PackSteps::<false> { source, grid: of_unit, channels, steps, out: dy, stride };
+    let right = PackSteps::<false> {
+        source,
+        grid: of_unit,
+        channels,
+        steps,
+        out: dy,
+        stride,
+    };
     // SAFETY: features asserted by `Isa::run`; the kernel stays inside its slices.
     unsafe { S::vectorize(right) };
     for (index, plane) in planes.chunks_exact_mut(plan.plane_len()).enumerate() {
         let parities = [index / plan.parities(), index % plan.parities()];
-        let [first_row, first_column] = [(row * s.stride) as isize + offset(parities[0]), offset(parities[1])];
+        let [first_row, first_column] = [
+            (row * s.stride) as isize + offset(parities[0]),
+            offset(parities[1]),
+        ];
         let grid = Grid {
             rows: Grid::inside(first_row, s.stride, in_h).map(|row| row.min(plan.image_rows)),
-            columns: Grid::inside(first_column, s.stride, in_w).map(|column| column.min(of_unit.pitch)),
-            strides: [in_image, s.stride * s.width * s.in_channels, s.stride * s.in_channels],
+            columns: Grid::inside(first_column, s.stride, in_w)
+                .map(|column| column.min(of_unit.pitch)),
+            strides: [
+                in_image,
+                s.stride * s.width * s.in_channels,
+                s.stride * s.in_channels,
+            ],
             origin: (image * in_image) as isize
                 + (first_row * s.width as isize + first_column) * s.in_channels as isize,
             ..of_unit
         };
-        let (source, steps, stride) = (&task.x[task.in_c..], plan.plane_steps(steps), plan.channel_stride());
-        let left = PackSteps::<true> { source, grid, channels: task.in_count, steps, out: plane, stride };
+        let (source, steps, stride) = (
+            &task.x[task.in_c..],
+            plan.plane_steps(steps),
+            plan.channel_stride(),
+        );
+        let left = PackSteps::<true> {
+            source,
+            grid,
+            channels: task.in_count,
+            steps,
+            out: plane,
+            stride,
+        };
         // SAFETY: as above.
         unsafe { S::vectorize(left) };
     }
-    let products = Products { plan, planes, dy, steps, in_count: task.in_count, accumulate };
+    let products = Products {
+        plan,
+        planes,
+        dy,
+        steps,
+        in_count: task.in_count,
+        accumulate,
+    };
     products.run::<T>(task.out_count, sums);
 }
 
@@ -254,11 +322,20 @@ struct Products<'a> {
 impl Products<'_> {
     /// All tiles of sums: those of a pair of output panels, then channel by channel panel all taps.
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
-        let (plan, taps) = (self.plan, self.plan.rows.shape.kernel * self.plan.rows.shape.kernel);
+        let (plan, taps) = (
+            self.plan,
+            self.plan.rows.shape.kernel * self.plan.rows.shape.kernel,
+        );
         let in_panels = self.in_count.div_ceil(PANEL);
         let out_panels = out_count.div_ceil(PANEL);
-        assert!(out_panels * taps * in_panels * SUM_TILE <= sums.len(), "weight gradient: sums of a task");
-        assert!(out_panels * plan.panel_stride() <= self.dy.len(), "weight gradient: packed dy");
+        assert!(
+            out_panels * taps * in_panels * SUM_TILE <= sums.len(),
+            "weight gradient: sums of a task"
+        );
+        assert!(
+            out_panels * plan.panel_stride() <= self.dy.len(),
+            "weight gradient: packed dy"
+        );
         let count = taps * in_panels;
         // SAFETY: `T` exists, as the pass that runs it asserted. Tiles of sums below `count` and panels below `out_panels`
         // were just asserted to exist; `left` asserts the same of its factor.
@@ -294,17 +371,30 @@ impl Products<'_> {
     /// these sums start in a panel's.
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
-        let (plan, side, stride) = (self.plan, self.plan.rows.shape.kernel, self.plan.rows.shape.stride);
+        let (plan, side, stride) = (
+            self.plan,
+            self.plan.rows.shape.kernel,
+            self.plan.rows.shape.stride,
+        );
         let (channels, tap) = (index / (side * side), index % (side * side));
         let (row, column) = (tap / side, tap % side);
         let plane = row % stride * plan.parities() + column % stride;
         let shift = row / stride * plan.pitch + column / stride;
         let channel = plane * plan.plane_len() + channels * PANEL * plan.channel_stride();
-        let last = channel + (PANEL - 1) * plan.channel_stride() + self.steps * STEP_PAIRS + shift.div_ceil(2);
+        let last = channel
+            + (PANEL - 1) * plan.channel_stride()
+            + self.steps * STEP_PAIRS
+            + shift.div_ceil(2);
         assert!(last <= self.planes.len(), "weight gradient: packed x");
         // Two positions to a float.
-        let first = self.planes[channel..].as_ptr().cast::<bf16>().wrapping_add(shift);
-        (first.cast(), (tap * self.in_count.div_ceil(PANEL) + channels) * SUM_TILE)
+        let first = self.planes[channel..]
+            .as_ptr()
+            .cast::<bf16>()
+            .wrapping_add(shift);
+        (
+            first.cast(),
+            (tap * self.in_count.div_ceil(PANEL) + channels) * SUM_TILE,
+        )
     }
 
     /// L tiles of sums from `first` on, of R output panels: all steps.
@@ -320,8 +410,11 @@ impl Products<'_> {
         panel: usize,
         sums: &mut [f32],
     ) {
-        let count = self.plan.rows.shape.kernel * self.plan.rows.shape.kernel * self.in_count.div_ceil(PANEL);
-        let lefts = [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));
+        let count = self.plan.rows.shape.kernel
+            * self.plan.rows.shape.kernel
+            * self.in_count.div_ceil(PANEL);
+        let lefts =
+            [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));
         let left_stride = self.plan.channel_stride() * size_of::<f32>();
         let row = PANEL * size_of::<f32>();
         // Sums 0 to 3: two panels of two lefts, or one panel of four.

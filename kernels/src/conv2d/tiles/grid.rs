@@ -42,10 +42,15 @@ impl Grid {
             return;
         }
         let at = |image: usize, row: usize, column: usize| {
-            self.origin + (image * self.strides[0] + row * self.strides[1] + column * self.strides[2]) as isize
+            self.origin
+                + (image * self.strides[0] + row * self.strides[1] + column * self.strides[2])
+                    as isize
         };
         let end = at(self.images - 1, row_end - 1, column_end - 1) + channels as isize;
-        assert!(at(0, row, column) >= 0 && end <= len as isize, "weight gradient: pixels of a unit");
+        assert!(
+            at(0, row, column) >= 0 && end <= len as isize,
+            "weight gradient: pixels of a unit"
+        );
     }
 }
 
@@ -71,13 +76,26 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
     #[inline(always)]
     // tidy: long function because one pass over the pixels keeps its place in registers
     unsafe fn run(self) {
-        let Self { source, grid, channels, steps, out, stride } = self;
+        let Self {
+            source,
+            grid,
+            channels,
+            steps,
+            out,
+            stride,
+        } = self;
         grid.check(channels, source.len());
         let lanes = channels.next_multiple_of(PANEL);
         let (pairs, vector) = (steps * STEP_PAIRS, if LEFT { 1 } else { PANEL });
         let lines = if LEFT { lanes } else { lanes / PANEL };
-        assert!((lines - 1) * stride + pairs * vector <= out.len(), "weight gradient: packed pixels");
-        let nothing = Pixel { first: bf16::ZEROS.as_ptr(), mask: 0 };
+        assert!(
+            (lines - 1) * stride + pairs * vector <= out.len(),
+            "weight gradient: packed pixels"
+        );
+        let nothing = Pixel {
+            first: bf16::ZEROS.as_ptr(),
+            mask: 0,
+        };
         let (mut image, mut row, mut column) = (0, 0, 0);
         for step in 0..steps {
             let mut pixels = [nothing; TILE_VALUES];
@@ -85,12 +103,17 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
             while filled < TILE_VALUES && image < grid.images {
                 let some = (grid.pitch - column).min(TILE_VALUES - filled);
                 if (grid.rows[0]..grid.rows[1]).contains(&row) {
-                    let first = grid.origin.wrapping_add((image * grid.strides[0] + row * grid.strides[1]) as isize);
+                    let first = grid
+                        .origin
+                        .wrapping_add((image * grid.strides[0] + row * grid.strides[1]) as isize);
                     let first = source.as_ptr().wrapping_offset(first);
                     let columns = column.max(grid.columns[0])..(column + some).min(grid.columns[1]);
                     for pixel in columns {
                         let first = first.wrapping_add(pixel * grid.strides[2]);
-                        pixels[filled + pixel - column] = Pixel { first, mask: usize::MAX };
+                        pixels[filled + pixel - column] = Pixel {
+                            first,
+                            mask: usize::MAX,
+                        };
                     }
                 }
                 (filled, column) = (filled + some, column + some);
@@ -110,10 +133,17 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
                     for first in (0..STEP_PAIRS).step_by(S::LANES) {
                         let mut square = [S::zero(); PANEL];
                         for (pair, vector) in square.iter_mut().enumerate().take(S::LANES) {
-                            let [low, high] = [pixels[2 * (first + pair)], pixels[2 * (first + pair) + 1]];
+                            let [low, high] =
+                                [pixels[2 * (first + pair)], pixels[2 * (first + pair) + 1]];
                             // Not in a closure: one that is not inlined lacks the features of `S`.
-                            let low = bf16::load_masked::<S>(low.first.wrapping_add(channel & low.mask), mask);
-                            let high = bf16::load_masked::<S>(high.first.wrapping_add(channel & high.mask), mask);
+                            let low = bf16::load_masked::<S>(
+                                low.first.wrapping_add(channel & low.mask),
+                                mask,
+                            );
+                            let high = bf16::load_masked::<S>(
+                                high.first.wrapping_add(channel & high.mask),
+                                mask,
+                            );
                             *vector = S::pair_bf16(low, high);
                         }
                         if LEFT {

@@ -41,8 +41,17 @@ impl Strips {
         let (pitch, out_w) = (band.row_stride / band.plan.in_c, band.class.out_w);
         let joined = (band.rows - 1) * pitch + out_w;
         let joins = joined.div_ceil(TILE_ROWS) < band.rows * out_w.div_ceil(TILE_ROWS);
-        let (count, positions) = if joins { (1, joined) } else { (band.rows, out_w) };
-        Self { count, positions, pitch, tile: positions.min(TILE_ROWS) }
+        let (count, positions) = if joins {
+            (1, joined)
+        } else {
+            (band.rows, out_w)
+        };
+        Self {
+            count,
+            positions,
+            pitch,
+            tile: positions.min(TILE_ROWS),
+        }
     }
 
     fn num_tiles(&self) -> usize {
@@ -64,7 +73,11 @@ impl<T: Tiles> Products for TileProducts<T> {
 
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, bf16>, out: &mut [E]) {
         let ClassBand { plan, class, .. } = *band;
-        assert!(class.taps_h * band.run() == 0 || band.run() >= TILE_VALUES, "tiles: runs of {} values", band.run());
+        assert!(
+            class.taps_h * band.run() == 0 || band.run() >= TILE_VALUES,
+            "tiles: runs of {} values",
+            band.run()
+        );
         let strips = Strips::new(band);
         let mut sums = [0.0f32; MOST_TILES * TILE_ROWS * SUM_STRIDE];
         let num_panels = plan.out_c.div_ceil(PANEL);
@@ -78,8 +91,11 @@ impl<T: Tiles> Products for TileProducts<T> {
                 // Four sums either way: a product waits for the one before in the same sum.
                 let most = if is_pair { 2 } else { MOST_TILES };
                 for (image, strip, tile) in (0..band.images).flat_map(|image| {
-                    let tiles =
-                        move |strip| (0..strips.num_tiles()).step_by(most).map(move |tile| (image, strip, tile));
+                    let tiles = move |strip| {
+                        (0..strips.num_tiles())
+                            .step_by(most)
+                            .map(move |tile| (image, strip, tile))
+                    };
                     (0..strips.count).flat_map(tiles)
                 }) {
                     let some = most.min(strips.num_tiles() - tile);
@@ -88,7 +104,12 @@ impl<T: Tiles> Products for TileProducts<T> {
                         *position = strips.first(strip, tile + index);
                     }
                     let x = band.x.as_ptr().add(image * band.image_stride);
-                    let block = Block { band, x, positions, panel };
+                    let block = Block {
+                        band,
+                        x,
+                        positions,
+                        panel,
+                    };
                     match (some, is_pair) {
                         (1, true) => block.multiply::<T, 1, 2>(&mut tiles, &mut sums),
                         (_, true) => block.multiply::<T, 2, 2>(&mut tiles, &mut sums),
@@ -100,7 +121,9 @@ impl<T: Tiles> Products for TileProducts<T> {
                     for (index, position) in positions.into_iter().enumerate().take(some) {
                         S::vectorize(StoreTile {
                             sums: sums[index * TILE_ROWS * SUM_STRIDE..].as_ptr(),
-                            y: out.as_mut_ptr().add(image * plan.out_image_len + class.out_offset + panel * PANEL),
+                            y: out
+                                .as_mut_ptr()
+                                .add(image * plan.out_image_len + class.out_offset + panel * PANEL),
                             strides: [plan.out_row_stride, plan.out_pixel_stride],
                             start: [position / strips.pitch, position % strips.pitch],
                             positions: strips.tile,
@@ -131,7 +154,11 @@ impl Block<'_> {
     /// The instructions of `T` exist, as do the windows and weights; `tiles` was configured last.
     #[inline(always)]
     // tidy: long function because the tiles stay loaded from its first line to its last
-    unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(&self, tiles: &mut T, sums: &mut [f32]) {
+    unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(
+        &self,
+        tiles: &mut T,
+        sums: &mut [f32],
+    ) {
         let band = self.band;
         let (run, panel_stride) = (band.run(), band.panel_stride());
         let stride = band.pixel_stride() * size_of::<bf16>();
@@ -143,8 +170,13 @@ impl Block<'_> {
             tiles.zero::<1>();
             tiles.zero::<2>();
             tiles.zero::<3>();
-            let x = self.positions.map(|position| self.x.wrapping_add(position * band.pixel_stride()));
-            let mut weights = band.weights.as_ptr().wrapping_add(self.panel * panel_stride);
+            let x = self
+                .positions
+                .map(|position| self.x.wrapping_add(position * band.pixel_stride()));
+            let mut weights = band
+                .weights
+                .as_ptr()
+                .wrapping_add(self.panel * panel_stride);
             for row in 0..band.class.taps_h {
                 for first in (0..run).step_by(TILE_VALUES) {
                     let at = row * band.row_stride + first.min(run - TILE_VALUES);
@@ -247,7 +279,11 @@ impl<E: Element> StoreTile<E> {
                     }
                     if WHOLE == 0 {
                         for lane in (0..self.channels).step_by(S::LANES) {
-                            E::store_masked::<S>(y.add(lane), S::mask(self.channels - lane), S::load(sums.add(lane)));
+                            E::store_masked::<S>(
+                                y.add(lane),
+                                S::mask(self.channels - lane),
+                                S::load(sums.add(lane)),
+                            );
                         }
                     }
                 }

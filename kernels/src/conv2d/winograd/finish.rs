@@ -21,16 +21,21 @@ impl<S: Simd> Kernel<S> for Finish {
         unsafe {
             for first in (0..self.out_count).step_by(S::LANES) {
                 for ci in 0..self.in_count {
-                    let sums = self.sums.add((first / PANEL * self.in_count + ci) * PANEL + first % PANEL);
+                    let sums = self
+                        .sums
+                        .add((first / PANEL * self.in_count + ci) * PANEL + first % PANEL);
                     let mut columns = [[S::zero(); 3]; TILE];
                     for (j, column) in columns.iter_mut().enumerate() {
                         let at = |i: usize| S::load(sums.add((i * TILE + j) * position_len));
-                        *column = kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
+                        *column =
+                            kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
                     }
                     let mut taps = [0.0f32; 9 * PANEL];
                     for i in 0..3 {
                         let c = &columns;
-                        let row = kernel_gradient_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
+                        let row = kernel_gradient_1d::<S>([
+                            c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i],
+                        ]);
                         for (j, value) in row.into_iter().enumerate() {
                             S::store(taps.as_mut_ptr().add((i * 3 + j) * PANEL), value);
                         }

@@ -37,21 +37,45 @@ impl<E: Element> GenericWork for Winograd<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let Self { plan, after_piece, .. } = self;
-        let Operands { input, packed, output, workspace } = self.operands;
-        assert_eq!(input.len(), plan.images * plan.input.image_len(), "convolution: input length");
-        assert_eq!(output.len(), plan.images * plan.output.image_len(), "convolution: output length");
-        assert_eq!(packed.len(), plan.packed_len(), "convolution: length of the packed weights");
+        let Self {
+            plan, after_piece, ..
+        } = self;
+        let Operands {
+            input,
+            packed,
+            output,
+            workspace,
+        } = self.operands;
+        assert_eq!(
+            input.len(),
+            plan.images * plan.input.image_len(),
+            "convolution: input length"
+        );
+        assert_eq!(
+            output.len(),
+            plan.images * plan.output.image_len(),
+            "convolution: output length"
+        );
+        assert_eq!(
+            packed.len(),
+            plan.packed_len(),
+            "convolution: length of the packed weights"
+        );
         let output = SharedMut::new(output);
-        for_each_piece(plan.num_pieces(), workspace, plan.slot_len(), &|piece, slot| {
-            for block in plan.blocks(piece) {
-                run_block::<S, E>(plan, &block, input, packed, output, slot);
-            }
-            let (start, len) = plan.output_range(piece);
-            // SAFETY: the rows of this piece, which no other touches.
-            let rows = unsafe { core::slice::from_raw_parts_mut(output.at(start, len), len) };
-            after_piece(piece, start, rows);
-        });
+        for_each_piece(
+            plan.num_pieces(),
+            workspace,
+            plan.slot_len(),
+            &|piece, slot| {
+                for block in plan.blocks(piece) {
+                    run_block::<S, E>(plan, &block, input, packed, output, slot);
+                }
+                let (start, len) = plan.output_range(piece);
+                // SAFETY: the rows of this piece, which no other touches.
+                let rows = unsafe { core::slice::from_raw_parts_mut(output.at(start, len), len) };
+                after_piece(piece, start, rows);
+            },
+        );
     }
 }
 
@@ -80,7 +104,14 @@ fn run_block<S: Simd, E: Element>(
                 position_stride: in_stride,
             });
         }
-        multiply::<S, E>(plan, block.tiles, v, packed, m, &mut OutputRows::new(plan, block, y.at(0, 0)));
+        multiply::<S, E>(
+            plan,
+            block.tiles,
+            v,
+            packed,
+            m,
+            &mut OutputRows::new(plan, block, y.at(0, 0)),
+        );
         for index in 0..block.tiles {
             let tile = block.tile(plan, index, plan.output.image_len());
             S::vectorize(OutputTile {
@@ -108,7 +139,13 @@ struct OutputRows<'a, E> {
 
 impl<'a, E> OutputRows<'a, E> {
     fn new(plan: &'a Plan, block: &'a TileBlock, y: *const E) -> Self {
-        Self { plan, block, y, rows: 0, row: y }
+        Self {
+            plan,
+            block,
+            y,
+            rows: 0,
+            row: y,
+        }
     }
 
     fn count(&self) -> usize {
@@ -123,7 +160,9 @@ impl<'a, E> OutputRows<'a, E> {
         }
         let grid = &self.plan.output;
         if self.rows.is_multiple_of(OUT_TILE) {
-            let tile = self.block.tile(self.plan, self.rows / OUT_TILE, grid.image_len());
+            let tile = self
+                .block
+                .tile(self.plan, self.rows / OUT_TILE, grid.image_len());
             let first = tile.image + (tile.row * grid.width + tile.column) * grid.pixel_stride;
             self.row = self.y.wrapping_add(first);
         } else {
@@ -148,7 +187,9 @@ fn multiply<S: Simd, E>(
     output: &mut OutputRows<'_, E>,
 ) {
     let channels = plan.output.channels;
-    let rows_of_position = output.count().div_ceil(POSITIONS * channels.div_ceil(2 * S::LANES));
+    let rows_of_position = output
+        .count()
+        .div_ceil(POSITIONS * channels.div_ceil(2 * S::LANES));
     let mut ahead = || (0..rows_of_position).for_each(|_| output.ask::<S>());
     let mut channel = 0;
     while channel < channels {
@@ -175,10 +216,16 @@ fn multiply_channels<S: Simd, const NV: usize>(
     let panel_stride = in_c * PANEL;
     let position_len = packed.len() / POSITIONS;
     let fitting = max_pixels::<S>(NV);
-    let num_blocks = tiles.div_ceil(if NV == 1 { fitting } else { fitting.min(REGISTER_TILES) });
+    let num_blocks = tiles.div_ceil(if NV == 1 {
+        fitting
+    } else {
+        fitting.min(REGISTER_TILES)
+    });
     let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
-    let kernels =
-        [select::<S, f32, f32, NV, false>(pixels), select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0))];
+    let kernels = [
+        select::<S, f32, f32, NV, false>(pixels),
+        select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0)),
+    ];
     for position in 0..POSITIONS {
         ahead();
         let mut tile = 0;
@@ -193,11 +240,12 @@ fn multiply_channels<S: Simd, const NV: usize>(
                     x_row_stride: 0,
                     rows: 1,
                     run: in_c,
-                    weights: packed
-                        .as_ptr()
-                        .add(position * position_len + channel / PANEL * panel_stride + channel % PANEL),
+                    weights: packed.as_ptr().add(
+                        position * position_len + channel / PANEL * panel_stride + channel % PANEL,
+                    ),
                     panel_stride,
-                    y: m.as_mut_ptr().add(position * out_stride + tile * out_lanes + channel),
+                    y: m.as_mut_ptr()
+                        .add(position * out_stride + tile * out_lanes + channel),
                     y_pixel_stride: out_lanes,
                     channels: NV * S::LANES,
                 };

@@ -37,7 +37,11 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
             position[position_len - PANEL..].fill(0.0);
         }
         // Filters of neighbouring channels are one run of memory where they belong to the same output channel.
-        let channels_of_run = if self.in_stride == TAPS { RUN_CHANNELS } else { 1 };
+        let channels_of_run = if self.in_stride == TAPS {
+            RUN_CHANNELS
+        } else {
+            1
+        };
         let mut taps = [[0.0; PANEL]; RUN_CHANNELS * TAPS];
         for first in (0..self.out_channels.next_multiple_of(PANEL)).step_by(S::LANES) {
             let rows = S::LANES.min(self.out_channels.saturating_sub(first));
@@ -45,13 +49,30 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
                 let channels = channels_of_run.min(self.in_channels - channel);
                 let at = first * self.out_stride + channel * self.in_stride;
                 let (stride, columns) = (self.out_stride, channels * TAPS);
-                let last = if rows > 0 { at + (rows - 1) * stride + columns } else { 0 };
-                assert!(last <= self.weights.len(), "winograd: length of the weights");
-                let kernels = Rows { first: self.weights.as_ptr().cast_mut().wrapping_add(at), stride, rows, columns };
+                let last = if rows > 0 {
+                    at + (rows - 1) * stride + columns
+                } else {
+                    0
+                };
+                assert!(
+                    last <= self.weights.len(),
+                    "winograd: length of the weights"
+                );
+                let kernels = Rows {
+                    first: self.weights.as_ptr().cast_mut().wrapping_add(at),
+                    stride,
+                    rows,
+                    columns,
+                };
                 // SAFETY: the kernels lie in the weights as just asserted; their columns fit into `taps`.
-                unsafe { kernels.each_column::<S>(|column, vector| S::store(taps[column].as_mut_ptr(), vector)) };
+                unsafe {
+                    kernels.each_column::<S>(|column, vector| {
+                        S::store(taps[column].as_mut_ptr(), vector)
+                    })
+                };
                 for (index, taps) in taps.chunks_exact(TAPS).enumerate().take(channels) {
-                    let at = (first / PANEL * self.in_channels + channel + index) * PANEL + first % PANEL;
+                    let at = (first / PANEL * self.in_channels + channel + index) * PANEL
+                        + first % PANEL;
                     let out = &mut self.packed[at..][..(POSITIONS - 1) * position_len + S::LANES];
                     // SAFETY: 36 vectors, `position_len` apart, lie in `out`, whose length was just checked.
                     unsafe { transform::<S>(taps, self.mirrored, out.as_mut_ptr(), position_len) };
@@ -63,12 +84,18 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
 
 /// `G g G^T` of as many kernels as a vector has lanes, each of which may be mirrored.
 #[inline(always)]
-unsafe fn transform<S: Simd>(taps: &[[f32; PANEL]], mirrored: bool, out: *mut f32, position_len: usize) {
+unsafe fn transform<S: Simd>(
+    taps: &[[f32; PANEL]],
+    mirrored: bool,
+    out: *mut f32,
+    position_len: usize,
+) {
     // SAFETY: passed on.
     unsafe {
         let mut columns = [[S::zero(); TILE]; 3];
         for (j, column) in columns.iter_mut().enumerate() {
-            let at = |i: usize| S::load(taps[if mirrored { 8 - 3 * i - j } else { 3 * i + j }].as_ptr());
+            let at =
+                |i: usize| S::load(taps[if mirrored { 8 - 3 * i - j } else { 3 * i + j }].as_ptr());
             *column = kernel_1d::<S>([at(0), at(1), at(2)]);
         }
         for i in 0..TILE {

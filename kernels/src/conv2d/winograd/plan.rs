@@ -48,7 +48,12 @@ impl GridPlan {
     }
 
     fn new(height: usize, width: usize, channels: usize) -> Self {
-        Self { height, width, channels, pixel_stride: channels }
+        Self {
+            height,
+            width,
+            channels,
+            pixel_stride: channels,
+        }
     }
 
     pub(crate) fn grid(&self, padding: usize) -> Grid {
@@ -102,17 +107,35 @@ impl Plan {
         Self::new(s.batch, input, output, s.padding, PIECE_TILES)
     }
 
-    fn new(images: usize, input: GridPlan, output: GridPlan, padding: usize, max_block: usize) -> Self {
-        let (tile_rows, tile_columns) = (output.height.div_ceil(OUT_TILE), output.width.div_ceil(OUT_TILE));
+    fn new(
+        images: usize,
+        input: GridPlan,
+        output: GridPlan,
+        padding: usize,
+        max_block: usize,
+    ) -> Self {
+        let (tile_rows, tile_columns) = (
+            output.height.div_ceil(OUT_TILE),
+            output.width.div_ceil(OUT_TILE),
+        );
         let band_tile_rows = (PIECE_TILES / tile_columns).clamp(1, tile_rows);
         let num_bands = tile_rows.div_ceil(band_tile_rows);
         let band_tile_rows = tile_rows.div_ceil(num_bands);
         let num_bands = tile_rows.div_ceil(band_tile_rows);
         let whole = PIECE_TILES / (tile_rows * tile_columns);
-        let images_of_piece = if num_bands > 1 { 1 } else { whole.clamp(1, images) };
-        let lanes = input.channels.next_multiple_of(PANEL) + output.channels.next_multiple_of(PANEL);
+        let images_of_piece = if num_bands > 1 {
+            1
+        } else {
+            whole.clamp(1, images)
+        };
+        let lanes =
+            input.channels.next_multiple_of(PANEL) + output.channels.next_multiple_of(PANEL);
         let is_cached = POSITIONS * input.channels * output.channels <= CACHED_WEIGHTS;
-        let fitting = if is_cached { (BLOCK_ELEMENTS / (POSITIONS * lanes)).clamp(8, max_block) } else { PIECE_TILES };
+        let fitting = if is_cached {
+            (BLOCK_ELEMENTS / (POSITIONS * lanes)).clamp(8, max_block)
+        } else {
+            PIECE_TILES
+        };
         let tiles = images_of_piece * band_tile_rows * tile_columns;
         let block_tiles = tiles.div_ceil(tiles.div_ceil(fitting));
         Self {
@@ -142,11 +165,18 @@ impl Plan {
         let image = piece / self.num_bands * self.images_of_piece;
         let tile_row = piece % self.num_bands * self.band_tile_rows;
         let tile_rows = self.band_tile_rows.min(self.tile_rows - tile_row);
-        let num_tiles = self.images_of_piece.min(self.images - image) * tile_rows * self.tile_columns;
+        let num_tiles =
+            self.images_of_piece.min(self.images - image) * tile_rows * self.tile_columns;
         let block_tiles = self.block_tiles;
         (0..num_tiles).step_by(block_tiles).map(move |first| {
             let tiles = block_tiles.min(num_tiles - first);
-            TileBlock { image, tile_row, tile_rows, first, tiles }
+            TileBlock {
+                image,
+                tile_row,
+                tile_rows,
+                first,
+                tiles,
+            }
         })
     }
 
@@ -158,7 +188,10 @@ impl Plan {
         let end_row = (first_row + self.band_tile_rows * OUT_TILE).min(self.output.height);
         let row_len = self.output.width * self.output.channels;
         let rows = (images - 1) * self.output.height + end_row - first_row;
-        (image * self.output.image_len() + first_row * row_len, rows * row_len)
+        (
+            image * self.output.image_len() + first_row * row_len,
+            rows * row_len,
+        )
     }
 
     /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts while packing.
@@ -168,7 +201,8 @@ impl Plan {
 
     /// Elements from one position of a block to the next; 64 bytes more than the tiles, against cache set conflicts.
     pub(crate) fn position_strides(&self) -> [usize; 2] {
-        [&self.input, &self.output].map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)
+        [&self.input, &self.output]
+            .map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)
     }
 
     pub(crate) fn slot_len(&self) -> usize {

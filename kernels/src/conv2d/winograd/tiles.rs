@@ -43,10 +43,13 @@ impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
-        let (row, column) =
-            (self.tile.row as isize - g.padding as isize, self.tile.column as isize - g.padding as isize);
+        let (row, column) = (
+            self.tile.row as isize - g.padding as isize,
+            self.tile.column as isize - g.padding as isize,
+        );
         let inside = |first: isize, extent: usize| first >= 0 && first as usize + TILE <= extent;
-        let first = self.tile.image as isize + (row * g.width as isize + column) * g.pixel_stride as isize;
+        let first =
+            self.tile.image as isize + (row * g.width as isize + column) * g.pixel_stride as isize;
         let last = first + ((TILE - 1) * (g.width + 1) * g.pixel_stride + g.channels) as isize;
         let start = self.x.as_ptr().wrapping_offset(first);
         // SAFETY: passed on.
@@ -119,7 +122,11 @@ unsafe fn transform_input_half<S: Simd, E: Element, const PLACE: u8, const LAST:
         let mut masks = [S::mask(g.channels - channel); TILE];
         if PLACE != INSIDE {
             for (i, mask) in masks.iter_mut().enumerate() {
-                *mask = if exists(row + i as isize, g.height) { *mask } else { S::mask(0) };
+                *mask = if exists(row + i as isize, g.height) {
+                    *mask
+                } else {
+                    S::mask(0)
+                };
             }
         }
         let mut columns = [[S::zero(); 3]; TILE];
@@ -133,13 +140,19 @@ unsafe fn transform_input_half<S: Simd, E: Element, const PLACE: u8, const LAST:
                     if PLACE == END && !exists(row + i as isize, g.height) {
                         p = E::ZEROS.as_ptr();
                     }
-                    *d = if PLACE != INSIDE || !full { E::load_masked::<S>(p, masks[i]) } else { E::load::<S>(p) };
+                    *d = if PLACE != INSIDE || !full {
+                        E::load_masked::<S>(p, masks[i])
+                    } else {
+                        E::load::<S>(p)
+                    };
                 }
                 *transformed = input_half::<S, LAST>(d);
             }
             pixels = pixels.wrapping_add(pixel_stride);
         }
-        let mut out = t.out.wrapping_add(channel + 3 * TILE * usize::from(LAST) * position_stride);
+        let mut out = t
+            .out
+            .wrapping_add(channel + 3 * TILE * usize::from(LAST) * position_stride);
         for i in 0..3 {
             let c = &columns;
             let row = input_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
@@ -199,7 +212,8 @@ unsafe fn transform_output<S: Simd, E: Element, const EDGE: bool>(
                 *column = output_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
                 m = m.wrapping_add(position_stride);
             }
-            let mut y = t.y.wrapping_add(t.tile.row * row_stride + t.tile.column * pixel_stride + channel);
+            let mut y =
+                t.y.wrapping_add(t.tile.row * row_stride + t.tile.column * pixel_stride + channel);
             for i in 0..OUT_TILE {
                 let c = &columns;
                 let row = output_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
@@ -246,7 +260,9 @@ impl<E: Element, S: Simd> Kernel<S> for GradientTile<'_, E> {
 #[inline(always)]
 unsafe fn transform_gradient<S: Simd, E: Element, const EDGE: bool>(t: &GradientTile<'_, E>) {
     let g = t.grid;
-    let first = t.dy.as_ptr().wrapping_add(t.tile.image + (t.tile.row * g.width + t.tile.column) * g.pixel_stride);
+    let first =
+        t.dy.as_ptr()
+            .wrapping_add(t.tile.image + (t.tile.row * g.width + t.tile.column) * g.pixel_stride);
     // SAFETY: pixels outside the image are not read, lanes beyond the channels are masked.
     unsafe {
         let mut channel = 0;
@@ -263,7 +279,11 @@ unsafe fn transform_gradient<S: Simd, E: Element, const EDGE: bool>(t: &Gradient
                     for (j, d) in d.iter_mut().enumerate() {
                         let p = pixels.wrapping_add(j * pixel_stride);
                         if !EDGE || t.tile.column + j < g.width {
-                            *d = if full { E::load::<S>(p) } else { E::load_masked::<S>(p, mask) };
+                            *d = if full {
+                                E::load::<S>(p)
+                            } else {
+                                E::load_masked::<S>(p, mask)
+                            };
                         }
                     }
                     *transformed = gradient_1d::<S>(d);

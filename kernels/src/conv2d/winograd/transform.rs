@@ -17,7 +17,10 @@ const B: f64 = 1.5;
 
 /// `G`: a kernel row of three taps to six values.
 pub(crate) const KERNEL_ROWS: [[f64; 3]; TILE] = {
-    let (near, far) = (1.0 / (2.0 * A * A * (A * A - B * B)), 1.0 / (2.0 * B * B * (B * B - A * A)));
+    let (near, far) = (
+        1.0 / (2.0 * A * A * (A * A - B * B)),
+        1.0 / (2.0 * B * B * (B * B - A * A)),
+    );
     [
         [1.0 / (A * A * B * B), 0.0, 0.0],
         [near, near * A, near * A * A],
@@ -61,7 +64,10 @@ pub(crate) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
 pub(crate) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::V; 3] {
     // SAFETY: passed on.
     unsafe {
-        let (product, sum) = (S::splat((A * A * B * B) as f32), S::splat(-(A * A + B * B) as f32));
+        let (product, sum) = (
+            S::splat((A * A * B * B) as f32),
+            S::splat(-(A * A + B * B) as f32),
+        );
         if LAST {
             let a2 = S::splat(-(A * A) as f32);
             let (even, odd) = (S::fma(a2, d[2], d[4]), S::fma(a2, d[1], d[3]));
@@ -149,7 +155,11 @@ pub(crate) unsafe fn kernel_gradient_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 3] {
         let (near, far) = (S::add(m[1], m[2]), S::add(m[3], m[4]));
         let (near_odd, far_odd) = (S::sub(m[1], m[2]), S::sub(m[3], m[4]));
         [
-            S::fma(of(0, 0), m[0], S::fma(of(1, 0), near, S::mul(of(3, 0), far))),
+            S::fma(
+                of(0, 0),
+                m[0],
+                S::fma(of(1, 0), near, S::mul(of(3, 0), far)),
+            ),
             S::fma(of(1, 1), near_odd, S::mul(of(3, 1), far_odd)),
             S::fma(of(1, 2), near, S::fma(of(3, 2), far, m[5])),
         ]

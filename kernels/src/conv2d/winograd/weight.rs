@@ -34,8 +34,16 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(s: &Conv2dShape) -> Self {
         let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
-        let pieces = Pieces::new(s.weight_len(), tiles.num_pieces(), tiles.num_tiles() / PIECE_TILES);
-        Self { rows: PixelRows::of(s), tiles, pieces }
+        let pieces = Pieces::new(
+            s.weight_len(),
+            tiles.num_pieces(),
+            tiles.num_tiles() / PIECE_TILES,
+        );
+        Self {
+            rows: PixelRows::of(s),
+            tiles,
+            pieces,
+        }
     }
 
     /// Sums of one task: `[position][panel][channel][16]`.
@@ -45,11 +53,15 @@ impl Plan {
 
     /// Elements of the sums of all tasks, and of the scratch to add to them.
     pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [num_tasks(&self.rows.shape, [TASK_CHANNELS; 2]) * whole_lines(self.sums_len()), self.tiles.slot_len()]
+        [
+            num_tasks(&self.rows.shape, [TASK_CHANNELS; 2]) * whole_lines(self.sums_len()),
+            self.tiles.slot_len(),
+        ]
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.sums_len() + self.tiles.slot_len())
+        self.pieces
+            .workspace_len(num_threads, self.sums_len() + self.tiles.slot_len())
     }
 }
 
@@ -78,9 +90,23 @@ impl<S: Simd, E: Element> Method<S, E> for Plan {
         [self.sums_len(), self.tiles.slot_len()]
     }
 
-    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    fn add_unit(
+        &self,
+        task: &Task<'_, E>,
+        unit: usize,
+        sums: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
         for (index, block) in self.tiles.blocks(unit).enumerate() {
-            run_block::<S, E>(&self.tiles, &block, task, sums, accumulate || index > 0, scratch);
+            run_block::<S, E>(
+                &self.tiles,
+                &block,
+                task,
+                sums,
+                accumulate || index > 0,
+                scratch,
+            );
         }
     }
 
@@ -112,8 +138,14 @@ fn run_block<S: Simd, E: Element>(
     let out_lanes = plan.output.channels.next_multiple_of(PANEL);
     let (v, d) = slot.split_at_mut(POSITIONS * in_stride);
     assert!(d.len() >= POSITIONS * out_stride, "winograd: workspace");
-    let in_grid = Grid { channels: task.in_count, ..plan.input.grid(plan.padding) };
-    let out_grid = Grid { channels: task.out_count, ..plan.output.grid(0) };
+    let in_grid = Grid {
+        channels: task.in_count,
+        ..plan.input.grid(plan.padding)
+    };
+    let out_grid = Grid {
+        channels: task.out_count,
+        ..plan.output.grid(0)
+    };
     // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its plan; features asserted
     // by `Isa::run`.
     unsafe {
@@ -121,11 +153,23 @@ fn run_block<S: Simd, E: Element>(
             let mut tile = block.tile(plan, index, plan.input.image_len());
             tile.image += task.in_c;
             let out = v.as_mut_ptr().add(index * in_lanes);
-            S::vectorize(InputTile { x: task.x, grid: in_grid, tile, out, position_stride: in_stride });
+            S::vectorize(InputTile {
+                x: task.x,
+                grid: in_grid,
+                tile,
+                out,
+                position_stride: in_stride,
+            });
             let mut tile = block.tile(plan, index, plan.output.image_len());
             tile.image += task.out_c;
             let out = d.as_mut_ptr().add(index * out_lanes);
-            S::vectorize(GradientTile { dy: task.dy, grid: out_grid, tile, out, position_stride: out_stride });
+            S::vectorize(GradientTile {
+                dy: task.dy,
+                grid: out_grid,
+                tile,
+                out,
+                position_stride: out_stride,
+            });
         }
     }
     let position_len = task.in_count * task.out_count.next_multiple_of(PANEL);
@@ -167,7 +211,10 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
     let panel_stride = in_count * PANEL;
     let num_blocks = in_count.div_ceil(max_run::<S>(NV));
     let (values, longer) = (in_count / num_blocks, in_count % num_blocks);
-    let kernels = [select::<S, NV, false>(values), select::<S, NV, false>(values + usize::from(longer > 0))];
+    let kernels = [
+        select::<S, NV, false>(values),
+        select::<S, NV, false>(values + usize::from(longer > 0)),
+    ];
     let mut first = 0;
     for index in 0..num_blocks {
         let is_longer = usize::from(index < longer);
@@ -182,7 +229,9 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
                 extents: [1, 1, product.tiles],
                 ahead: [0, 0],
                 channels: NV * S::LANES,
-                dw: sums.as_mut_ptr().add(channel / PANEL * panel_stride + channel % PANEL + first * PANEL),
+                dw: sums
+                    .as_mut_ptr()
+                    .add(channel / PANEL * panel_stride + channel % PANEL + first * PANEL),
                 panel_stride,
                 accumulate: product.accumulate,
             };

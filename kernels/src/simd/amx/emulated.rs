@@ -16,7 +16,11 @@ pub(crate) struct Emulated {
 
 impl Emulated {
     fn rows_of(&self, tile: usize) -> usize {
-        if has_given_rows(tile) { self.rows } else { TILE_ROWS }
+        if has_given_rows(tile) {
+            self.rows
+        } else {
+            TILE_ROWS
+        }
     }
 }
 
@@ -24,7 +28,10 @@ impl Emulated {
 impl Tiles for Emulated {
     unsafe fn configure(rows: usize) -> Self {
         assert!((1..=TILE_ROWS).contains(&rows), "tiles: {rows} rows");
-        Self { rows, tiles: [[[0; COLUMNS]; TILE_ROWS]; 8] }
+        Self {
+            rows,
+            tiles: [[[0; COLUMNS]; TILE_ROWS]; 8],
+        }
     }
 
     unsafe fn zero<const SUM: usize>(&mut self) {
@@ -34,7 +41,11 @@ impl Tiles for Emulated {
     unsafe fn load<const TILE: usize>(&mut self, p: *const u8, stride: usize) {
         for row in 0..self.rows_of(TILE) {
             // SAFETY: the trait's contract, which the caller keeps.
-            self.tiles[TILE][row] = unsafe { p.add(row * stride).cast::<[u32; COLUMNS]>().read_unaligned() };
+            self.tiles[TILE][row] = unsafe {
+                p.add(row * stride)
+                    .cast::<[u32; COLUMNS]>()
+                    .read_unaligned()
+            };
         }
     }
 
@@ -45,7 +56,8 @@ impl Tiles for Emulated {
                 let mut sums = [0.0f32; 2];
                 for (pair, right) in left.iter().zip(&self.tiles[RIGHT]) {
                     for (half, sum) in sums.iter_mut().enumerate() {
-                        let [a, b] = [*pair, right[column]].map(|pair| flushed(value_of((pair >> (16 * half)) as u16)));
+                        let [a, b] = [*pair, right[column]]
+                            .map(|pair| flushed(value_of((pair >> (16 * half)) as u16)));
                         *sum = flushed(a.mul_add(b, *sum));
                     }
                 }
@@ -58,14 +70,22 @@ impl Tiles for Emulated {
     unsafe fn store<const SUM: usize>(&self, p: *mut u8, stride: usize) {
         for row in 0..self.rows_of(SUM) {
             // SAFETY: the trait's contract, which the caller keeps.
-            unsafe { p.add(row * stride).cast::<[u32; COLUMNS]>().write_unaligned(self.tiles[SUM][row]) };
+            unsafe {
+                p.add(row * stride)
+                    .cast::<[u32; COLUMNS]>()
+                    .write_unaligned(self.tiles[SUM][row])
+            };
         }
     }
 }
 
 /// Zero of the same sign in place of a subnormal number.
 fn flushed(value: f32) -> f32 {
-    if value.is_subnormal() { 0.0f32.copysign(value) } else { value }
+    if value.is_subnormal() {
+        0.0f32.copysign(value)
+    } else {
+        value
+    }
 }
 
 #[cfg(test)]
@@ -99,15 +119,28 @@ mod tests {
     #[test]
     fn even_and_odd_products_are_added_apart_and_then_together() {
         let large = 2f32.powi(60);
-        assert_eq!(first_of_product([large, 3.0, -large, 4.0], [1.0, 1.0, 1.0, 0.5]), 5.0);
-        assert_eq!(first_of_product([large, -large, 3.0, 0.0], [1.0; 4]), 0.0, "3 is lost beside 2^60");
+        assert_eq!(
+            first_of_product([large, 3.0, -large, 4.0], [1.0, 1.0, 1.0, 0.5]),
+            5.0
+        );
+        assert_eq!(
+            first_of_product([large, -large, 3.0, 0.0], [1.0; 4]),
+            0.0,
+            "3 is lost beside 2^60"
+        );
     }
 
     #[test]
     fn subnormal_inputs_and_results_are_zero() {
         let smallest = f32::MIN_POSITIVE;
-        assert_eq!(first_of_product([smallest / 2.0, 0.0, 0.0, 0.0], [2.0; 4]), 0.0);
+        assert_eq!(
+            first_of_product([smallest / 2.0, 0.0, 0.0, 0.0], [2.0; 4]),
+            0.0
+        );
         assert_eq!(first_of_product([smallest, 0.0, 0.0, 0.0], [0.5; 4]), 0.0);
-        assert_eq!(first_of_product([smallest, 0.0, 0.0, 0.0], [1.0; 4]), smallest);
+        assert_eq!(
+            first_of_product([smallest, 0.0, 0.0, 0.0], [1.0; 4]),
+            smallest
+        );
     }
 }

@@ -28,13 +28,25 @@ struct Config {
 impl Tiles for Hardware {
     #[inline(always)]
     unsafe fn configure(rows: usize) -> Self {
-        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let mut config = Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [0; 16],
+        };
         for tile in 0..8 {
             config.row_bytes[tile] = 64;
-            config.rows[tile] = if has_given_rows(tile) { rows } else { TILE_ROWS } as u8;
+            config.rows[tile] = if has_given_rows(tile) {
+                rows
+            } else {
+                TILE_ROWS
+            } as u8;
         }
         // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack, preserves_flags)) };
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack, preserves_flags))
+        };
         Self(())
     }
 
@@ -85,7 +97,9 @@ impl Drop for Hardware {
 /// Whether this process may use tiles and they do what they should. Asks once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| processor_has_tiles() && system_permits_tiles() && products_equal_the_emulation())
+    *AVAILABLE.get_or_init(|| {
+        processor_has_tiles() && system_permits_tiles() && products_equal_the_emulation()
+    })
 }
 
 /// AMX-TILE and AMX-BF16, and that the system saves their state.
@@ -98,7 +112,9 @@ fn processor_has_tiles() -> bool {
     let features = __cpuid_count(7, 0).edx;
     let has_instructions = features >> 24 & 1 == 1 && features >> 22 & 1 == 1;
     // SAFETY: a processor with the feature, as just asked.
-    has_instructions && is_x86_feature_detected!("xsave") && unsafe { enabled_states() } >> 17 & 0b11 == 0b11
+    has_instructions
+        && is_x86_feature_detected!("xsave")
+        && unsafe { enabled_states() } >> 17 & 0b11 == 0b11
 }
 
 /// Asks Linux for the tiles' state, for all threads of this process.
@@ -118,7 +134,8 @@ fn system_permits_tiles() -> bool {
 fn products_equal_the_emulation() -> bool {
     // SAFETY: the processor and the system were asked before.
     [1, 7, TILE_ROWS].iter().all(|&rows| unsafe {
-        of_whole_numbers::<Hardware>(rows).map(f32::to_bits) == of_whole_numbers::<Emulated>(rows).map(f32::to_bits)
+        of_whole_numbers::<Hardware>(rows).map(f32::to_bits)
+            == of_whole_numbers::<Emulated>(rows).map(f32::to_bits)
     })
 }
 
@@ -130,7 +147,14 @@ mod tests {
     /// Whether to say so, or there are no tiles to test.
     fn has_tiles() -> bool {
         let has_tiles = processor_has_tiles() && system_permits_tiles();
-        println!("tile registers: {}", if has_tiles { "tested" } else { "not offered here" });
+        println!(
+            "tile registers: {}",
+            if has_tiles {
+                "tested"
+            } else {
+                "not offered here"
+            }
+        );
         has_tiles
     }
 
@@ -145,7 +169,11 @@ mod tests {
             // SAFETY: just asked.
             let product = || unsafe { of_whole_numbers::<Hardware>(TILE_ROWS) };
             let threads = [0; 4].map(|_| std::thread::spawn(product));
-            assert!(threads.into_iter().all(|thread| thread.join().unwrap() == product()));
+            assert!(
+                threads
+                    .into_iter()
+                    .all(|thread| thread.join().unwrap() == product())
+            );
         }
     }
 
@@ -156,7 +184,9 @@ mod tests {
             // Any bits but those of infinities and NaNs: of magnitudes that meet, or from subnormal to the largest.
             let (least, spread) = if round % 2 == 0 { (0x3e, 3) } else { (0, 0x7f) };
             let mut value = |_| {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                state = state
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
                 let bits = state >> 33;
                 (bits & 0x80ff | (least + (bits >> 16) % spread) << 8) as u16
             };
@@ -164,11 +194,19 @@ mod tests {
             let value = |index: usize| values[index % values.len()];
             if has_tiles() {
                 // SAFETY: just asked; the emulation needs no instructions.
-                let [by_tiles, expected] =
-                    unsafe { [of::<Hardware>(TILE_ROWS, value), of::<Emulated>(TILE_ROWS, value)] };
+                let [by_tiles, expected] = unsafe {
+                    [
+                        of::<Hardware>(TILE_ROWS, value),
+                        of::<Emulated>(TILE_ROWS, value),
+                    ]
+                };
                 for (index, (got, expected)) in by_tiles.iter().zip(expected).enumerate() {
-                    let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
-                    assert!(same, "round {round}, sum {index}: {got:e}, expected {expected:e}");
+                    let same =
+                        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+                    assert!(
+                        same,
+                        "round {round}, sum {index}: {got:e}, expected {expected:e}"
+                    );
                 }
             }
         }

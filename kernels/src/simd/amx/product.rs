@@ -16,20 +16,34 @@ const COLUMNS: usize = 16;
 /// The implementation's instructions exist.
 pub(super) unsafe fn of_whole_numbers<T: Tiles>(rows: usize) -> [f32; 2 * TILE_ROWS * 2 * COLUMNS] {
     // SAFETY: passed on to the caller.
-    unsafe { of::<T>(rows, |index| bits_of(((index * index + 5 * index) % 31) as f32 - 15.0)) }
+    unsafe {
+        of::<T>(rows, |index| {
+            bits_of(((index * index + 5 * index) % 31) as f32 - 15.0)
+        })
+    }
 }
 
 /// As [`of_whole_numbers`], of any values, given as bits of bf16.
 ///
 /// # Safety
 /// The implementation's instructions exist.
-pub(super) unsafe fn of<T: Tiles>(rows: usize, value: impl Fn(usize) -> u16) -> [f32; 2 * TILE_ROWS * 2 * COLUMNS] {
+pub(super) unsafe fn of<T: Tiles>(
+    rows: usize,
+    value: impl Fn(usize) -> u16,
+) -> [f32; 2 * TILE_ROWS * 2 * COLUMNS] {
     let mut left = [0u16; 2 * TILE_ROWS * STRIDE_VALUES];
     let mut right = [0u16; 2 * TILE_ROWS * TILE_VALUES];
-    left.iter_mut().chain(&mut right).enumerate().for_each(|(index, slot)| *slot = value(index));
+    left.iter_mut()
+        .chain(&mut right)
+        .enumerate()
+        .for_each(|(index, slot)| *slot = value(index));
     let mut sums = [0.0f32; 2 * TILE_ROWS * 2 * COLUMNS];
     let (left, right) = (left.as_ptr().cast::<u8>(), right.as_ptr().cast::<u8>());
-    let (left_stride, row, tile) = (2 * STRIDE_VALUES, 2 * TILE_VALUES, 2 * TILE_VALUES * TILE_ROWS);
+    let (left_stride, row, tile) = (
+        2 * STRIDE_VALUES,
+        2 * TILE_VALUES,
+        2 * TILE_VALUES * TILE_ROWS,
+    );
     let out = sums.as_mut_ptr().cast::<u8>();
     let out_stride = 2 * COLUMNS * 4;
     // SAFETY: at most 16 rows of 64 bytes at these strides lie in the arrays; instructions by contract.
@@ -75,7 +89,11 @@ mod tests {
                     value(row * STRIDE_VALUES + k) * value(pair)
                 };
                 let expected: f32 = (0..TILE_VALUES).map(product).sum();
-                let expected = if row % TILE_ROWS < rows { 2.0 * expected } else { 0.0 };
+                let expected = if row % TILE_ROWS < rows {
+                    2.0 * expected
+                } else {
+                    0.0
+                };
                 assert_eq!(*sum, expected, "{rows} rows: row {row}, column {column}");
             }
         }

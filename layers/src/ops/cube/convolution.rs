@@ -53,15 +53,38 @@ pub(super) fn convolve(
         return None;
     }
     let [channels_out, channels_in, ..] = weight.shape().dims::<4>();
-    let channels_of_result = if is_gradient { channels_in } else { channels_out };
+    let channels_of_result = if is_gradient {
+        channels_in
+    } else {
+        channels_out
+    };
     let shape = table.shape().dims::<4>();
     let [images, height, width, _] = shape;
-    let (plan, staged) = Plan::on(table.client.properties(), shape, channels_of_result, table.dtype)?;
-    let (table, weight) = (into_contiguous(table.clone()), into_contiguous(weight.clone()));
-    let result = empty(&table, Shape::new([images, height, width, channels_of_result]), table.dtype);
-    let address = table.required_address_type().max(result.required_address_type());
+    let (plan, staged) = Plan::on(
+        table.client.properties(),
+        shape,
+        channels_of_result,
+        table.dtype,
+    )?;
+    let (table, weight) = (
+        into_contiguous(table.clone()),
+        into_contiguous(weight.clone()),
+    );
+    let result = empty(
+        &table,
+        Shape::new([images, height, width, channels_of_result]),
+        table.dtype,
+    );
+    let address = table
+        .required_address_type()
+        .max(result.required_address_type());
     let strips = images * plan.strips();
-    let processors = table.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+    let processors = table
+        .client
+        .properties()
+        .hardware
+        .num_streaming_multiprocessors
+        .unwrap_or(1) as usize;
     let cubes = processors * (MOST_SHARED_BYTES / plan.shared_bytes()).min(MOST_CUBES);
     convolve_strips::launch(
         &result.client,
@@ -98,9 +121,15 @@ impl Plan {
         channels_of_result: usize,
         dtype: DType,
     ) -> Option<(Self, ElemType)> {
-        let shared_bytes = device.hardware.max_shared_memory_size.min(MOST_SHARED_BYTES);
+        let shared_bytes = device
+            .hardware
+            .max_shared_memory_size
+            .min(MOST_SHARED_BYTES);
         let plan = Self::new(shape, channels_of_result, dtype, shared_bytes)?;
-        plan.strip.factors.staged(dtype, device).map(|staged| (plan, staged))
+        plan.strip
+            .factors
+            .staged(dtype, device)
+            .map(|staged| (plan, staged))
     }
 
     /// `None` where matrix units don't take this type, channels are no sixteens or too many, or no strip fits.
@@ -121,7 +150,15 @@ impl Plan {
             let pitch = width + 1;
             let pixels = (rows * pitch).next_multiple_of(TILE) + 2 * pitch + 2;
             Self {
-                strip: Strip { factors, height, width, channels, rows, border: 1, pixels },
+                strip: Strip {
+                    factors,
+                    height,
+                    width,
+                    channels,
+                    rows,
+                    border: 1,
+                    pixels,
+                },
                 channels: channels_of_result,
             }
         };
@@ -153,12 +190,20 @@ impl Plan {
 
     /// Rows of a tap's factors in the weight: the output's channels, in either direction.
     fn rows(&self, is_gradient: bool) -> usize {
-        if is_gradient { self.strip.channels } else { self.channels }
+        if is_gradient {
+            self.strip.channels
+        } else {
+            self.channels
+        }
     }
 
     /// Of such a row: the input's channels.
     fn columns(&self, is_gradient: bool) -> usize {
-        if is_gradient { self.channels } else { self.strip.channels }
+        if is_gradient {
+            self.channels
+        } else {
+            self.strip.channels
+        }
     }
 
     /// Factors from a row of the weight to the next.
@@ -173,7 +218,9 @@ impl Plan {
             .max()
             .unwrap_or(0);
         // Factors are 16 bytes a vector.
-        self.strip.bytes() + weight * 16 / self.strip.factors.vector + PLANES * TILE * TILE * size_of::<f32>()
+        self.strip.bytes()
+            + weight * 16 / self.strip.factors.vector
+            + PLANES * TILE * TILE * size_of::<f32>()
     }
 }
 
@@ -191,7 +238,11 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
     #[define(S)] _staged: ElemType,
 ) {
     let of_table = comptime!(plan.strip);
-    let (depth, vector, pitch) = comptime!((of_table.factors.depth, of_table.factors.vector, of_table.pitch()));
+    let (depth, vector, pitch) = comptime!((
+        of_table.factors.depth,
+        of_table.factors.vector,
+        of_table.pitch()
+    ));
     let (height, width, rows) = comptime!((of_table.height, of_table.width, of_table.rows));
     let (weight_rows, columns) = comptime!((plan.rows(is_gradient), plan.columns(is_gradient)));
     let (row_pitch, stride) = comptime!((plan.row_pitch(is_gradient), of_table.stride()));
@@ -216,9 +267,18 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
             #[unroll]
             for part in 0..vector {
                 let at = min(first + turn * units, values - 1) * vector + part;
-                let (row, column, tap) = (at / comptime!(columns * TAPS), at / TAPS % columns, at % TAPS);
-                let tap = if comptime!(is_gradient) { TAPS - 1 - tap } else { tap };
-                weights[(tap * weight_rows + row) * row_pitch + column] = S::cast_from(value.extract(part));
+                let (row, column, tap) = (
+                    at / comptime!(columns * TAPS),
+                    at / TAPS % columns,
+                    at % TAPS,
+                );
+                let tap = if comptime!(is_gradient) {
+                    TAPS - 1 - tap
+                } else {
+                    tap
+                };
+                weights[(tap * weight_rows + row) * row_pitch + column] =
+                    S::cast_from(value.extract(part));
             }
         }
         first += units * READS;
@@ -251,7 +311,11 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                     TILE,
                     TILE,
                     depth,
-                    comptime!(if is_gradient { cmma::MatrixLayout::RowMajor } else { cmma::MatrixLayout::ColMajor }),
+                    comptime!(if is_gradient {
+                        cmma::MatrixLayout::RowMajor
+                    } else {
+                        cmma::MatrixLayout::ColMajor
+                    }),
                     &weights[start..factors],
                     comptime!(row_pitch as u32),
                 );
@@ -273,13 +337,19 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
         #[unroll]
         for turn in 0..comptime!(plan.sums()) {
             let place = &mut of_planes[start..start + comptime!(square / vector)];
-            cmma::store(place, sums.index(turn), comptime!(TILE as u32), cmma::MatrixLayout::RowMajor);
+            cmma::store(
+                place,
+                sums.index(turn),
+                comptime!(TILE as u32),
+                cmma::MatrixLayout::RowMajor,
+            );
             sync_plane();
             // Two units have a pixel of sixteen channels.
             let pixel = (lane + turn * lanes) * TILE + UNIT_POS_X as usize / 2;
             let (row, x) = (pixel / pitch, pixel % pitch);
             if row < rows && x < width && top + row < height {
-                let to = ((image * height + top + row) * width + x) * plan.channels + tile_out * TILE;
+                let to =
+                    ((image * height + top + row) * width + x) * plan.channels + tile_out * TILE;
                 #[unroll]
                 for part in 0..of_unit {
                     let at = start + UNIT_POS_X as usize * of_unit + part;

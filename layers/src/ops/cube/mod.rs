@@ -50,11 +50,24 @@ pub(super) fn in_f32(tensor: &TensorSpec) -> TensorSpec {
 }
 
 /// What a convolution makes of a table `[N, H, W, C_in]`.
-pub(super) fn convolved(input: &TensorSpec, weight: &TensorSpec, options: &ConvOptions<2>) -> TensorSpec {
-    let ([images, height, width, _], [channels, _, kernel @ ..]) = (input.shape.dims::<4>(), weight.shape.dims::<4>());
-    let sides =
-        calculate_conv_output_sizes(&kernel, &options.stride, &options.padding, &options.dilation, &[height, width]);
-    TensorSpec::new(Shape::new([images, sides[0], sides[1], channels]), input.dtype)
+pub(super) fn convolved(
+    input: &TensorSpec,
+    weight: &TensorSpec,
+    options: &ConvOptions<2>,
+) -> TensorSpec {
+    let ([images, height, width, _], [channels, _, kernel @ ..]) =
+        (input.shape.dims::<4>(), weight.shape.dims::<4>());
+    let sides = calculate_conv_output_sizes(
+        &kernel,
+        &options.stride,
+        &options.padding,
+        &options.dilation,
+        &[height, width],
+    );
+    TensorSpec::new(
+        Shape::new([images, sides[0], sides[1], channels]),
+        input.dtype,
+    )
 }
 
 impl LayerOps for CubeBackend {
@@ -99,9 +112,13 @@ impl LayerOps for CubeBackend {
         let table = into_contiguous(saved.input);
         let plan = Plan::of(&table);
         // Any tensor where there is none: it is not read then.
-        let residual = if end.has_residual { like(residual, &table) } else { table.clone() };
-        let [mean, variance, gamma, beta] =
-            [saved.mean, saved.variance, saved.gamma, saved.beta].map(|row| into_contiguous(row).into_buffer_arg());
+        let residual = if end.has_residual {
+            like(residual, &table)
+        } else {
+            table.clone()
+        };
+        let [mean, variance, gamma, beta] = [saved.mean, saved.variance, saved.gamma, saved.beta]
+            .map(|row| into_contiguous(row).into_buffer_arg());
         let output = plan.empty_like(&table);
         norm::apply::launch(
             &output.client,
@@ -137,8 +154,16 @@ impl LayerOps for CubeBackend {
         let dy = like(dy, &table);
         let is_rectified = end.rectifier != Rectifier::None;
         // Without a rectifier the gradient is what it was: `output` is not read, nothing is written here.
-        let output = if is_rectified { like(output, &table) } else { dy.clone() };
-        let gated = if is_rectified { plan.empty_like(&table) } else { plan.empty_gate(&table) };
+        let output = if is_rectified {
+            like(output, &table)
+        } else {
+            dy.clone()
+        };
+        let gated = if is_rectified {
+            plan.empty_like(&table)
+        } else {
+            plan.empty_gate(&table)
+        };
         let [sums, sums_with_centred] = [(); 2].map(|()| plan.empty(&table, plan.blocks));
         let [plain, with_normalised] = [(); 2].map(|()| plan.empty(&table, 1));
         let (client, address) = (table.client.clone(), table.required_address_type());
@@ -178,7 +203,11 @@ impl LayerOps for CubeBackend {
             end.epsilon as f32,
             plan.units(),
         );
-        (if is_rectified { gated } else { dy }, plain, with_normalised)
+        (
+            if is_rectified { gated } else { dy },
+            plain,
+            with_normalised,
+        )
     }
 
     fn norm_gradient_input(
@@ -191,9 +220,14 @@ impl LayerOps for CubeBackend {
         let table = into_contiguous(saved.input);
         let plan = Plan::of(&table);
         let dy = like(dy, &table);
-        let [mean, variance, gamma, plain, with_normalised] =
-            [saved.mean, saved.variance, saved.gamma, plain, with_normalised]
-                .map(|row| into_contiguous(row).into_buffer_arg());
+        let [mean, variance, gamma, plain, with_normalised] = [
+            saved.mean,
+            saved.variance,
+            saved.gamma,
+            plain,
+            with_normalised,
+        ]
+        .map(|row| into_contiguous(row).into_buffer_arg());
         let dx = plan.empty_like(&table);
         norm::gradient_input::launch(
             &dx.client,
@@ -227,12 +261,22 @@ impl LayerOps for CubeBackend {
             .unwrap_or_else(|| convolution_by_burn::<Self>(input, weight, options))
     }
 
-    fn input_gradient(input: CubeTensor, weight: CubeTensor, dy: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
+    fn input_gradient(
+        input: CubeTensor,
+        weight: CubeTensor,
+        dy: CubeTensor,
+        options: ConvOptions<2>,
+    ) -> CubeTensor {
         convolution::convolve(&dy, &weight, &options, true)
             .unwrap_or_else(|| input_gradient_by_burn::<Self>(input, weight, dy, options))
     }
 
-    fn weight_gradient(input: CubeTensor, weight: CubeTensor, dy: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
+    fn weight_gradient(
+        input: CubeTensor,
+        weight: CubeTensor,
+        dy: CubeTensor,
+        options: ConvOptions<2>,
+    ) -> CubeTensor {
         weight_gradient::weight_gradient(&input, &weight.shape(), &dy, &options)
             .unwrap_or_else(|| weight_gradient_by_burn::<Self>(input, weight, dy, options))
     }
@@ -270,8 +314,18 @@ impl Plan {
         let width = (channels / vector).min(MOST_UNITS_IN_A_ROW);
         let lanes = 1 << (UNITS / width).ilog2();
         let most = (MOST_CUBES / (channels / vector).div_ceil(width)).max(1);
-        let rows_of_block = rows.div_ceil(rows.div_ceil(lanes * FEWEST_ROWS).clamp(1, most)).max(1);
-        Self { rows, channels, vector, width, lanes, rows_of_block, blocks: rows.div_ceil(rows_of_block).max(1) }
+        let rows_of_block = rows
+            .div_ceil(rows.div_ceil(lanes * FEWEST_ROWS).clamp(1, most))
+            .max(1);
+        Self {
+            rows,
+            channels,
+            vector,
+            width,
+            lanes,
+            rows_of_block,
+            blocks: rows.div_ceil(rows_of_block).max(1),
+        }
     }
 
     fn table(self) -> TableLaunch {
@@ -316,7 +370,10 @@ impl Plan {
 
 /// Channels in a vector.
 fn vector_of(channels: usize) -> usize {
-    [4, 2].into_iter().find(|size| channels.is_multiple_of(*size)).unwrap_or(1)
+    [4, 2]
+        .into_iter()
+        .find(|size| channels.is_multiple_of(*size))
+        .unwrap_or(1)
 }
 
 fn empty(table: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {

@@ -22,9 +22,20 @@ use super::{UNITS, vector_of};
 /// # Panics
 /// When they differ in shape or type, or `target` has gaps.
 pub(super) fn overwrite(target: &CubeTensor, source: CubeTensor) {
-    assert_eq!(target.shape(), source.shape(), "overwrite: expected values of the target's shape");
-    assert_eq!([target.dtype, source.dtype], [DType::F32; 2], "overwrite: expected two tensors of f32");
-    assert!(target.is_contiguous(), "overwrite: expected a target without gaps");
+    assert_eq!(
+        target.shape(),
+        source.shape(),
+        "overwrite: expected values of the target's shape"
+    );
+    assert_eq!(
+        [target.dtype, source.dtype],
+        [DType::F32; 2],
+        "overwrite: expected two tensors of f32"
+    );
+    assert!(
+        target.is_contiguous(),
+        "overwrite: expected a target without gaps"
+    );
     let source = into_contiguous(source);
     let len = target.shape().num_elements();
     let vector = vector_of(len);

@@ -38,8 +38,14 @@ impl Factors {
     /// `None` for types that matrix units don't multiply.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
-            DType::F32 => Some(Self { vector: 4, depth: 8 }),
-            DType::BF16 | DType::F16 => Some(Self { vector: 8, depth: 16 }),
+            DType::F32 => Some(Self {
+                vector: 4,
+                depth: 8,
+            }),
+            DType::BF16 | DType::F16 => Some(Self {
+                vector: 8,
+                depth: 16,
+            }),
             _ => None,
         }
     }
@@ -59,7 +65,10 @@ impl Factors {
             k: self.depth as u32,
         };
         let has_units = device.features.matmul.cmma.contains(&product)
-            && [device.hardware.plane_size_min, device.hardware.plane_size_max] == [PLANE as u32; 2];
+            && [
+                device.hardware.plane_size_min,
+                device.hardware.plane_size_max,
+            ] == [PLANE as u32; 2];
         has_units.then_some(staged)
     }
 
@@ -138,20 +147,28 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
         #[unroll]
         for turn in 0..reads {
             // Units beyond the end bring the last value too.
-            let value = min(UNIT_POS as usize + comptime!((first * READS + turn) * units), comptime!(values - 1));
+            let value = min(
+                UNIT_POS as usize + comptime!((first * READS + turn) * units),
+                comptime!(values - 1),
+            );
             let (pixel, column) = (value / columns, value % columns);
             let (row, x) = (pixel / width, pixel % width);
             let is_inside = top + row >= border && top + row < height + border;
-            let from = ((image * height + top + row) * width + x) * columns + column - border * width * columns;
+            let from = ((image * height + top + row) * width + x) * columns + column
+                - border * width * columns;
             let value = table[select(is_inside, from, 0)];
             read[turn] = select(is_inside, value, Vector::new(E::from_int(0)));
         }
         #[unroll]
         for turn in 0..reads {
-            let value = min(UNIT_POS as usize + comptime!((first * READS + turn) * units), comptime!(values - 1));
+            let value = min(
+                UNIT_POS as usize + comptime!((first * READS + turn) * units),
+                comptime!(values - 1),
+            );
             let (pixel, column) = (value / columns, value % columns);
             let (row, x) = (pixel / width, pixel % width);
-            let at = (row * comptime!(strip.pitch()) + border + x) * comptime!(strip.stride()) + column;
+            let at =
+                (row * comptime!(strip.pitch()) + border + x) * comptime!(strip.stride()) + column;
             staged[at] = Vector::cast_from(read[turn]);
         }
     }
@@ -159,7 +176,10 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
 
 /// So many sums of products, each of zeros.
 #[cube]
-pub(super) fn zeros(#[comptime] count: usize, #[comptime] depth: usize) -> Sequence<cmma::Matrix<f32>> {
+pub(super) fn zeros(
+    #[comptime] count: usize,
+    #[comptime] depth: usize,
+) -> Sequence<cmma::Matrix<f32>> {
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
     #[unroll]
     for _ in 0..count {

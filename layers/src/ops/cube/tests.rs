@@ -12,7 +12,9 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Cube, DTypeUsage, Flex, read_sync};
 use burn::tensor::{FloatDType, TensorData};
 use burn_cubecl::CubeDevice;
-use burn_cubecl::cubecl::logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
+use burn_cubecl::cubecl::logging::{
+    LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
+};
 
 use super::*;
 use crate::choices::{Convolution, Recompute};
@@ -43,7 +45,11 @@ struct Case {
 }
 
 const fn case(shape: [usize; 3], has_residual: bool, rectifier: Rectifier) -> Case {
-    Case { shape, has_residual, rectifier }
+    Case {
+        shape,
+        has_residual,
+        rectifier,
+    }
 }
 
 /// Channels that fill vectors and cubes and such that do not; rows that fill blocks and such that do not; one row; a short last batch.
@@ -61,19 +67,38 @@ const CASES: [Case; 9] = [
 
 impl Case {
     fn end(self) -> NormEnd {
-        NormEnd { epsilon: EPSILON, has_residual: self.has_residual, rectifier: self.rectifier }
+        NormEnd {
+            epsilon: EPSILON,
+            has_residual: self.has_residual,
+            rectifier: self.rectifier,
+        }
     }
 
     fn rows(self) -> usize {
         self.shape[0] * self.shape[1]
     }
 
-    fn table<B: Backend>(self, seed: usize, device: &Device<B>, dtype: FloatDType) -> FloatTensor<B> {
-        upload::<B>(values(seed, self.shape.iter().product()), &self.shape, device, dtype)
+    fn table<B: Backend>(
+        self,
+        seed: usize,
+        device: &Device<B>,
+        dtype: FloatDType,
+    ) -> FloatTensor<B> {
+        upload::<B>(
+            values(seed, self.shape.iter().product()),
+            &self.shape,
+            device,
+            dtype,
+        )
     }
 
     fn row<B: Backend>(self, seed: usize, device: &Device<B>) -> FloatTensor<B> {
-        upload::<B>(values(seed, self.shape[2]), &self.shape[2..], device, FloatDType::F32)
+        upload::<B>(
+            values(seed, self.shape[2]),
+            &self.shape[2..],
+            device,
+            FloatDType::F32,
+        )
     }
 }
 
@@ -93,11 +118,17 @@ pub(super) fn upload<B: Backend>(
     device: &Device<B>,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    B::float_from_data(TensorData::new(values, shape.to_vec()).convert_dtype(dtype.into()), device)
+    B::float_from_data(
+        TensorData::new(values, shape.to_vec()).convert_dtype(dtype.into()),
+        device,
+    )
 }
 
 pub(super) fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
-    read_sync(B::float_into_data(tensor)).unwrap().iter::<f32>().collect()
+    read_sync(B::float_into_data(tensor))
+        .unwrap()
+        .iter::<f32>()
+        .collect()
 }
 
 /// Whether the adapter has matrix units of which our convolutions make use.
@@ -109,7 +140,12 @@ pub(super) fn has_units(device: &CubeDevice, dtype: FloatDType) -> bool {
 
 /// The relative L2 distance; infinite for another length.
 pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    let norm = |values: &mut dyn Iterator<Item = f32>| {
+        values
+            .map(|v| f64::from(v) * f64::from(v))
+            .sum::<f64>()
+            .sqrt()
+    };
     if found.len() != expected.len() {
         return f64::INFINITY;
     }
@@ -131,10 +167,20 @@ fn results<B: LayerOps>(
     reference: Option<&Reference>,
 ) -> Results {
     let table = |seed| case.table::<B>(seed, device, dtype);
-    let (mean, variance) = if own { B::norm_moments(table(1)) } else { composed::moments::<B>(table(1)) };
-    let mut found = vec![("mean", read::<B>(mean.clone())), ("variance", read::<B>(variance.clone()))];
-    let row = |values: &Vec<f32>| upload::<B>(values.clone(), &[case.shape[2]], device, FloatDType::F32);
-    let (mean, variance) = reference.map_or((mean, variance), |[mean, variance, _]| (row(mean), row(variance)));
+    let (mean, variance) = if own {
+        B::norm_moments(table(1))
+    } else {
+        composed::moments::<B>(table(1))
+    };
+    let mut found = vec![
+        ("mean", read::<B>(mean.clone())),
+        ("variance", read::<B>(variance.clone())),
+    ];
+    let row =
+        |values: &Vec<f32>| upload::<B>(values.clone(), &[case.shape[2]], device, FloatDType::F32);
+    let (mean, variance) = reference.map_or((mean, variance), |[mean, variance, _]| {
+        (row(mean), row(variance))
+    });
     let saved = BatchNormSaved {
         input: table(1),
         gamma: case.row::<B>(2, device),
@@ -144,10 +190,15 @@ fn results<B: LayerOps>(
         num_values: case.rows() as f64,
     };
     let end = case.end();
-    let output =
-        if own { B::norm_apply(saved.clone(), table(4), end) } else { composed::apply::<B>(&saved, table(4), end) };
+    let output = if own {
+        B::norm_apply(saved.clone(), table(4), end)
+    } else {
+        composed::apply::<B>(&saved, table(4), end)
+    };
     found.push(("output", read::<B>(output.clone())));
-    let output = reference.map_or(output, |[.., output]| upload::<B>(output.clone(), &case.shape, device, dtype));
+    let output = reference.map_or(output, |[.., output]| {
+        upload::<B>(output.clone(), &case.shape, device, dtype)
+    });
     let (gated, plain, with_normalised) = if own {
         B::norm_gradient_sums(saved.clone(), output, table(5), end)
     } else {
@@ -181,40 +232,67 @@ impl Results {
             assert_eq!(found.len(), expected.len(), "{name}, {what}, {case:?}");
             let difference: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
             let sums = ["mean", "beta's gradient", "gamma's gradient"];
-            let floor = if sums.contains(name) { 0.3 * expected.len() as f64 } else { 0.0 };
+            let floor = if sums.contains(name) {
+                0.3 * expected.len() as f64
+            } else {
+                0.0
+            };
             let norm = expected.iter().map(|b| square(*b)).sum::<f64>().max(floor);
             let distance = (difference / norm.max(f64::MIN_POSITIVE)).sqrt();
-            assert!(distance <= tolerance, "{name}: {distance:.1e}, at most {tolerance:.0e}, {what}, {case:?}");
+            assert!(
+                distance <= tolerance,
+                "{name}: {distance:.1e}, at most {tolerance:.0e}, {what}, {case:?}"
+            );
         }
     }
 }
 
 #[test]
 fn kernels_agree_with_the_composed_bodies_on_flex_to_a_hundred_thousandth() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     for case in CASES {
         let expected = results::<Flex>(case, FloatDType::F32, &FlexDevice, false, None);
-        let found = results::<Cube>(case, FloatDType::F32, &device, true, Some(&expected.reference()));
+        let found = results::<Cube>(
+            case,
+            FloatDType::F32,
+            &device,
+            true,
+            Some(&expected.reference()),
+        );
         found.assert_near(&expected, case, 1e-5, "f32");
     }
 }
 
 #[test]
 fn kernels_agree_with_the_composed_bodies_on_the_same_device() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     for case in CASES {
         let expected = results::<CubeBackend>(case, FloatDType::F32, &device, false, None);
-        let found = results::<Cube>(case, FloatDType::F32, &device, true, Some(&expected.reference()));
+        let found = results::<Cube>(
+            case,
+            FloatDType::F32,
+            &device,
+            true,
+            Some(&expected.reference()),
+        );
         found.assert_near(&expected, case, 1e-5, "f32");
     }
 }
 
 #[test]
 fn kernels_in_16_bits_agree_with_the_composed_bodies_to_a_rounding_of_what_they_store() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     for (dtype, tolerance) in [(FloatDType::F16, 1e-3), (FloatDType::BF16, 8e-3)] {
         if !Cube::dtype_usage(&device, dtype.into()).contains(DTypeUsage::Storage) {
-            eprintln!("NOT CHECKED: our GPU kernels in {dtype:?}, which this adapter does not store");
+            eprintln!(
+                "NOT CHECKED: our GPU kernels in {dtype:?}, which this adapter does not store"
+            );
             continue;
         }
         for case in CASES {
@@ -227,11 +305,16 @@ fn kernels_in_16_bits_agree_with_the_composed_bodies_to_a_rounding_of_what_they_
 
 #[test]
 fn kernels_give_equal_bits_twice() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     for case in CASES {
         let bits = || {
             let found = results::<Cube>(case, FloatDType::F32, &device, true, None).0;
-            found.into_iter().map(|(_, values)| values.into_iter().map(f32::to_bits).collect()).collect::<Vec<Vec<_>>>()
+            found
+                .into_iter()
+                .map(|(_, values)| values.into_iter().map(f32::to_bits).collect())
+                .collect::<Vec<Vec<_>>>()
         };
         assert_eq!(bits(), bits(), "{case:?}");
     }
@@ -239,32 +322,70 @@ fn kernels_give_equal_bits_twice() {
 
 #[test]
 fn a_variance_keeps_its_digits_where_the_mean_is_far_from_zero() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     let (rows, channels) = (20_011, 6);
-    let far: Vec<f32> = values(1, rows * channels).iter().map(|value| 1000.0 + 0.1 * value).collect();
-    let (_, variance) =
-        <Cube as LayerOps>::norm_moments(upload::<Cube>(far.clone(), &[1, rows, channels], &device, FloatDType::F32));
+    let far: Vec<f32> = values(1, rows * channels)
+        .iter()
+        .map(|value| 1000.0 + 0.1 * value)
+        .collect();
+    let (_, variance) = <Cube as LayerOps>::norm_moments(upload::<Cube>(
+        far.clone(),
+        &[1, rows, channels],
+        &device,
+        FloatDType::F32,
+    ));
     for (channel, found) in read::<Cube>(variance).into_iter().enumerate() {
-        let of_channel = || far.iter().skip(channel).step_by(channels).map(|&value| f64::from(value));
+        let of_channel = || {
+            far.iter()
+                .skip(channel)
+                .step_by(channels)
+                .map(|&value| f64::from(value))
+        };
         let mean = of_channel().sum::<f64>() / rows as f64;
-        let expected = of_channel().map(|value| (value - mean).powi(2)).sum::<f64>() / rows as f64;
-        assert!((f64::from(found) / expected - 1.0).abs() < 1e-4, "{found}, expected {expected}");
+        let expected = of_channel()
+            .map(|value| (value - mean).powi(2))
+            .sum::<f64>()
+            / rows as f64;
+        assert!(
+            (f64::from(found) / expected - 1.0).abs() < 1e-4,
+            "{found}, expected {expected}"
+        );
     }
 }
 
 #[test]
 fn what_is_no_number_stays_so_in_its_channel_and_nowhere_else() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     let shape = [1, 300, 8];
     let mut values = values(1, 2400);
     values[8 * 123 + 5] = f32::NAN;
     let table = upload::<Cube>(values, &shape, &device, FloatDType::F32);
     let (mean, variance) = <Cube as LayerOps>::norm_moments(table.clone());
     let row = || upload::<Cube>(vec![1.0; 8], &[8], &device, FloatDType::F32);
-    let saved = BatchNormSaved { input: table.clone(), gamma: row(), beta: row(), mean, variance, num_values: 300.0 };
-    let end = NormEnd { epsilon: EPSILON, has_residual: false, rectifier: Rectifier::Relu6 };
+    let saved = BatchNormSaved {
+        input: table.clone(),
+        gamma: row(),
+        beta: row(),
+        mean,
+        variance,
+        num_values: 300.0,
+    };
+    let end = NormEnd {
+        epsilon: EPSILON,
+        has_residual: false,
+        rectifier: Rectifier::Relu6,
+    };
     let output = read::<Cube>(<Cube as LayerOps>::norm_apply(saved, table, end));
-    assert!(output.iter().enumerate().all(|(i, value)| value.is_nan() == (i % 8 == 5)));
+    assert!(
+        output
+            .iter()
+            .enumerate()
+            .all(|(i, value)| value.is_nan() == (i % 8 == 5))
+    );
 }
 
 /// A layer with its convolution, forward and backward, by the extension's own entries: `results` of what the passes make.
@@ -272,7 +393,12 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
     let shape = [5, 9, 9, 20];
     let table = |seed| upload::<B>(values(seed, 5 * 81 * 20), &shape, device, FloatDType::F32);
     let row = |seed| upload::<B>(values(seed, 20), &[20], device, FloatDType::F32);
-    let weight = upload::<B>(values(2, 20 * 20 * 9), &[20, 20, 3, 3], device, FloatDType::F32);
+    let weight = upload::<B>(
+        values(2, 20 * 20 * 9),
+        &[20, 20, 3, 3],
+        device,
+        FloatDType::F32,
+    );
     let options = FusedOptions {
         stride: 1,
         padding: 1,
@@ -288,8 +414,21 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
         output: None,
     };
     // The bodies themselves: on Flex the entries would take its own kernels.
-    let fused = fused::composed::forward::<B>(table(1), weight.clone(), row(3), row(4), table(5), options.clone());
-    let made = [&fused.output, &fused.convolved, &fused.mean, &fused.variance].map(|tensor| read::<B>(tensor.clone()));
+    let fused = fused::composed::forward::<B>(
+        table(1),
+        weight.clone(),
+        row(3),
+        row(4),
+        table(5),
+        options.clone(),
+    );
+    let made = [
+        &fused.output,
+        &fused.convolved,
+        &fused.mean,
+        &fused.variance,
+    ]
+    .map(|tensor| read::<B>(tensor.clone()));
     let saved = FusedSaved {
         input: table(1),
         weight,
@@ -306,7 +445,10 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
         needs_input: true,
     };
     let gradients = fused::composed::backward::<B>(saved, table(7), options);
-    let mut found: Vec<_> = ["output", "convolved", "mean", "variance"].into_iter().zip(made).collect();
+    let mut found: Vec<_> = ["output", "convolved", "mean", "variance"]
+        .into_iter()
+        .zip(made)
+        .collect();
     found.extend([
         ("input's gradient", read::<B>(gradients.input)),
         ("weight's gradient", read::<B>(gradients.weight)),
@@ -321,11 +463,21 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
 
 #[test]
 fn a_layer_on_the_device_agrees_with_flex_and_gives_equal_bits_twice() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     for residual in [Residual::None, Residual::Identity] {
-        let (found, again) = (layer::<Cube>(residual, &device), layer::<Cube>(residual, &device));
+        let (found, again) = (
+            layer::<Cube>(residual, &device),
+            layer::<Cube>(residual, &device),
+        );
         assert_eq!(found, again);
-        found.assert_near(&layer::<Flex>(residual, &FlexDevice), CASES[0], 1e-4, &format!("{residual:?}"));
+        found.assert_near(
+            &layer::<Flex>(residual, &FlexDevice),
+            CASES[0],
+            1e-4,
+            &format!("{residual:?}"),
+        );
     }
 }
 
@@ -357,25 +509,49 @@ pub(super) fn launches(make: impl FnOnce()) -> Vec<&'static str> {
 
 #[test]
 fn a_layers_normalisation_is_six_launches_of_ours() {
-    let Some((_alone, device)) = adapter() else { return };
+    let Some((_alone, device)) = adapter() else {
+        return;
+    };
     let own = launches(|| drop(layer::<Cube>(Residual::Identity, &device)));
-    let of_ours = |names: &[&str]| names.iter().filter(|name| name.contains("cube::norm")).count();
+    let of_ours = |names: &[&str]| {
+        names
+            .iter()
+            .filter(|name| name.contains("cube::norm"))
+            .count()
+    };
     assert_eq!(of_ours(&own), 6, "{own:?}");
     crate::normalise_by_composition(true);
     let composed = launches(|| drop(layer::<Cube>(Residual::Identity, &device)));
     crate::normalise_by_composition(false);
     assert_eq!(of_ours(&composed), 0);
-    eprintln!("launches of a layer: {} with our kernels {own:?}, {} composed {composed:?}", own.len(), composed.len());
-    assert!(own.len() + 5 <= composed.len(), "{own:?}, composed {composed:?}");
+    eprintln!(
+        "launches of a layer: {} with our kernels {own:?}, {} composed {composed:?}",
+        own.len(),
+        composed.len()
+    );
+    assert!(
+        own.len() + 5 <= composed.len(),
+        "{own:?}, composed {composed:?}"
+    );
 }
 
 #[test]
 fn every_layer_of_a_network_has_cubes_for_a_whole_gpu_and_lanes_worth_a_cube() {
-    for (rows, channels) in [(128 * 1024, 16), (128 * 256, 32), (128 * 64, 64), (96 * 49, 512), (128 * 12_544, 64)] {
+    for (rows, channels) in [
+        (128 * 1024, 16),
+        (128 * 256, 32),
+        (128 * 64, 64),
+        (96 * 49, 512),
+        (128 * 12_544, 64),
+    ] {
         let plan = Plan::new(rows, channels);
-        assert!(plan.units() > UNITS / 2 && plan.units() <= UNITS, "{plan:?}");
         assert!(
-            plan.tiles() as usize * plan.blocks >= 128 && plan.tiles() as usize * plan.blocks <= MOST_CUBES,
+            plan.units() > UNITS / 2 && plan.units() <= UNITS,
+            "{plan:?}"
+        );
+        assert!(
+            plan.tiles() as usize * plan.blocks >= 128
+                && plan.tiles() as usize * plan.blocks <= MOST_CUBES,
             "{plan:?}"
         );
         assert!(plan.rows_of_block >= plan.lanes * FEWEST_ROWS, "{plan:?}");
@@ -383,9 +559,13 @@ fn every_layer_of_a_network_has_cubes_for_a_whole_gpu_and_lanes_worth_a_cube() {
     for (rows, channels) in [(1, 1), (1, 16), (45, 3), (9973, 100), (343, 132)] {
         let plan = Plan::new(rows, channels);
         let covered = plan.blocks * plan.rows_of_block;
-        assert!(covered >= rows && covered - rows < plan.rows_of_block, "{plan:?}");
         assert!(
-            plan.tiles() as usize * plan.width * plan.vector >= channels && plan.lanes.is_power_of_two(),
+            covered >= rows && covered - rows < plan.rows_of_block,
+            "{plan:?}"
+        );
+        assert!(
+            plan.tiles() as usize * plan.width * plan.vector >= channels
+                && plan.lanes.is_power_of_two(),
             "{plan:?}"
         );
     }

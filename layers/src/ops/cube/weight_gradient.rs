@@ -54,14 +54,23 @@ pub(super) fn weight_gradient(
         && kernel == kernel_width
         && (2..=LARGEST_KERNEL).contains(&kernel)
         && channels_out.max(channels_in) <= MOST_CHANNELS
-        && *options == ConvOptions::new([options.stride[0]; 2], [options.padding[0].0; 2], [1, 1], 1);
+        && *options
+            == ConvOptions::new([options.stride[0]; 2], [options.padding[0].0; 2], [1, 1], 1);
     if !is_ours {
         return None;
     }
     let (input, dy) = (into_contiguous(input.clone()), into_contiguous(dy.clone()));
-    let by_tiles = if keeps_size(weight, options) { tiles::block_sums(&input, &dy) } else { None };
+    let by_tiles = if keeps_size(weight, options) {
+        tiles::block_sums(&input, &dy)
+    } else {
+        None
+    };
     let (sums, blocks) = by_tiles.unwrap_or_else(|| block_sums(&input, kernel, dy, options));
-    let whole = empty(&input, Shape::new([channels_out, kernel, kernel, channels_in]), DType::F32);
+    let whole = empty(
+        &input,
+        Shape::new([channels_out, kernel, kernel, channels_in]),
+        DType::F32,
+    );
     let vector = vector_of(channels_in);
     let columns = whole.shape().num_elements() / vector;
     let address = sums.required_address_type();
@@ -81,13 +90,25 @@ pub(super) fn weight_gradient(
 }
 
 /// The sums of each block, without matrix units, and how many there are.
-fn block_sums(input: &CubeTensor, kernel: usize, dy: CubeTensor, options: &ConvOptions<2>) -> (CubeTensor, usize) {
+fn block_sums(
+    input: &CubeTensor,
+    kernel: usize,
+    dy: CubeTensor,
+    options: &ConvOptions<2>,
+) -> (CubeTensor, usize) {
     let (of_input, of_output) = (input.shape().dims::<4>(), dy.shape().dims::<4>());
     let plan = Plan::new(of_input, of_output);
-    let sums = empty(input, Shape::new([plan.blocks, of_output[3], kernel, kernel, of_input[3]]), DType::F32);
+    let sums = empty(
+        input,
+        Shape::new([plan.blocks, of_output[3], kernel, kernel, of_input[3]]),
+        DType::F32,
+    );
     let window = plan.window(of_input, of_output, options);
     let client = input.client.clone();
-    let address = input.required_address_type().max(dy.required_address_type()).max(sums.required_address_type());
+    let address = input
+        .required_address_type()
+        .max(dy.required_address_type())
+        .max(sums.required_address_type());
     let element = dtype_to_storage_type(input.dtype);
     block_weight_gradients::launch(
         &client,
@@ -127,7 +148,10 @@ struct Plan {
 }
 
 impl Plan {
-    fn new([.., channels_in]: [usize; 4], [images, height_out, _, channels_out]: [usize; 4]) -> Self {
+    fn new(
+        [.., channels_in]: [usize; 4],
+        [images, height_out, _, channels_out]: [usize; 4],
+    ) -> Self {
         let (vector_out, vector_in) = (vector_of(channels_out), vector_of(channels_in));
         let pairs = channels_out / vector_out * (channels_in / vector_in);
         let units_in_a_row = pairs.min(UNITS);
@@ -136,7 +160,16 @@ impl Plan {
         let rows = images * height_out;
         let rows_of_block = rows.div_ceil((MOST_CUBES / tiles).max(1)).max(lanes);
         let blocks = rows.div_ceil(rows_of_block).max(1);
-        Self { rows, vector_out, vector_in, units_in_a_row, lanes, tiles, rows_of_block, blocks }
+        Self {
+            rows,
+            vector_out,
+            vector_in,
+            units_in_a_row,
+            lanes,
+            tiles,
+            rows_of_block,
+            blocks,
+        }
     }
 
     fn window(
@@ -210,8 +243,9 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
         let top = row % window.height_out * window.stride;
         let mut left = 0usize;
         for x in 0..window.width_out {
-            let gradient =
-                Vector::<f32, O>::cast_from(dy[(row * window.width_out + x) * window.columns_out + column_out]);
+            let gradient = Vector::<f32, O>::cast_from(
+                dy[(row * window.width_out + x) * window.columns_out + column_out],
+            );
             #[unroll]
             for tap in 0..taps {
                 let y = top + comptime!(tap / kernel);
@@ -220,13 +254,15 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
                     && y < window.padding + window.height
                     && x >= window.padding
                     && x < window.padding + window.width;
-                let pixel = (image * window.height + y) * window.width + x - window.padding * (window.width + 1);
+                let pixel = (image * window.height + y) * window.width + x
+                    - window.padding * (window.width + 1);
                 let at = select(is_inside, pixel * window.columns_in + column_in, 0);
                 let value = Vector::<f32, I>::cast_from(input[at]);
                 let value = select(is_inside, value, Vector::new(0.0f32));
                 #[unroll]
                 for channel in 0..vector_out {
-                    sum[comptime!(channel * taps + tap)] += value * Vector::new(gradient.extract(channel));
+                    sum[comptime!(channel * taps + tap)] +=
+                        value * Vector::new(gradient.extract(channel));
                 }
             }
             left += window.stride;
@@ -255,7 +291,8 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
                 for lane in 0..CUBE_DIM_Y as usize {
                     whole += lanes[tap * units + lane * width + part % width];
                 }
-                let channel = (CUBE_POS_Y as usize * window.columns_out + column_out) * vector_out + channel;
+                let channel =
+                    (CUBE_POS_Y as usize * window.columns_out + column_out) * vector_out + channel;
                 sums[(channel * taps + tap) * window.columns_in + pair % window.columns_in] = whole;
             }
             part += units;

@@ -20,7 +20,12 @@ struct FusedTrainBackward;
 impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
     type State = (FusedSaved<B>, FusedOptions);
 
-    fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 5>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let (mut saved, options) = ops.state;
         let links = [&options.input, &options.residual_from, &options.output].map(Clone::clone);
@@ -37,8 +42,14 @@ impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
         }
         let hooked = options.hooked.clone();
         let computed = <B as LayerOps>::fused_train_backward(saved, output_gradient, options);
-        let parameters = [(weight, computed.weight), (gamma, computed.gamma), (beta, computed.beta)];
-        let ids = hooked.as_ref().map_or([None; 3], |to| [to.weight, to.gamma, to.beta]);
+        let parameters = [
+            (weight, computed.weight),
+            (gamma, computed.gamma),
+            (beta, computed.beta),
+        ];
+        let ids = hooked
+            .as_ref()
+            .map_or([None; 3], |to| [to.weight, to.gamma, to.beta]);
         for ((node, gradient), id) in parameters.into_iter().zip(ids) {
             match (node, &hooked, id) {
                 (Some(_), Some(to), Some(id)) => call_hook::<B>(&*to.hook, id, gradient),
@@ -64,8 +75,17 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
     residual: FloatTensor<Autodiff<B, C>>,
     options: FusedOptions,
 ) -> FusedOutput<Autodiff<B, C>> {
-    let guards = [input.node(), weight.node(), gamma.node(), beta.node(), residual.node()];
-    let prepared = FusedTrainBackward.prepare::<C>(guards).compute_bound().stateful();
+    let guards = [
+        input.node(),
+        weight.node(),
+        gamma.node(),
+        beta.node(),
+        residual.node(),
+    ];
+    let prepared = FusedTrainBackward
+        .prepare::<C>(guards)
+        .compute_bound()
+        .stateful();
     let residual_shape = residual.shape().dims();
     let [input, weight, gamma, beta, residual] =
         [input, weight, gamma, beta, residual].map(|tensor| tensor.into_primitive());
@@ -74,7 +94,13 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
     };
     match prepared {
         OpsKind::Tracked(prepared) => {
-            let fused = run(input.clone(), weight.clone(), gamma.clone(), beta.clone(), options.clone());
+            let fused = run(
+                input.clone(),
+                weight.clone(),
+                gamma.clone(),
+                beta.clone(),
+                options.clone(),
+            );
             let saved = FusedSaved {
                 input,
                 weight,
@@ -94,8 +120,13 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
             lift(fused, |output| prepared.finish((saved, options), output))
         }
         OpsKind::UnTracked(prepared) => {
-            let options = FusedOptions { recompute: Recompute::None, ..options };
-            lift(run(input, weight, gamma, beta, options), |output| prepared.finish(output))
+            let options = FusedOptions {
+                recompute: Recompute::None,
+                ..options
+            };
+            lift(run(input, weight, gamma, beta, options), |output| {
+                prepared.finish(output)
+            })
         }
     }
 }

@@ -37,10 +37,24 @@ pub(crate) struct LayerCall {
 
 impl LayerCall {
     pub(in crate::ops) fn plan(&self) -> Layer {
-        let Conv2dShape { batch, height, kernel, stride, .. } = self.shape;
+        let Conv2dShape {
+            batch,
+            height,
+            kernel,
+            stride,
+            ..
+        } = self.shape;
         // A convolution of single pixels may be cut between any rows; shortcut A between images only.
         let by_rows = kernel == 1 && stride == 1 && self.residual != Residual::ShortcutA;
-        let shape = if by_rows { Conv2dShape { batch: batch * height, height: 1, ..self.shape } } else { self.shape };
+        let shape = if by_rows {
+            Conv2dShape {
+                batch: batch * height,
+                height: 1,
+                ..self.shape
+            }
+        } else {
+            self.shape
+        };
         Layer::new(shape, self.algorithm, self.isa, self.storage)
     }
 
@@ -56,7 +70,12 @@ impl LayerCall {
     /// The shape of what shortcut A is made of, if that is the residual.
     pub(in crate::ops) fn shortcut_shape(&self) -> [usize; 4] {
         let shape = &self.shape;
-        [shape.batch, 2 * shape.out_height(), 2 * shape.out_width(), shape.out_channels / 2]
+        [
+            shape.batch,
+            2 * shape.out_height(),
+            2 * shape.out_width(),
+            shape.out_channels / 2,
+        ]
     }
 
     /// Whether the gate of the ReLU is read from the output.
@@ -66,7 +85,11 @@ impl LayerCall {
 
     /// Bytes of activations that a kernel reads and writes in memory, if a group of images stays in a cache.
     pub(in crate::ops) fn bytes(&self, kernel: Kernel) -> usize {
-        let (x, z, residual) = (self.shape.input_len(), self.shape.output_len(), self.residual_len());
+        let (x, z, residual) = (
+            self.shape.input_len(),
+            self.shape.output_len(),
+            self.residual_len(),
+        );
         let gate = usize::from(self.is_gated_by_output()) * z;
         let elements = match kernel {
             Kernel::Convolution => x + z,
@@ -76,7 +99,11 @@ impl LayerCall {
                 let of_norm = 2 * z + gate + residual;
                 let dx = usize::from(self.needs_input) * x * (1 + usize::from(self.has_addend));
                 let before = usize::from(self.needs_input && self.before == Before::Stored) * x;
-                let again = if self.plan().is_grouped() { 0 } else { self.elements_again(x, z) };
+                let again = if self.plan().is_grouped() {
+                    0
+                } else {
+                    self.elements_again(x, z)
+                };
                 of_norm + x + dx + before + again
             }
             _ => 0,
@@ -99,6 +126,15 @@ pub(in crate::ops) fn is_gated_by_output(rectifier: Rectifier, residual: Residua
 }
 
 /// Shortcut A of values of a shape, for so many channels.
-pub(in crate::ops) fn shortcut_a([num_images, height, width, channels_in]: [usize; 4], channels: usize) -> ShortcutA {
-    ShortcutA { num_images, height, width, channels_in, channels }
+pub(in crate::ops) fn shortcut_a(
+    [num_images, height, width, channels_in]: [usize; 4],
+    channels: usize,
+) -> ShortcutA {
+    ShortcutA {
+        num_images,
+        height,
+        width,
+        channels_in,
+        channels,
+    }
 }

@@ -45,20 +45,41 @@ impl Convolution {
     /// Computes in the type of `input` where the device has tensor cores for it. Elsewhere in f32, with operands and results
     /// rounded: Flex's own convolution in f16 would sum in f16, and its own in bf16 does just this.
     /// In as many groups as a weight's second axis says.
-    pub(super) fn of<B: Backend>(input: &FloatTensor<B>, weight: &FloatTensor<B>, options: &FusedOptions) -> Self {
-        let is_accelerated = B::dtype_usage(&input.device(), input.dtype()).contains(DTypeUsage::Accelerated);
+    pub(super) fn of<B: Backend>(
+        input: &FloatTensor<B>,
+        weight: &FloatTensor<B>,
+        options: &FusedOptions,
+    ) -> Self {
+        let is_accelerated =
+            B::dtype_usage(&input.device(), input.dtype()).contains(DTypeUsage::Accelerated);
         let stored = FloatDType::from(input.dtype());
         let is_half = matches!(stored, FloatDType::F16 | FloatDType::BF16);
-        let computed = if is_half && !is_accelerated { FloatDType::F32 } else { stored };
-        let ([.., channels], [_, of_group, ..]) = (input.shape().dims::<4>(), weight.shape().dims::<4>());
+        let computed = if is_half && !is_accelerated {
+            FloatDType::F32
+        } else {
+            stored
+        };
+        let ([.., channels], [_, of_group, ..]) =
+            (input.shape().dims::<4>(), weight.shape().dims::<4>());
         let (stride, padding) = ([options.stride; 2], [options.padding; 2]);
-        Self { stored, computed, options: ConvOptions::new(stride, padding, [1, 1], channels / of_group) }
+        Self {
+            stored,
+            computed,
+            options: ConvOptions::new(stride, padding, [1, 1], channels / of_group),
+        }
     }
 
     /// Of the stored type.
-    pub(super) fn forward<B: LayerOps>(&self, input: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn forward<B: LayerOps>(
+        &self,
+        input: FloatTensor<B>,
+        weight: FloatTensor<B>,
+    ) -> FloatTensor<B> {
         let [input, weight] = [input, weight].map(|tensor| self.operand::<B>(tensor));
-        round::<B>(B::convolution(input, weight, self.options.clone()), self.stored)
+        round::<B>(
+            B::convolution(input, weight, self.options.clone()),
+            self.stored,
+        )
     }
 
     /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32.
@@ -69,9 +90,16 @@ impl Convolution {
         output_gradient: FloatTensor<B>,
         needs_input: bool,
     ) -> (Option<FloatTensor<B>>, FloatTensor<B>) {
-        let [input, weight, dy] = [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
-        let d_weight = B::weight_gradient(input.clone(), weight.clone(), dy.clone(), self.options.clone());
-        let d_input = needs_input.then(|| B::input_gradient(input, weight, dy, self.options.clone()));
+        let [input, weight, dy] =
+            [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
+        let d_weight = B::weight_gradient(
+            input.clone(),
+            weight.clone(),
+            dy.clone(),
+            self.options.clone(),
+        );
+        let d_input =
+            needs_input.then(|| B::input_gradient(input, weight, dy, self.options.clone()));
         (d_input, d_weight)
     }
 
@@ -96,7 +124,12 @@ pub(in crate::ops) fn input_gradient_by_burn<B: Backend>(
     dy: FloatTensor<B>,
     options: ConvOptions<2>,
 ) -> FloatTensor<B> {
-    from_planes::<B>(B::conv2d_x_backward(to_planes::<B>(input), weight, to_planes::<B>(dy), options))
+    from_planes::<B>(B::conv2d_x_backward(
+        to_planes::<B>(input),
+        weight,
+        to_planes::<B>(dy),
+        options,
+    ))
 }
 
 /// [`LayerOps::weight_gradient`] by burn's operations.
@@ -106,7 +139,12 @@ pub(in crate::ops) fn weight_gradient_by_burn<B: Backend>(
     dy: FloatTensor<B>,
     options: ConvOptions<2>,
 ) -> FloatTensor<B> {
-    widen::<B>(B::conv2d_weight_backward(to_planes::<B>(input), weight, to_planes::<B>(dy), options))
+    widen::<B>(B::conv2d_weight_backward(
+        to_planes::<B>(input),
+        weight,
+        to_planes::<B>(dy),
+        options,
+    ))
 }
 
 fn to_planes<B: Backend>(channels_last: FloatTensor<B>) -> FloatTensor<B> {

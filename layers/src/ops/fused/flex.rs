@@ -14,11 +14,15 @@ use kernels::pool;
 use kernels::simd::Isa;
 
 use super::call::{Before, LayerCall, is_gated_by_output, shortcut_a};
-use super::linked::{LinkedNorm, Read, Statistics, before, kept_input, leaves_raw, norm_of, normalised, reads_raw};
+use super::linked::{
+    LinkedNorm, Read, Statistics, before, kept_input, leaves_raw, norm_of, normalised, reads_raw,
+};
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_stds, to_f32};
-use crate::ops::memory::{ARENA, Activation, activation, contiguous, floats, only_shape, tensor, with_scratch};
+use crate::ops::memory::{
+    ARENA, Activation, activation, contiguous, floats, only_shape, tensor, with_scratch,
+};
 use crate::ops::statistics::{GradientSums, Moments};
 
 pub(in crate::ops) fn forward<E: Activation>(
@@ -34,12 +38,22 @@ pub(in crate::ops) fn forward<E: Activation>(
     let [.., channels] = shape;
     let mut moments = vec![0.0; 2 * channels];
     let weight = contiguous(weight);
-    let convolved = convolve::<E>(&call, &Read::given::<E>(&input, &options), &weight, &mut moments);
+    let convolved = convolve::<E>(
+        &call,
+        &Read::given::<E>(&input, &options),
+        &weight,
+        &mut moments,
+    );
     let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.norm.epsilon);
-    let statistics = Statistics { mean: mean.clone(), invstd, gamma: contiguous(gamma), beta: contiguous(beta) };
+    let statistics = Statistics {
+        mean: mean.clone(),
+        invstd,
+        gamma: contiguous(gamma),
+        beta: contiguous(beta),
+    };
     let output = (!leaves_raw(&options)).then(|| {
         with_residual::<E, _>(&residual, &options, channels, |residual| {
             normalised(&call, &statistics, &convolved, residual)
@@ -48,8 +62,12 @@ pub(in crate::ops) fn forward<E: Activation>(
     let convolved = activation(convolved, shape);
     if let Some(link) = &options.output {
         // Made for this one pass.
-        let _ =
-            link.norm.set(LinkedNorm::of_layer(call, &options, [&input, &weight, &residual, &convolved], statistics));
+        let _ = link.norm.set(LinkedNorm::of_layer(
+            call,
+            &options,
+            [&input, &weight, &residual, &convolved],
+            statistics,
+        ));
     }
     FusedOutput {
         output: output.unwrap_or_else(|| convolved.clone()),
@@ -75,25 +93,46 @@ pub(in crate::ops) fn inference<E: Activation>(
     let mut convolved = ARENA.take::<E>(conv.shape().output_len());
     with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
-        time(Kernel::PackForward, Some(&call), || conv.pack_forward(floats(&weight), packed));
+        time(Kernel::PackForward, Some(&call), || {
+            conv.pack_forward(floats(&weight), packed)
+        });
         let workspace = scratch.workspace.floats(conv.forward_workspace_len());
         time(Kernel::Convolution, Some(&call), || {
-            conv.forward(E::values(&input), packed, &mut convolved, workspace, Epilogue::None);
+            conv.forward(
+                E::values(&input),
+                packed,
+                &mut convolved,
+                workspace,
+                Epilogue::None,
+            );
         });
     });
     let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
-        batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.rectifier, &mut output);
+        batch_norm::scale_shift(
+            options.isa,
+            scale,
+            shift,
+            &convolved,
+            residual,
+            options.rectifier,
+            &mut output,
+        );
     });
     activation(output, output_shape(&call.shape))
 }
 
 /// What of `saved` is held until the backward pass, in tensors that have nothing but their shape for the rest.
-pub(in crate::ops) fn kept(mut saved: FusedSaved<Flex>, options: &FusedOptions) -> FusedSaved<Flex> {
+pub(in crate::ops) fn kept(
+    mut saved: FusedSaved<Flex>,
+    options: &FusedOptions,
+) -> FusedSaved<Flex> {
     let own = options.output.as_deref().and_then(norm_of);
-    if !is_gated_by_output(options.rectifier, options.residual) || own.is_some_and(LinkedNorm::makes_output_again) {
+    if !is_gated_by_output(options.rectifier, options.residual)
+        || own.is_some_and(LinkedNorm::makes_output_again)
+    {
         saved.output = only_shape(&saved.output);
     }
     if own.is_some_and(LinkedNorm::makes_convolved_again) {
@@ -109,30 +148,64 @@ pub(in crate::ops) fn backward<E: Activation>(
     options: FusedOptions,
 ) -> FusedGradients<Flex> {
     let call = call::<E>(&saved.input, &saved.weight, &options);
-    let call = LayerCall { needs_input: saved.needs_input, has_addend: saved.has_addend, ..call };
+    let call = LayerCall {
+        needs_input: saved.needs_input,
+        has_addend: saved.has_addend,
+        ..call
+    };
     let (shape, own) = (call.shape, options.output.as_deref().and_then(norm_of));
-    let [mean, variance, gamma, beta, weight] =
-        [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
+    let [mean, variance, gamma, beta, weight] = [
+        saved.mean,
+        saved.variance,
+        saved.gamma,
+        saved.beta,
+        saved.weight,
+    ]
+    .map(contiguous);
     let dy = E::activations(output_gradient);
-    let convolved = own.map_or_else(|| E::activations(saved.convolved), LinkedNorm::convolved::<E>);
+    let convolved = own.map_or_else(
+        || E::activations(saved.convolved),
+        LinkedNorm::convolved::<E>,
+    );
     let output = gate_values::<E>(own, saved.output, &options).unwrap_or_else(|| convolved.clone());
     let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
-    let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let gate = Gate::of(options.rectifier, options.residual != Residual::None, E::values(&output));
-    let norm = Saved { affine, x: E::values(&convolved), gate };
-    let left = options.output.as_deref().and_then(|link| link.take_sums(&dy));
+    let affine = Affine {
+        mean: floats(&mean),
+        invstd: &invstd,
+        gamma: floats(&gamma),
+        beta: floats(&beta),
+    };
+    let gate = Gate::of(
+        options.rectifier,
+        options.residual != Residual::None,
+        E::values(&output),
+    );
+    let norm = Saved {
+        affine,
+        x: E::values(&convolved),
+        gate,
+    };
+    let left = options
+        .output
+        .as_deref()
+        .and_then(|link| link.take_sums(&dy));
     let local = left.unwrap_or_else(|| gradient_sums(&call, &norm, E::values(&dy)));
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
     let has_residual = options.residual != Residual::None;
-    let mut d_residual = ARENA.take::<E>(if has_residual { saved.residual_shape.iter().product() } else { 0 });
+    let mut d_residual = ARENA.take::<E>(if has_residual {
+        saved.residual_shape.iter().product()
+    } else {
+        0
+    });
     let residual = match options.residual {
         Residual::None => ResidualGradient::None,
         Residual::Identity => ResidualGradient::Write(&mut d_residual),
-        Residual::ShortcutA => {
-            ResidualGradient::WriteOptionA(shortcut_a(saved.residual_shape, shape.out_channels), &mut d_residual)
-        }
+        Residual::ShortcutA => ResidualGradient::WriteOptionA(
+            shortcut_a(saved.residual_shape, shape.out_channels),
+            &mut d_residual,
+        ),
     };
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
     let read = Read::again::<E>(&saved.input, &options, saved.needs_input);
@@ -145,9 +218,19 @@ pub(in crate::ops) fn backward<E: Activation>(
         packed: &[],
         addend: addend.as_ref().map(E::values),
     };
-    let mut d_input = saved.needs_input.then(|| ARENA.take::<E>(shape.input_len()));
-    let (mut d_weight, mut input_sums) = (ARENA.take::<f32>(shape.weight_len()), vec![0.0; 2 * shape.in_channels]);
-    let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
+    let mut d_input = saved
+        .needs_input
+        .then(|| ARENA.take::<E>(shape.input_len()));
+    let (mut d_weight, mut input_sums) = (
+        ARENA.take::<f32>(shape.weight_len()),
+        vec![0.0; 2 * shape.in_channels],
+    );
+    let wanted = Gradients {
+        dx: d_input.as_deref_mut(),
+        dw: &mut d_weight,
+        residual,
+        input_sums: &mut input_sums,
+    };
     gradients(&call, floats(&weight), given, wanted);
     let d_input = d_input.map(|values| activation(values, saved.input.shape()));
     own.map(LinkedNorm::give_up);
@@ -160,7 +243,11 @@ pub(in crate::ops) fn backward<E: Activation>(
         weight: activation(d_weight, weight.shape().dims::<4>()),
         gamma: tensor(to_f32(&local.with_normalised), [shape.out_channels]),
         beta: tensor(to_f32(&local.plain), [shape.out_channels]),
-        residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },
+        residual: if d_residual.is_empty() {
+            nothing()
+        } else {
+            activation(d_residual, saved.residual_shape)
+        },
     }
 }
 
@@ -171,20 +258,30 @@ fn gate_values<E: Activation>(
     options: &FusedOptions,
 ) -> Option<FlexTensor> {
     let again = || own.and_then(LinkedNorm::output::<E>);
-    is_gated_by_output(options.rectifier, options.residual).then(|| again().unwrap_or_else(|| E::activations(kept)))
+    is_gated_by_output(options.rectifier, options.residual)
+        .then(|| again().unwrap_or_else(|| E::activations(kept)))
 }
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
-fn gradients<E: Activation>(call: &LayerCall, weight: &[f32], given: Backward<'_, E>, wanted: Gradients<'_, E>) {
+fn gradients<E: Activation>(
+    call: &LayerCall,
+    weight: &[f32],
+    given: Backward<'_, E>,
+    wanted: Gradients<'_, E>,
+) {
     with_scratch(|scratch| {
         let layer = call.plan();
         let conv = layer.conv();
         let packed = scratch.packed.floats(conv.packed_data_gradient_len());
         if wanted.dx.is_some() {
-            time(Kernel::PackBackward, Some(call), || conv.pack_data_gradient(weight, packed));
+            time(Kernel::PackBackward, Some(call), || {
+                conv.pack_data_gradient(weight, packed)
+            });
         }
         let workspace = scratch.workspace.floats(layer.backward_workspace_len());
-        time(Kernel::Gradients, Some(call), || layer.backward(&Backward { packed, ..given }, wanted, workspace));
+        time(Kernel::Gradients, Some(call), || {
+            layer.backward(&Backward { packed, ..given }, wanted, workspace)
+        });
     });
 }
 
@@ -193,29 +290,58 @@ pub(in crate::ops) fn global_average<E: Activation>(input: FlexTensor) -> FlexTe
     let mut means = vec![0.0; images * channels];
     let input = E::activations(input);
     time(Kernel::Average, None, || {
-        pool::global_average(Isa::detect(), E::values(&input), height * width, channels, &mut means);
+        pool::global_average(
+            Isa::detect(),
+            E::values(&input),
+            height * width,
+            channels,
+            &mut means,
+        );
     });
     tensor(means, [images, channels])
 }
 
-pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
+pub(in crate::ops) fn global_average_backward<E: Activation>(
+    gradient: FlexTensor,
+    shape: [usize; 4],
+) -> FlexTensor {
     let [_, height, width, channels] = shape;
     let mut d_input = ARENA.take::<E>(shape.iter().product());
     let gradient = contiguous(gradient);
     time(Kernel::Average, None, || {
-        pool::global_average_backward(Isa::detect(), floats(&gradient), height * width, channels, &mut d_input);
+        pool::global_average_backward(
+            Isa::detect(),
+            floats(&gradient),
+            height * width,
+            channels,
+            &mut d_input,
+        );
     });
     activation(d_input, shape)
 }
 
 /// What the passes of a layer are planned by; the gradients' are filled in later.
-pub(super) fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> LayerCall {
+pub(super) fn call<E: Activation>(
+    input: &FlexTensor,
+    weight: &FlexTensor,
+    options: &FusedOptions,
+) -> LayerCall {
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, of_group, kernel, _] = weight.shape().dims();
     let groups = in_channels / of_group;
     let (stride, padding) = (options.stride, options.padding);
     LayerCall {
-        shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups },
+        shape: Conv2dShape {
+            batch,
+            height,
+            width,
+            in_channels,
+            out_channels,
+            kernel,
+            stride,
+            padding,
+            groups,
+        },
         algorithm: options.convolution.of_kernels(),
         isa: options.isa,
         storage: Storage::of::<E>(),
@@ -232,7 +358,12 @@ pub(super) fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, optio
 }
 
 pub(super) fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
-    [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
+    [
+        shape.batch,
+        shape.out_height(),
+        shape.out_width(),
+        shape.out_channels,
+    ]
 }
 
 /// The raw result and its moments; the weight is contiguous.
@@ -247,10 +378,14 @@ pub(super) fn convolve<E: Activation>(
     let mut output = ARENA.take(conv.shape().output_len());
     with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
-        time(Kernel::PackForward, Some(call), || conv.pack_forward(floats(weight), packed));
+        time(Kernel::PackForward, Some(call), || {
+            conv.pack_forward(floats(weight), packed)
+        });
         let workspace = scratch.workspace.floats(layer.forward_workspace_len());
         let input = input.input::<E>();
-        time(Kernel::Convolution, Some(call), || layer.forward(input, packed, &mut output, workspace, moments));
+        time(Kernel::Convolution, Some(call), || {
+            layer.forward(input, packed, &mut output, workspace, moments)
+        });
     });
     output
 }
@@ -259,7 +394,9 @@ fn gradient_sums<E: Activation>(call: &LayerCall, saved: &Saved<'_, E>, dy: &[E]
     let channels = call.shape.out_channels;
     let mut sums = vec![0.0; 2 * channels];
     with_scratch(|scratch| {
-        let workspace = scratch.workspace.doubles(batch_norm::workspace_len(dy.len() / channels, channels));
+        let workspace = scratch
+            .workspace
+            .doubles(batch_norm::workspace_len(dy.len() / channels, channels));
         time(Kernel::NormSums, Some(call), || {
             batch_norm::backward_sums(call.isa, saved, dy, &mut sums, workspace);
         });
@@ -279,7 +416,9 @@ fn with_residual<E: Activation, T>(
     let shape = residual.shape().dims();
     let residual = E::activations(residual.clone());
     work(match options.residual {
-        Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual)),
+        Residual::ShortcutA => {
+            batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual))
+        }
         _ => batch_norm::Residual::Identity(E::values(&residual)),
     })
 }

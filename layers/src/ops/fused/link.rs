@@ -57,7 +57,11 @@ impl NormLink {
     /// The sums, if the last reader left those of `gradient`.
     #[cfg(feature = "flex")]
     pub(in crate::ops) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
-        let (summed, sums) = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let (summed, sums) = self
+            .sums
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()?;
         std::ptr::eq(summed.bytes(), gradient.bytes()).then_some(sums)
     }
 }

@@ -43,7 +43,12 @@ pub(in crate::ops) struct Statistics {
 
 impl Statistics {
     pub(in crate::ops) fn affine(&self) -> Affine<'_> {
-        Affine { mean: &self.mean, invstd: &self.invstd, gamma: floats(&self.gamma), beta: floats(&self.beta) }
+        Affine {
+            mean: &self.mean,
+            invstd: &self.invstd,
+            gamma: floats(&self.gamma),
+            beta: floats(&self.beta),
+        }
     }
 }
 
@@ -53,7 +58,11 @@ struct Made(Mutex<Option<FlexTensor>>);
 
 impl Made {
     fn get_or(&self, make: impl FnOnce() -> FlexTensor) -> FlexTensor {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(make).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(make)
+            .clone()
     }
 
     fn give_up(&self) {
@@ -93,9 +102,19 @@ enum ResidualAgain {
 
 impl LinkedNorm {
     /// Of a normalisation without a residual, whose input and output are held.
-    pub(in crate::ops) fn held(convolved: FlexTensor, statistics: Statistics, rectifier: Rectifier) -> Self {
+    pub(in crate::ops) fn held(
+        convolved: FlexTensor,
+        statistics: Statistics,
+        rectifier: Rectifier,
+    ) -> Self {
         let (convolved, output) = (Convolved::Held(convolved), None);
-        Self { statistics, rectifier, has_residual: false, convolved, output }
+        Self {
+            statistics,
+            rectifier,
+            has_residual: false,
+            convolved,
+            output,
+        }
     }
 
     /// Of a layer that was called so, with what its options say about memory.
@@ -107,7 +126,9 @@ impl LinkedNorm {
     ) -> Self {
         let residual = match (options.residual, &options.residual_from) {
             (Residual::None, _) => Some(ResidualAgain::None),
-            (Residual::Identity, Some(link)) if norm_of(link).is_some_and(Self::makes_output_again) => {
+            (Residual::Identity, Some(link))
+                if norm_of(link).is_some_and(Self::makes_output_again) =>
+            {
                 Some(ResidualAgain::Of(Arc::clone(link)))
             }
             // Held as a rule, by the layer that made it for its gate, or by its readers.
@@ -115,21 +136,40 @@ impl LinkedNorm {
             // Nobody else would hold it; or the stage before would have to be made again to begin with.
             (Residual::Identity, None) | (Residual::ShortcutA, _) => None,
         };
-        let output = residual.filter(|_| options.recompute == Recompute::Norms && !leaves_raw(options));
+        let output =
+            residual.filter(|_| options.recompute == Recompute::Norms && !leaves_raw(options));
         Self {
             statistics,
             rectifier: options.rectifier,
             has_residual: options.residual != Residual::None,
             convolved: if options.recompute == Recompute::Convolutions {
                 // Not to itself, nor to what only other passes need.
-                let options = FusedOptions { hooked: None, residual_from: None, output: None, ..options.clone() };
-                let input = if raw_before(&options).is_some() { only_shape(input) } else { input.clone() };
+                let options = FusedOptions {
+                    hooked: None,
+                    residual_from: None,
+                    output: None,
+                    ..options.clone()
+                };
+                let input = if raw_before(&options).is_some() {
+                    only_shape(input)
+                } else {
+                    input.clone()
+                };
                 let made = Made::default();
-                Convolved::Again(Box::new(ConvolvedAgain { input, weight: weight.clone(), options, made }))
+                Convolved::Again(Box::new(ConvolvedAgain {
+                    input,
+                    weight: weight.clone(),
+                    options,
+                    made,
+                }))
             } else {
                 Convolved::Held(convolved.clone())
             },
-            output: output.map(|residual| OutputAgain { call, residual, made: Made::default() }),
+            output: output.map(|residual| OutputAgain {
+                call,
+                residual,
+                made: Made::default(),
+            }),
         }
     }
 
@@ -151,7 +191,11 @@ impl LinkedNorm {
 
     /// What the layer gave, if readers do not hold it.
     pub(super) fn output<E: Activation>(&self) -> Option<FlexTensor> {
-        let OutputAgain { call, residual, made } = self.output.as_ref()?;
+        let OutputAgain {
+            call,
+            residual,
+            made,
+        } = self.output.as_ref()?;
         Some(made.get_or(|| {
             let convolved = self.convolved::<E>();
             let residual = match residual {
@@ -161,7 +205,9 @@ impl LinkedNorm {
             };
             let residual = residual
                 .as_ref()
-                .map_or(batch_norm::Residual::None, |residual| batch_norm::Residual::Identity(E::values(residual)));
+                .map_or(batch_norm::Residual::None, |residual| {
+                    batch_norm::Residual::Identity(E::values(residual))
+                });
             normalised(call, &self.statistics, E::values(&convolved), residual)
         }))
     }
@@ -183,7 +229,10 @@ impl ConvolvedAgain {
         let raw = raw_before(&self.options).map(|(_, norm)| norm.convolved::<E>());
         let input = Read::given::<E>(raw.as_ref().unwrap_or(&self.input), &self.options);
         let mut moments = vec![0.0; 2 * call.shape.out_channels];
-        activation(convolve::<E>(&call, &input, &self.weight, &mut moments), output_shape(&call.shape))
+        activation(
+            convolve::<E>(&call, &input, &self.weight, &mut moments),
+            output_shape(&call.shape),
+        )
     }
 }
 
@@ -196,7 +245,14 @@ pub(super) fn normalised<E: Activation>(
 ) -> FlexTensor {
     let mut output = ARENA.take::<E>(convolved.len());
     time(Kernel::Normalisation, Some(call), || {
-        batch_norm::normalize(call.isa, &statistics.affine(), convolved, residual, call.rectifier, &mut output);
+        batch_norm::normalize(
+            call.isa,
+            &statistics.affine(),
+            convolved,
+            residual,
+            call.rectifier,
+            &mut output,
+        );
     });
     activation(output, output_shape(&call.shape))
 }
@@ -208,7 +264,10 @@ pub(super) fn norm_of(link: &NormLink) -> Option<&LinkedNorm> {
 
 /// The normalisation that made a layer's input, with the link to it, if that one's layer filled the link.
 pub(super) fn before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
-    options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)))
+    options
+        .input
+        .as_deref()
+        .and_then(|link| Some((link, norm_of(link)?)))
 }
 
 /// The same, where the layer has to normalise what it reads.
@@ -218,15 +277,24 @@ fn raw_before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
 
 /// Whether a layer's output stays the convolution's result, for its reader to normalise.
 pub(super) fn leaves_raw(options: &FusedOptions) -> bool {
-    options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw)
+    options.residual == Residual::None
+        && options.output.as_ref().is_some_and(|link| link.may_be_raw)
 }
 
 /// What a backward pass is given for a layer's input: itself, or only its shape where the link to the layer before has it.
 pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTensor {
     let is_again = before(options).is_some_and(|(link, norm)| {
-        if reads_raw(link, norm) { norm.makes_convolved_again() } else { norm.makes_output_again() }
+        if reads_raw(link, norm) {
+            norm.makes_convolved_again()
+        } else {
+            norm.makes_output_again()
+        }
     });
-    if is_again { only_shape(input) } else { input.clone() }
+    if is_again {
+        only_shape(input)
+    } else {
+        input.clone()
+    }
 }
 
 /// Whether what stands behind the link is the normalisation's input, for its one reader to normalise.
@@ -251,16 +319,31 @@ impl<'a> Read<'a> {
     }
 
     /// In the backward pass; `kept` is of [`kept_input`], and the sums of the norm's gradient are wanted where the input's is.
-    pub(super) fn again<E: Activation>(kept: &FlexTensor, options: &'a FusedOptions, needs_input: bool) -> Self {
+    pub(super) fn again<E: Activation>(
+        kept: &FlexTensor,
+        options: &'a FusedOptions,
+        needs_input: bool,
+    ) -> Self {
         let Some((link, norm)) = before(options) else {
-            return Self { values: E::activations(kept.clone()), norm: None };
+            return Self {
+                values: E::activations(kept.clone()),
+                norm: None,
+            };
         };
         if reads_raw(link, norm) {
             let convolved = norm.convolved::<E>();
-            return Self { values: convolved.clone(), norm: Some((link, norm, convolved)) };
+            return Self {
+                values: convolved.clone(),
+                norm: Some((link, norm, convolved)),
+            };
         }
-        let values = norm.output::<E>().unwrap_or_else(|| E::activations(kept.clone()));
-        Self { values, norm: needs_input.then(|| (link, norm, norm.convolved::<E>())) }
+        let values = norm
+            .output::<E>()
+            .unwrap_or_else(|| E::activations(kept.clone()));
+        Self {
+            values,
+            norm: needs_input.then(|| (link, norm, norm.convolved::<E>())),
+        }
     }
 
     pub(super) fn link(&self) -> Option<&'a NormLink> {
@@ -269,11 +352,20 @@ impl<'a> Read<'a> {
 
     pub(super) fn input<E: Activation>(&self) -> Input<'_, E> {
         let values = E::values(&self.values);
-        let Some((link, norm, convolved)) = &self.norm else { return Input { stored: Some(values), norm: None } };
+        let Some((link, norm, convolved)) = &self.norm else {
+            return Input {
+                stored: Some(values),
+                norm: None,
+            };
+        };
         let gate = Gate::of(norm.rectifier, norm.has_residual, values);
         Input {
             stored: (!reads_raw(link, norm)).then_some(values),
-            norm: Some(Saved { affine: norm.statistics.affine(), x: E::values(convolved), gate }),
+            norm: Some(Saved {
+                affine: norm.statistics.affine(),
+                x: E::values(convolved),
+                gate,
+            }),
         }
     }
 }

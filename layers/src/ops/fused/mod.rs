@@ -29,7 +29,9 @@ pub(super) use call::{Before, LayerCall, shortcut_a};
 pub use convolution::convolve_by_burn;
 #[cfg(feature = "cube")]
 pub(super) use convolution::is_by_burn;
-pub(super) use convolution::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
+pub(super) use convolution::{
+    convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn,
+};
 pub use link::NormLink;
 #[cfg(feature = "flex")]
 pub(super) use linked::{LinkedNorm, Statistics};
@@ -206,7 +208,9 @@ fn expect_groups(input: &Tensor<4>, weight: &Tensor<4>) {
     let ([.., channels], [c_out, of_group, height, width]) = (input.dims(), weight.dims());
     let groups = channels / of_group.max(1);
     assert!(
-        groups * of_group == channels && Conv2dShape::has_groups([channels, c_out], height, groups) && height == width,
+        groups * of_group == channels
+            && Conv2dShape::has_groups([channels, c_out], height, groups)
+            && height == width,
         "fused operation: expected a weight [C_out, {channels}, K, K], or [{channels}, 1, K, K] with K = 3, 5 or 7, for an input of \
          {channels} channels, got {:?}; other groups and kernels that are not square take burn's Conv2d",
         weight.dims()
@@ -214,7 +218,11 @@ fn expect_groups(input: &Tensor<4>, weight: &Tensor<4>) {
 }
 
 /// The extension's operations take no optional tensors: one element stands for nothing.
-fn residual_or_nothing(residual: Option<Tensor<4>>, options: &FusedOptions, device: &Device) -> Tensor<4> {
+fn residual_or_nothing(
+    residual: Option<Tensor<4>>,
+    options: &FusedOptions,
+    device: &Device,
+) -> Tensor<4> {
     assert_eq!(
         residual.is_some(),
         options.residual != Residual::None,

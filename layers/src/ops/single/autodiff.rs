@@ -17,7 +17,12 @@ struct SingleBackward;
 impl<B: SingleOps> Backward<B, 3> for SingleBackward {
     type State = (SingleSaved<B>, SingleOptions);
 
-    fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let (saved, options) = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);
@@ -39,15 +44,24 @@ impl<B: SingleOps, C: CheckpointStrategy> SingleOps for Autodiff<B, C> {
         options: SingleOptions,
     ) -> SingleOutput<Self> {
         let nodes = [input.node(), weight.node(), bias.node()];
-        let prepared = SingleBackward.prepare::<C>(nodes).compute_bound().stateful();
+        let prepared = SingleBackward
+            .prepare::<C>(nodes)
+            .compute_bound()
+            .stateful();
         let [input, weight, bias] = [input, weight, bias].map(|tensor| tensor.into_primitive());
-        let SingleOutput { output, input, weight } = <B as SingleOps>::single(input, weight, bias, options);
+        let SingleOutput {
+            output,
+            input,
+            weight,
+        } = <B as SingleOps>::single(input, weight, bias, options);
         let untracked = <Self as AutodiffBackend>::from_inner;
         SingleOutput {
             input: untracked(input.clone()),
             weight: untracked(weight.clone()),
             output: match prepared {
-                OpsKind::Tracked(prepared) => prepared.finish((SingleSaved { input, weight }, options), output),
+                OpsKind::Tracked(prepared) => {
+                    prepared.finish((SingleSaved { input, weight }, options), output)
+                }
                 OpsKind::UnTracked(prepared) => prepared.finish(output),
             },
         }

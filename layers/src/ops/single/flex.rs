@@ -14,19 +14,30 @@ use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
 
-use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted};
+use super::{
+    Operation, SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted,
+};
 use crate::ops::clock::time;
 use crate::ops::memory::{
-    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, rounded_to_f16, tensor, with_scratch,
+    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, rounded_to_f16,
+    tensor, with_scratch,
 };
 
 impl SingleOps for Flex {
-    fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> SingleOutput<Self> {
+    fn single(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        options: SingleOptions,
+    ) -> SingleOutput<Self> {
         time(options.operation.kernel(), None, || match input.dtype() {
             DType::BF16 => forward::<bf16>(input, weight, bias, &options),
             DType::F16 => {
                 let single = forward::<f32>(input, weight, bias, &options);
-                SingleOutput { output: rounded_to_f16(single.output), ..single }
+                SingleOutput {
+                    output: rounded_to_f16(single.output),
+                    ..single
+                }
             }
             _ => forward::<f32>(input, weight, bias, &options),
         })
@@ -39,13 +50,18 @@ impl SingleOps for Flex {
         wanted: Wanted,
     ) -> SingleGradients<Self> {
         // A max pool keeps no input, so that only the gradient says its format.
-        time(options.operation.kernel(), None, || match output_gradient.dtype() {
-            DType::BF16 => backward::<bf16>(saved, output_gradient, &options, wanted),
-            DType::F16 => {
-                let gradients = backward::<f32>(saved, output_gradient, &options, wanted);
-                SingleGradients { input: rounded_to_f16(gradients.input), ..gradients }
+        time(options.operation.kernel(), None, || {
+            match output_gradient.dtype() {
+                DType::BF16 => backward::<bf16>(saved, output_gradient, &options, wanted),
+                DType::F16 => {
+                    let gradients = backward::<f32>(saved, output_gradient, &options, wanted);
+                    SingleGradients {
+                        input: rounded_to_f16(gradients.input),
+                        ..gradients
+                    }
+                }
+                _ => backward::<f32>(saved, output_gradient, &options, wanted),
             }
-            _ => backward::<f32>(saved, output_gradient, &options, wanted),
         })
     }
 }
@@ -54,15 +70,26 @@ fn forward<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
     bias: FlexTensor,
-    &SingleOptions { operation, isa, has }: &SingleOptions,
+    &SingleOptions {
+        operation,
+        isa,
+        has,
+    }: &SingleOptions,
 ) -> SingleOutput<Flex> {
     let x = E::activations(input.clone());
-    let saved = SingleSaved::<Flex> { input, weight: weight.clone() };
+    let saved = SingleSaved::<Flex> {
+        input,
+        weight: weight.clone(),
+    };
     let [weight, bias] = [weight, bias].map(contiguous);
     let (values, weights) = (E::values(&x), floats(&weight));
     let bias = has[1].then(|| floats(&bias));
     let output = match operation {
-        Operation::Convolution { stride, padding, algorithm } => {
+        Operation::Convolution {
+            stride,
+            padding,
+            algorithm,
+        } => {
             let shape = convolution(&x, &weight, stride, padding);
             let mut y = ARENA.take::<E>(shape.output_len());
             // An empty batch has no plan.
@@ -70,7 +97,15 @@ fn forward<E: Activation>(
                 let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
                 Way::Convolution.run(&conv, values, weights, bias, &mut y);
             }
-            tensor_of(y, [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels])
+            tensor_of(
+                y,
+                [
+                    shape.batch,
+                    shape.out_height(),
+                    shape.out_width(),
+                    shape.out_channels,
+                ],
+            )
         }
         Operation::Linear => {
             let shape = product(&x, &weight);
@@ -83,7 +118,14 @@ fn forward<E: Activation>(
         }
         Operation::LayerNorm { epsilon } => {
             let mut y = ARENA.take::<E>(values.len());
-            layer_norm::forward(isa, epsilon, values, weights, bias.unwrap_or_default(), &mut y);
+            layer_norm::forward(
+                isa,
+                epsilon,
+                values,
+                weights,
+                bias.unwrap_or_default(),
+                &mut y,
+            );
             tensor_of(y, x.shape())
         }
         Operation::Activation(function) => {
@@ -94,14 +136,22 @@ fn forward<E: Activation>(
         Operation::Attention { heads } => {
             let attention = attention_shape(&x, heads);
             let mut y = ARENA.take::<E>(values.len() / 3);
-            with_workspace(attention.workspace_len(), |workspace| attention.forward(isa, values, &mut y, workspace));
+            with_workspace(attention.workspace_len(), |workspace| {
+                attention.forward(isa, values, &mut y, workspace)
+            });
             let [images, tokens, channels] = x.shape().dims();
             tensor_of(y, [images, tokens, channels / 3])
         }
         Operation::MaxPool => return maxima::<E>(&x, isa),
-        Operation::Loss(loss) => tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1]),
+        Operation::Loss(loss) => {
+            tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1])
+        }
     };
-    SingleOutput { output, input: saved.input, weight: saved.weight }
+    SingleOutput {
+        output,
+        input: saved.input,
+        weight: saved.weight,
+    }
 }
 
 fn backward<E: Activation>(
@@ -121,25 +171,59 @@ fn backward<E: Activation>(
     }
     let mut dx = ARENA.take::<E>(values.len());
     let (d_weight, d_bias) = match operation {
-        Operation::Convolution { stride, padding, algorithm } => {
+        Operation::Convolution {
+            stride,
+            padding,
+            algorithm,
+        } => {
             let shape = convolution(&x, &weight, stride, padding);
             let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
-            let [dw, db] = Way::Convolution.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
-            (of_parameter(dw, &weight), tensor_of(db, [conv.shape().out_channels]))
+            let [dw, db] = Way::Convolution.gradients(
+                &conv,
+                (values, weights, d_values),
+                &mut dx,
+                wanted,
+                isa,
+            );
+            (
+                of_parameter(dw, &weight),
+                tensor_of(db, [conv.shape().out_channels]),
+            )
         }
         Operation::Linear => {
-            let conv = Conv2d::new(product(&x, &weight), Algorithm::Auto, isa, Storage::of::<E>());
-            let [dw, db] = Way::Transposed.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
-            (of_parameter(dw, &weight), tensor_of(db, [conv.shape().in_channels]))
+            let conv = Conv2d::new(
+                product(&x, &weight),
+                Algorithm::Auto,
+                isa,
+                Storage::of::<E>(),
+            );
+            let [dw, db] =
+                Way::Transposed.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
+            (
+                of_parameter(dw, &weight),
+                tensor_of(db, [conv.shape().in_channels]),
+            )
         }
         Operation::LayerNorm { epsilon } => {
             let channels = weights.len();
             let [mut d_gamma, mut d_beta] = [(); 2].map(|()| ARENA.take::<f32>(channels));
-            with_workspace(layer_norm::backward_workspace_len(values.len() / channels, channels), |workspace| {
-                let wanted = layer_norm::Gradients { dx: &mut dx, d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-                layer_norm::backward(isa, epsilon, values, weights, d_values, wanted, workspace);
-            });
-            (tensor_of(d_gamma, [channels]), tensor_of(d_beta, [channels]))
+            with_workspace(
+                layer_norm::backward_workspace_len(values.len() / channels, channels),
+                |workspace| {
+                    let wanted = layer_norm::Gradients {
+                        dx: &mut dx,
+                        d_gamma: &mut d_gamma,
+                        d_beta: &mut d_beta,
+                    };
+                    layer_norm::backward(
+                        isa, epsilon, values, weights, d_values, wanted, workspace,
+                    );
+                },
+            );
+            (
+                tensor_of(d_gamma, [channels]),
+                tensor_of(d_beta, [channels]),
+            )
         }
         Operation::Activation(function) => {
             activation::backward(isa, function, values, d_values, &mut dx);
@@ -155,7 +239,11 @@ fn backward<E: Activation>(
         Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
         Operation::MaxPool => unreachable!("a max pool has no input to look at"),
     };
-    SingleGradients { input: tensor_of(dx, x.shape()), weight: d_weight, bias: d_bias }
+    SingleGradients {
+        input: tensor_of(dx, x.shape()),
+        weight: d_weight,
+        bias: d_bias,
+    }
 }
 
 /// Which of a convolution's passes is the operation; the other one gives the gradient of its input.
@@ -167,19 +255,38 @@ enum Way {
 }
 
 impl Way {
-    fn run<E: Activation>(self, conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>, y: &mut [E]) {
+    fn run<E: Activation>(
+        self,
+        conv: &Conv2d,
+        x: &[E],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        y: &mut [E],
+    ) {
         with_scratch(|scratch| match self {
             Self::Convolution => {
                 let packed = scratch.packed.floats(conv.packed_forward_len());
                 conv.pack_forward(weight, packed);
                 let workspace = scratch.workspace.floats(conv.forward_workspace_len());
-                conv.forward(x, packed, y, workspace, bias.map_or(Epilogue::None, Epilogue::Bias));
+                conv.forward(
+                    x,
+                    packed,
+                    y,
+                    workspace,
+                    bias.map_or(Epilogue::None, Epilogue::Bias),
+                );
             }
             Self::Transposed => {
                 let packed = scratch.packed.floats(conv.packed_data_gradient_len());
                 conv.pack_data_gradient(weight, packed);
                 let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
-                conv.data_gradient(x, packed, bias.map_or(Addend::None, Addend::Bias), y, workspace);
+                conv.data_gradient(
+                    x,
+                    packed,
+                    bias.map_or(Addend::None, Addend::Bias),
+                    y,
+                    workspace,
+                );
             }
         });
     }
@@ -207,9 +314,12 @@ impl Way {
             });
         }
         if wants_db {
-            with_workspace(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels), |workspace| {
-                conv2d::bias_gradient(isa, dy, &mut db, workspace);
-            });
+            with_workspace(
+                conv2d::bias_gradient_workspace_len(dy.len() / channels, channels),
+                |workspace| {
+                    conv2d::bias_gradient(isa, dy, &mut db, workspace);
+                },
+            );
         }
         [dw, db]
     }
@@ -221,32 +331,69 @@ fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
     let mut y = ARENA.take::<E>(shape.output_len());
     let num_floats = shape.output_len().div_ceil(size_of::<f32>());
     let mut taps = ARENA.take::<f32>(num_floats);
-    pool::max_pool(isa, shape, E::values(x), &mut y, &mut bytemuck::cast_slice_mut(&mut taps)[..shape.output_len()]);
+    pool::max_pool(
+        isa,
+        shape,
+        E::values(x),
+        &mut y,
+        &mut bytemuck::cast_slice_mut(&mut taps)[..shape.output_len()],
+    );
     SingleOutput {
-        output: tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels]),
+        output: tensor_of(
+            y,
+            [
+                shape.num_images,
+                shape.height_out(),
+                shape.width_out(),
+                shape.channels,
+            ],
+        ),
         input: only_shape(x),
         weight: tensor_of(taps, [num_floats]),
     }
 }
 
 /// The gradient of a max pool's input.
-fn of_maxima<E: Activation>(saved: &SingleSaved<Flex>, dy: FlexTensor, isa: Isa) -> SingleGradients<Flex> {
+fn of_maxima<E: Activation>(
+    saved: &SingleSaved<Flex>,
+    dy: FlexTensor,
+    isa: Isa,
+) -> SingleGradients<Flex> {
     let shape = pool_shape(&saved.input);
     let taps = &bytemuck::cast_slice(floats(&saved.weight))[..shape.output_len()];
     let mut dx = ARENA.take::<E>(shape.input_len());
     pool::max_pool_backward(isa, shape, E::values(&dy), taps, &mut dx);
     let (weight, bias) = nothing();
-    SingleGradients { input: tensor_of(dx, saved.input.shape()), weight, bias }
+    SingleGradients {
+        input: tensor_of(dx, saved.input.shape()),
+        weight,
+        bias,
+    }
 }
 
 /// The gradients of a loss, which the logits alone have.
-fn of_logits(loss: Loss, logits: &FlexTensor, targets: &[f32], scale: &FlexTensor) -> SingleGradients<Flex> {
+fn of_logits(
+    loss: Loss,
+    logits: &FlexTensor,
+    targets: &[f32],
+    scale: &FlexTensor,
+) -> SingleGradients<Flex> {
     let values = floats(logits);
     let mut gradient = vec![0.0; values.len()];
-    loss.gradient(floats(scale)[0], values, targets, num_classes(logits), &mut gradient);
+    loss.gradient(
+        floats(scale)[0],
+        values,
+        targets,
+        num_classes(logits),
+        &mut gradient,
+    );
     let [samples, classes] = logits.shape().dims();
     let (weight, bias) = nothing();
-    SingleGradients { input: tensor(gradient, [samples, classes]), weight, bias }
+    SingleGradients {
+        input: tensor(gradient, [samples, classes]),
+        weight,
+        bias,
+    }
 }
 
 fn num_classes(logits: &FlexTensor) -> usize {
@@ -256,16 +403,32 @@ fn num_classes(logits: &FlexTensor) -> usize {
 
 /// The gradients of an empty batch: zeros.
 fn of_empty(x: FlexTensor, dy: FlexTensor, weight: &FlexTensor) -> SingleGradients<Flex> {
-    let zeros = |shape: Shape| tensor(vec![0.0; shape.num_elements()], [shape.num_elements()]).reshape(shape);
+    let zeros = |shape: Shape| {
+        tensor(vec![0.0; shape.num_elements()], [shape.num_elements()]).reshape(shape)
+    };
     let channels = dy.shape().as_slice().last().copied().unwrap_or_default();
-    SingleGradients { input: x, weight: zeros(weight.shape()), bias: zeros(Shape::new([channels])) }
+    SingleGradients {
+        input: x,
+        weight: zeros(weight.shape()),
+        bias: zeros(Shape::new([channels])),
+    }
 }
 
 fn convolution(x: &FlexTensor, weight: &FlexTensor, stride: usize, padding: usize) -> Conv2dShape {
     let [batch, height, width, in_channels] = x.shape().dims();
     let [out_channels, of_group, kernel, _] = weight.shape().dims();
     let groups = in_channels / of_group;
-    Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups }
+    Conv2dShape {
+        batch,
+        height,
+        width,
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        padding,
+        groups,
+    }
 }
 
 /// The 1x1 convolution of one row of pixels whose gradient of the input is the linear layer: so burn's weight `[C_in, C_out]` is the
@@ -273,17 +436,37 @@ fn convolution(x: &FlexTensor, weight: &FlexTensor, stride: usize, padding: usiz
 fn product(x: &FlexTensor, weight: &FlexTensor) -> Conv2dShape {
     let [out_channels, in_channels] = weight.shape().dims();
     let width = x.shape().num_elements() / out_channels;
-    Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0, groups: 1 }
+    Conv2dShape {
+        batch: 1,
+        height: 1,
+        width,
+        in_channels,
+        out_channels,
+        kernel: 1,
+        stride: 1,
+        padding: 0,
+        groups: 1,
+    }
 }
 
 fn attention_shape(x: &FlexTensor, heads: usize) -> Attention {
     let [images, tokens, channels] = x.shape().dims();
-    Attention { images, tokens, heads, width: channels / (3 * heads) }
+    Attention {
+        images,
+        tokens,
+        heads,
+        width: channels / (3 * heads),
+    }
 }
 
 fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
     let [num_images, height, width, channels] = x.shape().dims();
-    MaxPoolShape { num_images, height, width, channels }
+    MaxPoolShape {
+        num_images,
+        height,
+        width,
+        channels,
+    }
 }
 
 fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {

@@ -8,7 +8,9 @@ mod autodiff;
 mod flex;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, DispatchDevice, DispatchTensor, ExtensionType, backend_extension};
+use burn::backend::{
+    Backend, Dispatch, DispatchDevice, DispatchTensor, ExtensionType, backend_extension,
+};
 use burn::tensor::{DType, Tensor};
 use kernels::activation::Function;
 use kernels::loss::Loss;
@@ -136,7 +138,11 @@ pub(crate) fn computes<const D: usize>(input: &Tensor<D>, computation: &Computat
         && is_flex(input.device().inner().as_dispatch())
 }
 
-#[allow(unused_variables, unreachable_patterns, reason = "a program may have only Flex, or not have it")]
+#[allow(
+    unused_variables,
+    unreachable_patterns,
+    reason = "a program may have only Flex, or not have it"
+)]
 fn is_flex(device: &DispatchDevice) -> bool {
     match device {
         #[cfg(feature = "flex")]
@@ -162,6 +168,12 @@ pub(crate) fn single<const D: usize>(
         Some(parameter) => widen::<Dispatch>(parameter),
         None => Tensor::<1>::zeros([1], &device).into_dispatch(),
     });
-    let options = SingleOptions { operation, isa, has };
-    Tensor::from_dispatch(<Dispatch as SingleOps>::single(input.into_dispatch(), weight, bias, options).output)
+    let options = SingleOptions {
+        operation,
+        isa,
+        has,
+    };
+    Tensor::from_dispatch(
+        <Dispatch as SingleOps>::single(input.into_dispatch(), weight, bias, options).output,
+    )
 }

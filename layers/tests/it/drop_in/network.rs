@@ -19,7 +19,10 @@ impl ConvNorm {
             .with_padding(Explicit(kernel / 2, kernel / 2, kernel / 2, kernel / 2))
             .with_bias(false)
             .init(device);
-        Self { conv, norm: BatchNormConfig::new(channels[1]).init(device) }
+        Self {
+            conv,
+            norm: BatchNormConfig::new(channels[1]).init(device),
+        }
     }
 
     fn forward(&self, x: Features) -> Features {
@@ -39,7 +42,8 @@ impl Block {
         Self {
             first: ConvNorm::new(channels, 3, stride, device),
             second: ConvNorm::new([channels[1]; 2], 3, 1, device),
-            projection: (channels[0] != channels[1]).then(|| ConvNorm::new(channels, 1, stride, device)),
+            projection: (channels[0] != channels[1])
+                .then(|| ConvNorm::new(channels, 1, stride, device)),
         }
     }
 
@@ -69,7 +73,10 @@ impl Network {
     pub(in super::super) fn new(device: &Device) -> Self {
         Self {
             stem: ConvNorm::new([3, 16], 3, 1, device),
-            max_pool: MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(Explicit(1, 1, 1, 1)).init(),
+            max_pool: MaxPool2dConfig::new([3, 3])
+                .with_strides([2, 2])
+                .with_padding(Explicit(1, 1, 1, 1))
+                .init(),
             blocks: [([16, 16], 1), ([16, 32], 2), ([32, 32], 1)]
                 .map(|(channels, stride)| Block::new(channels, stride, device))
                 .into(),
@@ -87,6 +94,7 @@ impl Network {
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
         let x = self.global.forward(self.average.forward(x));
         let x = Tensor::<4>::from(x).flatten::<2>(1, 3);
-        self.head.forward(gelu(self.hidden.forward(self.norm.forward(x))))
+        self.head
+            .forward(gelu(self.hidden.forward(self.norm.forward(x))))
     }
 }

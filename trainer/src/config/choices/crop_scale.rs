@@ -18,7 +18,10 @@ pub struct CropScale {
 impl Default for CropScale {
     /// That of Szegedy et al. 2014 (1409.4842), and of torchvision.
     fn default() -> Self {
-        Self { min: 0.08, max: 1.0 }
+        Self {
+            min: 0.08,
+            max: 1.0,
+        }
     }
 }
 
@@ -32,7 +35,9 @@ impl FromStr for CropScale {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once(':').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
+        let parsed = text
+            .split_once(':')
+            .and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
         match parsed {
             Some((min, max)) if 0.0 < min && min <= max && max <= 1.0 => Ok(Self { min, max }),
             _ => Err(format!(

@@ -29,7 +29,11 @@ impl DeviceChoice {
             ("ndarray", cfg!(feature = "ndarray")),
             ("cuda", cfg!(feature = "cuda")),
         ];
-        known.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect()
+        known
+            .into_iter()
+            .filter(|(_, is_built)| *is_built)
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// What to compute on if nobody says: a GPU if there is one and it is built in, else the best processor backend.
@@ -37,7 +41,11 @@ impl DeviceChoice {
         if cfg!(feature = "cuda") && nvidia_driver_present() {
             return Self::Cuda(None);
         }
-        if cfg!(all(feature = "ndarray", not(feature = "flex"))) { Self::Ndarray } else { Self::Flex }
+        if cfg!(all(feature = "ndarray", not(feature = "flex"))) {
+            Self::Ndarray
+        } else {
+            Self::Flex
+        }
     }
 
     /// The name of the backend, which is also that of its cargo feature.
@@ -76,7 +84,9 @@ impl DeviceChoice {
 
 /// Whether this machine has an NVIDIA driver loaded.
 pub fn nvidia_driver_present() -> bool {
-    ["/proc/driver/nvidia/version", "/dev/nvidiactl"].iter().any(|path| Path::new(path).exists())
+    ["/proc/driver/nvidia/version", "/dev/nvidiactl"]
+        .iter()
+        .any(|path| Path::new(path).exists())
 }
 
 impl fmt::Display for DeviceChoice {
@@ -96,8 +106,12 @@ impl FromStr for DeviceChoice {
             None if text == "flex" => Ok(Self::Flex),
             None if text == "ndarray" => Ok(Self::Ndarray),
             None if text == "cuda" => Ok(Self::Cuda(None)),
-            Some(("cuda", index)) if index.parse::<usize>().is_ok() => Ok(Self::Cuda(index.parse().ok())),
-            _ => Err(format!("unknown device `{text}`: expected flex, ndarray, cuda or cuda:<index>")),
+            Some(("cuda", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Self::Cuda(index.parse().ok()))
+            }
+            _ => Err(format!(
+                "unknown device `{text}`: expected flex, ndarray, cuda or cuda:<index>"
+            )),
         }
     }
 }

@@ -60,7 +60,10 @@ impl FromStr for LossScaling {
             ("none", _) => Ok(Self::None),
             ("dynamic", _) => Ok(Self::Dynamic),
             (_, Ok(factor)) if Self::is_factor(factor) => Ok(Self::Fixed(factor)),
-            _ => Err(format!("expected none, dynamic or a power of two from 1 to {}, got `{text}`", Self::LARGEST)),
+            _ => Err(format!(
+                "expected none, dynamic or a power of two from 1 to {}, got `{text}`",
+                Self::LARGEST
+            )),
         }
     }
 }
@@ -96,17 +99,26 @@ mod tests {
 
     #[test]
     fn every_spelling_is_read_back_and_only_powers_of_two_are_numbers() {
-        for scaling in
-            [LossScaling::None, LossScaling::Dynamic, LossScaling::Fixed(1), LossScaling::Fixed(LossScaling::LARGEST)]
-        {
+        for scaling in [
+            LossScaling::None,
+            LossScaling::Dynamic,
+            LossScaling::Fixed(1),
+            LossScaling::Fixed(LossScaling::LARGEST),
+        ] {
             assert_eq!(scaling.to_string().parse(), Ok(scaling));
             let text = serde_json::to_string(&scaling).unwrap();
             assert_eq!(serde_json::from_str::<LossScaling>(&text).unwrap(), scaling);
         }
-        assert_eq!(serde_json::from_str::<LossScaling>("1024").unwrap(), LossScaling::Fixed(1024));
+        assert_eq!(
+            serde_json::from_str::<LossScaling>("1024").unwrap(),
+            LossScaling::Fixed(1024)
+        );
         for text in ["0", "1000", "33554432", "-2", "1.5", "auto", ""] {
             let error = text.parse::<LossScaling>().unwrap_err();
-            assert!(error.contains("a power of two from 1 to 16777216"), "{error}");
+            assert!(
+                error.contains("a power of two from 1 to 16777216"),
+                "{error}"
+            );
         }
     }
 }

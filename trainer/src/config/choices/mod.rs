@@ -280,7 +280,10 @@ impl Compression {
 
     /// Whether its first steps may go uncompressed.
     pub fn has_warmup(self) -> bool {
-        matches!(self.0, CompressionKind::PowerSgd { .. } | CompressionKind::TopK { .. })
+        matches!(
+            self.0,
+            CompressionKind::PowerSgd { .. } | CompressionKind::TopK { .. }
+        )
     }
 }
 
@@ -300,7 +303,9 @@ impl FromStr for Compression {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|error: ParseCompressionError| error.to_string())
+        text.parse()
+            .map(Self)
+            .map_err(|error: ParseCompressionError| error.to_string())
     }
 }
 
@@ -323,7 +328,14 @@ macro_rules! text_in_files {
     )+};
 }
 
-text_in_files!(ClassWeights, CropScale, DeviceChoice, Monitor, RateFactor, Compression);
+text_in_files!(
+    ClassWeights,
+    CropScale,
+    DeviceChoice,
+    Monitor,
+    RateFactor,
+    Compression
+);
 
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {

@@ -49,13 +49,20 @@ impl FromStr for Monitor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let named =
-            ["val", "test"].iter().find_map(|split| Some((split, text.strip_prefix(split)?.strip_prefix('-')?)));
-        let (split, figure) = named.map_or((None, text), |(split, figure)| (Some((*split).to_owned()), figure));
+        let named = ["val", "test"]
+            .iter()
+            .find_map(|split| Some((split, text.strip_prefix(split)?.strip_prefix('-')?)));
+        let (split, figure) = named.map_or((None, text), |(split, figure)| {
+            (Some((*split).to_owned()), figure)
+        });
         let figure = match figure {
             "loss" => Figure::Loss,
             "top1" | "top-1" => Figure::Top1,
-            "" => return Err(format!("expected val-loss, val-top1 or val-NAME of a metric, got `{text}`")),
+            "" => {
+                return Err(format!(
+                    "expected val-loss, val-top1 or val-NAME of a metric, got `{text}`"
+                ));
+            }
             name => Figure::Metric(name.to_owned()),
         };
         Ok(Self { split, figure })
@@ -73,10 +80,17 @@ mod tests {
             ("test-top1", Some("test"), Figure::Top1),
             ("loss", None, Figure::Loss),
             ("val-cost", Some("val"), Figure::Metric("cost".to_owned())),
-            ("value-error", None, Figure::Metric("value-error".to_owned())),
+            (
+                "value-error",
+                None,
+                Figure::Metric("value-error".to_owned()),
+            ),
         ] {
             let monitor: Monitor = text.parse().unwrap();
-            assert_eq!((monitor.split.as_deref(), &monitor.figure), (split, &figure));
+            assert_eq!(
+                (monitor.split.as_deref(), &monitor.figure),
+                (split, &figure)
+            );
             assert_eq!(monitor.to_string(), text);
         }
         assert!("val-".parse::<Monitor>().is_err() && "".parse::<Monitor>().is_err());

@@ -25,10 +25,17 @@ impl FromStr for RateFactor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('=').and_then(|(part, factor)| Some((part.trim(), factor.trim().parse().ok()?)));
+        let parsed = text
+            .split_once('=')
+            .and_then(|(part, factor)| Some((part.trim(), factor.trim().parse().ok()?)));
         match parsed {
-            Some((part, factor)) if !part.is_empty() => Ok(Self { part: part.to_owned(), factor }),
-            _ => Err(format!("expected a part of the model and a number, such as layer1=0.1, got `{text}`")),
+            Some((part, factor)) if !part.is_empty() => Ok(Self {
+                part: part.to_owned(),
+                factor,
+            }),
+            _ => Err(format!(
+                "expected a part of the model and a number, such as layer1=0.1, got `{text}`"
+            )),
         }
     }
 }

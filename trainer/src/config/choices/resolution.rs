@@ -28,17 +28,26 @@ impl Resolution {
     pub fn in_epoch(&self, epoch: u64, planned: u64) -> usize {
         // 0.28 of 25 epochs are 7, though their product in f64 is a little more.
         let reached = |(share, _): &&(f64, usize)| epoch as f64 + 1e-6 >= share * planned as f64;
-        self.training.iter().rev().find(reached).unwrap_or(&self.training[0]).1
+        self.training
+            .iter()
+            .rev()
+            .find(reached)
+            .unwrap_or(&self.training[0])
+            .1
     }
 
     /// The side of test images, and of all that the trained model is given.
     pub fn in_evaluation(&self) -> usize {
-        self.evaluation.unwrap_or(self.training[self.training.len() - 1].1)
+        self.evaluation
+            .unwrap_or(self.training[self.training.len() - 1].1)
     }
 
     /// All sides.
     pub fn sides(&self) -> impl Iterator<Item = usize> {
-        self.training.iter().map(|(_, side)| *side).chain(self.evaluation)
+        self.training
+            .iter()
+            .map(|(_, side)| *side)
+            .chain(self.evaluation)
     }
 
     /// Whether training has images of several sides, or of another than evaluation.
@@ -55,8 +64,11 @@ impl Resolution {
 impl fmt::Display for Resolution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.training[0].1)?;
-        self.training[1..].iter().try_for_each(|(share, side)| write!(f, ":{side}@{share}"))?;
-        self.evaluation.map_or(Ok(()), |side| write!(f, ":{side}@eval"))
+        self.training[1..]
+            .iter()
+            .try_for_each(|(share, side)| write!(f, ":{side}@{share}"))?;
+        self.evaluation
+            .map_or(Ok(()), |side| write!(f, ":{side}@eval"))
     }
 }
 
@@ -69,7 +81,10 @@ impl FromStr for Resolution {
         let mut training: Vec<(f64, usize)> = first.map(|side| (0.0, side)).into_iter().collect();
         let mut evaluation = None;
         while let Some(part) = parts.next() {
-            match part.split_once('@').map(|(side, from)| (side.parse(), from, from.parse::<f64>())) {
+            match part
+                .split_once('@')
+                .map(|(side, from)| (side.parse(), from, from.parse::<f64>()))
+            {
                 Some((Ok(side), "eval", _)) if parts.peek().is_none() => evaluation = Some(side),
                 Some((Ok(side), _, Ok(share))) => training.push((share, side)),
                 _ => training.clear(),
@@ -80,7 +95,10 @@ impl FromStr for Resolution {
             && ascend
             && training.iter().all(|(share, _)| *share < 1.0)
         {
-            return Ok(Self { training, evaluation });
+            return Ok(Self {
+                training,
+                evaluation,
+            });
         }
         Err(format!(
             "expected pixels, or those at first, then others from a share of the epochs on, in their order, and those of evaluation, such as 160:192@0.65:224@eval, got `{text}`"
@@ -93,7 +111,10 @@ impl TryFrom<Written> for Resolution {
 
     fn try_from(written: Written) -> Result<Self, String> {
         match written {
-            Written::Side(side) => Ok(Self { training: vec![(0.0, side)], evaluation: None }),
+            Written::Side(side) => Ok(Self {
+                training: vec![(0.0, side)],
+                evaluation: None,
+            }),
             Written::Sides(text) => text.parse(),
         }
     }
@@ -119,16 +140,31 @@ mod tests {
     #[test]
     fn the_side_of_an_epoch_is_the_last_whose_share_is_reached() {
         let resolution = parsed("160:192@0.65:208@0.8:224@eval");
-        let sides: Vec<usize> = (0..11).map(|epoch| resolution.in_epoch(epoch, 10)).collect();
-        assert_eq!(sides, [160, 160, 160, 160, 160, 160, 160, 192, 208, 208, 208]);
+        let sides: Vec<usize> = (0..11)
+            .map(|epoch| resolution.in_epoch(epoch, 10))
+            .collect();
         assert_eq!(
-            (resolution.in_evaluation(), resolution.varies(), resolution.depends_on_epochs()),
+            sides,
+            [160, 160, 160, 160, 160, 160, 160, 192, 208, 208, 208]
+        );
+        assert_eq!(
+            (
+                resolution.in_evaluation(),
+                resolution.varies(),
+                resolution.depends_on_epochs()
+            ),
             (224, true, true)
         );
-        assert_eq!([6, 7].map(|epoch| parsed("16:24@0.28").in_epoch(epoch, 25)), [16, 24]);
+        assert_eq!(
+            [6, 7].map(|epoch| parsed("16:24@0.28").in_epoch(epoch, 25)),
+            [16, 24]
+        );
         assert!(parsed("160:224@eval").varies() && !parsed("160:224@eval").depends_on_epochs());
         let plain = parsed("224");
-        assert_eq!((plain.in_epoch(3, 5), plain.in_evaluation(), plain.varies()), (224, 224, false));
+        assert_eq!(
+            (plain.in_epoch(3, 5), plain.in_evaluation(), plain.varies()),
+            (224, 224, false)
+        );
     }
 
     #[test]
@@ -137,7 +173,10 @@ mod tests {
             assert_eq!(parsed(text).to_string(), text);
             let written = serde_json::to_string(&parsed(text)).expect("plain values");
             assert_eq!(written.starts_with('"'), text.len() > 3, "{written}");
-            assert_eq!(serde_json::from_str::<Resolution>(&written).expect("what was written"), parsed(text));
+            assert_eq!(
+                serde_json::from_str::<Resolution>(&written).expect("what was written"),
+                parsed(text)
+            );
         }
     }
 
@@ -156,7 +195,10 @@ mod tests {
             "1:2@nan",
         ] {
             let refusal = text.parse::<Resolution>().expect_err(text);
-            assert!(refusal.contains("160:192@0.65:224@eval") && refusal.contains(text), "{refusal}");
+            assert!(
+                refusal.contains("160:192@0.65:224@eval") && refusal.contains(text),
+                "{refusal}"
+            );
         }
     }
 }

@@ -17,13 +17,22 @@ impl<'de> Deserialize<'de> for ModelSection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A checkpoint's JSON has null for what was left open, which TOML has not.
         let keys = BTreeMap::<String, Option<Value>>::deserialize(deserializer)?;
-        Ok(Self(keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()))
+        Ok(Self(
+            keys.into_iter()
+                .filter_map(|(key, value)| Some((key, value?)))
+                .collect(),
+        ))
     }
 }
 
 impl<'a> FromIterator<(&'a str, &'a str)> for ModelSection {
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(flags: I) -> Self {
-        Self(flags.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect())
+        Self(
+            flags
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value.into()))
+                .collect(),
+        )
     }
 }
 

@@ -3,7 +3,11 @@
 //! In: the program's arguments. Out: [`CommandOf`] a model family. Invariant: a flag that was not typed is `None`, so that
 //! [`crate::config`] knows what was asked for and can refuse an option without effect.
 
-#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+#![allow(
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    reason = "the comments here are texts of --help"
+)]
 
 mod family;
 mod habits;
@@ -17,9 +21,13 @@ mod verify;
 pub use family::{ModelSection, TakesModel, WithModel};
 pub use optimizer::OptimizerArgs;
 pub use predict_scaling::PredictScalingArgs;
-pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
+pub use sections::{
+    BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
+};
 pub use sync::SyncArgs;
-pub use tools::{CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, Shell, WatchArgs};
+pub use tools::{
+    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, Shell, WatchArgs,
+};
 pub use verify::{VerifyArgs, VerifyRunArgs};
 
 use crate::config::choices::{BatchNormKind, SplitKind};
@@ -68,17 +76,25 @@ impl<A: Args + Default> CliOf<A> {
     pub fn typed() -> Self {
         let mut definitions = Self::definitions();
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
-            let without = |flag: Arg| if flag.get_id() == "cpu" { flag.env(None::<&str>) } else { flag };
+            let without = |flag: Arg| {
+                if flag.get_id() == "cpu" {
+                    flag.env(None::<&str>)
+                } else {
+                    flag
+                }
+            };
             definitions = definitions.mut_subcommands(|command| command.mut_args(without));
         }
         let matches = definitions.clone().try_get_matches();
-        let matches = matches.unwrap_or_else(|error| habits::explained(naming_variable(error), &definitions).exit());
+        let matches = matches
+            .unwrap_or_else(|error| habits::explained(naming_variable(error), &definitions).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// What to do; `train` with its defaults if nothing was typed.
     pub fn into_command(self) -> CommandOf<A> {
-        self.command.unwrap_or_else(|| CommandOf::Train(Box::default()))
+        self.command
+            .unwrap_or_else(|| CommandOf::Train(Box::default()))
     }
 }
 
@@ -158,7 +174,13 @@ pub struct EvalArgs {
     pub checkpoint: Option<PathBuf>,
 
     /// Split to measure: train, val or test; a checkpoint's --val-fraction divides train and val [default: test, else val]
-    #[arg(long, value_enum, value_name = "SPLIT", hide_possible_values = true, conflicts_with = "eval_split")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SPLIT",
+        hide_possible_values = true,
+        conflicts_with = "eval_split"
+    )]
     pub split: Option<SplitKind>,
 
     /// Samples of one rank in one forward pass [default: 128]

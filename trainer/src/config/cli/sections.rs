@@ -6,9 +6,9 @@ use super::family::ModelSection;
 use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype, InputKind,
-    KernelsKind, Monitor, OnBadImageKind, OnNonFiniteKind, RecomputeKind, Resolution, SamplerKind, ScheduleKind,
-    ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice,
+    Dtype, InputKind, KernelsKind, Monitor, OnBadImageKind, OnNonFiniteKind, RecomputeKind,
+    Resolution, SamplerKind, ScheduleKind, ShortcutKind,
 };
 use crate::config::recipes::Recipe;
 use clap::{Args, value_parser};
@@ -370,7 +370,12 @@ pub struct ComputeArgs {
     pub dtype: Option<Dtype>,
 
     /// How our own kernels convolve: auto (Winograd where it is faster) or direct [default: auto]
-    #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ALGORITHM",
+        hide_possible_values = true
+    )]
     pub convolution: Option<ConvolutionKind>,
 
     /// What the backward pass computes again to save memory, with the same bits, on flex with fused kernels: none, norms (with residual and ReLU) or convolutions (a forward pass more) [default: none]

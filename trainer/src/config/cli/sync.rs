@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::config::choices::{Compression, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind};
+use crate::config::choices::{
+    Compression, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
+};
 
 /// How the ranks' gradients or parameters become one.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
@@ -19,7 +21,12 @@ pub struct SyncArgs {
     pub sync: Option<SyncKind>,
 
     /// How allreduce sums: mpi (the library), ring, halving-doubling, hierarchical (inside each machine, then between them), exact (the same bits on any number of ranks) or nccl (on the GPUs, where NVIDIA's library is found; needs --device cuda) [default: hierarchical, the fastest measured]
-    #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ALGORITHM",
+        hide_possible_values = true
+    )]
     pub reduction: Option<ReductionChoice>,
 
     /// Parts of a global batch that --reduction exact computes one by one; at least one a rank [default: 8]

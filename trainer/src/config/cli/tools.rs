@@ -1,6 +1,10 @@
 //! Flags of `report`, `shard`, `watch`, `netbench`, `doctor`, `completions` and `man`.
 
-#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+#![allow(
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    reason = "the comments here are texts of --help"
+)]
 
 use super::{ComputeArgs, DataArgs};
 use crate::config::choices::ReductionChoice;

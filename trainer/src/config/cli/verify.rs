@@ -1,6 +1,10 @@
 //! Flags of `trainer verify` and `trainer verify-run`.
 
-#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+#![allow(
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    reason = "the comments here are texts of --help"
+)]
 
 use super::ComputeArgs;
 use clap::Args;

@@ -155,7 +155,8 @@ impl EpochCost {
             num_steps: Some(self.num_steps),
             seconds_total: self.total.as_secs_f64(),
             peak_memory_bytes: self.peak_memory_bytes,
-            exposed_communication_share: self.seconds.communication / self.seconds.step_total().max(f64::MIN_POSITIVE),
+            exposed_communication_share: self.seconds.communication
+                / self.seconds.step_total().max(f64::MIN_POSITIVE),
             bytes_sent_per_step: self.traffic.total.bytes_sent / self.traffic.num_steps.max(1),
             compression_error: self.traffic.total.relative_error(),
             num_ranks: self.num_ranks,
@@ -179,7 +180,11 @@ pub(crate) mod tests {
             learning_rate: 0.05,
             images_per_second: 5.0,
             total: Duration::from_secs(3),
-            seconds: Seconds { forward: 0.5, backward: 1.0, ..Seconds::default() },
+            seconds: Seconds {
+                forward: 0.5,
+                backward: 1.0,
+                ..Seconds::default()
+            },
             num_steps: 5,
             peak_memory_bytes: 200 << 20,
             traffic: StepTraffic::default(),
@@ -193,15 +198,30 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
-        let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
+        let sums = |top1_correct| ScoreSums {
+            loss_sum: 5.0,
+            num_samples: 10,
+            top1_correct,
+            top5_correct: 9,
+        };
         let test = test_top1_correct.and_then(|correct| sums(correct).evaluation(BTreeMap::new()));
-        EpochRecord { test, ..cost(epoch).record(sums(6)) }
+        EpochRecord {
+            test,
+            ..cost(epoch).record(sums(6))
+        }
     }
 
     #[test]
     fn an_epoch_has_means_and_exact_counts() {
         let record = record(3, Some(7));
-        assert_eq!((record.train_loss, record.train_top1, record.images_per_second), (Some(0.5), Some(0.6), 5.0));
+        assert_eq!(
+            (
+                record.train_loss,
+                record.train_top1,
+                record.images_per_second
+            ),
+            (Some(0.5), Some(0.6), 5.0)
+        );
         let test = record.test.unwrap();
         assert_eq!((test.top1, test.top1_correct, test.top5), (0.7, 7, 0.9));
     }
@@ -210,14 +230,20 @@ pub(crate) mod tests {
     fn an_epoch_without_evaluation_writes_null() {
         let line = serde_json::to_string(&record(0, None)).unwrap();
         assert!(line.contains("\"val\":null,\"test\":null"), "{line}");
-        assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record(0, None));
+        assert_eq!(
+            serde_json::from_str::<EpochRecord>(&line).unwrap(),
+            record(0, None)
+        );
     }
 
     #[test]
     fn an_epoch_without_a_counted_sample_has_no_means_and_is_read_back() {
         assert_eq!(ScoreSums::default().evaluation(BTreeMap::new()), None);
         let record = cost(0).record(ScoreSums::default());
-        assert_eq!((record.train_loss, record.train_top1, record.train_top5), (None, None, None));
+        assert_eq!(
+            (record.train_loss, record.train_top1, record.train_top5),
+            (None, None, None)
+        );
         assert_eq!(record.train_num_samples, 0);
         let line = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record);
@@ -226,8 +252,21 @@ pub(crate) mod tests {
     #[test]
     fn sums_add_up() {
         let mut sums = ScoreSums::default();
-        sums += ScoreSums { loss_sum: 1.5, num_samples: 2, top1_correct: 1, top5_correct: 2 };
-        sums += ScoreSums { loss_sum: 0.5, num_samples: 2, top1_correct: 0, top5_correct: 2 };
-        assert_eq!((sums.loss_mean(), sums.top1(), sums.top5()), (0.5, 0.25, 1.0));
+        sums += ScoreSums {
+            loss_sum: 1.5,
+            num_samples: 2,
+            top1_correct: 1,
+            top5_correct: 2,
+        };
+        sums += ScoreSums {
+            loss_sum: 0.5,
+            num_samples: 2,
+            top1_correct: 0,
+            top5_correct: 2,
+        };
+        assert_eq!(
+            (sums.loss_mean(), sums.top1(), sums.top5()),
+            (0.5, 0.25, 1.0)
+        );
     }
 }

@@ -13,13 +13,23 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
         return None;
     }
     let images: u64 = steps.iter().map(|(images, _)| images).sum();
-    let seconds: f64 = steps.iter().map(|(_, duration)| duration.as_secs_f64()).sum();
+    let seconds: f64 = steps
+        .iter()
+        .map(|(_, duration)| duration.as_secs_f64())
+        .sum();
     // A clock may not see a step.
     let seconds_of = |time: &Duration| (*time).max(Duration::from_nanos(1)).as_secs_f64();
-    let speeds: Vec<f64> = steps.iter().map(|(images, time)| *images as f64 / seconds_of(time)).collect();
+    let speeds: Vec<f64> = steps
+        .iter()
+        .map(|(images, time)| *images as f64 / seconds_of(time))
+        .collect();
     let whole = steps.iter().map(|(images, _)| *images).max();
-    let of_whole = steps.iter().zip(&speeds).filter(|((images, _), _)| Some(*images) == whole);
-    let (whole_mean, whole_sigma) = mean_and_deviation(&of_whole.map(|(_, speed)| *speed).collect::<Vec<_>>())?;
+    let of_whole = steps
+        .iter()
+        .zip(&speeds)
+        .filter(|((images, _), _)| Some(*images) == whole);
+    let (whole_mean, whole_sigma) =
+        mean_and_deviation(&of_whole.map(|(_, speed)| *speed).collect::<Vec<_>>())?;
     Some(ThroughputStats {
         whole_batch_variation: whole_sigma.unwrap_or(0.0) / whole_mean.max(f64::MIN_POSITIVE),
         mean: images as f64 / seconds.max(1e-9),
@@ -62,7 +72,10 @@ impl StepSketch {
 }
 
 fn milliseconds(steps: &[(u64, Duration)]) -> Vec<f64> {
-    steps.iter().map(|(_, time)| time.as_secs_f64() * 1e3).collect()
+    steps
+        .iter()
+        .map(|(_, time)| time.as_secs_f64() * 1e3)
+        .collect()
 }
 
 #[cfg(test)]
@@ -71,7 +84,11 @@ mod tests {
 
     #[test]
     fn the_mean_speed_is_all_images_by_all_seconds() {
-        let steps = [(100, Duration::from_secs(1)), (100, Duration::from_secs(3)), (50, Duration::from_secs(1))];
+        let steps = [
+            (100, Duration::from_secs(1)),
+            (100, Duration::from_secs(3)),
+            (50, Duration::from_secs(1)),
+        ];
         let stats = throughput(&steps).unwrap();
         assert_eq!((stats.mean, stats.max, stats.num_steps), (50.0, 100.0, 3));
         assert!((stats.min - 100.0 / 3.0).abs() < 1e-9);
@@ -86,21 +103,39 @@ mod tests {
         let whole = [(100, Duration::from_secs(1)), (100, Duration::from_secs(1))];
         let steps = [&whole[..], &[(10, Duration::from_secs(1))]].concat();
         let [even, short] = [&whole[..], &steps].map(|steps| throughput(steps).unwrap());
-        assert_eq!((even.whole_batch_variation, short.whole_batch_variation), (0.0, 0.0));
+        assert_eq!(
+            (even.whole_batch_variation, short.whole_batch_variation),
+            (0.0, 0.0)
+        );
         assert!(short.sigma > 50.0, "{short:?}");
-        let uneven = throughput(&[(100, Duration::from_secs(1)), (100, Duration::from_secs(3))]).unwrap();
-        assert!((uneven.whole_batch_variation - 0.5_f64.sqrt()).abs() < 1e-9, "{uneven:?}");
+        let uneven =
+            throughput(&[(100, Duration::from_secs(1)), (100, Duration::from_secs(3))]).unwrap();
+        assert!(
+            (uneven.whole_batch_variation - 0.5_f64.sqrt()).abs() < 1e-9,
+            "{uneven:?}"
+        );
     }
 
     #[test]
     fn a_sketch_keeps_time_extremes_and_jitter() {
-        let steps: Vec<(u64, Duration)> = (0..=20).map(|place| (10, Duration::from_millis(100 + place))).collect();
+        let steps: Vec<(u64, Duration)> = (0..=20)
+            .map(|place| (10, Duration::from_millis(100 + place)))
+            .collect();
         let sketch = StepSketch::of(&steps);
-        assert_eq!((sketch.milliseconds_min, sketch.milliseconds_max), (100.0, 120.0));
+        assert_eq!(
+            (sketch.milliseconds_min, sketch.milliseconds_max),
+            (100.0, 120.0)
+        );
         assert_eq!(sketch.total, Duration::from_millis(2310));
-        assert!((sketch.milliseconds_jitter - 1.0).abs() < 1e-9, "{sketch:?}");
+        assert!(
+            (sketch.milliseconds_jitter - 1.0).abs() < 1e-9,
+            "{sketch:?}"
+        );
         let speed = sketch.speed.unwrap();
-        assert_eq!((speed.num_steps, speed.step_milliseconds_median), (21, 110.0));
+        assert_eq!(
+            (speed.num_steps, speed.step_milliseconds_median),
+            (21, 110.0)
+        );
         assert_eq!(sketch.speed, throughput(&steps));
         assert_eq!(StepSketch::of(&[]), StepSketch::default());
     }
@@ -108,6 +143,11 @@ mod tests {
     #[test]
     fn a_step_that_the_clock_did_not_see_has_a_speed_that_can_be_written() {
         let stats = throughput(&[(8, Duration::ZERO)]).unwrap();
-        assert!([stats.mean, stats.sigma, stats.min, stats.max].iter().all(|speed| speed.is_finite()), "{stats:?}");
+        assert!(
+            [stats.mean, stats.sigma, stats.min, stats.max]
+                .iter()
+                .all(|speed| speed.is_finite()),
+            "{stats:?}"
+        );
     }
 }

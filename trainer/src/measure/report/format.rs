@@ -41,13 +41,28 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_from_the_right() {
-        assert_eq!([0, 999, 1_000, 12_270, 1_234_567].map(grouped), ["0", "999", "1 000", "12 270", "1 234 567"]);
+        assert_eq!(
+            [0, 999, 1_000, 12_270, 1_234_567].map(grouped),
+            ["0", "999", "1 000", "12 270", "1 234 567"]
+        );
     }
 
     #[test]
     fn a_time_left_has_two_units_at_most() {
-        let shown = [0, 119, 120, 1_845, 7_199, 7_500, 180_000].map(|seconds| time_left(Duration::from_secs(seconds)));
-        assert_eq!(shown, ["0 s", "119 s", "2 min", "31 min", "120 min", "2 h 05 min", "50 h 00 min"]);
+        let shown = [0, 119, 120, 1_845, 7_199, 7_500, 180_000]
+            .map(|seconds| time_left(Duration::from_secs(seconds)));
+        assert_eq!(
+            shown,
+            [
+                "0 s",
+                "119 s",
+                "2 min",
+                "31 min",
+                "120 min",
+                "2 h 05 min",
+                "50 h 00 min"
+            ]
+        );
     }
 
     #[test]

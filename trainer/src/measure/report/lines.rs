@@ -9,8 +9,8 @@ use super::format::{bytes, grouped, seconds, time_left};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{
-    BenchResult, Best, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds, SlowestRank, Summary,
-    ThroughputStats,
+    BenchResult, Best, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds,
+    SlowestRank, Summary, ThroughputStats,
 };
 
 /// Width of the configuration table, columns.
@@ -39,9 +39,16 @@ fn left(time: Option<Duration>) -> String {
 }
 
 /// `eval | batch 12/300 | 31 min left`.
-pub(super) fn part_done(what: &str, unit: &str, [done, all]: [usize; 2], elapsed: Duration) -> String {
+pub(super) fn part_done(
+    what: &str,
+    unit: &str,
+    [done, all]: [usize; 2],
+    elapsed: Duration,
+) -> String {
     let rest = all.saturating_sub(done) as f64 / done.max(1) as f64;
-    let time = Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok().filter(|_| done > 0);
+    let time = Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest)
+        .ok()
+        .filter(|_| done > 0);
     format!("{what} | {unit} {done}/{all}{}", left(time))
 }
 
@@ -59,7 +66,10 @@ pub(super) fn bar_message(step: &StepLine) -> String {
 fn running(scores: &ScoreSums) -> [String; 2] {
     match scores.num_samples {
         0 => ["     -".to_owned(), "   -".to_owned()],
-        _ => [format!("{:6.4}", scores.loss_mean()), format!("{:4.1}", 100.0 * scores.top1())],
+        _ => [
+            format!("{:6.4}", scores.loss_mean()),
+            format!("{:4.1}", 100.0 * scores.top1()),
+        ],
     }
 }
 
@@ -81,12 +91,19 @@ fn phases(times: &Seconds, scale: f64) -> String {
 
 /// What a program of its own measures.
 pub(super) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
-    metrics.iter().map(|(name, value)| format!(" {name} {value:.4}")).collect()
+    metrics
+        .iter()
+        .map(|(name, value)| format!(" {name} {value:.4}"))
+        .collect()
 }
 
 pub(super) fn epoch(record: &EpochRecord) -> String {
     let evaluated = match record.evaluation() {
-        Some((split, of)) => format!("{split} {}{}", scores(of.loss, of.top1, of.top5), metrics(&of.metrics)),
+        Some((split, of)) => format!(
+            "{split} {}{}",
+            scores(of.loss, of.top1, of.top5),
+            metrics(&of.metrics)
+        ),
         None => "not evaluated".to_owned(),
     };
     let train = match (record.train_loss, record.train_top1, record.train_top5) {
@@ -96,7 +113,9 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     let mut line = format!(
         "epoch {:02} done | train {train} | {evaluated} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.epoch,
-        record.speed().map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
+        record
+            .speed()
+            .map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
         seconds(record.seconds_total),
         phases(&record.seconds, 1.0),
         record.seconds.evaluation,
@@ -111,17 +130,26 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         ));
     }
     if record.compression_error > 0.0 {
-        line.push_str(&format!(" | compression leaves out {:.2} %", 100.0 * record.compression_error));
+        line.push_str(&format!(
+            " | compression leaves out {:.2} %",
+            100.0 * record.compression_error
+        ));
     }
     if let Some(factor) = record.loss_scale {
-        line.push_str(&format!(" | loss scale {factor}, {} steps left out", grouped(record.overflowed_steps)));
+        line.push_str(&format!(
+            " | loss scale {factor}, {} steps left out",
+            grouped(record.overflowed_steps)
+        ));
     }
     if let Some(joules) = record.joules_per_image {
         line.push_str(&format!(" | {joules:.3} J an image"));
     }
     if let Some(noise) = &record.gradient_noise {
         line.push_str(&match noise.batch_size {
-            Some(size) => format!(" | gradient noise suggests batches of {}", grouped(size.round() as u64)),
+            Some(size) => format!(
+                " | gradient noise suggests batches of {}",
+                grouped(size.round() as u64)
+            ),
             None => " | gradient noise suggests no batch size".to_owned(),
         });
     }
@@ -129,7 +157,11 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
 }
 
 fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {
-    format!("loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %", 100.0 * top1, 100.0 * top5)
+    format!(
+        "loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %",
+        100.0 * top1,
+        100.0 * top5
+    )
 }
 
 pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
@@ -152,31 +184,68 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
     let worst = by_class.worst_first();
     let mut lines = vec![match worst.len() {
         0..=MOST_CLASSES => "classes, lowest accuracy first".to_owned(),
-        all => format!("the {MOST_CLASSES} of {} classes with the lowest accuracy", grouped(all as u64)),
+        all => format!(
+            "the {MOST_CLASSES} of {} classes with the lowest accuracy",
+            grouped(all as u64)
+        ),
     }];
     let shown = &worst[..worst.len().min(MOST_CLASSES)];
-    let width = shown.iter().map(|class| class.name.chars().count()).max().unwrap_or(0);
+    let width = shown
+        .iter()
+        .map(|class| class.name.chars().count())
+        .max()
+        .unwrap_or(0);
     lines.extend(shown.iter().map(|class| {
         let confused: Vec<String> = class
             .confused_with
             .iter()
             .map(|confusion| format!("{} {}", confusion.name, grouped(confusion.count)))
             .collect();
-        let taken = if confused.is_empty() { String::new() } else { format!(" | taken for {}", confused.join(", ")) };
+        let taken = if confused.is_empty() {
+            String::new()
+        } else {
+            format!(" | taken for {}", confused.join(", "))
+        };
         let (correct, all) = (grouped(class.correct), grouped(class.num_samples));
         let accuracy = 100.0 * class.accuracy().unwrap_or(f64::NAN);
-        format!("  {:width$} {accuracy:6.2} % ({correct} of {all}){taken}", class.name)
+        format!(
+            "  {:width$} {accuracy:6.2} % ({correct} of {all}){taken}",
+            class.name
+        )
     }));
     if worst.len() > MOST_CLASSES {
         lines.push("the most frequent confusions".to_owned());
-        let confusion =
-            |(class, answer, count): &(&str, &str, u64)| format!("  {class} taken for {answer}: {}", grouped(*count));
-        lines.extend(by_class.confusions().iter().take(MOST_CLASSES).map(confusion));
+        let confusion = |(class, answer, count): &(&str, &str, u64)| {
+            format!("  {class} taken for {answer}: {}", grouped(*count))
+        };
+        lines.extend(
+            by_class
+                .confusions()
+                .iter()
+                .take(MOST_CLASSES)
+                .map(confusion),
+        );
     }
-    if let Some(matrix) = by_class.confusion_matrix.as_ref().filter(|_| by_class.classes.len() <= MOST_CLASSES) {
-        lines.push("confusion matrix: a row for each class, a column for each answer, in label order".to_owned());
-        let names = by_class.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0);
-        let digits = matrix.iter().flatten().max().map_or(1, |most| most.to_string().len());
+    if let Some(matrix) = by_class
+        .confusion_matrix
+        .as_ref()
+        .filter(|_| by_class.classes.len() <= MOST_CLASSES)
+    {
+        lines.push(
+            "confusion matrix: a row for each class, a column for each answer, in label order"
+                .to_owned(),
+        );
+        let names = by_class
+            .classes
+            .iter()
+            .map(|class| class.name.chars().count())
+            .max()
+            .unwrap_or(0);
+        let digits = matrix
+            .iter()
+            .flatten()
+            .max()
+            .map_or(1, |most| most.to_string().len());
         lines.extend(matrix.iter().zip(&by_class.classes).map(|(row, class)| {
             let counts: Vec<String> = row.iter().map(|count| format!("{count:digits$}")).collect();
             format!("  {:names$} {}", class.name, counts.join(" "))
@@ -187,26 +256,52 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
 
 pub(super) fn finish(summary: &Summary) -> String {
     // Of a run that went on only these steps took the time of this start.
-    let own_steps = summary.rank_seconds.first().map(|root| root.num_steps).filter(|steps| *steps < summary.steps);
+    let own_steps = summary
+        .rank_seconds
+        .first()
+        .map(|root| root.num_steps)
+        .filter(|steps| *steps < summary.steps);
     let mut line = format!(
         "{} | {} epochs, {} steps, {} images{} in {}",
-        if summary.stopped_early { "stopped" } else { "done" },
+        if summary.stopped_early {
+            "stopped"
+        } else {
+            "done"
+        },
         summary.epochs,
         grouped(summary.steps),
         grouped(summary.images),
-        own_steps.map_or(String::new(), |steps| format!("; this start: {} steps", grouped(steps))),
+        own_steps.map_or(String::new(), |steps| format!(
+            "; this start: {} steps",
+            grouped(steps)
+        )),
         seconds(summary.seconds_total),
     );
     if summary.skipped_steps > 0 {
-        line.push_str(&format!(" | {} steps skipped", grouped(summary.skipped_steps)));
+        line.push_str(&format!(
+            " | {} steps skipped",
+            grouped(summary.skipped_steps)
+        ));
     }
     if let Some(evaluations) = summary.patience_ended_after {
-        line.push_str(&format!(" | ended after {} evaluations without a better one", grouped(evaluations)));
+        line.push_str(&format!(
+            " | ended after {} evaluations without a better one",
+            grouped(evaluations)
+        ));
     }
-    if let Some((split, scores)) = summary.final_epoch.as_ref().and_then(EpochRecord::evaluation) {
+    if let Some((split, scores)) = summary
+        .final_epoch
+        .as_ref()
+        .and_then(EpochRecord::evaluation)
+    {
         line.push_str(&format!(" | {split} top-1 {:5.2} %", 100.0 * scores.top1));
     }
-    if let Some(Best { epoch, monitor, value }) = &summary.best {
+    if let Some(Best {
+        epoch,
+        monitor,
+        value,
+    }) = &summary.best
+    {
         let value = match monitor.ends_with("-top1") {
             true => format!("{:5.2} %", 100.0 * value),
             false => format!("{value:.4}"),
@@ -241,10 +336,17 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
 pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     let per_step = |seconds: f64| seconds / result.steps as f64;
     let row = |name: &str, part: f64| {
-        format!("  {name:33} {:9.2} ms a step {:5.1} %", 1e3 * per_step(part), 100.0 * part / seconds)
+        format!(
+            "  {name:33} {:9.2} ms a step {:5.1} %",
+            1e3 * per_step(part),
+            100.0 * part / seconds
+        )
     };
-    let mut kernels: Vec<(&str, f64)> =
-        result.kernel_seconds.iter().map(|(name, part)| (name.as_str(), *part)).collect();
+    let mut kernels: Vec<(&str, f64)> = result
+        .kernel_seconds
+        .iter()
+        .map(|(name, part)| (name.as_str(), *part))
+        .collect();
     kernels.sort_by(|a, b| b.1.total_cmp(&a.1));
     let (mut in_step, mut alone_in_all) = (0.0, 0.0);
     let mut rows: Vec<String> = Vec::new();
@@ -261,7 +363,10 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
         });
         rows.push(row(name, part) + &beside);
     }
-    rows.push(row("outside our kernels", seconds - kernels.iter().map(|(_, part)| part).sum::<f64>()));
+    rows.push(row(
+        "outside our kernels",
+        seconds - kernels.iter().map(|(_, part)| part).sum::<f64>(),
+    ));
     if alone_in_all > 0.0 {
         rows.push(format!(
             "  {:33} {:9.2} x what they take alone; {:.1} walks over each layer's output",
@@ -270,8 +375,15 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
             result.activation_walks
         ));
     }
-    rows.push(format!("  {:33} {:9.1} a step", "fresh pages", result.minor_faults_per_step));
-    rows.extend(result.joules_per_image.map(|joules| format!("  {:33} {joules:9.3} J an image", "energy")));
+    rows.push(format!(
+        "  {:33} {:9.1} a step",
+        "fresh pages", result.minor_faults_per_step
+    ));
+    rows.extend(
+        result
+            .joules_per_image
+            .map(|joules| format!("  {:33} {joules:9.3} J an image", "energy")),
+    );
     rows
 }
 
@@ -280,32 +392,64 @@ const NUM_NAMED: usize = 12;
 
 pub(super) fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
     let row = |name: &str, seconds: f64, launches: String| {
-        format!("  {:30.30} {:9.3} ms a step {launches}", name, 1e3 * seconds)
+        format!(
+            "  {:30.30} {:9.3} ms a step {launches}",
+            name,
+            1e3 * seconds
+        )
     };
     let launches = |number: f64| format!("in {number:.1} launches");
     let total = launches(kernels.launches_per_step);
-    let mut rows = vec![row(&format!("kernels of {} further steps", kernels.steps), kernels.seconds_per_step, total)];
-    rows.push(row("between them", kernels.idle_seconds_per_step, String::new()));
+    let mut rows = vec![row(
+        &format!("kernels of {} further steps", kernels.steps),
+        kernels.seconds_per_step,
+        total,
+    )];
+    rows.push(row(
+        "between them",
+        kernels.idle_seconds_per_step,
+        String::new(),
+    ));
     let named = kernels.kernels.iter().take(NUM_NAMED);
-    rows.extend(named.map(|kernel| row(&kernel.name, kernel.seconds_per_step, launches(kernel.launches_per_step))));
+    rows.extend(named.map(|kernel| {
+        row(
+            &kernel.name,
+            kernel.seconds_per_step,
+            launches(kernel.launches_per_step),
+        )
+    }));
     rows
 }
 
 pub(super) fn slowest(slowest: &SlowestRank) -> String {
     format!(
         "slowest rank {} on {} | {:.1} ms a step without communication, mean of the ranks {:.1} ms",
-        slowest.rank, slowest.node, slowest.own_milliseconds_per_step, slowest.mean_milliseconds_per_step
+        slowest.rank,
+        slowest.node,
+        slowest.own_milliseconds_per_step,
+        slowest.mean_milliseconds_per_step
     )
 }
 
 /// How many updates were made with gradients of parameters that so many updates had made stale.
 pub(super) fn staleness(histogram: &[u64]) -> String {
     let total: u64 = histogram.iter().sum();
-    let sum: u64 = histogram.iter().zip(0..).map(|(count, staleness)| count * staleness).sum();
-    let cells: Vec<String> =
-        histogram.iter().enumerate().map(|(staleness, count)| format!("{staleness}: {count}")).collect();
+    let sum: u64 = histogram
+        .iter()
+        .zip(0..)
+        .map(|(count, staleness)| count * staleness)
+        .sum();
+    let cells: Vec<String> = histogram
+        .iter()
+        .enumerate()
+        .map(|(staleness, count)| format!("{staleness}: {count}"))
+        .collect();
     let mean = sum as f64 / total.max(1) as f64;
-    format!("staleness | {} | mean {mean:.2} updates, n = {}", cells.join(" | "), grouped(total))
+    format!(
+        "staleness | {} | mean {mean:.2} updates, n = {}",
+        cells.join(" | "),
+        grouped(total)
+    )
 }
 
 /// One row a section, wrapped; then what follows from the options, then the facts of the launch.
@@ -329,9 +473,19 @@ pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> V
     );
     let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
     rows.push(("hence".to_owned(), vec![product, peak]));
-    rows.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), vec![value.clone()])));
-    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    rows.iter().flat_map(|(name, cells)| wrapped(name, width, cells)).collect()
+    rows.extend(
+        facts
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), vec![value.clone()])),
+    );
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.chars().count())
+        .max()
+        .unwrap_or(0);
+    rows.iter()
+        .flat_map(|(name, cells)| wrapped(name, width, cells))
+        .collect()
 }
 
 fn wrapped(name: &str, width: usize, cells: &[String]) -> Vec<String> {

@@ -17,15 +17,19 @@ pub struct ConsoleLook {
 impl ConsoleLook {
     /// A console of which nothing is known.
     pub fn plain() -> Self {
-        Self { width: PLAIN_WIDTH, is_colored: false }
+        Self {
+            width: PLAIN_WIDTH,
+            is_colored: false,
+        }
     }
 
     /// That of stdout. A launcher may give its ranks a terminal without a size, whose text goes into a file: that one is plain.
     pub fn of_stdout() -> Self {
         match Term::stdout().size_checked() {
-            Some((_, columns)) if columns > 0 => {
-                Self { width: usize::from(columns), is_colored: console::colors_enabled() }
-            }
+            Some((_, columns)) if columns > 0 => Self {
+                width: usize::from(columns),
+                is_colored: console::colors_enabled(),
+            },
             _ => Self::plain(),
         }
     }

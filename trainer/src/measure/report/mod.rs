@@ -16,7 +16,9 @@ use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use jobs::output::unless_reader_left;
-use records::{BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats};
+use records::{
+    BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats,
+};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,14 +56,21 @@ impl Reporter {
     pub fn new(is_root: bool, log: Option<HeldFile>) -> Self {
         let has_bars = io::stderr().is_terminal();
         let has_step_lines = !(has_bars && io::stdout().is_terminal());
-        let output =
-            Output { has_bars, has_step_lines, ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log) };
-        Self { output: is_root.then(|| Arc::new(Mutex::new(output))) }
+        let output = Output {
+            has_bars,
+            has_step_lines,
+            ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log)
+        };
+        Self {
+            output: is_root.then(|| Arc::new(Mutex::new(output))),
+        }
     }
 
     #[cfg(test)]
     fn with_console(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>) -> Self {
-        Self { output: Some(Arc::new(Mutex::new(Output::plain(console, warnings, None)))) }
+        Self {
+            output: Some(Arc::new(Mutex::new(Output::plain(console, warnings, None)))),
+        }
     }
 
     /// From now on the text goes into `log` too.
@@ -91,7 +100,11 @@ impl Reporter {
     /// Adds a line to the log alone, of something that is said elsewhere and may end the program: it waits for nobody who may hold
     /// the console.
     pub fn log(&self, text: &str) {
-        if let Some(mut output) = self.output.as_ref().and_then(|output| output.try_lock().ok()) {
+        if let Some(mut output) = self
+            .output
+            .as_ref()
+            .and_then(|output| output.try_lock().ok())
+        {
             output.log_line(text);
         }
     }
@@ -103,12 +116,18 @@ impl Reporter {
 
     /// Returns true for the first step of the session, and for one after ten seconds without a step's line. False where nothing is printed.
     pub fn is_step_due(&self) -> bool {
-        self.lock().is_some_and(|output| output.last_step_line.is_none_or(|printed| printed.elapsed() >= LINE_EVERY))
+        self.lock().is_some_and(|output| {
+            output
+                .last_step_line
+                .is_none_or(|printed| printed.elapsed() >= LINE_EVERY)
+        })
     }
 
     /// Shows a step: moves the bar, and prints the step's line if that `is_due`.
     pub fn step(&self, step: &StepLine, is_due: bool) {
-        let Some(mut output) = self.lock() else { return };
+        let Some(mut output) = self.lock() else {
+            return;
+        };
         if output.has_bars {
             let bar = output.bar.get_or_insert_with(|| step_bar(step)).clone();
             bar.set_position(step.step_in_epoch + 1);
@@ -139,10 +158,15 @@ impl Reporter {
     /// # Units
     /// `done` and `total` in bytes.
     pub fn download(&self, name: &str, done: u64, total: Option<u64>) {
-        let Some(mut output) = self.lock() else { return };
+        let Some(mut output) = self.lock() else {
+            return;
+        };
         let is_complete = total == Some(done);
         if output.has_bars {
-            let bar = output.bar.get_or_insert_with(|| download_bar(name, total)).clone();
+            let bar = output
+                .bar
+                .get_or_insert_with(|| download_bar(name, total))
+                .clone();
             bar.set_position(done);
             if is_complete {
                 output.clear_bar();
@@ -172,7 +196,14 @@ impl Reporter {
 
     fn pace(&self, what: &'static str, unit: &'static str, num_units: usize) -> Pace {
         let start = Instant::now();
-        Pace { reporter: self.clone(), what, unit, num_units, start, last_line: start }
+        Pace {
+            reporter: self.clone(),
+            what,
+            unit,
+            num_units,
+            start,
+            last_line: start,
+        }
     }
 
     /// Prints the scores of an evaluation, over all classes and of each.
@@ -217,7 +248,8 @@ impl Reporter {
         }
         if let Some(slowest) = &summary.slowest_rank {
             self.note(&lines::slowest(slowest));
-            let excess = slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;
+            let excess =
+                slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;
             if excess > UNEVEN_SHARE {
                 self.warn(&format!(
                     "rank {} on {} needs {:.0} % more time a step than the mean, and all ranks wait for it: look for \
@@ -241,14 +273,18 @@ impl Reporter {
 
     /// Prints what a command was asked for, on stdout and not in the log. A reader who has left has what he wanted.
     pub fn result(&self, text: &str) -> Result<()> {
-        let Some(mut output) = self.lock() else { return Ok(()) };
+        let Some(mut output) = self.lock() else {
+            return Ok(());
+        };
         output.clear_bar();
         unless_reader_left(one_write(&mut output.console, text)).context("standard output")
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Output>> {
         // Lines are whole even if a thread panicked between two of them.
-        self.output.as_ref().map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
+        self.output
+            .as_ref()
+            .map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -268,13 +304,22 @@ impl Pace {
         if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             let counts = [num_done, self.num_units];
-            self.reporter.note(&lines::part_done(self.what, self.unit, counts, self.start.elapsed()));
+            self.reporter.note(&lines::part_done(
+                self.what,
+                self.unit,
+                counts,
+                self.start.elapsed(),
+            ));
         }
     }
 }
 
 impl Output {
-    fn plain(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>, log: Option<HeldFile>) -> Self {
+    fn plain(
+        console: Box<dyn Write + Send>,
+        warnings: Box<dyn Write + Send>,
+        log: Option<HeldFile>,
+    ) -> Self {
         Self {
             console,
             warnings,
@@ -330,10 +375,14 @@ impl Output {
         let path = log.path().display().to_string();
         match log.follow() {
             Ok(false) => {}
-            Ok(true) => self.warn(&format!("{path} was replaced or removed during the run: earlier lines may be lost")),
+            Ok(true) => self.warn(&format!(
+                "{path} was replaced or removed during the run: earlier lines may be lost"
+            )),
             Err(error) => {
                 self.log = None;
-                self.warn(&format!("{error:#}: nothing more of this run goes into its log"));
+                self.warn(&format!(
+                    "{error:#}: nothing more of this run goes into its log"
+                ));
             }
         }
     }
@@ -360,23 +409,32 @@ pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
 
 /// A line in one piece: launchers pass on what they have read, and lines of other streams come between two pieces.
 fn one_write(to: &mut dyn Write, line: &str) -> io::Result<()> {
-    to.write_all(format!("{line}\n").as_bytes()).and_then(|()| to.flush())
+    to.write_all(format!("{line}\n").as_bytes())
+        .and_then(|()| to.flush())
 }
 
 impl std::fmt::Debug for Reporter {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Reporter").field("speaks", &self.output.is_some()).finish()
+        formatter
+            .debug_struct("Reporter")
+            .field("speaks", &self.output.is_some())
+            .finish()
     }
 }
 
 fn step_bar(step: &StepLine) -> ProgressBar {
-    let bar = ProgressBar::new(step.steps_per_epoch).with_prefix(format!("epoch {:02}", step.epoch));
+    let bar =
+        ProgressBar::new(step.steps_per_epoch).with_prefix(format!("epoch {:02}", step.epoch));
     bar.with_style(style("{prefix} {wide_bar} {pos}/{len} {msg}"))
 }
 
 fn download_bar(name: &str, total: Option<u64>) -> ProgressBar {
-    let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new).with_prefix(name.to_owned());
-    bar.with_style(style("{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left"))
+    let bar = total
+        .map_or_else(ProgressBar::no_length, ProgressBar::new)
+        .with_prefix(name.to_owned());
+    bar.with_style(style(
+        "{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left",
+    ))
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -42,7 +42,12 @@ fn step_line(step_in_epoch: u64) -> StepLine {
         epoch: 3,
         step_in_epoch,
         steps_per_epoch: 3900,
-        scores: ScoreSums { loss_sum: 1204.6, num_samples: 1000, top1_correct: 563, top5_correct: 900 },
+        scores: ScoreSums {
+            loss_sum: 1204.6,
+            num_samples: 1000,
+            top1_correct: 563,
+            top5_correct: 900,
+        },
         learning_rate: 0.0921,
         duration: Duration::from_micros(41_700),
         seconds: Seconds {
@@ -66,7 +71,11 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
         steps: 785,
         images: 50_000,
         final_epoch: Some(record(4, Some(9))),
-        best: Some(Best { epoch: 3, monitor: "test-top1".to_owned(), value: 1.0 }),
+        best: Some(Best {
+            epoch: 3,
+            monitor: "test-top1".to_owned(),
+            value: 1.0,
+        }),
         test: None,
         patience_ended_after: None,
         parameter_hash: "ab12".to_owned(),
@@ -92,12 +101,22 @@ fn a_step_line_has_fixed_columns_with_units() {
         "epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
          (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s | 31 min left"
     );
-    let nothing = StepLine { scores: ScoreSums::default(), ..step_line(0) };
-    assert!(lines::step(&nothing).contains("| loss      - | acc    - % |"), "{}", lines::step(&nothing));
+    let nothing = StepLine {
+        scores: ScoreSums::default(),
+        ..step_line(0)
+    };
+    assert!(
+        lines::step(&nothing).contains("| loss      - | acc    - % |"),
+        "{}",
+        lines::step(&nothing)
+    );
     let mut slow = step_line(3899);
     slow.learning_rate = 1e-5;
     slow.duration = Duration::from_millis(1234);
-    assert_eq!(lines::step(&slow).find("img/s"), lines::step(&step_line(0)).find("img/s"));
+    assert_eq!(
+        lines::step(&slow).find("img/s"),
+        lines::step(&step_line(0)).find("img/s")
+    );
 }
 
 #[test]
@@ -108,12 +127,28 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
          |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
     assert!(lines::epoch(&record(3, None)).contains("| not evaluated |"));
-    let unmeasured = EpochRecord { images_per_second: 0.0, ..record(3, None) };
-    assert!(lines::epoch(&unmeasured).contains(" |       - img/s |"), "as of a start that made no step of the epoch");
-    let noise = GradientNoise { batch_size: Some(1234.4), ..GradientNoise::default() };
-    let measured = EpochRecord { joules_per_image: Some(0.25), gradient_noise: Some(noise), ..record(3, None) };
+    let unmeasured = EpochRecord {
+        images_per_second: 0.0,
+        ..record(3, None)
+    };
+    assert!(
+        lines::epoch(&unmeasured).contains(" |       - img/s |"),
+        "as of a start that made no step of the epoch"
+    );
+    let noise = GradientNoise {
+        batch_size: Some(1234.4),
+        ..GradientNoise::default()
+    };
+    let measured = EpochRecord {
+        joules_per_image: Some(0.25),
+        gradient_noise: Some(noise),
+        ..record(3, None)
+    };
     let line = lines::epoch(&measured);
-    assert!(line.ends_with(" | 0.250 J an image | gradient noise suggests batches of 1 234"), "{line}");
+    assert!(
+        line.ends_with(" | 0.250 J an image | gradient noise suggests batches of 1 234"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -124,13 +159,22 @@ fn the_first_step_has_a_line_and_one_after_ten_seconds_without_one() {
             let last = &mut reporter.lock().unwrap().last_step_line;
             *last = last.unwrap().checked_sub(LINE_EVERY);
         }
-        reporter.step(&step_line(step), (step + 1).is_multiple_of(1000) || reporter.is_step_due());
+        reporter.step(
+            &step_line(step),
+            (step + 1).is_multiple_of(1000) || reporter.is_step_due(),
+        );
     }
     let lines = console.text();
-    let shown: Vec<String> =
-        lines.lines().filter(|line| line.contains(" step ")).map(|line| line[14..20].to_owned()).collect();
+    let shown: Vec<String> = lines
+        .lines()
+        .filter(|line| line.contains(" step "))
+        .map(|line| line[14..20].to_owned())
+        .collect();
     assert_eq!(shown, ["000001", "001000", "001501", "002000", "003000"]);
-    assert!(!Reporter::new(false, None).is_step_due(), "other ranks print nothing");
+    assert!(
+        !Reporter::new(false, None).is_step_due(),
+        "other ranks print nothing"
+    );
 }
 
 #[test]
@@ -143,7 +187,10 @@ fn what_takes_long_tells_how_far_it_is_every_ten_seconds() {
     (pace.start, pace.last_line) = (earlier, earlier);
     (2..9).for_each(|done| pace.done(done));
     assert_eq!(console.text(), "eval | batch 2/300 | 25 min left\n");
-    assert_eq!(lines::part_done("eval", "batch", [0, 0], LINE_EVERY), "eval | batch 0/0");
+    assert_eq!(
+        lines::part_done("eval", "batch", [0, 0], LINE_EVERY),
+        "eval | batch 0/0"
+    );
 }
 
 #[test]
@@ -155,7 +202,10 @@ fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
     reporter.note("hello");
     reporter.warn("slow disk");
     reporter.json(&serde_json::json!({ "loss": 0.5 })).unwrap();
-    assert_eq!(fs::read_to_string(&path).unwrap(), "hello\nwarning: slow disk\n");
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        "hello\nwarning: slow disk\n"
+    );
     assert_eq!(console.text(), "hello\n{\"loss\":0.5}\n");
     assert_eq!(warnings.text(), "warning: slow disk\n");
 }
@@ -171,12 +221,24 @@ fn a_log_that_was_replaced_is_gone_on_with_under_its_name_from_the_next_epoch_on
     (1..3).for_each(|epoch| reporter.epoch(&record(epoch, None)));
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(text.matches("epoch ").count(), 2, "{text}");
-    assert!(warnings.text().contains("train.log was replaced or removed during the run"));
+    assert!(
+        warnings
+            .text()
+            .contains("train.log was replaced or removed during the run")
+    );
     assert_eq!(text.matches("warning: ").count(), 1, "{text}");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     (3..5).for_each(|epoch| reporter.epoch(&record(epoch, None)));
-    assert_eq!(warnings.text().matches("nothing more of this run goes into its log").count(), 1, "{}", warnings.text());
+    assert_eq!(
+        warnings
+            .text()
+            .matches("nothing more of this run goes into its log")
+            .count(),
+        1,
+        "{}",
+        warnings.text()
+    );
 }
 
 #[test]
@@ -193,11 +255,20 @@ fn the_configuration_is_a_table_that_holds_every_option() {
     let text = table.join("\n");
     for (path, value) in config.settings() {
         let (_, key) = path.split_once('.').unwrap();
-        assert!(text.contains(&format!("{key} {}", value.trim_matches('"'))), "{path} is not in\n{text}");
+        assert!(
+            text.contains(&format!("{key} {}", value.trim_matches('"'))),
+            "{path} is not in\n{text}"
+        );
     }
-    assert!(text.contains("global batch 64 = 16 a rank * 1 accumulated * 4 ranks"), "{text}");
+    assert!(
+        text.contains("global batch 64 = 16 a rank * 1 accumulated * 4 ranks"),
+        "{text}"
+    );
     assert!(text.contains("ranks        4 on 2 nodes"), "{text}");
-    assert!(table.iter().all(|line| line.chars().count() <= 110), "{text}");
+    assert!(
+        table.iter().all(|line| line.chars().count() <= 110),
+        "{text}"
+    );
 }
 
 #[test]
@@ -218,16 +289,35 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     );
     assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");
     reporter.finish(&summary(60.0));
-    assert!(warnings.text().contains("rank 2 on n3 needs 50 % more time"), "{}", warnings.text());
+    assert!(
+        warnings
+            .text()
+            .contains("rank 2 on n3 needs 50 % more time"),
+        "{}",
+        warnings.text()
+    );
 }
 
 #[test]
 fn a_run_with_a_val_split_says_by_what_its_best_is_chosen_and_reports_the_test_split_apart() {
     let of = record(4, Some(9));
-    let best = Some(Best { epoch: 3, monitor: "val-loss".to_owned(), value: 0.25 });
-    let scores = Evaluation { loss: 0.5, top1: 0.875, top5: 1.0, ..Evaluation::default() };
+    let best = Some(Best {
+        epoch: 3,
+        monitor: "val-loss".to_owned(),
+        value: 0.25,
+    });
+    let scores = Evaluation {
+        loss: 0.5,
+        top1: 0.875,
+        top5: 1.0,
+        ..Evaluation::default()
+    };
     let summary = Summary {
-        final_epoch: Some(EpochRecord { val: of.test.clone(), test: None, ..of }),
+        final_epoch: Some(EpochRecord {
+            val: of.test.clone(),
+            test: None,
+            ..of
+        }),
         best,
         test: Some(FinalTest { epoch: 3, scores }),
         patience_ended_after: Some(4),
@@ -241,16 +331,25 @@ fn a_run_with_a_val_split_says_by_what_its_best_is_chosen_and_reports_the_test_s
 #[test]
 fn a_table_of_classes_has_a_matrix_of_few_classes_and_the_worst_of_many() {
     let by_class = |num_classes: u32| {
-        let names: Vec<String> = (0..num_classes).map(|class| format!("class {class}")).collect();
-        let pairs = (0..num_classes).flat_map(|class| [((class, class), 8), ((class, 0), u64::from(class) + 1)]);
+        let names: Vec<String> = (0..num_classes)
+            .map(|class| format!("class {class}"))
+            .collect();
+        let pairs = (0..num_classes)
+            .flat_map(|class| [((class, class), 8), ((class, 0), u64::from(class) + 1)]);
         EvaluationByClass::default().with_counts(&names, &pairs.collect::<BTreeMap<_, _>>())
     };
     let few = lines::classes(&by_class(3));
     assert_eq!(few[1], "  class 2  72.73 % (8 of 11) | taken for class 0 3");
-    assert_eq!(few[5..], ["  class 0 1 0 0", "  class 1 2 8 0", "  class 2 3 0 8"]);
+    assert_eq!(
+        few[5..],
+        ["  class 0 1 0 0", "  class 1 2 8 0", "  class 2 3 0 8"]
+    );
     let many = lines::classes(&by_class(1000));
     assert_eq!(many[0], "the 16 of 1 000 classes with the lowest accuracy");
-    assert_eq!((many.len(), many[18].as_str()), (34, "  class 999 taken for class 0: 1 000"));
+    assert_eq!(
+        (many.len(), many[18].as_str()),
+        (34, "  class 999 taken for class 0: 1 000")
+    );
 }
 
 #[test]
@@ -258,22 +357,45 @@ fn a_download_is_told_in_tenths() {
     let (reporter, console, _) = reporter();
     (0..=1000).for_each(|done| reporter.download("cifar-10", done << 20, Some(1000 << 20)));
     assert_eq!(console.text().lines().count(), 10);
-    assert!(console.text().starts_with("cifar-10: 100 MiB of 1000 MiB\n"), "{}", console.text());
+    assert!(
+        console
+            .text()
+            .starts_with("cifar-10: 100 MiB of 1000 MiB\n"),
+        "{}",
+        console.text()
+    );
 }
 
 #[test]
 fn staleness_is_told_as_a_histogram_with_its_mean() {
-    assert_eq!(lines::staleness(&[3, 0, 1]), "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4");
+    assert_eq!(
+        lines::staleness(&[3, 0, 1]),
+        "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4"
+    );
 }
 
 #[test]
 fn the_last_line_gives_the_time_of_a_start_to_the_steps_that_it_made() {
-    let of_root = |num_steps| vec![RankSeconds { num_steps, ..RankSeconds::default() }];
-    let line = |rank_seconds| lines::finish(&Summary { rank_seconds, ..summary(40.0) });
+    let of_root = |num_steps| {
+        vec![RankSeconds {
+            num_steps,
+            ..RankSeconds::default()
+        }]
+    };
+    let line = |rank_seconds| {
+        lines::finish(&Summary {
+            rank_seconds,
+            ..summary(40.0)
+        })
+    };
     assert!(
         line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50 000 images in 83.1 s |"),
         "{}",
         line(of_root(785))
     );
-    assert!(line(of_root(157)).contains("50 000 images; this start: 157 steps in 83.1 s |"), "{}", line(of_root(157)));
+    assert!(
+        line(of_root(157)).contains("50 000 images; this start: 157 steps in 83.1 s |"),
+        "{}",
+        line(of_root(157))
+    );
 }

@@ -25,7 +25,11 @@ impl ImageDataset for Counted {
     }
 
     fn image_shape(&self) -> ImageShape {
-        ImageShape { height: 1, width: 1, channels: 1 }
+        ImageShape {
+            height: 1,
+            width: 1,
+            channels: 1,
+        }
     }
 
     fn class_names(&self) -> &[String] {
@@ -41,7 +45,12 @@ impl ImageDataset for Counted {
     }
 
     fn checksum(&self) -> String {
-        let read = || format!("reading {}", self.num_readings.fetch_add(1, Ordering::SeqCst));
+        let read = || {
+            format!(
+                "reading {}",
+                self.num_readings.fetch_add(1, Ordering::SeqCst)
+            )
+        };
         self.checksum.get_or_init(read).clone()
     }
 
@@ -55,23 +64,36 @@ impl ImageDataset for Counted {
 }
 
 /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
-fn checksums_on_ranks(reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
+fn checksums_on_ranks(
+    reads_files: bool,
+    without_data: Option<usize>,
+) -> (Vec<Option<String>>, usize) {
     checksums_of([Path::new("/"); 3], reads_files, without_data)
 }
 
 /// As [`checksums_on_ranks`], from these folders.
-fn checksums_of(folders: [&Path; 3], reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
+fn checksums_of(
+    folders: [&Path; 3],
+    reads_files: bool,
+    without_data: Option<usize>,
+) -> (Vec<Option<String>>, usize) {
     let num_readings = Arc::new(AtomicUsize::new(0));
     let checksums = run_ranks(3, |communicator| {
         let split = || -> Arc<dyn ImageDataset> {
-            Arc::new(Counted { num_readings: num_readings.clone(), checksum: OnceLock::new(), reads_files })
+            Arc::new(Counted {
+                num_readings: num_readings.clone(),
+                checksum: OnceLock::new(),
+                reads_files,
+            })
         };
         let train = split();
         // The test split is the same: what counts is the train split's.
         let normalization = Normalization::uniform(1);
         let data = DatasetSplits::of_two(train.clone(), train, normalization);
         let data = (Some(communicator.rank()) != without_data).then_some(data);
-        let splits = data.as_ref().map_or(vec![], |data| vec![&data.train, evaluated(data).unwrap()]);
+        let splits = data
+            .as_ref()
+            .map_or(vec![], |data| vec![&data.train, evaluated(data).unwrap()]);
         share_checksums(&splits, Some(folders[communicator.rank()]), &communicator).unwrap();
         data.map(|data| data.train.checksum())
     });
@@ -81,7 +103,10 @@ fn checksums_of(folders: [&Path; 3], reads_files: bool, without_data: Option<usi
 #[test]
 fn the_first_rank_of_a_node_reads_the_files_for_the_others() {
     let (checksums, num_readings) = checksums_on_ranks(true, None);
-    assert_eq!((num_readings, checksums), (1, vec![Some("reading 0".to_owned()); 3]));
+    assert_eq!(
+        (num_readings, checksums),
+        (1, vec![Some("reading 0".to_owned()); 3])
+    );
 }
 
 #[test]
@@ -91,7 +116,10 @@ fn a_rank_that_reads_another_folder_digests_it_itself() {
     std::os::unix::fs::symlink(same.path(), &link).unwrap();
     let (checksums, num_readings) = checksums_of([same.path(), other.path(), &link], true, None);
     assert_eq!(num_readings, 2);
-    assert!(checksums[0] == checksums[2] && checksums[0] != checksums[1], "{checksums:?}");
+    assert!(
+        checksums[0] == checksums[2] && checksums[0] != checksums[1],
+        "{checksums:?}"
+    );
 }
 
 #[test]
@@ -108,12 +136,24 @@ fn without_the_first_rank_s_data_the_others_read_for_themselves() {
 #[test]
 fn ranks_share_their_node_s_memory_and_processors() {
     let nodes = ["a", "a", "a", "b"].map(String::from);
-    let [of_three, alone] = [0, 3]
-        .map(|rank| folder_of_rank(Sizing::square(8), OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap());
-    assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes);
+    let [of_three, alone] = [0, 3].map(|rank| {
+        folder_of_rank(
+            Sizing::square(8),
+            OnBadImage::Skip,
+            &Topology::from_nodes(rank, &nodes),
+        )
+        .unwrap()
+    });
+    assert_eq!(
+        alone.memory_limit_bytes,
+        ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes
+    );
     assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
     assert!((1..=alone.num_threads).contains(&of_three.num_threads));
-    assert_eq!((of_three.sizing, of_three.on_bad_image), (Sizing::square(8), OnBadImage::Skip));
+    assert_eq!(
+        (of_three.sizing, of_three.on_bad_image),
+        (Sizing::square(8), OnBadImage::Skip)
+    );
 }
 
 /// Black images with these labels, of two classes.
@@ -127,7 +167,11 @@ impl ImageDataset for Labelled {
         self.0.len()
     }
     fn image_shape(&self) -> ImageShape {
-        ImageShape { height: 1, width: 1, channels: 3 }
+        ImageShape {
+            height: 1,
+            width: 1,
+            channels: 3,
+        }
     }
     fn class_names(&self) -> &[String] {
         &self.1
@@ -148,6 +192,11 @@ impl ImageDataset for Labelled {
 fn a_label_beyond_the_classes_of_a_programs_data_set_is_refused_with_its_sample() {
     let split = |labels: &[usize]| Labelled(labels.to_vec(), ["cat".to_owned(), "dog".to_owned()]);
     expect_labels(&split(&[0, 1, 1])).unwrap();
-    let text = expect_labels(&split(&[0, 1, 2, 7])).unwrap_err().to_string();
-    assert_eq!(text, "own train: sample 2: expected a label below 2, the number of class names, got 2");
+    let text = expect_labels(&split(&[0, 1, 2, 7]))
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        text,
+        "own train: sample 2: expected a label below 2, the number of class names, got 2"
+    );
 }

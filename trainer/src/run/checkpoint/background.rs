@@ -34,12 +34,19 @@ impl<T: Send + 'static> Background<T> {
     /// # Panics
     /// If an earlier piece was not [waited](Self::wait) for.
     pub fn start(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
-        self.take_up(threads::start("checkpoint", Box::new(work) as Work<T>, |work| work()));
+        self.take_up(threads::start(
+            "checkpoint",
+            Box::new(work) as Work<T>,
+            |work| work(),
+        ));
     }
 
     /// Notes the piece on its thread; without a thread, does it.
     fn take_up(&mut self, started: Result<JoinHandle<Result<T>>, Work<T>>) {
-        assert!(self.under_way.is_none(), "background: expected nothing under way");
+        assert!(
+            self.under_way.is_none(),
+            "background: expected nothing under way"
+        );
         self.under_way = Some(match started {
             Ok(thread) => Piece::OnThread(thread),
             Err(work) => Piece::Done(work()),
@@ -52,7 +59,10 @@ impl<T: Send + 'static> Background<T> {
             Piece::OnThread(thread) => thread.is_finished(),
             Piece::Done(_) => true,
         };
-        self.under_way.take_if(has_ended).map(Piece::result).transpose()
+        self.under_way
+            .take_if(has_ended)
+            .map(Piece::result)
+            .transpose()
     }
 
     /// Waits for the piece that is under way and returns its result.
@@ -95,7 +105,10 @@ mod tests {
         assert_eq!(background.ended().unwrap(), None);
         go.send(7).unwrap();
         assert_eq!(background.wait().unwrap(), Some(7));
-        assert_eq!((background.wait().unwrap(), background.ended().unwrap()), (None, None));
+        assert_eq!(
+            (background.wait().unwrap(), background.ended().unwrap()),
+            (None, None)
+        );
     }
 
     #[test]
@@ -111,7 +124,10 @@ mod tests {
     fn without_a_thread_the_piece_is_done_at_once_and_its_result_comes_once() {
         let mut background = Background::default();
         background.take_up(Err(Box::new(|| Ok(7))));
-        assert_eq!((background.ended().unwrap(), background.wait().unwrap()), (Some(7), None));
+        assert_eq!(
+            (background.ended().unwrap(), background.wait().unwrap()),
+            (Some(7), None)
+        );
         background.take_up(Err(Box::new(|| anyhow::bail!("no space"))));
         assert_eq!(background.wait().unwrap_err().to_string(), "no space");
     }

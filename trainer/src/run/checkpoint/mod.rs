@@ -71,12 +71,21 @@ impl Checkpoint {
         state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
-            let expected =
-                state.files.get(&name).with_context(|| format!("{}: no checksum of {name}", path.display()))?;
+            let expected = state
+                .files
+                .get(&name)
+                .with_context(|| format!("{}: no checksum of {name}", path.display()))?;
             let got = sha256_of_file(&path)?;
-            ensure!(&got == expected, "{}: expected sha256 {expected}, got {got}", path.display());
+            ensure!(
+                &got == expected,
+                "{}: expected sha256 {expected}, got {got}",
+                path.display()
+            );
         }
-        Ok(Self { directory: directory.to_owned(), state })
+        Ok(Self {
+            directory: directory.to_owned(),
+            state,
+        })
     }
 
     /// The file with the model's tensors.
@@ -91,8 +100,10 @@ impl Checkpoint {
     pub fn training_tensors(&self) -> Result<TrainingTensors> {
         let path = self.directory.join(TRAINING_FILE);
         let bytes = read_file(&path)?;
-        let tensors = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
-        let floats = |name: &str| floats(&tensors, name).with_context(|| path.display().to_string());
+        let tensors =
+            SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
+        let floats =
+            |name: &str| floats(&tensors, name).with_context(|| path.display().to_string());
         let flat = floats("norm_statistics")?;
         let rows = self.state.world_size;
         ensure!(
@@ -102,23 +113,53 @@ impl Checkpoint {
             flat.len()
         );
         let row_len = flat.len() / rows;
-        let norm_statistics = (0..rows).map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec()).collect();
-        let mut read = TrainingTensors { norm_statistics, ..Default::default() };
-        read.optimizer = match (tensors.tensor("num_updates"), tensors.tensor("own_optimizer")) {
-            (_, Ok(own)) => OptimizerState { own: Some(own.data().to_vec()), ..OptimizerState::default() },
+        let norm_statistics = (0..rows)
+            .map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec())
+            .collect();
+        let mut read = TrainingTensors {
+            norm_statistics,
+            ..Default::default()
+        };
+        read.optimizer = match (
+            tensors.tensor("num_updates"),
+            tensors.tensor("own_optimizer"),
+        ) {
+            (_, Ok(own)) => OptimizerState {
+                own: Some(own.data().to_vec()),
+                ..OptimizerState::default()
+            },
             (Ok(num_updates), _) => {
                 let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
-                let bytes = bytes.with_context(|| format!("{}: num_updates: expected one u64", path.display()))?;
+                let bytes = bytes.with_context(|| {
+                    format!("{}: num_updates: expected one u64", path.display())
+                })?;
                 let num_updates = Some(u64::from_le_bytes(bytes));
-                OptimizerState { moments: floats("moments")?, num_updates, own: None }
+                OptimizerState {
+                    moments: floats("moments")?,
+                    num_updates,
+                    own: None,
+                }
             }
-            _ => OptimizerState { moments: floats("velocities")?, ..OptimizerState::default() },
+            _ => OptimizerState {
+                moments: floats("velocities")?,
+                ..OptimizerState::default()
+            },
         };
         // Only runs that compress have them.
         if let Ok(num_drawn) = tensors.tensor("num_drawn") {
-            ensure!(num_drawn.dtype() == Dtype::U64, "{}: num_drawn: expected u64", path.display());
+            ensure!(
+                num_drawn.dtype() == Dtype::U64,
+                "{}: num_drawn: expected u64",
+                path.display()
+            );
             read.factors = floats("factors")?;
-            read.num_drawn = num_drawn.data().as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+            read.num_drawn = num_drawn
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| u64::from_le_bytes(*bytes))
+                .collect();
         }
         if tensors.tensor("parameters").is_ok() {
             read.parameters = floats("parameters")?;
@@ -133,7 +174,11 @@ impl Checkpoint {
     /// # Errors
     /// When a file does not hold that many f32.
     pub fn residual(&self, rank: usize, world_size: usize, len: usize) -> Result<Vec<f32>> {
-        let parts = match (self.state.has_residuals(), world_size == self.state.world_size, rank) {
+        let parts = match (
+            self.state.has_residuals(),
+            world_size == self.state.world_size,
+            rank,
+        ) {
             (true, true, rank) => rank..rank + 1,
             (true, false, ROOT) => 0..self.state.world_size,
             _ => 0..0,
@@ -142,10 +187,18 @@ impl Checkpoint {
         for rank in parts {
             let path = self.directory.join(residual_file(rank));
             let bytes = read_file(&path)?;
-            let tensors = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
+            let tensors =
+                SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
             let part = floats(&tensors, RESIDUAL).with_context(|| path.display().to_string())?;
-            ensure!(part.len() == len, "{}: expected {len} values, got {}", path.display(), part.len());
-            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            ensure!(
+                part.len() == len,
+                "{}: expected {len} values, got {}",
+                path.display(),
+                part.len()
+            );
+            sum.iter_mut()
+                .zip(part)
+                .for_each(|(sum, part)| *sum += part);
         }
         Ok(sum)
     }
@@ -167,32 +220,65 @@ pub struct TrainingTensors {
 
 impl TrainingTensors {
     fn to_bytes(&self) -> Result<Vec<u8>> {
-        let OptimizerState { moments, num_updates, own } = &self.optimizer;
+        let OptimizerState {
+            moments,
+            num_updates,
+            own,
+        } = &self.optimizer;
         let (moments, len) = (floats_to_bytes(moments), moments.len());
         let num_updates = num_updates.map(u64::to_le_bytes);
         let statistics = floats_to_bytes(&self.norm_statistics.concat());
         let factors = floats_to_bytes(&self.factors);
-        let num_drawn: Vec<u8> = self.num_drawn.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let num_drawn: Vec<u8> = self
+            .num_drawn
+            .iter()
+            .flat_map(|number| number.to_le_bytes())
+            .collect();
         let parameters = floats_to_bytes(&self.parameters);
         let row_len = self.norm_statistics.first().map_or(0, Vec::len);
         let mut views = vec![(
             "norm_statistics",
-            TensorView::new(Dtype::F32, vec![self.norm_statistics.len(), row_len], &statistics)?,
+            TensorView::new(
+                Dtype::F32,
+                vec![self.norm_statistics.len(), row_len],
+                &statistics,
+            )?,
         )];
         if let Some(own) = own {
-            views.push(("own_optimizer", TensorView::new(Dtype::U8, vec![own.len()], own)?));
+            views.push((
+                "own_optimizer",
+                TensorView::new(Dtype::U8, vec![own.len()], own)?,
+            ));
         } else if let Some(num_updates) = &num_updates {
-            views.push(("moments", TensorView::new(Dtype::F32, vec![2, len / 2], &moments)?));
-            views.push(("num_updates", TensorView::new(Dtype::U64, vec![1], num_updates)?));
+            views.push((
+                "moments",
+                TensorView::new(Dtype::F32, vec![2, len / 2], &moments)?,
+            ));
+            views.push((
+                "num_updates",
+                TensorView::new(Dtype::U64, vec![1], num_updates)?,
+            ));
         } else {
-            views.push(("velocities", TensorView::new(Dtype::F32, vec![len], &moments)?));
+            views.push((
+                "velocities",
+                TensorView::new(Dtype::F32, vec![len], &moments)?,
+            ));
         }
         if !self.num_drawn.is_empty() {
-            views.push(("factors", TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?));
-            views.push(("num_drawn", TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?));
+            views.push((
+                "factors",
+                TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?,
+            ));
+            views.push((
+                "num_drawn",
+                TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?,
+            ));
         }
         if !self.parameters.is_empty() {
-            views.push(("parameters", TensorView::new(Dtype::F32, vec![self.parameters.len()], &parameters)?));
+            views.push((
+                "parameters",
+                TensorView::new(Dtype::F32, vec![self.parameters.len()], &parameters)?,
+            ));
         }
         Ok(safetensors::serialize(views, None)?)
     }
@@ -205,12 +291,22 @@ fn residual_file(rank: usize) -> String {
 
 fn residual_to_bytes(residual: &[f32]) -> Result<Vec<u8>> {
     let bytes = floats_to_bytes(residual);
-    Ok(safetensors::serialize([(RESIDUAL, TensorView::new(Dtype::F32, vec![residual.len()], &bytes)?)], None)?)
+    Ok(safetensors::serialize(
+        [(
+            RESIDUAL,
+            TensorView::new(Dtype::F32, vec![residual.len()], &bytes)?,
+        )],
+        None,
+    )?)
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
     let view = tensors.tensor(name).with_context(|| name.to_owned())?;
-    ensure!(view.dtype() == Dtype::F32, "{name}: expected f32, got {:?}", view.dtype());
+    ensure!(
+        view.dtype() == Dtype::F32,
+        "{name}: expected f32, got {:?}",
+        view.dtype()
+    );
     Ok(bytes_to_floats(view.data()))
 }
 
@@ -220,7 +316,9 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 
 fn read_state(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let len = file::open(path)?.take(MAX_STATE_BYTES + 1).read_to_string(&mut text)?;
+    let len = file::open(path)?
+        .take(MAX_STATE_BYTES + 1)
+        .read_to_string(&mut text)?;
     ensure!(
         len as u64 <= MAX_STATE_BYTES,
         "expected at most {MAX_STATE_BYTES} bytes, got more; take another checkpoint"
@@ -238,7 +336,9 @@ struct Origin {
 
 /// Whether a checkpoint's state is whole and of a format that only later versions know, whatever else it says.
 fn is_of_later_version(directory: &Path) -> bool {
-    let Ok(text) = read_state(&directory.join(STATE_FILE)) else { return false };
+    let Ok(text) = read_state(&directory.join(STATE_FILE)) else {
+        return false;
+    };
     let is_later = serde_json::from_str(&text).is_ok_and(|origin: Origin| origin.format > FORMAT);
     is_later && check_state_sum(directory, &text, FORMAT).is_ok()
 }
@@ -269,7 +369,11 @@ fn state_sum_line(text: &[u8]) -> String {
 }
 
 fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn sha256_of_file(path: &Path) -> Result<String> {

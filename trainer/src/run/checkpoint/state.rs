@@ -59,12 +59,17 @@ pub struct Progress {
 impl Progress {
     /// Whether the run's best evaluation so far is that of the model as it stands: of the epoch that has just ended.
     pub fn is_best(&self) -> bool {
-        self.step_in_epoch == 0 && self.best.as_ref().is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
+        self.step_in_epoch == 0
+            && self
+                .best
+                .as_ref()
+                .is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
     }
 
     /// The step that the schedule counts: `step_in_epoch` steps after the beginning of `epoch`.
     pub fn schedule_step(&self) -> u64 {
-        self.step.saturating_add_signed(self.extra_steps.saturating_neg())
+        self.step
+            .saturating_add_signed(self.extra_steps.saturating_neg())
     }
 
     /// Whether step, epoch and step in the epoch say the same of a run whose epochs have `steps_per_epoch` steps.
@@ -72,9 +77,16 @@ impl Progress {
     /// # Errors
     /// When they do not.
     pub fn check_position(&self, steps_per_epoch: u64) -> Result<()> {
-        let Self { epoch, step, step_in_epoch, extra_steps, .. } = *self;
-        let expected =
-            i128::from(epoch) * i128::from(steps_per_epoch) + i128::from(step_in_epoch) + i128::from(extra_steps);
+        let Self {
+            epoch,
+            step,
+            step_in_epoch,
+            extra_steps,
+            ..
+        } = *self;
+        let expected = i128::from(epoch) * i128::from(steps_per_epoch)
+            + i128::from(step_in_epoch)
+            + i128::from(extra_steps);
         ensure!(
             step_in_epoch <= steps_per_epoch && i128::from(step) == expected,
             "step, epoch and step_in_epoch do not agree: expected step {expected} at step {step_in_epoch} of {steps_per_epoch} in epoch {epoch}, got {step}"
@@ -86,14 +98,19 @@ impl Progress {
     /// trained of it counts as trained.
     pub fn move_to_epochs_of(&mut self, steps_per_epoch: u64) {
         self.step_in_epoch = self.step_in_epoch.min(steps_per_epoch);
-        let counted = self.epoch.saturating_mul(steps_per_epoch).saturating_add(self.step_in_epoch);
+        let counted = self
+            .epoch
+            .saturating_mul(steps_per_epoch)
+            .saturating_add(self.step_in_epoch);
         // Both fit: a run makes fewer than 2^63 steps.
         self.extra_steps = self.step.wrapping_sub(counted) as i64;
     }
 
     /// Images trained so far.
     pub fn images(&self) -> u64 {
-        self.images.unwrap_or(0).saturating_add(self.epoch_scores.num_samples)
+        self.images
+            .unwrap_or(0)
+            .saturating_add(self.epoch_scores.num_samples)
     }
 
     /// Goes to the beginning of the next epoch.
@@ -139,7 +156,10 @@ impl ModelInput {
 
     /// How its pixels are normalised.
     pub fn normalization(&self) -> Normalization {
-        Normalization { mean: self.mean.clone(), std: self.std.clone() }
+        Normalization {
+            mean: self.mean.clone(),
+            std: self.std.clone(),
+        }
     }
 
     /// Whether a checkpoint can hold it.
@@ -147,7 +167,14 @@ impl ModelInput {
     /// # Errors
     /// What it cannot.
     pub fn check(&self) -> Result<()> {
-        let ModelInput { height, width, channels, mean, std, class_names } = self;
+        let ModelInput {
+            height,
+            width,
+            channels,
+            mean,
+            std,
+            class_names,
+        } = self;
         let num_classes = class_names.len();
         for side in [*height, *width] {
             ensure!(
@@ -155,7 +182,10 @@ impl ModelInput {
                 "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
             );
         }
-        ensure!(height == width, "input: expected square images, got {height}x{width}");
+        ensure!(
+            height == width,
+            "input: expected square images, got {height}x{width}"
+        );
         ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
         ensure!(
             mean.len() == *channels && std.len() == *channels,
@@ -164,7 +194,8 @@ impl ModelInput {
             std.len()
         );
         ensure!(
-            mean.iter().all(|value| value.is_finite()) && std.iter().all(|value| value.is_finite() && *value > 0.0),
+            mean.iter().all(|value| value.is_finite())
+                && std.iter().all(|value| value.is_finite() && *value > 0.0),
             "input: expected finite means and positive std, got {mean:?} and {std:?}"
         );
         ensure!(
@@ -178,10 +209,15 @@ impl ModelInput {
     pub fn other_class(&self, now: &[String]) -> Option<String> {
         let trained = &self.class_names;
         let form = |name: Option<&String>| name.map(|name| normal_form(name));
-        let differs =
-            |&class: &usize| trained.get(class) != now.get(class) && form(trained.get(class)) != form(now.get(class));
+        let differs = |&class: &usize| {
+            trained.get(class) != now.get(class) && form(trained.get(class)) != form(now.get(class))
+        };
         let first = (0..trained.len().max(now.len())).find(differs)?;
-        let named = |names: &[String]| names.get(first).map_or("none".to_owned(), |name| format!("\"{name}\""));
+        let named = |names: &[String]| {
+            names
+                .get(first)
+                .map_or("none".to_owned(), |name| format!("\"{name}\""))
+        };
         Some(format!(
             "class {first} of {}: expected {}, got {} (class {first} of {})",
             trained.len(),
@@ -259,8 +295,15 @@ impl CheckpointState {
 
     /// The files beside this one.
     pub(super) fn file_names(&self) -> impl Iterator<Item = String> + use<> {
-        let num_residuals = if self.has_residuals() { self.world_size } else { 0 };
-        [MODEL_FILE, TRAINING_FILE].map(str::to_owned).into_iter().chain((0..num_residuals).map(residual_file))
+        let num_residuals = if self.has_residuals() {
+            self.world_size
+        } else {
+            0
+        };
+        [MODEL_FILE, TRAINING_FILE]
+            .map(str::to_owned)
+            .into_iter()
+            .chain((0..num_residuals).map(residual_file))
     }
 
     /// The text of the file.
@@ -269,14 +312,19 @@ impl CheckpointState {
     /// When it could not be read again, as with a number that JSON does not have.
     pub(super) fn to_json(&self) -> Result<Vec<u8>> {
         let text = serde_json::to_vec_pretty(self)?;
-        serde_json::from_slice::<Self>(&text).context("the state could not be read again")?.check()?;
+        serde_json::from_slice::<Self>(&text)
+            .context("the state could not be read again")?
+            .check()?;
         Ok(text)
     }
 
     /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.
     pub(super) fn check(&self) -> Result<()> {
         let world_size = self.world_size;
-        ensure!((1..=MAX_RANKS).contains(&world_size), "world_size: expected 1 to {MAX_RANKS}, got {world_size}");
+        ensure!(
+            (1..=MAX_RANKS).contains(&world_size),
+            "world_size: expected 1 to {MAX_RANKS}, got {world_size}"
+        );
         ensure!(
             self.loss_scale.is_none_or(|scale| scale.is_possible()),
             "loss_scale: expected a power of two up to 2^24 after fewer than 2000 good steps, got {:?}",
@@ -284,7 +332,8 @@ impl CheckpointState {
         );
         let scores = &self.progress.epoch_scores;
         ensure!(
-            scores.num_samples <= MAX_SAMPLES && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
+            scores.num_samples <= MAX_SAMPLES
+                && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
             "epoch_scores: expected at most {MAX_SAMPLES} samples and no more right answers, got {scores:?}"
         );
         ensure!(

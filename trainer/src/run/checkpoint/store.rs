@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE, TrainingTensors,
-    is_of_later_version, read_state, residual_file, residual_to_bytes, sha256_of_file, state_sum_line,
+    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE,
+    TrainingTensors, is_of_later_version, read_state, residual_file, residual_to_bytes,
+    sha256_of_file, state_sum_line,
 };
 use crate::measure::whole_file::{sync_directory, sync_parent};
 
@@ -38,7 +39,10 @@ pub struct CheckpointStore {
 impl CheckpointStore {
     /// The store in `directory`, below a run's folder, which keeps the last `keep` checkpoints and the best.
     pub fn new(directory: &Path, keep: usize) -> Self {
-        Self { directory: directory.to_owned(), keep: keep.max(1) }
+        Self {
+            directory: directory.to_owned(),
+            keep: keep.max(1),
+        }
     }
 
     /// Writes a checkpoint and removes those no longer kept. `residuals` are what compression has kept back, of every rank or of none;
@@ -75,7 +79,10 @@ impl CheckpointStore {
             let mut files = vec![MODEL_FILE.to_owned(), TRAINING_FILE.to_owned()];
             for (rank, residual) in residuals.into_iter().enumerate() {
                 files.push(residual_file(rank));
-                write_synced(&unfinished.join(residual_file(rank)), &residual_to_bytes(&residual?)?)?;
+                write_synced(
+                    &unfinished.join(residual_file(rank)),
+                    &residual_to_bytes(&residual?)?,
+                )?;
             }
             state.files.clear();
             for file in files {
@@ -84,7 +91,10 @@ impl CheckpointStore {
             }
             let text = state.to_json()?;
             write_synced(&unfinished.join(STATE_FILE), &text)?;
-            write_synced(&unfinished.join(STATE_SUM_FILE), state_sum_line(&text).as_bytes())?;
+            write_synced(
+                &unfinished.join(STATE_SUM_FILE),
+                state_sum_line(&text).as_bytes(),
+            )?;
             sync_directory(&unfinished)
         };
         if let Err(error) = write() {
@@ -100,8 +110,9 @@ impl CheckpointStore {
     /// Gives a finished checkpoint its name. One of that step may be there, written before its epoch was evaluated; whoever is
     /// killed between the two renamings leaves it to `recover`.
     fn put_in_place(&self, unfinished: &Path, directory: &Path) -> Result<()> {
-        let rename =
-            |from: &Path, to: &Path| fs::rename(from, to).with_context(|| format!("rename to {}", to.display()));
+        let rename = |from: &Path, to: &Path| {
+            fs::rename(from, to).with_context(|| format!("rename to {}", to.display()))
+        };
         let replaced = with_ending(directory, REPLACED);
         if directory.exists() {
             rename(directory, &replaced)?;
@@ -116,7 +127,8 @@ impl CheckpointStore {
         for replaced in self.entries_with(&[REPLACED])? {
             let directory = replaced.with_extension("");
             if !directory.exists() {
-                fs::rename(&replaced, &directory).with_context(|| format!("rename to {}", directory.display()))?;
+                fs::rename(&replaced, &directory)
+                    .with_context(|| format!("rename to {}", directory.display()))?;
             }
         }
         Ok(())
@@ -125,7 +137,9 @@ impl CheckpointStore {
     /// Removes what a killed run left half-written or half-removed.
     fn sweep(&self) -> Result<()> {
         self.recover()?;
-        self.entries_with(&[UNFINISHED, REPLACED, REMOVED])?.iter().try_for_each(|path| remove_if_there(path))
+        self.entries_with(&[UNFINISHED, REPLACED, REMOVED])?
+            .iter()
+            .try_for_each(|path| remove_if_there(path))
     }
 
     fn entries_with(&self, endings: &[&str]) -> Result<Vec<PathBuf>> {
@@ -142,7 +156,13 @@ impl CheckpointStore {
     /// When there are checkpoints and none is whole.
     pub fn latest(&self) -> Result<(Option<Checkpoint>, Vec<String>)> {
         let (checkpoint, passed_over) = self.newest_whole()?;
-        Ok((checkpoint, passed_over.into_iter().map(|damaged| damaged.warning).collect()))
+        Ok((
+            checkpoint,
+            passed_over
+                .into_iter()
+                .map(|damaged| damaged.warning)
+                .collect(),
+        ))
     }
 
     /// As [`latest`](Self::latest), for the run to go on with; newer checkpoints that are not whole are left to
@@ -162,7 +182,8 @@ impl CheckpointStore {
             let directory = self.directory.join(name);
             let damaged = with_ending(&directory, DAMAGED);
             remove_if_there(&damaged)?;
-            fs::rename(&directory, &damaged).with_context(|| format!("rename to {}", damaged.display()))?;
+            fs::rename(&directory, &damaged)
+                .with_context(|| format!("rename to {}", damaged.display()))?;
             warnings.push(format!("{warning}; it is kept as {}", damaged.display()));
         }
         Ok(warnings)
@@ -178,7 +199,9 @@ impl CheckpointStore {
             match Checkpoint::open(&self.directory.join(&name)) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), passed_over)),
                 // It is whole: to go on from an older one would lose what it holds.
-                Err(error) if is_of_later_version(&self.directory.join(&name)) => return Err(error),
+                Err(error) if is_of_later_version(&self.directory.join(&name)) => {
+                    return Err(error);
+                }
                 Err(error) => {
                     let warning = format!("checkpoint {name} passed over: {error:#}");
                     passed_over.push(Damaged { name, warning });
@@ -186,8 +209,15 @@ impl CheckpointStore {
             }
         }
         if !passed_over.is_empty() {
-            let warnings: Vec<String> = passed_over.into_iter().map(|damaged| damaged.warning).collect();
-            bail!("no checkpoint in {} is whole: {}", self.directory.display(), warnings.join("; "));
+            let warnings: Vec<String> = passed_over
+                .into_iter()
+                .map(|damaged| damaged.warning)
+                .collect();
+            bail!(
+                "no checkpoint in {} is whole: {}",
+                self.directory.display(),
+                warnings.join("; ")
+            );
         }
         Ok((None, passed_over))
     }
@@ -208,25 +238,32 @@ impl CheckpointStore {
     /// Every checkpoint tells by itself whether its model was the best so far; the newest of them is better than those before. A mark
     /// kept elsewhere could be of another moment than the checkpoints.
     fn best_name(&self) -> Option<String> {
-        let is_best = |name: &String| self.state_of(name).is_ok_and(|state| state.progress.is_best());
+        let is_best = |name: &String| {
+            self.state_of(name)
+                .is_ok_and(|state| state.progress.is_best())
+        };
         self.names().ok()?.into_iter().rev().find(is_best)
     }
 
     /// A warning for each of `names` that does not tell whether it is the best.
     fn unknown<'a>(&self, names: impl Iterator<Item = &'a String>) -> Vec<String> {
         let error = |name: &'a String| self.state_of(name).err().map(|error| (name, error));
-        let warning = |(name, error)| format!("checkpoint {name} passed over, it may be the best: {error:#}");
+        let warning =
+            |(name, error)| format!("checkpoint {name} passed over, it may be the best: {error:#}");
         names.filter_map(error).map(warning).collect()
     }
 
     /// What a checkpoint says, its checksum not looked at.
     fn state_of(&self, name: &str) -> Result<CheckpointState> {
-        Ok(serde_json::from_str(&read_state(&self.directory.join(name).join(STATE_FILE))?)?)
+        Ok(serde_json::from_str(&read_state(
+            &self.directory.join(name).join(STATE_FILE),
+        )?)?)
     }
 
     /// Names of the finished checkpoints, oldest first; one that was being replaced counts where the other has not come to its place.
     fn names(&self) -> Result<Vec<String>> {
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_number =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let is_step = |name: &str| name.strip_prefix("step-").is_some_and(is_number);
         let entries = self.entries()?;
         let is_finished = |name: &&String| match name.strip_suffix(REPLACED) {
@@ -244,24 +281,31 @@ impl CheckpointStore {
 
     fn entries(&self) -> Result<Vec<String>> {
         // A link to what is not there now is no run without checkpoints.
-        let is_absent =
-            || matches!(fs::symlink_metadata(&self.directory), Err(error) if error.kind() == ErrorKind::NotFound);
+        let is_absent = || matches!(fs::symlink_metadata(&self.directory), Err(error) if error.kind() == ErrorKind::NotFound);
         let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound && is_absent() => return Ok(Vec::new()),
-            entries => entries.with_context(|| format!("cannot read {}", self.directory.display()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound && is_absent() => {
+                return Ok(Vec::new());
+            }
+            entries => {
+                entries.with_context(|| format!("cannot read {}", self.directory.display()))?
+            }
         };
-        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
     }
 
     fn prune(&self) -> Result<()> {
         let names = self.names()?;
         let best = self.best_name();
         // One that does not tell what it is may be the best.
-        let is_superfluous = |name: &&String| Some(*name) != best.as_ref() && self.state_of(name).is_ok();
+        let is_superfluous =
+            |name: &&String| Some(*name) != best.as_ref() && self.state_of(name).is_ok();
         for name in names.iter().rev().skip(self.keep).filter(is_superfluous) {
             let directory = self.directory.join(name);
             let removed = with_ending(&directory, REMOVED);
-            fs::rename(&directory, &removed).with_context(|| format!("rename to {}", removed.display()))?;
+            fs::rename(&directory, &removed)
+                .with_context(|| format!("rename to {}", removed.display()))?;
             remove_if_there(&removed)?;
         }
         Ok(())
@@ -290,7 +334,10 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
     };
     let (newest, mut passed_over) = store.newest_whole()?;
     let newest = newest.with_context(|| {
-        format!("no checkpoint in {}: expected a checkpoint's directory or a run's output directory", path.display())
+        format!(
+            "no checkpoint in {}: expected a checkpoint's directory or a run's output directory",
+            path.display()
+        )
     })?;
     let mut warnings = Vec::new();
     if let Some(error) = lost_best {
@@ -321,6 +368,8 @@ fn remove_if_there(directory: &Path) -> Result<()> {
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-    file.write_all(bytes).with_context(|| format!("write {}", path.display()))?;
-    file.sync_all().with_context(|| format!("sync {}", path.display()))
+    file.write_all(bytes)
+        .with_context(|| format!("write {}", path.display()))?;
+    file.sync_all()
+        .with_context(|| format!("sync {}", path.display()))
 }

@@ -51,11 +51,20 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         self.note_image_shape();
         let mix = &session.config.train_split;
         // Of mixed images, which have several classes, the mean is over the samples, as PyTorch's of class probabilities is.
-        let weights_samples = !session.class_weights.is_empty() && mix.mixup.is_none() && mix.cutmix.is_none();
+        let weights_samples =
+            !session.class_weights.is_empty() && mix.mixup.is_none() && mix.cutmix.is_none();
         let weighted = weights_samples.then(|| plan.clone());
-        let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, &self.progress));
+        let loader = Loader::start(
+            Arc::clone(&session.data.train),
+            plan,
+            loader_config(session, &self.progress),
+        );
         let mut epoch = Epoch {
-            input: Input::start(loader, session.config.compute.input.filled(), self.stepper.device()),
+            input: Input::start(
+                loader,
+                session.config.compute.input.filled(),
+                self.stepper.device(),
+            ),
             num_steps,
             own: ScoreSums::default(),
             earlier: self.progress.epoch_scores,
@@ -79,26 +88,50 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let start = Instant::now();
         let loaded = {
             let _data = self.times.timer.enter(Phase::Data);
-            epoch.input.next().context("loader: ended before the epoch")??
+            epoch
+                .input
+                .next()
+                .context("loader: ended before the epoch")??
         };
         let global_num_samples = loaded.global_num_samples as u64;
-        let saves = config.checkpoint_every_steps.is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
+        let saves = config
+            .checkpoint_every_steps
+            .is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
         let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
         let number = self.progress.step + 1;
-        let is_shown = config.tensorboard_every.is_some_and(|every| number.is_multiple_of(every));
+        let is_shown = config
+            .tensorboard_every
+            .is_some_and(|every| number.is_multiple_of(every));
         let keeps_gradients = self.tensorboard.is_open() && (is_shown || ends_epoch);
-        let context = StepContext { keeps_gradients, ..self.context(epoch, saves || ends_epoch)? };
-        if let Some(batch) = loaded.micro_batches.first().filter(|_| is_shown || number == 1) {
-            self.tensorboard.batch(number, batch, &self.session.data.normalization);
+        let context = StepContext {
+            keeps_gradients,
+            ..self.context(epoch, saves || ends_epoch)?
+        };
+        if let Some(batch) = loaded
+            .micro_batches
+            .first()
+            .filter(|_| is_shown || number == 1)
+        {
+            self.tensorboard
+                .batch(number, batch, &self.session.data.normalization);
         }
-        seed_draws(self.stepper.device(), (config.seed.filled(), self.session.communicator.rank()), context.step);
+        seed_draws(
+            self.stepper.device(),
+            (config.seed.filled(), self.session.communicator.rank()),
+            context.step,
+        );
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = self.is_line_due();
         // What only a stop averages is no part of what a repetition computes.
-        let is_forced = !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
+        let is_forced =
+            !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
         let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
-        let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes || is_shown)?;
+        let own = self.add_scores(
+            epoch,
+            &end,
+            should_log || saves || ends_epoch || hashes || is_shown,
+        )?;
         if keeps_gradients && end.outcome == StepOutcome::Updated {
             self.show_gradients();
         }
@@ -122,9 +155,15 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
             self.tensorboard.step(number, &line);
         }
-        self.times.add_step(self.progress.step, global_num_samples, line.duration);
+        self.times
+            .add_step(self.progress.step, global_num_samples, line.duration);
         if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
-            hashes.add(self.progress.step, own, self.stepper.layout(), &self.stepper.parameters());
+            hashes.add(
+                self.progress.step,
+                own,
+                self.stepper.layout(),
+                &self.stepper.parameters(),
+            );
         }
         self.progress.step += 1;
         self.progress.step_in_epoch += 1;
@@ -138,7 +177,8 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// Returns true if the step under way has a line, apart from the last one of an epoch, which always has.
     fn is_line_due(&self) -> bool {
         let every = self.session.config.run.log_every_steps.filled();
-        (self.progress.step_in_epoch + 1).is_multiple_of(every) || self.session.reporter.is_step_due()
+        (self.progress.step_in_epoch + 1).is_multiple_of(every)
+            || self.session.reporter.is_step_due()
     }
 
     fn averages_early(&self, step: u64) -> bool {
@@ -149,16 +189,22 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// How the last step's gradient is spread, for TensorBoard.
     fn show_gradients(&mut self) {
         if let Some(gradients) = self.stepper.gradients() {
-            self.tensorboard.gradients(self.progress.step + 1, self.stepper.layout(), &gradients);
+            self.tensorboard
+                .gradients(self.progress.step + 1, self.stepper.layout(), &gradients);
         }
     }
 
     /// Says the size of images where it changes with the epoch, at the session's first and whenever it is another.
     fn note_image_shape(&mut self) {
         let (session, epoch) = (self.session, self.progress.epoch);
-        let Some(shape) = image_shape(session, epoch) else { return };
+        let Some(shape) = image_shape(session, epoch) else {
+            return;
+        };
         if self.image_shape.replace(shape) != Some(shape) {
-            session.reporter.note(&format!("epoch {epoch:02}: images of {} x {} pixels", shape.height, shape.width));
+            session.reporter.note(&format!(
+                "epoch {epoch:02}: images of {} x {} pixels",
+                shape.height, shape.width
+            ));
         }
     }
 
@@ -167,7 +213,8 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     fn note_fallbacks(&mut self) {
         if !std::mem::replace(&mut self.noted_first_step, true) {
             for operation in layers::stand_ins() {
-                let note = format!("burn's own operation, which is slower, stands in for the {operation}");
+                let note =
+                    format!("burn's own operation, which is slower, stands in for the {operation}");
                 self.session.reporter.note(&note);
             }
             if let Some(warning) = without_gradient(&self.stepper.unused_parameters()) {
@@ -183,17 +230,27 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
 
     /// What the next step is to be; all replicas `must_sync` after it, or where ranks that run apart found that they stop there.
     fn context(&self, epoch: &mut Epoch<'run>, must_sync: bool) -> Result<StepContext> {
-        let (session, step, method) = (self.session, self.progress.step, self.session.config.sync.method());
+        let (session, step, method) = (
+            self.session,
+            self.progress.step,
+            self.session.config.sync.method(),
+        );
         let stop = session.stop.is_raised();
         let must_sync = match distance(&method, step) {
             Some(distance) => {
-                let vote = epoch.vote.get_or_insert_with(|| StopVote::new(&*session.communicator, distance, step));
+                let vote = epoch
+                    .vote
+                    .get_or_insert_with(|| StopVote::new(&*session.communicator, distance, step));
                 vote.meets_after(step, stop, must_sync || meets_after(&method, step))?
             }
             None => must_sync,
         };
         let weight = |index: usize| session.class_weights[session.data.train.label(index)];
-        let weight_sum = |plan: &ShardPlan| plan.global_batch(self.progress.step_in_epoch as usize).map(weight).sum();
+        let weight_sum = |plan: &ShardPlan| {
+            plan.global_batch(self.progress.step_in_epoch as usize)
+                .map(weight)
+                .sum()
+        };
         Ok(StepContext {
             epoch: self.progress.epoch,
             step: self.progress.step,
@@ -207,7 +264,12 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
 
     /// Adds what became known with a step; of this step itself, where it must be or nothing is known yet. What is known of the
     /// last step that is.
-    fn add_scores(&mut self, epoch: &mut Epoch<'_>, end: &StepEnd, must_be_whole: bool) -> Result<Option<ScoreSums>> {
+    fn add_scores(
+        &mut self,
+        epoch: &mut Epoch<'_>,
+        end: &StepEnd,
+        must_be_whole: bool,
+    ) -> Result<Option<ScoreSums>> {
         let mut scores = end.scores;
         epoch.own += scores.unwrap_or_default();
         if must_be_whole || end.stop || epoch.last_scores.is_none() {
@@ -222,14 +284,24 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// The scores of the epoch so far, over all ranks and sessions; what was hashed in it is written.
     fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
         if let Some(hashes) = &mut self.hashes {
-            let Session { communicator, files, reporter, .. } = self.session;
+            let Session {
+                communicator,
+                files,
+                reporter,
+                ..
+            } = self.session;
             hashes.write(self.stepper.layout(), &**communicator, (files, reporter))?;
         }
         self.own_noise += self.stepper.take_noise();
         let mut further = [self.own_noise.small, self.own_noise.num_small];
-        self.progress.epoch_scores = total_scores_with(&*self.session.communicator, epoch.own, &mut further)?;
+        self.progress.epoch_scores =
+            total_scores_with(&*self.session.communicator, epoch.own, &mut further)?;
         self.progress.epoch_scores += epoch.earlier;
-        self.noise = NoiseSums { small: further[0], num_small: further[1], ..self.own_noise };
+        self.noise = NoiseSums {
+            small: further[0],
+            num_small: further[1],
+            ..self.own_noise
+        };
         Ok(())
     }
 
@@ -237,14 +309,18 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
         match outcome {
             StepOutcome::Updated => {
-                self.ema.iter_mut().for_each(|ema| ema.update(&self.stepper.parameters()));
+                self.ema
+                    .iter_mut()
+                    .for_each(|ema| ema.update(&self.stepper.parameters()));
                 Ok(())
             }
             StepOutcome::Overflowed(scale) => {
                 note_overflow(self.session, self.progress.step, scale);
                 Ok(())
             }
-            StepOutcome::Skipped(reason) => note_skipped_step(self.session, &mut self.progress, &reason),
+            StepOutcome::Skipped(reason) => {
+                note_skipped_step(self.session, &mut self.progress, &reason)
+            }
         }
     }
 }
@@ -253,7 +329,11 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
 fn without_gradient(paths: &[&str]) -> Option<String> {
     const NUM_NAMED: usize = 8;
     let (first, rest) = paths.split_at(paths.len().min(NUM_NAMED));
-    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    let more = if rest.is_empty() {
+        String::new()
+    } else {
+        format!(" and {} more", rest.len())
+    };
     (!first.is_empty()).then(|| {
         format!(
             "model: no gradient in the first step for {}{more}: the forward pass does not use them, or detaches them. Weight decay still changes \
@@ -276,21 +356,27 @@ fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
 
 /// Counts a step that all ranks left out, and gives up when there are too many.
 fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
-    let Some(limit) = session.config.run.max_skipped_steps else { return Ok(()) };
+    let Some(limit) = session.config.run.max_skipped_steps else {
+        return Ok(());
+    };
     progress.skipped_steps += 1;
     ensure!(
         progress.skipped_steps <= limit,
         "{reason}: skipped steps: expected at most {limit}, this is one more; go back to an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
     );
-    session
-        .reporter
-        .warn(&format!("{reason}: step skipped on all ranks, {} of at most {limit}", progress.skipped_steps));
+    session.reporter.warn(&format!(
+        "{reason}: step skipped on all ranks, {} of at most {limit}",
+        progress.skipped_steps
+    ));
     Ok(())
 }
 
 fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     let config = session.config;
-    let (rank, world_size) = (session.communicator.rank(), session.communicator.world_size());
+    let (rank, world_size) = (
+        session.communicator.rank(),
+        session.communicator.world_size(),
+    );
     let num_shards = config.sync.method().virtual_shards().unwrap_or(world_size);
     let own_shards = own_shards(num_shards, rank, world_size);
     let config_of_plan = ShardConfig {
@@ -313,9 +399,17 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
 /// The shape of an epoch's images, where the run says one apart from the data set's.
 fn image_shape(session: &Session<'_>, epoch: u64) -> Option<ImageShape> {
     let config = session.config;
-    let resolution = config.data.resolution.as_ref().filter(|resolution| resolution.varies())?;
+    let resolution = config
+        .data
+        .resolution
+        .as_ref()
+        .filter(|resolution| resolution.varies())?;
     let side = resolution.in_epoch(epoch, config.schedule.planned_epochs());
-    Some(ImageShape { height: side, width: side, ..session.data.train.image_shape() })
+    Some(ImageShape {
+        height: side,
+        width: side,
+        ..session.data.train.image_shape()
+    })
 }
 
 fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
@@ -323,13 +417,19 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     LoaderConfig {
         image_shape: image_shape(session, progress.epoch),
         augment: data::augment(&config.train_split),
-        mix: Mix { mixup: config.train_split.mixup, cutmix: config.train_split.cutmix },
+        mix: Mix {
+            mixup: config.train_split.mixup,
+            cutmix: config.train_split.cutmix,
+        },
         raw: config.compute.input.filled() == InputKind::Device,
         seed: config.run.seed.filled(),
         epoch: progress.epoch,
         first_step: progress.step_in_epoch as usize,
-        ..LoaderConfig::new(config.micro_batch_size(), session.data.normalization.clone())
-            .with_threads(config.data.loader_threads.filled())
+        ..LoaderConfig::new(
+            config.micro_batch_size(),
+            session.data.normalization.clone(),
+        )
+        .with_threads(config.data.loader_threads.filled())
     }
 }
 
@@ -343,7 +443,15 @@ mod tests {
         let names: Vec<String> = (0..11).map(|index| format!("p{index}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let of = |count| without_gradient(&names[..count]).unwrap();
-        assert!(of(1).starts_with("model: no gradient in the first step for p0: the forward pass"), "{}", of(1));
-        assert!(of(11).contains("for p0, p1, p2, p3, p4, p5, p6, p7 and 3 more: "), "{}", of(11));
+        assert!(
+            of(1).starts_with("model: no gradient in the first step for p0: the forward pass"),
+            "{}",
+            of(1)
+        );
+        assert!(
+            of(11).contains("for p0, p1, p2, p3, p4, p5, p6, p7 and 3 more: "),
+            "{}",
+            of(11)
+        );
     }
 }

@@ -25,14 +25,18 @@ impl<M: ImageClassifier> Training<'_, M> {
         // A rank that leaves with the error ends the job, so none does before root has written.
         self.session.communicator.barrier()?;
         let epoch = self.progress.epoch;
-        Ok(error
-            .context(format!("epoch {epoch:02} is trained and saved, and a resumed run begins with its evaluation")))
+        Ok(error.context(format!(
+            "epoch {epoch:02} is trained and saved, and a resumed run begins with its evaluation"
+        )))
     }
 
     /// Whether all epochs are trained, or no better evaluation came in time.
     pub(super) fn has_ended(&self) -> bool {
-        let Session { config, best_rule, .. } = self.session;
-        self.progress.epoch >= config.schedule.epochs.filled() || best_rule.is_exhausted(&self.progress)
+        let Session {
+            config, best_rule, ..
+        } = self.session;
+        self.progress.epoch >= config.schedule.epochs.filled()
+            || best_rule.is_exhausted(&self.progress)
     }
 
     pub(super) fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
@@ -43,19 +47,32 @@ impl<M: ImageClassifier> Training<'_, M> {
         {
             return Ok(None);
         }
-        let Some(split) = data.evaluated() else { return Ok(None) };
+        let Some(split) = data.evaluated() else {
+            return Ok(None);
+        };
         self.progress_file.enter("evaluation");
         let averaged = self.averaged();
-        self.evaluate(averaged.as_ref().unwrap_or(self.stepper.model()), split).map(Some)
+        self.evaluate(averaged.as_ref().unwrap_or(self.stepper.model()), split)
+            .map(Some)
     }
 
     /// The model with the average of the parameters, where one is kept.
     pub(super) fn averaged(&self) -> Option<M> {
-        self.ema.as_ref().map(|ema| ema.place(self.stepper.model().clone()))
+        self.ema
+            .as_ref()
+            .map(|ema| ema.place(self.stepper.model().clone()))
     }
 
     fn evaluate(&self, model: &M, split: &Arc<dyn ImageDataset>) -> Result<Evaluation> {
-        let Session { config, data, communicator, device, stop, reporter, .. } = self.session;
+        let Session {
+            config,
+            data,
+            communicator,
+            device,
+            stop,
+            reporter,
+            ..
+        } = self.session;
         let how = EvaluateConfig {
             micro_batch_size: config.micro_batch_size(),
             loader_threads: config.data.loader_threads.filled(),
@@ -65,18 +82,42 @@ impl<M: ImageClassifier> Training<'_, M> {
             reporter: (*reporter).clone(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
-        evaluate(model, split, &data.normalization, &how, &**communicator, device, stop)
+        evaluate(
+            model,
+            split,
+            &data.normalization,
+            &how,
+            &**communicator,
+            device,
+            stop,
+        )
     }
 
     /// Writes `evaluation.json`, on root.
     /// Collective: all ranks.
-    pub(super) fn write_by_class(&self, evaluation: &Evaluation, split: &str, epoch: u64) -> Result<()> {
-        let Session { data, communicator, files, reporter, .. } = self.session;
+    pub(super) fn write_by_class(
+        &self,
+        evaluation: &Evaluation,
+        split: &str,
+        epoch: u64,
+    ) -> Result<()> {
+        let Session {
+            data,
+            communicator,
+            files,
+            reporter,
+            ..
+        } = self.session;
         let answers = evaluation.answers(&**communicator)?;
-        let dataset = if split == "test" { &data.test } else { &data.val };
+        let dataset = if split == "test" {
+            &data.test
+        } else {
+            &data.val
+        };
         if let (Some(dataset), Some(scores)) = (dataset, evaluation.scores()) {
             let names = data.train.class_names();
-            let written = files.evaluation(|| by_class((split, Some(epoch)), &**dataset, scores, names, &answers));
+            let written = files
+                .evaluation(|| by_class((split, Some(epoch)), &**dataset, scores, names, &answers));
             written.iter().for_each(|warning| reporter.warn(warning));
         }
         Ok(())
@@ -86,8 +127,16 @@ impl<M: ImageClassifier> Training<'_, M> {
     /// the same model and images that an earlier session has written is taken over.
     /// Collective: all ranks.
     pub(super) fn measure_test(&mut self) -> Result<bool> {
-        let Session { data, communicator, files, reporter, .. } = self.session;
-        let (Some(_), Some(test)) = (&data.val, &data.test) else { return Ok(true) };
+        let Session {
+            data,
+            communicator,
+            files,
+            reporter,
+            ..
+        } = self.session;
+        let (Some(_), Some(test)) = (&data.val, &data.test) else {
+            return Ok(true);
+        };
         // The best checkpoint may still be on its way to the disk.
         self.checkpointer.finish()?;
         let best = self.progress.best.as_ref().map(|best| best.epoch);
@@ -97,14 +146,23 @@ impl<M: ImageClassifier> Training<'_, M> {
         };
         self.test = found_by_root(&**communicator, || {
             let earlier = files.read_evaluation().filter(is_it);
-            Ok(earlier.and_then(|earlier| Some(FinalTest { epoch: earlier.epoch?, scores: earlier.scores })))
+            Ok(earlier.and_then(|earlier| {
+                Some(FinalTest {
+                    epoch: earlier.epoch?,
+                    scores: earlier.scores,
+                })
+            }))
         })?;
         if self.test.is_some() {
-            reporter.note("the test split was measured with the best model before, and is not measured again");
+            reporter.note(
+                "the test split was measured with the best model before, and is not measured again",
+            );
             return Ok(true);
         }
         self.progress_file.enter("test");
-        let last = self.averaged().unwrap_or_else(|| self.stepper.model().clone());
+        let last = self
+            .averaged()
+            .unwrap_or_else(|| self.stepper.model().clone());
         let (model, epoch) = self.checkpointer.best_model(last, &self.progress)?;
         let evaluation = self.evaluate(&model, test).map_err(|error| {
             error.context("the run is trained and saved, but its test split was not measured; `--resume` measures it")

@@ -15,7 +15,9 @@ use datasets::ImageShape;
 use distributed::{Phase, check_fingerprint};
 use records::{EpochRecord, FinalTest};
 
-use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig};
+use crate::config::{
+    BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig,
+};
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::metrics::EpochCost;
@@ -63,7 +65,16 @@ impl<M> Outcome<M> {
     pub(crate) fn of_server(model: M) -> Self {
         let (progress, parameter_hash, world) = (Progress::default(), String::new(), Vec::new());
         let (staleness, test, is_exhausted, stopped_early) = (None, None, false, false);
-        Self { model, progress, parameter_hash, world, staleness, test, is_exhausted, stopped_early }
+        Self {
+            model,
+            progress,
+            parameter_hash,
+            world,
+            staleness,
+            test,
+            is_exhausted,
+            stopped_early,
+        }
     }
 }
 
@@ -77,31 +88,51 @@ impl<M> Outcome<M> {
 pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
     let config = session.config;
     let communicator = &*session.communicator;
-    let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
+    let mut stepper = Stepper::new(
+        model,
+        step_config(session),
+        Arc::clone(&session.communicator),
+        session.device,
+    )?;
     let checkpointer = Checkpointer::new(session);
-    let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
-    let mut progress =
-        if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
+    let mut ema = session
+        .ema_decay
+        .map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
+    let mut progress = if config.resume {
+        checkpointer.resume(&mut stepper, ema.as_mut())?
+    } else {
+        Progress::default()
+    };
     let forgotten = session.best_rule.forget_other(&mut progress);
     let lost = session.files.open_metrics(progress.epoch)?;
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     let mut hashes = OwnHashes::of_run(config);
     if let Some(resumption) = &session.resumption {
-        let keeps_course = resumption.keeps_course(config) && session.files.was_begun_alike(session.manifest);
+        let keeps_course =
+            resumption.keeps_course(config) && session.files.was_begun_alike(session.manifest);
         session.files.begin(config, session.manifest, true)?;
         if !keeps_course {
             session.files.end_hashes(progress.step);
             hashes.iter_mut().for_each(OwnHashes::give_up);
         }
     }
-    session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
+    session
+        .reporter
+        .note(&format!("gradients {}", stepper.gradient_route()));
     let vain = vain_compression(&config.sync.method(), || stepper.carried());
-    lost.iter().chain(&vain).chain(&forgotten).for_each(|text| session.reporter.warn(text));
+    lost.iter()
+        .chain(&vain)
+        .chain(&forgotten)
+        .for_each(|text| session.reporter.warn(text));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
-    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer, energy);
+    let times = SessionTimes::starting_at(
+        progress.step + config.run.warmup_steps.filled(),
+        timer,
+        energy,
+    );
     let mut training = Training {
         session,
         tensorboard: Tensorboard::open(session, progress.step),
@@ -129,7 +160,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     }
     let stopped = stopped || !training.measure_test()?;
     if stopped && session.data.val.is_some() && session.data.test.is_some() {
-        session.reporter.note("stopped before the test split was measured; `--resume` measures it at the end");
+        session
+            .reporter
+            .note("stopped before the test split was measured; `--resume` measures it at the end");
     }
     training.end(trace, stopped)
 }
@@ -172,12 +205,19 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
             return Ok(true);
         }
-        check_fingerprint(self.stepper.model(), &*self.session.communicator, self.progress.epoch)?;
+        check_fingerprint(
+            self.stepper.model(),
+            &*self.session.communicator,
+            self.progress.epoch,
+        )?;
         let evaluation = match self.evaluate_if_due() {
             Err(error) if error.is::<UnreadImage>() => return Err(self.keep_unevaluated(error)?),
             evaluation => evaluation?,
         };
-        if evaluation.as_ref().is_some_and(|evaluation| evaluation.sums.is_none()) {
+        if evaluation
+            .as_ref()
+            .is_some_and(|evaluation| evaluation.sums.is_none())
+        {
             // The epoch is trained; a resumed run begins with its evaluation.
             self.save()?;
             return Ok(true);
@@ -192,25 +232,39 @@ impl<M: ImageClassifier> Training<'_, M> {
         );
         let is_best = match &scores {
             Some(scores) => {
-                let Session { best_rule, communicator, .. } = self.session;
+                let Session {
+                    best_rule,
+                    communicator,
+                    ..
+                } = self.session;
                 best_rule.note(&mut self.progress, scores, &**communicator)?
             }
             None => false,
         };
         self.record(scores)?;
         if let Some(evaluation) = evaluation.as_ref().filter(|_| is_best) {
-            self.write_by_class(evaluation, self.session.evaluated_split(), self.progress.epoch)?;
+            self.write_by_class(
+                evaluation,
+                self.session.evaluated_split(),
+                self.progress.epoch,
+            )?;
         }
         self.progress.begin_next_epoch();
         let is_last = self.has_ended();
         // One that is due by steps where the epoch ends is of the whole epoch.
-        let is_due = config.run.checkpoint_every_steps.is_some_and(|every| self.progress.step.is_multiple_of(every));
+        let is_due = config
+            .run
+            .checkpoint_every_steps
+            .is_some_and(|every| self.progress.step.is_multiple_of(every));
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
         if is_best
             || is_last
             || stopped
             || is_due
-            || self.progress.epoch.is_multiple_of(config.run.checkpoint_every_epochs.filled())
+            || self
+                .progress
+                .epoch
+                .is_multiple_of(config.run.checkpoint_every_epochs.filled())
         {
             self.save()?;
         }
@@ -224,7 +278,8 @@ impl<M: ImageClassifier> Training<'_, M> {
         if progress.step_in_epoch > 0 {
             progress.epoch_seconds = self.epoch_seconds();
         }
-        self.checkpointer.save(&self.stepper, self.ema.as_ref(), &progress)
+        self.checkpointer
+            .save(&self.stepper, self.ema.as_ref(), &progress)
     }
 
     /// How long the epoch has taken so far, in all sessions.
@@ -235,9 +290,17 @@ impl<M: ImageClassifier> Training<'_, M> {
     /// Writes the epoch down, on root.
     fn record(&mut self, scores: Option<records::Evaluation>) -> Result<()> {
         let seconds_total = self.epoch_seconds();
-        let Self { session, stepper, progress, .. } = self;
+        let Self {
+            session,
+            stepper,
+            progress,
+            ..
+        } = self;
         let communicator = &*session.communicator;
-        let all_ranks = session.server_link.as_ref().unwrap_or(&session.communicator);
+        let all_ranks = session
+            .server_link
+            .as_ref()
+            .unwrap_or(&session.communicator);
         let world = self.times.take_epoch().gather(communicator)?;
         self.progress_file.epoch(&world);
         let scales_loss = session.config.optimizer.loss_scale.filled() != LossScaling::None;
@@ -256,15 +319,28 @@ impl<M: ImageClassifier> Training<'_, M> {
             loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
             overflowed_steps: stepper.loss_scale().num_overflows(),
             joules_per_image: gather::joules_per_image(&world, all_ranks.topology().num_nodes),
-            gradient_noise: noise_batches(session.config).and_then(|batches| self.noise.estimate(batches)),
+            gradient_noise: noise_batches(session.config)
+                .and_then(|batches| self.noise.estimate(batches)),
         };
         self.own_noise = NoiseSums::default();
-        let (val, test) = if session.data.val.is_some() { (scores, None) } else { (None, scores) };
-        let record = EpochRecord { val, test, ..cost.record(progress.epoch_scores) };
+        let (val, test) = if session.data.val.is_some() {
+            (scores, None)
+        } else {
+            (None, scores)
+        };
+        let record = EpochRecord {
+            val,
+            test,
+            ..cost.record(progress.epoch_scores)
+        };
         // Nothing is made in a directory that took the place of the run's.
         session.files.expect_in_place()?;
         session.reporter.epoch(&record);
-        session.files.epoch(&record)?.iter().for_each(|warning| session.reporter.warn(warning));
+        session
+            .files
+            .epoch(&record)?
+            .iter()
+            .for_each(|warning| session.reporter.warn(warning));
         self.tensorboard.epoch(&record);
         progress.last_record = Some(record);
         Ok(())
@@ -272,17 +348,26 @@ impl<M: ImageClassifier> Training<'_, M> {
 
     /// Writes the trace of this session's steps, if it made one. What keeps root from writing it is no reason to lose the run's end.
     fn write_trace(&mut self, trace: &TraceClock) -> Result<()> {
-        let Session { reporter, communicator, .. } = self.session;
+        let Session {
+            reporter,
+            communicator,
+            ..
+        } = self.session;
         if self.progress.step == self.first_step {
             reporter.note("no trace is written, as this start made no step");
             return Ok(());
         }
         let spans = self.times.timer.take_spans();
         let ends_early = trace.ends_early(&spans, &**communicator)?;
-        let Some(text) = trace.gather(&spans, &**communicator)? else { return Ok(()) };
+        let Some(text) = trace.gather(&spans, &**communicator)? else {
+            return Ok(());
+        };
         match trace.put(&text) {
             Ok(()) => {
-                reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
+                reporter.note(&format!(
+                    "trace of all ranks written to {}",
+                    trace.path().display()
+                ));
                 ends_early.iter().for_each(|warning| reporter.warn(warning));
             }
             Err(error) => reporter.warn(&format!("{error:#}; the run is whole, and has no trace")),
@@ -294,7 +379,8 @@ impl<M: ImageClassifier> Training<'_, M> {
     fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
         let communicator = &*self.session.communicator;
         self.session.rank_status.enter(Phase::Ending);
-        let parameter_hash = check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
+        let parameter_hash =
+            check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
         self.checkpointer.finish()?;
         if let Some(trace) = trace {
             self.write_trace(&trace)?;
@@ -303,7 +389,16 @@ impl<M: ImageClassifier> Training<'_, M> {
         let (model, staleness) = self.stepper.finish()?;
         let is_exhausted = self.session.best_rule.is_exhausted(&self.progress);
         let (progress, test) = (self.progress, self.test);
-        Ok(Outcome { model, progress, parameter_hash, world, staleness, test, is_exhausted, stopped_early })
+        Ok(Outcome {
+            model,
+            progress,
+            parameter_hash,
+            world,
+            staleness,
+            test,
+            is_exhausted,
+            stopped_early,
+        })
     }
 }
 
@@ -311,11 +406,19 @@ fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
         optimizer: optimizer_config(config),
-        rate_factors: config.optimizer.learning_rate_factors.clone().unwrap_or_default(),
+        rate_factors: config
+            .optimizer
+            .learning_rate_factors
+            .clone()
+            .unwrap_or_default(),
         own_optimizer: session.own_optimizer.clone(),
         loss: Arc::clone(&session.loss),
         class_weights: session.class_weights.clone(),
-        clip: config.optimizer.clip_grad_norm.map(Clip::Norm).or(config.optimizer.clip_grad_value.map(Clip::Value)),
+        clip: config
+            .optimizer
+            .clip_grad_norm
+            .map(Clip::Norm)
+            .or(config.optimizer.clip_grad_value.map(Clip::Value)),
         loss_scale: config.optimizer.loss_scale.filled(),
         sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
@@ -328,15 +431,24 @@ fn step_config(session: &Session<'_>) -> StepConfig {
 
 /// The batch sizes that the noise of gradients is measured between, if it is.
 fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
-    let batches = NoiseBatches { small: config.micro_batch_size(), large: config.batch.global_batch_size.filled() };
-    config.run.gradient_noise.unwrap_or(false).then_some(batches)
+    let batches = NoiseBatches {
+        small: config.micro_batch_size(),
+        large: config.batch.global_batch_size.filled(),
+    };
+    config
+        .run
+        .gradient_noise
+        .unwrap_or(false)
+        .then_some(batches)
 }
 
 /// The optimizer of a run.
 pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
     let flags = &config.optimizer;
     let (kind, weight_decay) = (flags.optimizer.filled(), flags.weight_decay.unwrap_or(0.0));
-    let decay_norm_and_bias = flags.decay_norm_and_bias.unwrap_or(kind.decays_norm_and_bias());
+    let decay_norm_and_bias = flags
+        .decay_norm_and_bias
+        .unwrap_or(kind.decays_norm_and_bias());
     let sgd = || SgdConfig {
         momentum: flags.momentum.unwrap_or(0.0),
         nesterov: flags.nesterov.unwrap_or(false),
@@ -353,9 +465,10 @@ pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
         // One of the program's own stands in the place of plain descent.
         OptimizerKind::Sgd | OptimizerKind::Own => OptimizerConfig::Sgd(sgd()),
         OptimizerKind::Adamw => OptimizerConfig::AdamW(adam()),
-        OptimizerKind::Lars => {
-            OptimizerConfig::Lars { sgd: sgd(), trust_coefficient: flags.trust_coefficient.filled() }
-        }
+        OptimizerKind::Lars => OptimizerConfig::Lars {
+            sgd: sgd(),
+            trust_coefficient: flags.trust_coefficient.filled(),
+        },
         OptimizerKind::Lamb => OptimizerConfig::Lamb(adam()),
     }
 }

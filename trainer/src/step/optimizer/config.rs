@@ -67,10 +67,25 @@ impl OptimizerConfig {
 
     /// Whether this parameter is to be spared decay, and the ratio of a rule that has one.
     pub(super) fn spares(&self, entry: &ParameterEntry) -> bool {
-        let (Self::Sgd(SgdConfig { decay_norm_and_bias, .. })
-        | Self::Lars { sgd: SgdConfig { decay_norm_and_bias, .. }, .. }
-        | Self::AdamW(AdamConfig { decay_norm_and_bias, .. })
-        | Self::Lamb(AdamConfig { decay_norm_and_bias, .. })) = self;
+        let (Self::Sgd(SgdConfig {
+            decay_norm_and_bias,
+            ..
+        })
+        | Self::Lars {
+            sgd: SgdConfig {
+                decay_norm_and_bias,
+                ..
+            },
+            ..
+        }
+        | Self::AdamW(AdamConfig {
+            decay_norm_and_bias,
+            ..
+        })
+        | Self::Lamb(AdamConfig {
+            decay_norm_and_bias,
+            ..
+        })) = self;
         !decay_norm_and_bias && entry.shape.len() <= 1
     }
 }
@@ -81,7 +96,11 @@ impl SgdConfig {
         SgdUpdate {
             learning_rate: learning_rate as f32,
             momentum: self.momentum as f32,
-            weight_decay: if is_spared { 0.0 } else { self.weight_decay as f32 },
+            weight_decay: if is_spared {
+                0.0
+            } else {
+                self.weight_decay as f32
+            },
             nesterov: self.nesterov,
         }
     }
@@ -89,7 +108,12 @@ impl SgdConfig {
 
 impl AdamConfig {
     /// AdamW's update of a tensor, `number` from 1.
-    pub(super) fn adamw_update(&self, learning_rate: f64, number: u64, is_spared: bool) -> AdamWUpdate {
+    pub(super) fn adamw_update(
+        &self,
+        learning_rate: f64,
+        number: u64,
+        is_spared: bool,
+    ) -> AdamWUpdate {
         AdamWUpdate {
             learning_rate: learning_rate as f32,
             kept: (1.0 - learning_rate * self.weight_decay(is_spared)) as f32,
@@ -98,7 +122,12 @@ impl AdamConfig {
     }
 
     /// LAMB's update of a tensor, `number` from 1.
-    pub(super) fn lamb_update(&self, learning_rate: f64, number: u64, is_spared: bool) -> LambUpdate {
+    pub(super) fn lamb_update(
+        &self,
+        learning_rate: f64,
+        number: u64,
+        is_spared: bool,
+    ) -> LambUpdate {
         LambUpdate {
             learning_rate: learning_rate as f32,
             weight_decay: self.weight_decay(is_spared) as f32,

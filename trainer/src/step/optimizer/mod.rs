@@ -14,7 +14,10 @@ mod tests;
 
 use std::ops::Range;
 
-use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket, Traffic};
+use distributed::{
+    CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket,
+    Traffic,
+};
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
@@ -87,11 +90,19 @@ impl Optimizer {
         layout: &ParameterLayout,
         parameters: Vec<f32>,
     ) -> Self {
-        assert_eq!(parameters.len(), layout.num_elements(), "parameters and layout differ in length");
+        assert_eq!(
+            parameters.len(),
+            layout.num_elements(),
+            "parameters and layout differ in length"
+        );
         let depth = parts::depth(layout);
         let factor = |entry: &ParameterEntry| {
-            let of_parts = factors.iter().filter(|factor| is_within(&entry.path, &factor.part, depth));
-            of_parts.max_by_key(|factor| factor.part.len()).map_or(1.0, |factor| factor.factor)
+            let of_parts = factors
+                .iter()
+                .filter(|factor| is_within(&entry.path, &factor.part, depth));
+            of_parts
+                .max_by_key(|factor| factor.part.len())
+                .map_or(1.0, |factor| factor.factor)
         };
         let span = |entry: &ParameterEntry| Span {
             range: entry.range(),
@@ -102,8 +113,22 @@ impl Optimizer {
         let moments = vec![0.0; num_moments * parameters.len()];
         let spans: Vec<Span> = layout.entries().iter().map(span).collect();
         let longest = spans.iter().map(|span| span.range.len()).max().unwrap_or(0);
-        let scratch = vec![0.0; if matches!(config, OptimizerConfig::Lamb(_)) { longest } else { 0 }];
-        Self { config, parameters, moments, scratch, spans, num_updates: 0 }
+        let scratch = vec![
+            0.0;
+            if matches!(config, OptimizerConfig::Lamb(_)) {
+                longest
+            } else {
+                0
+            }
+        ];
+        Self {
+            config,
+            parameters,
+            moments,
+            scratch,
+            spans,
+            num_updates: 0,
+        }
     }
 
     /// The parameters, flat in module order.
@@ -119,7 +144,11 @@ impl Optimizer {
     /// What it remembers: the state to save.
     pub fn state(&self) -> OptimizerState {
         let num_updates = self.config.has_two_moments().then_some(self.num_updates);
-        OptimizerState { moments: self.moments.clone(), num_updates, own: None }
+        OptimizerState {
+            moments: self.moments.clone(),
+            num_updates,
+            own: None,
+        }
     }
 
     /// Replaces parameters and state by saved ones.
@@ -136,15 +165,29 @@ impl Optimizer {
     ///
     /// Only synchronised gradients have the type this takes.
     pub fn update(&mut self, learning_rate: f64, buckets: &[SyncedBucket]) {
-        self.update_all(learning_rate, buckets.iter().map(|bucket| (bucket.elements(), bucket.values())));
+        self.update_all(
+            learning_rate,
+            buckets
+                .iter()
+                .map(|bucket| (bucket.elements(), bucket.values())),
+        );
     }
 
     /// As [`update`](Self::update), from this rank's own gradients: replicas drift apart until they are averaged.
     pub fn update_alone(&mut self, learning_rate: f64, buckets: &[LocalBucket<'_>]) {
-        self.update_all(learning_rate, buckets.iter().map(|bucket| (bucket.elements(), bucket.values())));
+        self.update_all(
+            learning_rate,
+            buckets
+                .iter()
+                .map(|bucket| (bucket.elements(), bucket.values())),
+        );
     }
 
-    fn update_all<'a>(&mut self, learning_rate: f64, buckets: impl IntoIterator<Item = (Range<usize>, &'a [f32])>) {
+    fn update_all<'a>(
+        &mut self,
+        learning_rate: f64,
+        buckets: impl IntoIterator<Item = (Range<usize>, &'a [f32])>,
+    ) {
         for (elements, gradients) in buckets {
             self.step(learning_rate, elements, gradients, sgd::step);
         }
@@ -157,12 +200,22 @@ impl Optimizer {
     }
 
     /// Makes an update by SGD of some elements, on the calling thread: on a server, whose thread may be beside a compute pool that waits for it.
-    pub fn update_elements(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
+    pub fn update_elements(
+        &mut self,
+        learning_rate: f64,
+        elements: Range<usize>,
+        gradients: &[f32],
+    ) {
         self.step(learning_rate, elements, gradients, sgd::step_alone);
     }
 
     /// Replaces parameters and velocities of some elements.
-    pub fn restore_elements(&mut self, elements: Range<usize>, parameters: &[f32], velocities: &[f32]) {
+    pub fn restore_elements(
+        &mut self,
+        elements: Range<usize>,
+        parameters: &[f32],
+        velocities: &[f32],
+    ) {
         self.parameters[elements.clone()].copy_from_slice(parameters);
         self.moments[elements].copy_from_slice(velocities);
     }
@@ -172,7 +225,11 @@ impl Optimizer {
     /// # Panics
     /// When their number is another.
     pub fn note_parameters(&mut self, parameters: Vec<f32>) {
-        assert_eq!(parameters.len(), self.parameters.len(), "parameters and layout differ in length");
+        assert_eq!(
+            parameters.len(),
+            self.parameters.len(),
+            "parameters and layout differ in length"
+        );
         self.parameters = parameters;
     }
 
@@ -190,26 +247,63 @@ impl Optimizer {
     }
 
     /// Updates whole tensors.
-    fn step(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32], sgd_step: SgdStep) {
-        let Self { config, parameters, moments, scratch, spans, num_updates } = self;
+    fn step(
+        &mut self,
+        learning_rate: f64,
+        elements: Range<usize>,
+        gradients: &[f32],
+        sgd_step: SgdStep,
+    ) {
+        let Self {
+            config,
+            parameters,
+            moments,
+            scratch,
+            spans,
+            num_updates,
+        } = self;
         let (isa, number) = (Isa::detect(), *num_updates + 1);
         let (first_moments, second_moments) = moments.split_at_mut(parameters.len());
         let first = spans.partition_point(|span| span.range.start < elements.start);
-        for Span { range, is_spared, factor } in
-            spans[first..].iter().take_while(|span| span.range.start < elements.end)
+        for Span {
+            range,
+            is_spared,
+            factor,
+        } in spans[first..]
+            .iter()
+            .take_while(|span| span.range.start < elements.end)
         {
             let (is_spared, learning_rate) = (*is_spared, learning_rate * factor);
             let gradients = &gradients[range.start - elements.start..range.end - elements.start];
-            let (parameters, first) = (&mut parameters[range.clone()], &mut first_moments[range.clone()]);
+            let (parameters, first) = (
+                &mut parameters[range.clone()],
+                &mut first_moments[range.clone()],
+            );
             // Nothing where there is one moment.
             let second = second_moments.get_mut(range.clone()).unwrap_or_default();
             match config {
-                OptimizerConfig::Lars { sgd, trust_coefficient } if !is_spared => {
+                OptimizerConfig::Lars {
+                    sgd,
+                    trust_coefficient,
+                } if !is_spared => {
                     let update = sgd.update(learning_rate, is_spared);
-                    lars::step(isa, &update, *trust_coefficient, parameters, first, gradients);
+                    lars::step(
+                        isa,
+                        &update,
+                        *trust_coefficient,
+                        parameters,
+                        first,
+                        gradients,
+                    );
                 }
                 OptimizerConfig::Sgd(sgd) | OptimizerConfig::Lars { sgd, .. } => {
-                    sgd_step(isa, &sgd.update(learning_rate, is_spared), parameters, first, gradients);
+                    sgd_step(
+                        isa,
+                        &sgd.update(learning_rate, is_spared),
+                        parameters,
+                        first,
+                        gradients,
+                    );
                 }
                 OptimizerConfig::AdamW(config) => {
                     let update = config.adamw_update(learning_rate, number, is_spared);
@@ -217,7 +311,14 @@ impl Optimizer {
                 }
                 OptimizerConfig::Lamb(config) => {
                     let update = config.lamb_update(learning_rate, number, is_spared);
-                    lamb::step(isa, &update, parameters, &mut scratch[..range.len()], [first, second], gradients);
+                    lamb::step(
+                        isa,
+                        &update,
+                        parameters,
+                        &mut scratch[..range.len()],
+                        [first, second],
+                        gradients,
+                    );
                 }
             }
         }

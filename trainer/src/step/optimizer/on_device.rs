@@ -63,7 +63,9 @@ impl DeviceOptimizer {
         Some(Self {
             rule,
             parameters: parameters(&placement, model),
-            moments: (0..num_moments).map(|_| placement.upload(&vec![0.0; layout.num_elements()])).collect(),
+            moments: (0..num_moments)
+                .map(|_| placement.upload(&vec![0.0; layout.num_elements()]))
+                .collect(),
             weight_decays,
             placement,
             num_updates: 0,
@@ -79,7 +81,11 @@ impl DeviceOptimizer {
     /// What it remembers, read back: the state to save.
     pub fn state(&self) -> OptimizerState {
         OptimizerState {
-            moments: self.moments.iter().flat_map(|moment| self.placement.read(moment)).collect(),
+            moments: self
+                .moments
+                .iter()
+                .flat_map(|moment| self.placement.read(moment))
+                .collect(),
             num_updates: matches!(self.rule, Rule::AdamW(_)).then_some(self.num_updates),
             own: None,
         }
@@ -91,10 +97,16 @@ impl DeviceOptimizer {
     /// When there are more or fewer moments than this rule has.
     pub fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
         let len = self.placement.layout().num_elements();
-        assert_eq!(state.moments.len(), self.moments.len() * len, "moments and layout differ in length");
+        assert_eq!(
+            state.moments.len(),
+            self.moments.len() * len,
+            "moments and layout differ in length"
+        );
         self.parameters = parameters(&self.placement, model);
         for (index, moment) in self.moments.iter_mut().enumerate() {
-            *moment = self.placement.upload(&state.moments[index * len..(index + 1) * len]);
+            *moment = self
+                .placement
+                .upload(&state.moments[index * len..(index + 1) * len]);
         }
         self.num_updates = state.num_updates.unwrap_or(0);
     }
@@ -120,18 +132,32 @@ impl DeviceOptimizer {
     }
 
     /// The update itself, uncounted; `times` multiplies by one of its scalars.
-    pub(in crate::step) fn update_by(&mut self, times: impl Fn(usize, Tensor<1>) -> Tensor<1>, gradient: Tensor<1>) {
-        let decay = self.weight_decays.as_ref().map(|decays| self.parameters.clone() * decays.clone());
+    pub(in crate::step) fn update_by(
+        &mut self,
+        times: impl Fn(usize, Tensor<1>) -> Tensor<1>,
+        gradient: Tensor<1>,
+    ) {
+        let decay = self
+            .weight_decays
+            .as_ref()
+            .map(|decays| self.parameters.clone() * decays.clone());
         let moments = &mut self.moments;
         let direction = match self.rule {
-            Rule::Sgd(SgdConfig { momentum, nesterov, .. }) => {
+            Rule::Sgd(SgdConfig {
+                momentum, nesterov, ..
+            }) => {
                 let gradient = added(gradient, decay);
                 moments[0] = moments[0].clone() * momentum + gradient.clone();
-                if nesterov { gradient + moments[0].clone() * momentum } else { moments[0].clone() }
+                if nesterov {
+                    gradient + moments[0].clone() * momentum
+                } else {
+                    moments[0].clone()
+                }
             }
             Rule::AdamW(AdamConfig { betas, epsilon, .. }) => {
                 let square = gradient.clone() * gradient.clone();
-                moments[0] = moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - betas[0]);
+                moments[0] =
+                    moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - betas[0]);
                 moments[1] = moments[1].clone() * betas[1] + square * (1.0 - betas[1]);
                 let root = times(2, moments[1].clone().sqrt());
                 added(times(1, moments[0].clone()) / (root + epsilon), decay)
@@ -142,12 +168,20 @@ impl DeviceOptimizer {
 
     /// Parameters and moments, flat as they lie on the device.
     pub(in crate::step) fn flat(&self) -> Vec<Tensor<1>> {
-        [&self.parameters].into_iter().chain(&self.moments).cloned().collect()
+        [&self.parameters]
+            .into_iter()
+            .chain(&self.moments)
+            .cloned()
+            .collect()
     }
 
     /// Goes on in these tensors, as [`flat`](Self::flat) gives them.
     pub(in crate::step) fn go_on_in(&mut self, flat: &[Tensor<1>]) {
-        for (tensor, flat) in [&mut self.parameters].into_iter().chain(&mut self.moments).zip(flat) {
+        for (tensor, flat) in [&mut self.parameters]
+            .into_iter()
+            .chain(&mut self.moments)
+            .zip(flat)
+        {
             *tensor = flat.clone();
         }
     }
@@ -155,14 +189,22 @@ impl DeviceOptimizer {
     /// The gradients of `model` as one flat tensor, zeros where there is none.
     pub fn gradient<M: Module>(&self, model: &M, gradients: Gradients) -> Tensor<1> {
         let gradients = take_gradients(model, self.placement.layout(), ORDER, gradients);
-        self.unused.get_or_init(|| (0..gradients.len()).filter(|&index| gradients[index].is_none()).collect());
+        self.unused.get_or_init(|| {
+            (0..gradients.len())
+                .filter(|&index| gradients[index].is_none())
+                .collect()
+        });
         self.placement.joined(gradients)
     }
 
     /// Paths of the parameters without a gradient in the first backward pass.
     pub fn unused_parameters(&self) -> Vec<&str> {
         let (entries, unused) = (self.placement.layout().entries(), self.unused.get());
-        unused.into_iter().flatten().map(|&index| entries[index].path.as_str()).collect()
+        unused
+            .into_iter()
+            .flatten()
+            .map(|&index| entries[index].path.as_str())
+            .collect()
     }
 
     /// A gradient's values in module order, read back.
@@ -172,7 +214,12 @@ impl DeviceOptimizer {
 
     /// `model` with these parameters, which are views of the flat ones.
     pub fn place<M: Module>(&self, model: M) -> M {
-        replace(model, self.placement.layout(), ORDER, self.placement.views(&self.parameters))
+        replace(
+            model,
+            self.placement.layout(),
+            ORDER,
+            self.placement.views(&self.parameters),
+        )
     }
 }
 
@@ -184,5 +231,9 @@ fn added(tensor: Tensor<1>, other: Option<Tensor<1>>) -> Tensor<1> {
 }
 
 fn parameters<M: Module>(placement: &Placement, model: &M) -> Tensor<1> {
-    placement.joined(tensors(model, placement.layout(), ORDER).into_iter().map(Some))
+    placement.joined(
+        tensors(model, placement.layout(), ORDER)
+            .into_iter()
+            .map(Some),
+    )
 }

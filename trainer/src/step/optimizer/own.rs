@@ -16,7 +16,12 @@ pub struct OwnOptimizer(pub ModuleOptimizer);
 
 impl OwnOptimizer {
     /// `model` after an update.
-    pub fn step<M: Module>(&mut self, learning_rate: f64, model: M, gradients: GradientsParams) -> M {
+    pub fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        model: M,
+        gradients: GradientsParams,
+    ) -> M {
         self.0.step(learning_rate, model, gradients)
     }
 
@@ -25,7 +30,10 @@ impl OwnOptimizer {
     /// # Panics
     /// When burn cannot write it, which its own optimizers' states cannot cause.
     pub fn record(&self) -> Vec<u8> {
-        let bytes = self.0.into_bytes().expect("the optimizer's state can be written");
+        let bytes = self
+            .0
+            .into_bytes()
+            .expect("the optimizer's state can be written");
         bytes.to_vec()
     }
 
@@ -34,8 +42,11 @@ impl OwnOptimizer {
     /// # Errors
     /// When it is none, or one of an optimizer whose state has another form: burn passes over what it cannot use.
     pub fn restore(&mut self, record: &[u8]) -> Result<()> {
-        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(record.to_vec()))
-            .map_err(|error| anyhow!("record of the program's own optimizer: {error}; take another checkpoint"))?;
+        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(record.to_vec())).map_err(
+            |error| {
+                anyhow!("record of the program's own optimizer: {error}; take another checkpoint")
+            },
+        )?;
         let expected = record.len();
         self.0 = self.0.clone().load_record(record);
         let taken = self.0.to_record().len();

@@ -40,9 +40,21 @@ impl Placement {
             start
         });
         let starts = starts.collect();
-        let missing = layout.entries().iter().map(|entry| padded(entry) - entry.len).filter(|len| *len > 0);
-        let fillings = missing.map(|len| (len, Tensor::zeros([len], device))).collect();
-        Self { layout: layout.clone(), device: device.clone(), starts, len, fillings }
+        let missing = layout
+            .entries()
+            .iter()
+            .map(|entry| padded(entry) - entry.len)
+            .filter(|len| *len > 0);
+        let fillings = missing
+            .map(|len| (len, Tensor::zeros([len], device)))
+            .collect();
+        Self {
+            layout: layout.clone(),
+            device: device.clone(),
+            starts,
+            len,
+            fillings,
+        }
     }
 
     pub(super) fn layout(&self) -> &ParameterLayout {
@@ -63,9 +75,16 @@ impl Placement {
     pub(super) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
         let of_entry = |(entry, &start): (&ParameterEntry, &usize)| {
             let with_zeros = whole.clone().slice(start..start + padded(entry));
-            with_zeros.unfold::<2, _>(0, entry.len, padded(entry)).reshape([entry.len])
+            with_zeros
+                .unfold::<2, _>(0, entry.len, padded(entry))
+                .reshape([entry.len])
         };
-        self.layout.entries().iter().zip(&self.starts).map(of_entry).collect()
+        self.layout
+            .entries()
+            .iter()
+            .zip(&self.starts)
+            .map(of_entry)
+            .collect()
     }
 
     /// Values in module order as a flat tensor.
@@ -77,7 +96,8 @@ impl Placement {
 
     /// A flat tensor's values in module order, read back.
     pub(super) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
-        let placed = floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
+        let placed =
+            floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
         let mut values = vec![0.0; self.layout.num_elements()];
         self.each(|index, place| values[index] = placed[place]);
         values
@@ -91,8 +111,15 @@ impl Placement {
                 _ => (1, entry.len),
             };
             for index in 0..entry.len {
-                let (output, input, pixel) = (index / (inputs * pixels), index / pixels % inputs, index % pixels);
-                visit(entry.offset + index, start + (output * pixels + pixel) * inputs + input);
+                let (output, input, pixel) = (
+                    index / (inputs * pixels),
+                    index / pixels % inputs,
+                    index % pixels,
+                );
+                visit(
+                    entry.offset + index,
+                    start + (output * pixels + pixel) * inputs + input,
+                );
             }
         }
     }
@@ -118,7 +145,10 @@ mod tests {
     }
 
     fn net(device: &Device) -> Net {
-        Net { conv: Conv2dConfig::new([3, 5], [3, 2]).init(device), linear: LinearConfig::new(8, 64).init(device) }
+        Net {
+            conv: Conv2dConfig::new([3, 5], [3, 2]).init(device),
+            linear: LinearConfig::new(8, 64).init(device),
+        }
     }
 
     #[test]
@@ -132,9 +162,20 @@ mod tests {
         assert_eq!(placement.read(&whole), expected);
         assert_eq!(placement.read(&placement.upload(&expected)), expected);
         // 90 and 5 of the convolution, 512 and 64 of the linear layer.
-        assert_eq!((placement.starts.as_slice(), placement.len), ([0, 128, 256, 768].as_slice(), 896));
+        assert_eq!(
+            (placement.starts.as_slice(), placement.len),
+            ([0, 128, 256, 768].as_slice(), 896)
+        );
         // What is between parameters is zero.
-        assert_eq!(whole.clone().slice(90..128).abs().sum().into_scalar::<f32>(), 0.0);
+        assert_eq!(
+            whole
+                .clone()
+                .slice(90..128)
+                .abs()
+                .sum()
+                .into_scalar::<f32>(),
+            0.0
+        );
         let other = replace(self::net(&device), &layout, ORDER, placement.views(&whole));
         assert_eq!(read(&other, &layout), expected);
     }
@@ -144,7 +185,10 @@ mod tests {
         let device = Device::flex();
         let layout = ParameterLayout::new(&net(&device));
         let placement = Placement::new(&layout, &device);
-        let ones = layout.entries().iter().map(|entry| (entry.len != 5).then(|| Tensor::ones([entry.len], &device)));
+        let ones = layout
+            .entries()
+            .iter()
+            .map(|entry| (entry.len != 5).then(|| Tensor::ones([entry.len], &device)));
         let values = placement.read(&placement.joined(ones));
         assert_eq!(values.iter().filter(|value| **value == 0.0).count(), 5);
     }

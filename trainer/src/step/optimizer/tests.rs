@@ -23,22 +23,39 @@ fn optimizer(config: OptimizerConfig) -> Optimizer {
         weight: Param::from_tensor(Tensor::from_floats([[0.5, -1.25]], &device)),
         bias: Param::from_tensor(Tensor::from_floats([2.0], &device)),
     };
-    Optimizer::new(config, &ParameterLayout::new(&module), vec![0.5, -1.25, 2.0])
+    Optimizer::new(
+        config,
+        &ParameterLayout::new(&module),
+        vec![0.5, -1.25, 2.0],
+    )
 }
 
 fn sgd_config(nesterov: bool, decay_norm_and_bias: bool) -> SgdConfig {
-    SgdConfig { momentum: 0.9, nesterov, weight_decay: 0.01, decay_norm_and_bias }
+    SgdConfig {
+        momentum: 0.9,
+        nesterov,
+        weight_decay: 0.01,
+        decay_norm_and_bias,
+    }
 }
 
 fn adam_config(epsilon: f64, decay_norm_and_bias: bool) -> AdamConfig {
-    AdamConfig { betas: [0.9, 0.999], epsilon, weight_decay: 0.01, decay_norm_and_bias }
+    AdamConfig {
+        betas: [0.9, 0.999],
+        epsilon,
+        weight_decay: 0.01,
+        decay_norm_and_bias,
+    }
 }
 
 /// One of each rule.
 fn all() -> [OptimizerConfig; 4] {
     [
         OptimizerConfig::Sgd(sgd_config(true, true)),
-        OptimizerConfig::Lars { sgd: sgd_config(false, false), trust_coefficient: 0.5 },
+        OptimizerConfig::Lars {
+            sgd: sgd_config(false, false),
+            trust_coefficient: 0.5,
+        },
         OptimizerConfig::AdamW(adam_config(1e-8, true)),
         OptimizerConfig::Lamb(adam_config(1e-6, false)),
     ]
@@ -59,7 +76,10 @@ fn after_three_steps(config: OptimizerConfig) -> Vec<f32> {
 }
 
 fn assert_close(got: &[f32], expected: &[f32]) {
-    assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} against {expected:?}");
+    assert!(
+        got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
+        "{got:?} against {expected:?}"
+    );
 }
 
 /// Expected values by PyTorch 2.15 in double precision:
@@ -75,9 +95,16 @@ fn three_steps_of_sgd_equal_pytorchs() {
 /// As above, by `AdamW([w, b], lr=0.1, betas=(0.9, 0.999), eps=…, weight_decay=0.01)`; without decay of `b` in the second line.
 #[test]
 fn three_steps_of_adamw_equal_pytorchs() {
-    let adamw = |epsilon, decays| after_three_steps(OptimizerConfig::AdamW(adam_config(epsilon, decays)));
-    assert_close(&adamw(1e-8, true), &[0.355_300_4, -1.094_810_4, 1.976_620_2]);
-    assert_close(&adamw(1e-8, false), &[0.355_300_4, -1.094_810_4, 1.982_463_7]);
+    let adamw =
+        |epsilon, decays| after_three_steps(OptimizerConfig::AdamW(adam_config(epsilon, decays)));
+    assert_close(
+        &adamw(1e-8, true),
+        &[0.355_300_4, -1.094_810_4, 1.976_620_2],
+    );
+    assert_close(
+        &adamw(1e-8, false),
+        &[0.355_300_4, -1.094_810_4, 1.982_463_7],
+    );
     assert_close(&adamw(0.1, true), &[0.372_337_6, -1.102_907_7, 1.985_947_6]);
 }
 
@@ -105,7 +132,10 @@ fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
 
 fn assert_equals_timms(config: OptimizerConfig, expected: [f32; 8]) {
     let got = after_five_steps(config);
-    let is_close = got.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
+    let is_close = got
+        .iter()
+        .zip(expected)
+        .all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
     assert!(is_close, "{config:?}: {got:?} against {expected:?}");
 }
 
@@ -114,25 +144,61 @@ fn assert_equals_timms(config: OptimizerConfig, expected: [f32; 8]) {
 #[test]
 fn five_steps_of_lars_equal_timms() {
     let lars = |nesterov, decays, trust_coefficient, weight_decay| {
-        let sgd = SgdConfig { weight_decay, ..sgd_config(nesterov, decays) };
-        OptimizerConfig::Lars { sgd, trust_coefficient }
+        let sgd = SgdConfig {
+            weight_decay,
+            ..sgd_config(nesterov, decays)
+        };
+        OptimizerConfig::Lars {
+            sgd,
+            trust_coefficient,
+        }
     };
     let cases = [
         (
             lars(false, false, 0.5, 0.01),
-            [0.6615677, -1.4136326, 1.6293072, 0.7518954, 1.3851, -0.496175, -0.116647616, 0.13074115],
+            [
+                0.6615677,
+                -1.4136326,
+                1.6293072,
+                0.7518954,
+                1.3851,
+                -0.496175,
+                -0.116647616,
+                0.13074115,
+            ],
         ),
         (
             lars(true, true, 0.5, 0.01),
-            [0.7359511, -1.4877815, 1.6407883, 0.7260473, 1.3447405, -0.42367107, -0.11733022, 0.1548274],
+            [
+                0.7359511,
+                -1.4877815,
+                1.6407883,
+                0.7260473,
+                1.3447405,
+                -0.42367107,
+                -0.11733022,
+                0.1548274,
+            ],
         ),
         (
             lars(false, false, 0.001, 0.01),
-            [0.49918303, -1.2475027, 1.9946826, 0.7482515, 1.3851, -0.496175, -0.14106372, 0.14109236],
+            [
+                0.49918303,
+                -1.2475027,
+                1.9946826,
+                0.7482515,
+                1.3851,
+                -0.496175,
+                -0.14106372,
+                0.14109236,
+            ],
         ),
         (
             lars(true, false, 0.5, 0.0),
-            [0.75748473, -1.5275131, 1.6756637, 0.74367887, 1.42659, -0.4853075, -0.1173363, 0.15493186],
+            [
+                0.75748473, -1.5275131, 1.6756637, 0.74367887, 1.42659, -0.4853075, -0.1173363,
+                0.15493186,
+            ],
         ),
     ];
     for (config, expected) in cases {
@@ -143,19 +209,51 @@ fn five_steps_of_lars_equal_timms() {
 /// As above. timm's `Lamb` is ours with `max_grad_norm=None`, of its clipping, and `always_adapt=True`.
 #[test]
 fn five_steps_of_lamb_equal_timms() {
-    let lamb = |decays, weight_decay| OptimizerConfig::Lamb(AdamConfig { weight_decay, ..adam_config(1e-6, decays) });
+    let lamb = |decays, weight_decay| {
+        OptimizerConfig::Lamb(AdamConfig {
+            weight_decay,
+            ..adam_config(1e-6, decays)
+        })
+    };
     let cases = [
         (
             lamb(false, 0.01),
-            [0.79309905, -1.4700375, 1.4752904, 0.89811057, 1.2943882, -0.35873538, -0.08082646, 0.118599504],
+            [
+                0.79309905,
+                -1.4700375,
+                1.4752904,
+                0.89811057,
+                1.2943882,
+                -0.35873538,
+                -0.08082646,
+                0.118599504,
+            ],
         ),
         (
             lamb(true, 0.01),
-            [0.79309905, -1.4700375, 1.4752904, 0.89811057, 1.3166709, -0.5162909, -0.08082646, 0.118599504],
+            [
+                0.79309905,
+                -1.4700375,
+                1.4752904,
+                0.89811057,
+                1.3166709,
+                -0.5162909,
+                -0.08082646,
+                0.118599504,
+            ],
         ),
         (
             lamb(false, 0.0),
-            [0.80133116, -1.4823527, 1.4921439, 0.91292006, 1.2943882, -0.35873538, -0.08083915, 0.11872503],
+            [
+                0.80133116,
+                -1.4823527,
+                1.4921439,
+                0.91292006,
+                1.2943882,
+                -0.35873538,
+                -0.08083915,
+                0.11872503,
+            ],
         ),
     ];
     for (config, expected) in cases {
@@ -165,7 +263,8 @@ fn five_steps_of_lamb_equal_timms() {
 
 #[test]
 fn a_bias_is_spared_decay_if_asked_and_a_weight_is_not() {
-    let [all, spared] = [true, false].map(|decays| after_three_steps(OptimizerConfig::Sgd(sgd_config(false, decays))));
+    let [all, spared] = [true, false]
+        .map(|decays| after_three_steps(OptimizerConfig::Sgd(sgd_config(false, decays))));
     assert_eq!(all[..2], spared[..2]);
     assert!(spared[2] > all[2]);
 }

@@ -10,8 +10,8 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, ParameterLayout,
-    Phase, ReductionKind,
+    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction,
+    ParameterLayout, Phase, ReductionKind,
 };
 
 use super::super::{Clip, StepConfig};
@@ -39,14 +39,21 @@ impl AllReduce {
         model: &M,
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Self> {
-        let replica = Replica::start(config, model, communicator, |plans, own| reduction(config, plans, own))?;
+        let replica = Replica::start(config, model, communicator, |plans, own| {
+            reduction(config, plans, own)
+        })?;
         Ok(Self::of(replica, config))
     }
 
     /// With the reduction that `replica` has.
     pub(super) fn of(replica: Replica, config: &StepConfig) -> Self {
         let measures_noise = config.gradient_noise.is_some();
-        Self { replica, clip: config.clip, measures_noise, own_optimizer: config.own_optimizer.clone() }
+        Self {
+            replica,
+            clip: config.clip,
+            measures_noise,
+            own_optimizer: config.own_optimizer.clone(),
+        }
     }
 
     /// Limits the mean gradient.
@@ -78,24 +85,42 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         self.replica.backward(model, loss, step, micro);
     }
 
-    fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        _: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished> {
         let learning_rate = step.context.learning_rate;
         let reduced = self.replica.reduce(timer);
         let scores = self.replica.scores();
         let status = match reduced {
             Err(fault @ CollectiveError::NonFinite { .. }) => {
                 let report = self.replica.reducer.report();
-                return Ok(Finished::not_finite(fault, scores, report.traffic, report.stop));
+                return Ok(Finished::not_finite(
+                    fault,
+                    scores,
+                    report.traffic,
+                    report.stop,
+                ));
             }
             reduced => reduced?,
         };
         let _optimizer = timer.enter(Phase::Optimizer);
         let squared_norms = self.measures_noise.then(|| {
             let parts = self.replica.reducer.report().squared_norm_of_parts;
-            SquaredNorms { parts, sum: self.replica.reducer.synced().norm().powi(2) }
+            SquaredNorms {
+                parts,
+                sum: self.replica.reducer.synced().norm().powi(2),
+            }
         });
         self.clip.into_iter().for_each(|clip| self.clip(clip));
-        let Self { replica, own_optimizer, .. } = self;
+        let Self {
+            replica,
+            own_optimizer,
+            ..
+        } = self;
         match own_optimizer {
             Some(own) => {
                 let gradients = replica.reducer.synced().to_params(model);
@@ -103,12 +128,20 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
                 replica.note_parameters(model);
             }
             None => {
-                replica.optimizer.update(learning_rate, replica.reducer.synced().buckets());
+                replica
+                    .optimizer
+                    .update(learning_rate, replica.reducer.synced().buckets());
                 replica.place(model);
             }
         }
         let traffic = self.replica.reducer.report().traffic;
-        Ok(Finished { stop: status.is_some_and(|status| status.stop), scores, traffic, squared_norms, fault: None })
+        Ok(Finished {
+            stop: status.is_some_and(|status| status.stop),
+            scores,
+            traffic,
+            squared_norms,
+            fault: None,
+        })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {
@@ -117,7 +150,10 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
 
     fn optimizer_state(&self) -> OptimizerState {
         match &self.own_optimizer {
-            Some(own) => OptimizerState { own: Some(own.record()), ..OptimizerState::default() },
+            Some(own) => OptimizerState {
+                own: Some(own.record()),
+                ..OptimizerState::default()
+            },
             None => self.replica.optimizer.state(),
         }
     }
@@ -152,22 +188,42 @@ fn reduction(
     communicator: Arc<dyn Communicator>,
 ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
     match config.sync.method {
-        SyncMethod::Allreduce { compression, compress_warmup_steps, .. } if compression.is_some() => {
-            Ok(Box::new(CompressedReduction::new(compression.0, compress_warmup_steps, plans, communicator)?))
-        }
+        SyncMethod::Allreduce {
+            compression,
+            compress_warmup_steps,
+            ..
+        } if compression.is_some() => Ok(Box::new(CompressedReduction::new(
+            compression.0,
+            compress_warmup_steps,
+            plans,
+            communicator,
+        )?)),
         SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
             Some(kind) => Ok(Box::new(AllReducer::new(kind, communicator)?)),
             None => by_nccl(&*communicator, config),
         },
-        _ => Ok(Box::new(AllReducer::new(ReductionKind::Library, communicator)?)),
+        _ => Ok(Box::new(AllReducer::new(
+            ReductionKind::Library,
+            communicator,
+        )?)),
     }
 }
 
 /// The sum on GPUs; without an index of its own a rank has the GPU of its index on its node.
 #[cfg(feature = "nccl")]
-fn by_nccl(communicator: &dyn Communicator, config: &StepConfig) -> Result<Box<dyn BucketReduction>, CollectiveError> {
-    let gpu = config.sync.gpu.unwrap_or(communicator.topology().local_rank);
-    Ok(Box::new(distributed::NcclReduction::new(communicator, gpu, Arc::clone(&config.rank_status))?))
+fn by_nccl(
+    communicator: &dyn Communicator,
+    config: &StepConfig,
+) -> Result<Box<dyn BucketReduction>, CollectiveError> {
+    let gpu = config
+        .sync
+        .gpu
+        .unwrap_or(communicator.topology().local_rank);
+    Ok(Box::new(distributed::NcclReduction::new(
+        communicator,
+        gpu,
+        Arc::clone(&config.rank_status),
+    )?))
 }
 
 #[cfg(not(feature = "nccl"))]

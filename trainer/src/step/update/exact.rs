@@ -10,7 +10,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use distributed::{Communicator, ExactReducer, ExactReduction, ParameterLayout, Phase, read, write};
+use distributed::{
+    Communicator, ExactReducer, ExactReduction, ParameterLayout, Phase, read, write,
+};
 
 use super::super::StepConfig;
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
@@ -36,17 +38,25 @@ impl Exact {
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Self> {
         let num_own = own_shards(num_shards, communicator.rank(), communicator.world_size()).len();
-        let replica =
-            Replica::start(config, model, communicator, |_, own| Ok(Box::new(ExactReduction::new(own, num_own)?)))?;
+        let replica = Replica::start(config, model, communicator, |_, own| {
+            Ok(Box::new(ExactReduction::new(own, num_own)?))
+        })?;
         let statistics = ShardStatistics::new(model, Arc::clone(communicator))?;
-        Ok(Self { all_reduce: AllReduce::of(replica, config), statistics, num_shards })
+        Ok(Self {
+            all_reduce: AllReduce::of(replica, config),
+            statistics,
+            num_shards,
+        })
     }
 }
 
 impl<M: ImageClassifier> Update<M> for Exact {
     fn begin(&mut self, model: &M, step: &Step) -> StepPlan {
         self.statistics.begin_step(model);
-        StepPlan { keeps_slots_apart: true, ..self.all_reduce.begin(model, step) }
+        StepPlan {
+            keeps_slots_apart: true,
+            ..self.all_reduce.begin(model, step)
+        }
     }
 
     fn end_forward(&mut self, model: &mut M, output: Option<Output>) -> Result<()> {
@@ -62,11 +72,18 @@ impl<M: ImageClassifier> Update<M> for Exact {
         self.all_reduce.backward(model, loss, step, micro);
     }
 
-    fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished> {
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        plan: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished> {
         let finished = self.all_reduce.finish(model, step, plan, timer)?;
         if finished.fault.is_none() {
             let _waiting = timer.enter(Phase::Waiting);
-            self.statistics.end_step(model, self.num_shards.min(step.num_global))?;
+            self.statistics
+                .end_step(model, self.num_shards.min(step.num_global))?;
         }
         Ok(finished)
     }
@@ -111,7 +128,12 @@ impl ShardStatistics {
     /// Collective: all ranks.
     fn new<M: Module>(model: &M, communicator: Arc<dyn Communicator>) -> Result<Self> {
         let layout = ParameterLayout::statistics(model);
-        Ok(Self { layout, reducer: ExactReducer::new(communicator)?, start: Vec::new(), shards: Vec::new() })
+        Ok(Self {
+            layout,
+            reducer: ExactReducer::new(communicator)?,
+            start: Vec::new(),
+            shards: Vec::new(),
+        })
     }
 
     /// Takes note of where the step begins.
@@ -130,12 +152,18 @@ impl ShardStatistics {
     /// Collective: all ranks.
     fn end_step<M: Module>(&mut self, model: &mut M, num_shards: usize) -> Result<()> {
         for shard in &mut self.shards {
-            shard.iter_mut().zip(&self.start).for_each(|(value, start)| *value -= start);
+            shard
+                .iter_mut()
+                .zip(&self.start)
+                .for_each(|(value, start)| *value -= start);
         }
         let shards: Vec<&[f32]> = self.shards.iter().map(Vec::as_slice).collect();
         let mut means = vec![0.0; self.layout.num_elements()];
         self.reducer.sum_shards(&shards, &mut means)?;
-        means.iter_mut().zip(&self.start).for_each(|(mean, start)| *mean = start + *mean / num_shards as f32);
+        means
+            .iter_mut()
+            .zip(&self.start)
+            .for_each(|(mean, start)| *mean = start + *mean / num_shards as f32);
         *model = write(model.clone(), &self.layout, &means);
         Ok(())
     }

@@ -42,13 +42,21 @@ impl LocalSgd {
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Self> {
         let all_reduce = AllReduce::start(config, model, communicator)?;
-        Ok(Self { all_reduce, every, from_step, has_met_non_finite: false, own_gradient: None })
+        Ok(Self {
+            all_reduce,
+            every,
+            from_step,
+            has_met_non_finite: false,
+            own_gradient: None,
+        })
     }
 
     fn mode(&self, context: &StepContext) -> SyncMode {
         match context.step {
             step if step < self.from_step => SyncMode::AllReduce,
-            step if context.must_sync || (step + 1).is_multiple_of(self.every) => SyncMode::LocalThenAverage,
+            step if context.must_sync || (step + 1).is_multiple_of(self.every) => {
+                SyncMode::LocalThenAverage
+            }
             _ => SyncMode::Local,
         }
     }
@@ -61,7 +69,9 @@ impl LocalSgd {
             .then(|| vec![0.0; replica.reducer.layout().num_elements()]);
         let is_finite = replica.reducer.finish_alone(|buckets, is_finite| {
             if let Some(kept) = &mut kept {
-                buckets.iter().for_each(|bucket| kept[bucket.elements()].copy_from_slice(bucket.values()));
+                buckets
+                    .iter()
+                    .for_each(|bucket| kept[bucket.elements()].copy_from_slice(bucket.values()));
             }
             if step.num_own > 0 && is_finite {
                 replica.optimizer.update_alone(learning_rate, buckets);
@@ -71,7 +81,10 @@ impl LocalSgd {
         self.own_gradient = kept;
         let header = replica.header(step);
         self.has_met_non_finite |= !(header.finite && is_finite);
-        StepHeader { finite: !self.has_met_non_finite, ..header }
+        StepHeader {
+            finite: !self.has_met_non_finite,
+            ..header
+        }
     }
 }
 
@@ -92,7 +105,13 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
         self.all_reduce.backward(model, loss, step, micro);
     }
 
-    fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished> {
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        plan: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished> {
         if plan.mode == SyncMode::AllReduce {
             return self.all_reduce.finish(model, step, plan, timer);
         }
@@ -109,7 +128,12 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         replica.place(model);
-        Ok(Finished { stop, scores: replica.scores(), traffic, ..Finished::default() })
+        Ok(Finished {
+            stop,
+            scores: replica.scores(),
+            traffic,
+            ..Finished::default()
+        })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {
@@ -131,7 +155,9 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
     fn gradients(&mut self) -> Option<Vec<f32>> {
         let synced = self.all_reduce.replica.reducer.synced();
         // After a step of this rank alone there is no sum.
-        self.own_gradient.take().or_else(|| (!synced.buckets().is_empty()).then(|| synced.to_flat()))
+        self.own_gradient
+            .take()
+            .or_else(|| (!synced.buckets().is_empty()).then(|| synced.to_flat()))
     }
 
     fn replica(&self) -> Option<&Replica> {

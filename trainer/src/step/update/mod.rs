@@ -45,7 +45,13 @@ pub(super) trait Update<M>: Debug {
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
-    fn replay(&mut self, _: &mut M, _: &[DeviceBatch], _: &Step, _: &Timer) -> Result<Option<Finished>> {
+    fn replay(
+        &mut self,
+        _: &mut M,
+        _: &[DeviceBatch],
+        _: &Step,
+        _: &Timer,
+    ) -> Result<Option<Finished>> {
         Ok(None)
     }
 
@@ -63,7 +69,13 @@ pub(super) trait Update<M>: Debug {
     ///
     /// # Errors
     /// When a collective fails, the ranks drifted apart, or something that can no more be undone was not finite.
-    fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished>;
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        plan: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished>;
 
     /// Waits for the results of all steps made so far, after which the model is what they made of it; the scores that neither
     /// [`finish`](Self::finish) nor [`replay`](Self::replay) has told of.
@@ -100,7 +112,9 @@ pub(super) trait Update<M>: Debug {
 
     /// Paths of the parameters that no backward pass of this rank has given a gradient.
     fn unused_parameters(&self) -> Vec<&str> {
-        self.replica().map(|replica| replica.reducer.unused_parameters()).unwrap_or_default()
+        self.replica()
+            .map(|replica| replica.reducer.unused_parameters())
+            .unwrap_or_default()
     }
 
     /// How gradients get to the update of a rank that is alone, in words.
@@ -130,7 +144,10 @@ pub(super) fn start<M: ImageClassifier>(
 ) -> Result<Box<dyn Update<M>>> {
     keep_freed_memory();
     let is_on_device = config.sync.updates_on_device(communicator.world_size());
-    let sums_all = matches!(config.sync.method, SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. });
+    let sums_all = matches!(
+        config.sync.method,
+        SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }
+    );
     ensure!(
         config.own_optimizer.is_none() || (sums_all && !is_on_device),
         "optimizer: expected SGD, as an own one updates only where every step sums all gradients, in main memory"
@@ -149,11 +166,18 @@ pub(super) fn start<M: ImageClassifier>(
     }
     Ok(match config.sync.method {
         SyncMethod::Allreduce { .. } => Box::new(AllReduce::start(config, model, communicator)?),
-        SyncMethod::Exact { virtual_shards } => Box::new(Exact::start(virtual_shards, config, model, communicator)?),
-        SyncMethod::LocalSgd { every, from_step } => {
-            Box::new(LocalSgd::start((every, from_step), config, model, communicator)?)
+        SyncMethod::Exact { virtual_shards } => {
+            Box::new(Exact::start(virtual_shards, config, model, communicator)?)
         }
-        SyncMethod::ParameterServer { .. } => Box::new(Servers::start(config, model, communicator)?),
+        SyncMethod::LocalSgd { every, from_step } => Box::new(LocalSgd::start(
+            (every, from_step),
+            config,
+            model,
+            communicator,
+        )?),
+        SyncMethod::ParameterServer { .. } => {
+            Box::new(Servers::start(config, model, communicator)?)
+        }
     })
 }
 
@@ -162,7 +186,9 @@ fn sgd_alone(config: &StepConfig) -> Result<SgdConfig> {
     match config.optimizer {
         OptimizerConfig::Sgd(sgd) => Ok(sgd),
         other => {
-            bail!("optimizer: expected SGD, as it alone updates on servers or on ranks that run apart, got {other:?}")
+            bail!(
+                "optimizer: expected SGD, as it alone updates on servers or on ranks that run apart, got {other:?}"
+            )
         }
     }
 }
@@ -213,17 +239,34 @@ impl StepPlan {
     fn all_reduce(step: &Step) -> Self {
         let loss_factor = factor(step.num_global, step.context.weight_sum);
         let (divisor, mode) = (step.num_global, SyncMode::AllReduce);
-        Self { divisor, loss_factor, mode, posts_header: true, keeps_slots_apart: false }
+        Self {
+            divisor,
+            loss_factor,
+            mode,
+            posts_header: true,
+            keeps_slots_apart: false,
+        }
     }
 
     /// The mean over this rank's own samples, with nothing said to the others.
     fn of_own_samples(step: &Step, mode: SyncMode) -> Self {
         let loss_factor = factor(step.num_own, step.own_weight_sum);
-        Self { divisor: step.num_own.max(1), loss_factor, mode, posts_header: false, keeps_slots_apart: false }
+        Self {
+            divisor: step.num_own.max(1),
+            loss_factor,
+            mode,
+            posts_header: false,
+            keeps_slots_apart: false,
+        }
     }
 
     /// What its micro-step number `index` is to do.
-    pub(super) fn micro_step(&self, index: usize, num_micro_steps: usize, has_samples: bool) -> MicroStep {
+    pub(super) fn micro_step(
+        &self,
+        index: usize,
+        num_micro_steps: usize,
+        has_samples: bool,
+    ) -> MicroStep {
         let is_last = index + 1 == num_micro_steps && self.mode == SyncMode::AllReduce;
         MicroStep {
             divisor: self.divisor,
@@ -238,7 +281,13 @@ impl StepPlan {
 
 /// Samples by the sum of their weights; 1 where all weigh nothing, as does their loss.
 fn factor(num_samples: usize, weight_sum: Option<f64>) -> Option<f64> {
-    weight_sum.map(|weight_sum| if weight_sum > 0.0 { num_samples as f64 / weight_sum } else { 1.0 })
+    weight_sum.map(|weight_sum| {
+        if weight_sum > 0.0 {
+            num_samples as f64 / weight_sum
+        } else {
+            1.0
+        }
+    })
 }
 
 /// One micro-batch's place in its step.
@@ -273,8 +322,23 @@ pub(super) struct Finished {
 
 impl Finished {
     /// A step that could not be made; its losses were `scores`. What compression left out of gradients that are not finite counts nowhere.
-    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>, traffic: Traffic, stop: bool) -> Self {
-        let traffic = Traffic { input_squared: 0.0, error_squared: 0.0, ..traffic };
-        Self { fault: Some(fault), scores, traffic, stop, ..Self::default() }
+    fn not_finite(
+        fault: CollectiveError,
+        scores: Option<ScoreSums>,
+        traffic: Traffic,
+        stop: bool,
+    ) -> Self {
+        let traffic = Traffic {
+            input_squared: 0.0,
+            error_squared: 0.0,
+            ..traffic
+        };
+        Self {
+            fault: Some(fault),
+            scores,
+            traffic,
+            stop,
+            ..Self::default()
+        }
     }
 }

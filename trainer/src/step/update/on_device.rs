@@ -87,8 +87,12 @@ impl OnDevice {
     pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Result<Self> {
         let layout = ParameterLayout::new(model);
         let optimizer = DeviceOptimizer::new(config.optimizer, &layout, model, device);
-        let optimizer = optimizer
-            .ok_or_else(|| anyhow!("optimizer: expected SGD or AdamW on a device, got {:?}", config.optimizer))?;
+        let optimizer = optimizer.ok_or_else(|| {
+            anyhow!(
+                "optimizer: expected SGD or AdamW on a device, got {:?}",
+                config.optimizer
+            )
+        })?;
         Ok(Self {
             optimizer,
             layout,
@@ -101,14 +105,22 @@ impl OnDevice {
             early: None,
             loss: Arc::clone(&config.loss),
             // A device without memory of its own launches no kernels that could be recorded.
-            records: layers::records() && config.loss.is_recordable() && device.memory_pool_usage().is_some(),
+            records: layers::records()
+                && config.loss.is_recordable()
+                && device.memory_pool_usage().is_some(),
             shapes: Shapes::default(),
             recorded: None,
         })
     }
 
     /// Gives the update to the device.
-    fn update<M: Module>(&mut self, model: &mut M, learning_rate: f64, gradient: Tensor<1>, timer: &Timer) {
+    fn update<M: Module>(
+        &mut self,
+        model: &mut M,
+        learning_rate: f64,
+        gradient: Tensor<1>,
+        timer: &Timer,
+    ) {
         let _optimizer = timer.enter(Phase::Optimizer);
         self.optimizer.update(learning_rate, gradient);
         *model = self.optimizer.place(model.clone());
@@ -152,7 +164,12 @@ impl OnDevice {
 
     /// Has a step's results read, now that all of it is with the device, so that this has work while the step before is waited for; whose
     /// scores.
-    fn leave_unread(&mut self, unread: Unread, results: Results, timer: &Timer) -> Result<Option<ScoreSums>> {
+    fn leave_unread(
+        &mut self,
+        unread: Unread,
+        results: Results,
+        timer: &Timer,
+    ) -> Result<Option<ScoreSums>> {
         self.unread.push_back(unread);
         self.readback.send(results);
         self.receive(MOST_UNREAD, timer)
@@ -163,7 +180,10 @@ impl OnDevice {
         let _backward = timer.enter(Phase::Backward);
         let mut sums = self.early.take();
         while self.unread.len() > most_unread {
-            let Some((unread, scored)) = self.unread.pop_front().zip(self.readback.receive()) else { break };
+            let Some((unread, scored)) = self.unread.pop_front().zip(self.readback.receive())
+            else {
+                break;
+            };
             let scored = scored?;
             if let Some(fault) = scored.fault(unread, &self.optimizer, &self.layout)? {
                 return Err(fault.into());
@@ -182,10 +202,15 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         step: &Step,
         timer: &Timer,
     ) -> Result<Option<Finished>> {
-        let can_replay = !step.can_skip && step.loss_scale == 1 && !step.context.keeps_gradients && step.num_own > 0;
+        let can_replay = !step.can_skip
+            && step.loss_scale == 1
+            && !step.context.keeps_gradients
+            && step.num_own > 0;
         let recorded = self.recorded.as_ref().map(|(step, _)| step.shape());
         let way = match batches {
-            [batch] if can_replay && self.records && model.is_recordable() => self.shapes.next(batch, recorded),
+            [batch] if can_replay && self.records && model.is_recordable() => {
+                self.shapes.next(batch, recorded)
+            }
             _ => Way::Plain,
         };
         let (Way::Record | Way::Replay, [batch]) = (way, batches) else {
@@ -207,17 +232,34 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
             recorded.take(model, &mut self.optimizer);
         }
         (*latest, self.kept) = (Latest::Recording, None);
-        let Made { logits, loss_sum, zero, gradient } =
-            recorded.replay(images, targets.labels, self.optimizer.next_scalars(step.context.learning_rate));
-        let unread = Unread { step: step.context.step, gradient };
+        let Made {
+            logits,
+            loss_sum,
+            zero,
+            gradient,
+        } = recorded.replay(
+            images,
+            targets.labels,
+            self.optimizer.next_scalars(step.context.learning_rate),
+        );
+        let unread = Unread {
+            step: step.context.step,
+            gradient,
+        };
         let output = Output::new(logits, loss_sum, batch.labels.clone());
         let scores = self.leave_unread(unread, Results::new(vec![output], zero), timer)?;
-        Ok(Some(Finished { stop: step.context.stop, scores, ..Finished::default() }))
+        Ok(Some(Finished {
+            stop: step.context.stop,
+            scores,
+            ..Finished::default()
+        }))
     }
 
     fn route(&self) -> &'static str {
         match self.recorded {
-            Some(_) if self.records => "none, one rank, updated on the device, a step as one recording",
+            Some(_) if self.records => {
+                "none, one rank, updated on the device, a step as one recording"
+            }
             _ => "none, one rank, updated on the device",
         }
     }
@@ -245,27 +287,54 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         });
     }
 
-    fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        _: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished> {
         let stop = step.context.stop;
         let outputs = std::mem::take(&mut self.outputs);
-        let Some(gradient) = self.gradient.take() else { return Ok(Finished { stop, ..Finished::default() }) };
+        let Some(gradient) = self.gradient.take() else {
+            return Ok(Finished {
+                stop,
+                ..Finished::default()
+            });
+        };
         let (clipped, zero) = clipped(gradient.clone(), self.clip);
         self.kept = step.context.keeps_gradients.then(|| clipped.clone());
-        let unread = Unread { step: step.context.step, gradient };
+        let unread = Unread {
+            step: step.context.step,
+            gradient,
+        };
         if step.can_skip {
             let scored = {
                 let _backward = timer.enter(Phase::Backward);
                 Results::new(outputs, zero).read()?
             };
             if let Some(fault) = scored.fault(unread, &self.optimizer, &self.layout)? {
-                return Ok(Finished::not_finite(fault, Some(scored.sums), Traffic::default(), stop));
+                return Ok(Finished::not_finite(
+                    fault,
+                    Some(scored.sums),
+                    Traffic::default(),
+                    stop,
+                ));
             }
             self.update(model, step.context.learning_rate, clipped, timer);
-            return Ok(Finished { stop, scores: Some(scored.sums), ..Finished::default() });
+            return Ok(Finished {
+                stop,
+                scores: Some(scored.sums),
+                ..Finished::default()
+            });
         }
         self.update(model, step.context.learning_rate, clipped, timer);
         let scores = self.leave_unread(unread, Results::new(outputs, zero), timer)?;
-        Ok(Finished { stop, scores, ..Finished::default() })
+        Ok(Finished {
+            stop,
+            scores,
+            ..Finished::default()
+        })
     }
 
     fn wait(&mut self, model: &mut M, timer: &Timer) -> Result<Option<ScoreSums>> {
@@ -292,7 +361,9 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
     }
 
     fn gradients(&mut self) -> Option<Vec<f32>> {
-        self.kept.take().map(|gradient| self.optimizer.read(&gradient))
+        self.kept
+            .take()
+            .map(|gradient| self.optimizer.read(&gradient))
     }
 
     fn replica(&self) -> Option<&Replica> {
@@ -306,7 +377,10 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
 
 impl Results {
     fn new(outputs: Vec<Output>, zero: Tensor<1>) -> Self {
-        Self { scores: outputs.into_iter().map(Output::score).collect(), zero: zero.into_data() }
+        Self {
+            scores: outputs.into_iter().map(Output::score).collect(),
+            zero: zero.into_data(),
+        }
     }
 
     fn read(self) -> Result<Scored> {
@@ -314,7 +388,10 @@ impl Results {
         for score in self.scores {
             sums += score.read()?;
         }
-        Ok(Scored { sums, is_gradient_finite: floats(self.zero)?.iter().all(|zero| zero.is_finite()) })
+        Ok(Scored {
+            sums,
+            is_gradient_finite: floats(self.zero)?.iter().all(|zero| zero.is_finite()),
+        })
     }
 }
 
@@ -329,12 +406,22 @@ impl Scored {
         let step = unread.step;
         if !self.sums.loss_sum.is_finite() {
             let (ranks, value) = (vec![ROOT], f32::NAN);
-            return Ok(Some(CollectiveError::NonFinite { step, ranks, parameter: None, value }));
+            return Ok(Some(CollectiveError::NonFinite {
+                step,
+                ranks,
+                parameter: None,
+                value,
+            }));
         }
         if self.is_gradient_finite {
             return Ok(None);
         }
-        Ok(Some(locate_non_finite(step, ROOT, &optimizer.read(&unread.gradient), layout)))
+        Ok(Some(locate_non_finite(
+            step,
+            ROOT,
+            &optimizer.read(&unread.gradient),
+            layout,
+        )))
     }
 }
 

@@ -39,12 +39,20 @@ pub(super) enum Way {
 impl Shapes {
     /// How the next step, on this batch, is made where one on images of the shape `recorded` can be replayed.
     pub(super) fn next(&mut self, batch: &DeviceBatch, recorded: Option<[usize; 4]>) -> Way {
-        let ImageShape { height, width, channels } = batch.shape;
+        let ImageShape {
+            height,
+            width,
+            channels,
+        } = batch.shape;
         self.next_of([batch.num_samples(), height, width, channels], recorded)
     }
 
     fn next_of(&mut self, shape: [usize; 4], recorded: Option<[usize; 4]>) -> Way {
-        self.num_alike = if shape == self.last { self.num_alike + 1 } else { 1 };
+        self.num_alike = if shape == self.last {
+            self.num_alike + 1
+        } else {
+            1
+        };
         self.last = shape;
         match recorded {
             Some(recorded) if recorded == shape => Way::Replay,
@@ -95,12 +103,22 @@ impl RecordedStep {
         (images, labels): (Tensor<4>, Tensor<1, Int>),
     ) -> Option<Self> {
         let shape = images.dims();
-        let (images, labels) = (copied(images.inner().flatten(0, 3)), copied(labels.inner().float()));
+        let (images, labels) = (
+            copied(images.inner().flatten(0, 3)),
+            copied(labels.inner().float()),
+        );
         let device = images.device();
-        let scalars: Vec<_> =
-            optimizer.clone().next_scalars(0.0).into_iter().map(|value| scalar(value, &device)).collect();
+        let scalars: Vec<_> = optimizer
+            .clone()
+            .next_scalars(0.0)
+            .into_iter()
+            .map(|value| scalar(value, &device))
+            .collect();
         let statistics_layout = ParameterLayout::state(model);
-        let statistics: Vec<_> = tensors(model, &statistics_layout, ORDER).into_iter().map(copied).collect();
+        let statistics: Vec<_> = tensors(model, &statistics_layout, ORDER)
+            .into_iter()
+            .map(copied)
+            .collect();
         let flat: Vec<_> = optimizer.flat().into_iter().map(copied).collect();
         optimizer.go_on_in(&flat);
         let kept = || flat.iter().chain(&statistics).cloned();
@@ -108,15 +126,22 @@ impl RecordedStep {
         wait(&device);
 
         let step = {
-            let (optimizer, images, labels, scalars) =
-                (optimizer.clone(), images.clone(), labels.clone(), scalars.clone());
-            let (model, statistics, layout) = (model.clone(), statistics.clone(), statistics_layout.clone());
+            let (optimizer, images, labels, scalars) = (
+                optimizer.clone(),
+                images.clone(),
+                labels.clone(),
+                scalars.clone(),
+            );
+            let (model, statistics, layout) =
+                (model.clone(), statistics.clone(), statistics_layout.clone());
             move || {
                 let model = placed(model.clone(), &optimizer, &layout, &statistics);
                 let labels: Tensor<1, Int> = Tensor::from_inner(labels.clone().int());
                 let num_samples = labels.dims()[0];
                 let images = Tensor::from_inner(images.clone().reshape(shape));
-                let logits = PassContext::default().during(|| model.forward(images)).cast(FloatDType::F32);
+                let logits = PassContext::default()
+                    .during(|| model.forward(images))
+                    .cast(FloatDType::F32);
                 let loss_sum = loss.sum(logits.clone(), Targets::of(labels));
                 let mean = loss_sum.clone().mul_scalar(1.0 / num_samples as f64);
                 let gradient = optimizer.gradient(&model, mean.backward());
@@ -124,9 +149,23 @@ impl RecordedStep {
                 let mut next = optimizer.clone();
                 next.update_by(|index, tensor| tensor * scalars[index].clone(), clipped);
                 let of_optimizer = optimizer.flat().into_iter().zip(next.flat());
-                let of_norms = statistics.iter().cloned().zip(tensors(&model, &layout, ORDER));
-                let written = of_optimizer.chain(of_norms).map(|(at, new)| overwrite(&at, new)).collect();
-                (Made { logits: logits.inner(), loss_sum: loss_sum.inner(), zero, gradient }, written)
+                let of_norms = statistics
+                    .iter()
+                    .cloned()
+                    .zip(tensors(&model, &layout, ORDER));
+                let written = of_optimizer
+                    .chain(of_norms)
+                    .map(|(at, new)| overwrite(&at, new))
+                    .collect();
+                (
+                    Made {
+                        logits: logits.inner(),
+                        loss_sum: loss_sum.inner(),
+                        zero,
+                        gradient,
+                    },
+                    written,
+                )
             }
         };
         let Some(recorded) = Recorded::record(&device, step) else {
@@ -136,11 +175,23 @@ impl RecordedStep {
             *model = placed(model.clone(), optimizer, &statistics_layout, statistics);
             return None;
         };
-        let restored: Vec<_> = kept().zip(before).map(|(at, value)| overwrite(&at, value)).collect();
+        let restored: Vec<_> = kept()
+            .zip(before)
+            .map(|(at, value)| overwrite(&at, value))
+            .collect();
         wait(&device);
         drop(restored);
         *model = placed(model.clone(), optimizer, &statistics_layout, &statistics);
-        Some(Self { images, shape, labels, scalars, flat, statistics, statistics_layout, recorded })
+        Some(Self {
+            images,
+            shape,
+            labels,
+            scalars,
+            flat,
+            statistics,
+            statistics_layout,
+            recorded,
+        })
     }
 
     /// Of the images.
@@ -149,12 +200,26 @@ impl RecordedStep {
     }
 
     /// Makes the step, with these scalars of its update.
-    pub(super) fn replay(&mut self, images: Tensor<4>, labels: Tensor<1, Int>, scalars: Vec<f64>) -> Made {
+    pub(super) fn replay(
+        &mut self,
+        images: Tensor<4>,
+        labels: Tensor<1, Int>,
+        scalars: Vec<f64>,
+    ) -> Made {
         let device = self.images.device();
-        let of_batch =
-            [(&self.images, images.inner().flatten(0, 3)), (&self.labels, labels.inner().float())].into_iter();
-        let of_update = self.scalars.iter().zip(scalars.into_iter().map(|value| scalar(value, &device)));
-        let given: Vec<_> = of_batch.chain(of_update).map(|(at, new)| overwrite(at, new)).collect();
+        let of_batch = [
+            (&self.images, images.inner().flatten(0, 3)),
+            (&self.labels, labels.inner().float()),
+        ]
+        .into_iter();
+        let of_update = self
+            .scalars
+            .iter()
+            .zip(scalars.into_iter().map(|value| scalar(value, &device)));
+        let given: Vec<_> = of_batch
+            .chain(of_update)
+            .map(|(at, new)| overwrite(at, new))
+            .collect();
         let (made, _) = self.recorded.replay();
         drop(given);
         Made {
@@ -168,8 +233,14 @@ impl RecordedStep {
     /// Goes on from what other steps made of model and training, which from now on lie where the recording changes them.
     pub(super) fn take<M: ImageClassifier>(&self, model: &mut M, optimizer: &mut DeviceOptimizer) {
         let of_optimizer = self.flat.iter().zip(optimizer.flat());
-        let of_norms = self.statistics.iter().zip(tensors(model, &self.statistics_layout, ORDER));
-        let taken: Vec<_> = of_optimizer.chain(of_norms).map(|(at, new)| overwrite(at, new)).collect();
+        let of_norms = self
+            .statistics
+            .iter()
+            .zip(tensors(model, &self.statistics_layout, ORDER));
+        let taken: Vec<_> = of_optimizer
+            .chain(of_norms)
+            .map(|(at, new)| overwrite(at, new))
+            .collect();
         wait(&self.images.device());
         drop(taken);
         optimizer.go_on_in(&self.flat);

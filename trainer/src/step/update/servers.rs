@@ -12,8 +12,8 @@ use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, RankStatus, Server, ServerClient,
-    ServerPlan, ShardUpdate, WaitPolicy, agree,
+    BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, RankStatus, Server,
+    ServerClient, ServerPlan, ShardUpdate, WaitPolicy, agree,
 };
 
 use super::super::StepConfig;
@@ -54,12 +54,18 @@ impl Servers {
             connection = Some((Arc::clone(&client), server));
             Ok(Box::new(client))
         })?;
-        let (client, server) =
-            connection.ok_or_else(|| anyhow!("parameter servers: expected a reduction, got none"))?;
+        let (client, server) = connection
+            .ok_or_else(|| anyhow!("parameter servers: expected a reduction, got none"))?;
         let meeting = communicator.duplicate()?;
         meeting.set_wait_policy(WaitPolicy::Sleep);
         let is_asynchronous = staleness(&config.sync.method).is_some();
-        Ok(Self { replica, client, server, meeting, is_asynchronous })
+        Ok(Self {
+            replica,
+            client,
+            server,
+            meeting,
+            is_asynchronous,
+        })
     }
 
     /// Takes the parameters and velocities that all servers have now.
@@ -69,7 +75,11 @@ impl Servers {
     fn fetch(&mut self) -> Result<(), CollectiveError> {
         for (index, bucket) in self.replica.reducer.plan().buckets().iter().enumerate() {
             let (parameters, velocities) = self.client.fetch(index, bucket.elements.len())?;
-            self.replica.optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
+            self.replica.optimizer.restore_elements(
+                bucket.elements.clone(),
+                &parameters,
+                &velocities,
+            );
         }
         // No rank goes on before all have fetched.
         self.meeting.barrier()
@@ -80,12 +90,15 @@ impl Servers {
     /// # Collective
     /// Must be called by all ranks that train.
     fn send_state(&self) -> Result<(), CollectiveError> {
-        let Replica { reducer, optimizer, .. } = &self.replica;
+        let Replica {
+            reducer, optimizer, ..
+        } = &self.replica;
         if self.meeting.rank() == ROOT {
             for (index, bucket) in reducer.plan().buckets().iter().enumerate() {
                 let elements = bucket.elements.clone();
                 let (parameters, velocities) = (optimizer.parameters(), optimizer.moments());
-                self.client.restore(index, &parameters[elements.clone()], &velocities[elements])?;
+                self.client
+                    .restore(index, &parameters[elements.clone()], &velocities[elements])?;
                 // Its answer comes after the server has taken them in.
                 self.client.fetch(index, bucket.elements.len())?;
             }
@@ -112,13 +125,25 @@ impl<M: ImageClassifier> Update<M> for Servers {
         self.replica.backward(model, loss, step, micro);
     }
 
-    fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
+    fn finish(
+        &mut self,
+        model: &mut M,
+        step: &Step,
+        _: &StepPlan,
+        timer: &Timer,
+    ) -> Result<Finished> {
         let status = self.replica.reduce(timer)?;
-        let Replica { reducer, optimizer, .. } = &mut self.replica;
+        let Replica {
+            reducer, optimizer, ..
+        } = &mut self.replica;
         let traffic = reducer.report().traffic;
         {
             let _optimizer = timer.enter(Phase::Optimizer);
-            reducer.synced().buckets().iter().for_each(|bucket| optimizer.take_parameters(bucket));
+            reducer
+                .synced()
+                .buckets()
+                .iter()
+                .for_each(|bucket| optimizer.take_parameters(bucket));
         }
         let mut stop = status.is_some_and(|status| status.stop);
         // What a stopped run saves is on the servers.
@@ -128,14 +153,23 @@ impl<M: ImageClassifier> Update<M> for Servers {
             self.fetch()?;
             // A server adds whatever comes; what it holds is the same for all who fetch now.
             ensure!(
-                self.replica.optimizer.parameters().iter().all(|value| value.is_finite()),
+                self.replica
+                    .optimizer
+                    .parameters()
+                    .iter()
+                    .all(|value| value.is_finite()),
                 "step {}: expected finite parameters on the servers, got NaN or infinity; begin another run from its weights (--weights) with a lower --learning-rate or --loss-scale",
                 step.context.step
             );
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         self.replica.place(model);
-        Ok(Finished { stop, scores: self.replica.scores(), traffic, ..Finished::default() })
+        Ok(Finished {
+            stop,
+            scores: self.replica.scores(),
+            traffic,
+            ..Finished::default()
+        })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {
@@ -167,7 +201,9 @@ impl<M: ImageClassifier> Update<M> for Servers {
         self.meeting.barrier()?;
         self.client.leave()?;
         if let Some(server) = self.server {
-            server.join().map_err(|_| anyhow!("parameter server: its thread panicked"))??;
+            server
+                .join()
+                .map_err(|_| anyhow!("parameter server: its thread panicked"))??;
         }
         Ok(self.is_asynchronous.then_some(histogram))
     }
@@ -191,8 +227,12 @@ fn connect(
         Arc::new(Server::new(&servers, Arc::clone(&link), Box::new(update)))
     });
     let start = |server: Arc<Server>| {
-        let thread = Builder::new().name("parameter server".to_owned()).spawn(move || server.serve_or_end_the_job());
-        thread.map_err(|error| CollectiveError::Thread { text: error.to_string() })
+        let thread = Builder::new()
+            .name("parameter server".to_owned())
+            .spawn(move || server.serve_or_end_the_job());
+        thread.map_err(|error| CollectiveError::Thread {
+            text: error.to_string(),
+        })
     };
     let server = beside.clone().map(start).transpose()?;
     Ok((Arc::new(ServerClient::new(servers, link, beside)), server))
@@ -205,14 +245,25 @@ fn connect(
 ///
 /// # Collective
 /// Must be called by all ranks of `communicator`.
-pub fn check_threads(method: &SyncMethod, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
-    let SyncMethod::ParameterServer { placement: PlacementKind::Beside, .. } = method else { return Ok(()) };
+pub fn check_threads(
+    method: &SyncMethod,
+    communicator: &dyn Communicator,
+) -> Result<(), CollectiveError> {
+    let SyncMethod::ParameterServer {
+        placement: PlacementKind::Beside,
+        ..
+    } = method
+    else {
+        return Ok(());
+    };
     let mut without = [u64::from(!communicator.supports_threads())];
     communicator.all_reduce_max_u64(&mut without)?;
     if without == [0] || communicator.world_size() == 1 {
         return Ok(());
     }
-    Err(CollectiveError::ServerNeedsThreads { library: communicator.library() })
+    Err(CollectiveError::ServerNeedsThreads {
+        library: communicator.library(),
+    })
 }
 
 /// Serves on a rank that does nothing else, until the workers have left.
@@ -224,9 +275,15 @@ pub fn serve<M: Module>(
     rank_status: &Arc<RankStatus>,
 ) -> Result<(), CollectiveError> {
     let layout = ParameterLayout::new(model);
-    let plan = BucketPlan::new(&layout, bucket_cap_bytes(config, layout.num_elements() * size_of::<f32>()));
+    let plan = BucketPlan::new(
+        &layout,
+        bucket_cap_bytes(config, layout.num_elements() * size_of::<f32>()),
+    );
     let servers = server_plan(&config.method, &plan, server_link.world_size());
-    let update = ServerSgd { status: Some(Arc::clone(rank_status)), ..ServerSgd::new(optimizer, &layout, &plan) };
+    let update = ServerSgd {
+        status: Some(Arc::clone(rank_status)),
+        ..ServerSgd::new(optimizer, &layout, &plan)
+    };
     rank_status.enter(Phase::Serving);
     let served = Server::new(&servers, server_link, Box::new(update)).serve();
     rank_status.enter(Phase::Ending);
@@ -235,14 +292,24 @@ pub fn serve<M: Module>(
 
 /// Which rank of the `world_size` ranks that include the servers serves what.
 fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> ServerPlan {
-    let SyncMethod::ParameterServer { servers, placement, asynchronous } = *method else {
+    let SyncMethod::ParameterServer {
+        servers,
+        placement,
+        asynchronous,
+    } = *method
+    else {
         unreachable!("only this method has servers");
     };
     let ranks = match placement {
         PlacementKind::Beside => (0..servers).collect(),
         PlacementKind::Own => (world_size - servers..world_size).collect(),
     };
-    ServerPlan::new(plan, method.num_workers(world_size), ranks, consistency(asynchronous))
+    ServerPlan::new(
+        plan,
+        method.num_workers(world_size),
+        ranks,
+        consistency(asynchronous),
+    )
 }
 
 /// The optimizer on a server.
@@ -258,7 +325,11 @@ impl ServerSgd {
     /// At zero: root sends the parameters before any worker asks for them.
     fn new(optimizer: OptimizerConfig, layout: &ParameterLayout, plan: &BucketPlan) -> Self {
         let sgd = Optimizer::new(optimizer, layout, vec![0.0; layout.num_elements()]);
-        Self { plan: plan.clone(), sgd, status: None }
+        Self {
+            plan: plan.clone(),
+            sgd,
+            status: None,
+        }
     }
 
     fn enter(&self, phase: Phase) {
@@ -269,16 +340,27 @@ impl ServerSgd {
 impl ShardUpdate for ServerSgd {
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]) {
         self.enter(Phase::Optimizer);
-        self.sgd.update_elements(learning_rate, self.plan.buckets()[bucket].elements.clone(), gradient);
+        self.sgd.update_elements(
+            learning_rate,
+            self.plan.buckets()[bucket].elements.clone(),
+            gradient,
+        );
         self.enter(Phase::Serving);
     }
 
     fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
         let elements = self.plan.buckets()[bucket].elements.clone();
-        (&self.sgd.parameters()[elements.clone()], &self.sgd.moments()[elements])
+        (
+            &self.sgd.parameters()[elements.clone()],
+            &self.sgd.moments()[elements],
+        )
     }
 
     fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]) {
-        self.sgd.restore_elements(self.plan.buckets()[bucket].elements.clone(), parameters, velocities);
+        self.sgd.restore_elements(
+            self.plan.buckets()[bucket].elements.clone(),
+            parameters,
+            velocities,
+        );
     }
 }

@@ -12,16 +12,22 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::Device;
-use datasets::{DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
+use datasets::{
+    DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig,
+    synthetic,
+};
 use distributed::{Communicator, Phase, RankStatus};
 use layers::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, PlacementKind, scaling_method_name,
+    BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, PlacementKind,
+    scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
-use crate::measure::gather::{OwnTimes, RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
+use crate::measure::gather::{
+    OwnTimes, RankTimes, joules_per_image, peak_memory_bytes, slowest_rank,
+};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::{Timer, seconds_since_1970};
@@ -47,7 +53,12 @@ const NUM_OBSERVED: usize = 4;
 /// Small, so that random labels do not blow the loss up.
 const LEARNING_RATE: f64 = 0.01;
 /// What a measured step does with gradients.
-const SGD: SgdConfig = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+const SGD: SgdConfig = SgdConfig {
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 1e-4,
+    decay_norm_and_bias: true,
+};
 
 /// What was measured on a rank that trains.
 #[derive(Clone, Debug)]
@@ -68,8 +79,13 @@ impl Measurement {
     pub fn add_alone(&mut self) {
         self.result.activation_walks = self.calls.walks();
         for kernel in self.calls.alone() {
-            let alone = KernelAlone { seconds_per_step: kernel.seconds, bytes_per_step: kernel.bytes as u64 };
-            self.result.kernels_alone.insert(kernel.name.to_owned(), alone);
+            let alone = KernelAlone {
+                seconds_per_step: kernel.seconds,
+                bytes_per_step: kernel.bytes as u64,
+            };
+            self.result
+                .kernels_alone
+                .insert(kernel.name.to_owned(), alone);
         }
     }
 }
@@ -82,23 +98,45 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
         seed: config.seed.filled(),
-        ..ModelRequest::new(config.num_classes.filled(), &config.compute, &training_device)
+        ..ModelRequest::new(
+            config.num_classes.filled(),
+            &config.compute,
+            &training_device,
+        )
     };
     let model = build::<F>(&config.model, &request)?;
     let step_config = step_config(config, &world.rank_status);
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
-        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Worker {
+            communicator,
+            server_link,
+        } => (communicator, server_link),
         Role::Server(link) => {
-            step::serve(&step_config.sync, step_config.optimizer, &model, link, &world.rank_status)?;
+            step::serve(
+                &step_config.sync,
+                step_config.optimizer,
+                &model,
+                link,
+                &world.rank_status,
+            )?;
             return Ok(None);
         }
     };
     let batches = batches(config, &*communicator)?;
     if let Some(directory) = &config.export_job {
-        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &SGD)?;
+        let job = job::job(
+            config,
+            communicator.world_size(),
+            batches.len(),
+            LEARNING_RATE,
+            &SGD,
+        )?;
         job::export(directory, &job, &model, &batches, &*communicator)?;
     }
-    let step_config = StepConfig { server_link, ..step_config };
+    let step_config = StepConfig {
+        server_link,
+        ..step_config
+    };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
     if let Some(vain) = vain_compression(&config.sync.method(), || stepper.carried()) {
         bail!(vain);
@@ -107,9 +145,16 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
     let num_steps = config.warmup_steps.filled() + config.steps.filled();
     let num_observed = num_observed(config, &*communicator)?;
-    let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
+    let steps =
+        (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
     let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
-    let (measured, calls) = measure_steps(config, world, (&mut stepper, &mut input), trace.as_ref(), &*communicator)?;
+    let (measured, calls) = measure_steps(
+        config,
+        world,
+        (&mut stepper, &mut input),
+        trace.as_ref(),
+        &*communicator,
+    )?;
     // Before further steps, which are made launch by launch and take memory beside that of a recorded one.
     let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let device_kernels = observed(num_observed, || {
@@ -117,20 +162,49 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         for step in num_steps..num_steps + num_observed {
             let loaded = next_step(&mut input, &timer)?;
             // A step whose gradients are kept is none that was recorded, in which no launch is seen.
-            stepper.step(StepContext { keeps_gradients: true, ..context(step) }, loaded, &timer)?;
+            stepper.step(
+                StepContext {
+                    keeps_gradients: true,
+                    ..context(step)
+                },
+                loaded,
+                &timer,
+            )?;
         }
         stepper.wait(&timer).map(|_| ())
     })?;
     let times = measured.times.clone().gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
     let stats = slowest.steps.speed.context("bench: no step was measured")?;
-    let measured = Measured { device_kernels, device_memory_bytes, ..measured };
+    let measured = Measured {
+        device_kernels,
+        device_memory_bytes,
+        ..measured
+    };
     let num_nodes = world.communicator.topology().num_nodes;
-    let result = result(config, (&device, threads), &measured, (&times, stats, num_nodes), &*communicator)?;
-    let profile = profile::of(&result, slowest, &measured.ready_s, stepper.layout(), config);
+    let result = result(
+        config,
+        (&device, threads),
+        &measured,
+        (&times, stats, num_nodes),
+        &*communicator,
+    )?;
+    let profile = profile::of(
+        &result,
+        slowest,
+        &measured.ready_s,
+        stepper.layout(),
+        config,
+    );
     stepper.finish()?;
     let own_seconds = measured.times.seconds.step_total();
-    Ok(Some(Measurement { result, stats, own_seconds, profile, calls }))
+    Ok(Some(Measurement {
+        result,
+        stats,
+        own_seconds,
+        profile,
+        calls,
+    }))
 }
 
 /// What this rank measured, its warm-up left out but in the scores.
@@ -167,7 +241,11 @@ struct Used {
 
 impl Before {
     fn now() -> Self {
-        Before { unix_s: seconds_since_1970(), kernels: kernel_times(), num_page_faults: minor_page_faults() }
+        Before {
+            unix_s: seconds_since_1970(),
+            kernels: kernel_times(),
+            num_page_faults: minor_page_faults(),
+        }
     }
 
     fn until_now(&self) -> Used {
@@ -198,7 +276,10 @@ fn measure_steps<M: ImageClassifier>(
     let mut scores = Vec::with_capacity(num_steps);
     let mut calls = KernelCalls::default();
     let mut ready_s = vec![0.0; stepper.layout().entries().len()];
-    for step in world.reporter.paced("bench", ("step", num_steps), 0..num_steps) {
+    for step in world
+        .reporter
+        .paced("bench", ("step", num_steps), 0..num_steps)
+    {
         if step == num_warmup {
             scores.extend(stepper.wait(&timer)?);
             communicator.barrier()?;
@@ -207,7 +288,10 @@ fn measure_steps<M: ImageClassifier>(
             before = Before::now();
             energy.begin();
         }
-        ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
+        ensure!(
+            !world.stop.is_raised(),
+            "bench: stopped by a signal in step {step}"
+        );
         let start = Instant::now();
         let loaded = next_step(input, &timer)?;
         let num_samples = loaded.global_num_samples as u64;
@@ -231,12 +315,23 @@ fn measure_steps<M: ImageClassifier>(
     times.seconds = timer.take_epoch();
     if let Some(trace) = trace {
         let spans = timer.take_spans();
-        trace.ends_early(&spans, communicator)?.iter().for_each(|warning| world.reporter.warn(warning));
+        trace
+            .ends_early(&spans, communicator)?
+            .iter()
+            .for_each(|warning| world.reporter.warn(warning));
         trace.write(&spans, communicator)?;
     }
     let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
-    let measured =
-        Measured { times, used, scores, ready_s, traffic, gradients, device_kernels: None, device_memory_bytes: None };
+    let measured = Measured {
+        times,
+        used,
+        scores,
+        ready_s,
+        traffic,
+        gradients,
+        device_kernels: None,
+        device_memory_bytes: None,
+    };
     Ok((measured, calls))
 }
 
@@ -254,7 +349,11 @@ fn result(
         model: config.model_name.clone(),
         dtype: config.compute.dtype().to_string(),
         // A family that leaves no choice is made of burn's layers.
-        kernels: config.compute.kernels.unwrap_or(KernelsKind::Stock).to_string(),
+        kernels: config
+            .compute
+            .kernels
+            .unwrap_or(KernelsKind::Stock)
+            .to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,
@@ -280,7 +379,10 @@ fn result(
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: measured.device_memory_bytes,
         joules_per_image: joules_per_image(times, num_nodes),
-        loss_mean: measured.scores.last().map_or(f64::NAN, ScoreSums::loss_mean),
+        loss_mean: measured
+            .scores
+            .last()
+            .map_or(f64::NAN, ScoreSums::loss_mean),
         losses: global_losses(communicator, &measured.scores)?,
         bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
         compression_error: measured.traffic.total.relative_error(),
@@ -294,23 +396,37 @@ fn result(
 fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     let is_alone = times.len() == 1 && config.sync.server_placement != Some(PlacementKind::Own);
     let sum: f64 = times.iter().map(|rank| rank.seconds.communication).sum();
-    if is_alone { 0.0 } else { sum / times.len() as f64 }
+    if is_alone {
+        0.0
+    } else {
+        sum / times.len() as f64
+    }
 }
 
 /// How many further steps all ranks make: none if one of them computes on a processor.
 fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
     let mut with_kernels = [u64::from(config.compute.device.filled().launches_kernels())];
     communicator.all_reduce_sum_u64(&mut with_kernels)?;
-    Ok(if with_kernels == [communicator.world_size() as u64] { NUM_OBSERVED } else { 0 })
+    Ok(if with_kernels == [communicator.world_size() as u64] {
+        NUM_OBSERVED
+    } else {
+        0
+    })
 }
 
 fn next_step(input: &mut Input, timer: &Timer) -> Result<LoadedStep<DeviceBatch>> {
     let _data = timer.enter(Phase::Data);
-    Ok(input.next().context("bench: there are as many batches as steps")??)
+    Ok(input
+        .next()
+        .context("bench: there are as many batches as steps")??)
 }
 
 fn context(step: usize) -> StepContext {
-    StepContext { step: step as u64, learning_rate: LEARNING_RATE, ..StepContext::default() }
+    StepContext {
+        step: step as u64,
+        learning_rate: LEARNING_RATE,
+        ..StepContext::default()
+    }
 }
 
 /// The mean loss of each step over the samples of all ranks.
@@ -319,11 +435,18 @@ fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<V
     let mut counts: Vec<u64> = own.iter().map(|scores| scores.num_samples).collect();
     communicator.all_reduce_sum_f64(&mut sums)?;
     communicator.all_reduce_sum_u64(&mut counts)?;
-    Ok(sums.iter().zip(counts).map(|(sum, count)| sum / count as f64).collect())
+    Ok(sums
+        .iter()
+        .zip(counts)
+        .map(|(sum, count)| sum / count as f64)
+        .collect())
 }
 
 fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<String, f64> {
-    let spent = before.iter().zip(after).map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds));
+    let spent = before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds));
     spent.filter(|(_, seconds)| *seconds > 0.0).collect()
 }
 
@@ -335,10 +458,18 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         num_train: NUM_BATCHES * global_batch_size,
         num_test: 1,
         num_classes: config.num_classes.filled(),
-        shape: datasets::ImageShape { height: side, width: side, channels: 3 },
+        shape: datasets::ImageShape {
+            height: side,
+            width: side,
+            channels: 3,
+        },
         seed: config.seed.filled(),
     })?;
-    let num_shards = config.sync.method().virtual_shards().unwrap_or(communicator.world_size());
+    let num_shards = config
+        .sync
+        .method()
+        .virtual_shards()
+        .unwrap_or(communicator.world_size());
     let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
     let plan = ShardPlan::new(ShardConfig {
         seed: config.seed.filled(),
@@ -348,9 +479,14 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         num_own_shards: own_shards.len(),
         ..ShardConfig::new(data.train.len(), global_batch_size)
     })?;
-    let micro_batch_size = global_batch_size.div_ceil(num_shards * config.grad_accum_steps.filled());
+    let micro_batch_size =
+        global_batch_size.div_ceil(num_shards * config.grad_accum_steps.filled());
     let raw = config.compute.input.filled() == InputKind::Device;
-    let how = LoaderConfig { num_threads: 0, raw, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+    let how = LoaderConfig {
+        num_threads: 0,
+        raw,
+        ..LoaderConfig::new(micro_batch_size, data.normalization)
+    };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
 

@@ -30,18 +30,26 @@ pub(super) fn of(
     let part = |seconds: f64| seconds / steps;
     let seconds = &slowest.seconds;
     // What one rank alone spends there is no waiting.
-    let waiting_s = if result.ranks > 1 { part(seconds.communication) } else { 0.0 };
+    let waiting_s = if result.ranks > 1 {
+        part(seconds.communication)
+    } else {
+        0.0
+    };
     let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
     let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
     let step_s = mean_s - waiting_s;
     // Gradients leave in the last of the backward passes.
     let passes = config.grad_accum_steps.filled() as f64;
     let before_last_s = backward_s * (passes - 1.0) / passes;
-    let parameters = layout.entries().iter().zip(ready_s).map(|(entry, ready_s)| ParameterRecord {
-        name: entry.path.clone(),
-        shape: entry.shape.clone(),
-        ready_s: (before_last_s + ready_s).min(backward_s),
-    });
+    let parameters = layout
+        .entries()
+        .iter()
+        .zip(ready_s)
+        .map(|(entry, ready_s)| ParameterRecord {
+            name: entry.path.clone(),
+            shape: entry.shape.clone(),
+            ready_s: (before_last_s + ready_s).min(backward_s),
+        });
     let mut file = ProfileFile {
         schema: PROFILE_SCHEMA.to_owned(),
         created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -55,7 +63,12 @@ pub(super) fn of(
         ranks: result.ranks,
         threads: result.threads,
         batch_size_per_rank: config.samples_per_rank(),
-        options: result.options.clone().into_iter().filter(|(key, _)| is_of_rank(key)).collect(),
+        options: result
+            .options
+            .clone()
+            .into_iter()
+            .filter(|(key, _)| is_of_rank(key))
+            .collect(),
         steps: config.steps.filled(),
         step_s,
         step_spread_s: OF_DIFFERENCES * slowest.steps.milliseconds_jitter / 1e3,
@@ -64,11 +77,20 @@ pub(super) fn of(
         optimizer_s,
         input_s,
         other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
-        bucket_cap_bytes: bucket_cap_bytes(&config.sync_config(), layout.num_elements() * size_of::<f32>()) as u64,
+        bucket_cap_bytes: bucket_cap_bytes(
+            &config.sync_config(),
+            layout.num_elements() * size_of::<f32>(),
+        ) as u64,
         buckets: Vec::new(),
         parameters: parameters.collect(),
-        kernel_seconds: result.kernel_seconds.iter().map(|(name, seconds)| (name.clone(), part(*seconds))).collect(),
+        kernel_seconds: result
+            .kernel_seconds
+            .iter()
+            .map(|(name, seconds)| (name.clone(), part(*seconds)))
+            .collect(),
     };
-    file.buckets = step_of(&file).with_bucket_cap(file.bucket_cap_bytes).buckets;
+    file.buckets = step_of(&file)
+        .with_bucket_cap(file.bucket_cap_bytes)
+        .buckets;
     file
 }

@@ -16,7 +16,10 @@ impl CpuSet {
     /// The set that Linux would write as `text`; parts that are none are left out.
     pub fn parse(text: &str) -> Self {
         let range = |part: &str| {
-            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            let (first, last) = part
+                .trim()
+                .split_once('-')
+                .unwrap_or((part.trim(), part.trim()));
             Some(first.parse().ok()?..=last.parse().ok()?)
         };
         Self(text.split(',').filter_map(range).flatten().collect())
@@ -57,7 +60,13 @@ impl fmt::Display for CpuSet {
         }
         let texts: Vec<String> = ranges
             .into_iter()
-            .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
+            .map(|(first, last)| {
+                if first == last {
+                    first.to_string()
+                } else {
+                    format!("{first}-{last}")
+                }
+            })
             .collect();
         f.pad(&texts.join(","))
     }

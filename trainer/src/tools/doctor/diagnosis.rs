@@ -40,17 +40,32 @@ pub struct Row {
 impl Row {
     /// A check that found nothing wrong.
     pub fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Ok, found: found.into(), remedy: None }
+        Self {
+            name,
+            verdict: Verdict::Ok,
+            found: found.into(),
+            remedy: None,
+        }
     }
 
     /// A check after which a job would train badly.
     pub fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Warn, found: found.into(), remedy: Some(remedy.into()) }
+        Self {
+            name,
+            verdict: Verdict::Warn,
+            found: found.into(),
+            remedy: Some(remedy.into()),
+        }
     }
 
     /// A check after which no job should be started.
     pub fn fail(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Fail, found: found.into(), remedy: Some(remedy.into()) }
+        Self {
+            name,
+            verdict: Verdict::Fail,
+            found: found.into(),
+            remedy: Some(remedy.into()),
+        }
     }
 }
 

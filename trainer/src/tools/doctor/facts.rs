@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use datasets::{ImageDataset, Split};
-use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size, mpi_library};
+use distributed::{
+    Communicator, Launcher, ROOT, Topology, check_place, check_world_size, mpi_library,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -141,13 +143,17 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     } else {
         (None, None)
     };
-    let own = token.as_ref().map(|token: &storage::OwnFile| token.path().to_string_lossy().into_owned());
+    let own = token
+        .as_ref()
+        .map(|token: &storage::OwnFile| token.path().to_string_lossy().into_owned());
     let roots = gather::from_root(&**communicator, own.unwrap_or_default().as_bytes())?;
     let looks = topology.node_index != 0 && topology.local_rank == 0 && !roots.is_empty();
     let path = String::from_utf8_lossy(&roots).into_owned();
-    let sees_output = looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
+    let sees_output =
+        looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
 
-    let speaks_of_gpus = topology.local_rank == 0 && compute.as_ref().is_ok_and(|compute| compute.is_gpu);
+    let speaks_of_gpus =
+        topology.local_rank == 0 && compute.as_ref().is_ok_and(|compute| compute.is_gpu);
     let gradients = speaks_of_gpus.then(|| gradients::examine(&program.library, environment));
     let own = RankFacts {
         place: place(&**communicator),
@@ -169,7 +175,9 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     drop(token);
     all.iter()
         .enumerate()
-        .map(|(rank, bytes)| serde_json::from_slice(bytes).with_context(|| format!("facts of rank {rank}")))
+        .map(|(rank, bytes)| {
+            serde_json::from_slice(bytes).with_context(|| format!("facts of rank {rank}"))
+        })
         .collect()
 }
 
@@ -178,11 +186,20 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
 pub fn stands_alone_beside_others(communicator: &dyn Communicator) -> bool {
     let launcher = Launcher::detect_from_environment().ok().flatten();
     communicator.world_size() == 1
-        && launcher.is_some_and(|launcher| launcher.num_tasks > 1 && launcher.rank.is_some_and(|rank| rank != ROOT))
+        && launcher.is_some_and(|launcher| {
+            launcher.num_tasks > 1 && launcher.rank.is_some_and(|rank| rank != ROOT)
+        })
 }
 
 fn place(communicator: &dyn Communicator) -> PlaceFacts {
-    let Topology { rank, world_size, local_rank, local_size, node, .. } = communicator.topology().clone();
+    let Topology {
+        rank,
+        world_size,
+        local_rank,
+        local_size,
+        node,
+        ..
+    } = communicator.topology().clone();
     let launcher = Launcher::detect_from_environment();
     let refusal = match &launcher {
         Ok(launcher) => check_world_size(launcher.as_ref(), world_size, cfg!(feature = "mpi"))
@@ -192,11 +209,27 @@ fn place(communicator: &dyn Communicator) -> PlaceFacts {
     };
     let complaint = refusal.map(|refusal| {
         let text = refusal.to_string();
-        let (found, remedy) = text.split_once("; ").unwrap_or((&text, "start all ranks by one launcher"));
-        Complaint { found: found.to_owned(), remedy: remedy.to_owned() }
+        let (found, remedy) = text
+            .split_once("; ")
+            .unwrap_or((&text, "start all ranks by one launcher"));
+        Complaint {
+            found: found.to_owned(),
+            remedy: remedy.to_owned(),
+        }
     });
-    let launcher = launcher.ok().flatten().map(|launcher| (launcher.name.to_owned(), launcher.num_tasks));
-    PlaceFacts { rank, world_size, local_rank, local_size, node, launcher, complaint }
+    let launcher = launcher
+        .ok()
+        .flatten()
+        .map(|launcher| (launcher.name.to_owned(), launcher.num_tasks));
+    PlaceFacts {
+        rank,
+        world_size,
+        local_rank,
+        local_size,
+        node,
+        launcher,
+        complaint,
+    }
 }
 
 fn program(communicator: &dyn Communicator) -> ProgramFacts {
@@ -223,7 +256,9 @@ fn executable_sha256() -> io::Result<String> {
 }
 
 fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> {
-    let (_, threads) = world.prepare_compute(config).map_err(|error| format!("{error:#}"))?;
+    let (_, threads) = world
+        .prepare_compute(config)
+        .map_err(|error| format!("{error:#}"))?;
     let instruction_set = instruction_set(config.cpu).map_err(|error| error.to_string())?;
     Ok(ComputeFacts {
         device: config.device.filled().to_string(),
@@ -234,11 +269,24 @@ fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> 
 }
 
 /// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
-fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
+fn data(
+    config: &DoctorConfig,
+    communicator: &dyn Communicator,
+) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
-    let splits = data::open(&config.data, &config.train_split, 0, || Ok(None), communicator, &quiet);
+    let splits = data::open(
+        &config.data,
+        &config.train_split,
+        0,
+        || Ok(None),
+        communicator,
+        &quiet,
+    );
     let to_share: Vec<&Arc<dyn ImageDataset>> = match &splits {
-        Ok(splits) => Split::ALL.into_iter().filter_map(|split| splits.get(split)).collect(),
+        Ok(splits) => Split::ALL
+            .into_iter()
+            .filter_map(|split| splits.get(split))
+            .collect(),
         Err(_) => Vec::new(),
     };
     data::share_checksums(&to_share, config.data.data_dir.as_deref(), communicator)?;
@@ -248,7 +296,11 @@ fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result
             .into_iter()
             .filter_map(|split| {
                 let samples = splits.get(split)?;
-                Some(SplitFacts { name: split.to_string(), num_images: samples.len(), checksum: samples.checksum() })
+                Some(SplitFacts {
+                    name: split.to_string(),
+                    num_images: samples.len(),
+                    checksum: samples.checksum(),
+                })
             })
             .collect(),
     });

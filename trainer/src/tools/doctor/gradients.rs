@@ -12,7 +12,12 @@ use serde::{Deserialize, Serialize};
 const NAMES: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
 
 /// Switches of MPICH and its kin for pointers to GPU memory.
-const SWITCHES: [&str; 4] = ["MV2_USE_CUDA", "MVP_USE_CUDA", "MPICH_GPU_SUPPORT_ENABLED", "MPIR_CVAR_ENABLE_GPU"];
+const SWITCHES: [&str; 4] = [
+    "MV2_USE_CUDA",
+    "MVP_USE_CUDA",
+    "MPICH_GPU_SUPPORT_ENABLED",
+    "MPIR_CVAR_ENABLE_GPU",
+];
 
 /// What a node has for gradients of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,17 +37,30 @@ pub(super) fn examine(library: &str, variable: impl Fn(&str) -> Option<String>) 
     #[cfg(not(feature = "nccl"))]
     let nccl_version = None;
     let cache = output("/sbin/ldconfig", &["-p"]).unwrap_or_default();
-    let nccl_files = files(&variable("LD_LIBRARY_PATH").unwrap_or_default(), &cache, Path::exists);
+    let nccl_files = files(
+        &variable("LD_LIBRARY_PATH").unwrap_or_default(),
+        &cache,
+        Path::exists,
+    );
     let is_cuda_aware = match library.starts_with("Open MPI") {
-        true => output("ompi_info", &["--parsable", "--all"]).and_then(|info| is_open_mpi_cuda_aware(&info, library)),
+        true => output("ompi_info", &["--parsable", "--all"])
+            .and_then(|info| is_open_mpi_cuda_aware(&info, library)),
         false => is_switched_on(variable),
     };
-    GradientFacts { nccl_version, nccl_files, is_cuda_aware }
+    GradientFacts {
+        nccl_version,
+        nccl_files,
+        is_cuda_aware,
+    }
 }
 
 /// What a program printed, if it could be run.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -50,28 +68,42 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
 fn files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let in_folders = folders.split(':').filter(|folder| !folder.is_empty());
     let in_folders = in_folders.flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
-    let in_folders = in_folders.filter(|path| exists(path)).map(|path| path.display().to_string());
+    let in_folders = in_folders
+        .filter(|path| exists(path))
+        .map(|path| path.display().to_string());
     let in_cache = cache.lines().filter_map(|line| {
         let (name, path) = line.split_once(" => ")?;
-        NAMES.contains(&name.split_whitespace().next()?).then(|| path.trim().to_owned())
+        NAMES
+            .contains(&name.split_whitespace().next()?)
+            .then(|| path.trim().to_owned())
     });
     in_folders.chain(in_cache).collect()
 }
 
 /// What `ompi_info --parsable --all` tells, if it is of the Open MPI that calls itself `library`.
 fn is_open_mpi_cuda_aware(info: &str, library: &str) -> Option<bool> {
-    let version = info.lines().find_map(|line| line.strip_prefix("ompi:version:full:"))?;
-    let own = library.strip_prefix("Open MPI v")?.split([',', ' ']).next()?;
+    let version = info
+        .lines()
+        .find_map(|line| line.strip_prefix("ompi:version:full:"))?;
+    let own = library
+        .strip_prefix("Open MPI v")?
+        .split([',', ' '])
+        .next()?;
     if version.trim() != own {
         return None;
     }
-    let value = info.lines().find_map(|line| line.split_once("mpi_built_with_cuda_support:value:"));
+    let value = info
+        .lines()
+        .find_map(|line| line.split_once("mpi_built_with_cuda_support:value:"));
     value.map(|(_, value)| value.trim() == "true")
 }
 
 /// Whether a switch of MPI's is on; `None` where none is set, as libraries have different defaults.
 fn is_switched_on(variable: impl Fn(&str) -> Option<String>) -> Option<bool> {
-    SWITCHES.iter().find_map(|switch| variable(switch)).map(|value| value.trim() == "1")
+    SWITCHES
+        .iter()
+        .find_map(|switch| variable(switch))
+        .map(|value| value.trim() == "1")
 }
 
 #[cfg(test)]
@@ -87,15 +119,24 @@ mod tests {
     fn open_mpi_tells_whether_it_was_built_with_cuda() {
         let library = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4";
         assert_eq!(is_open_mpi_cuda_aware(INFO, library), Some(true));
-        assert_eq!(is_open_mpi_cuda_aware(&INFO.replace("value:true", "value:false"), library), Some(false));
+        assert_eq!(
+            is_open_mpi_cuda_aware(&INFO.replace("value:true", "value:false"), library),
+            Some(false)
+        );
     }
 
     #[test]
     fn another_open_mpi_than_the_one_linked_tells_nothing() {
-        assert_eq!(is_open_mpi_cuda_aware(INFO, "Open MPI v5.0.3, package: x"), None);
+        assert_eq!(
+            is_open_mpi_cuda_aware(INFO, "Open MPI v5.0.3, package: x"),
+            None
+        );
         assert_eq!(is_open_mpi_cuda_aware(INFO, "Open MPI v4.1.40"), None);
         assert_eq!(is_open_mpi_cuda_aware("", "Open MPI v4.1.4"), None);
-        assert_eq!(is_open_mpi_cuda_aware("ompi:version:full:4.1.4\n", "Open MPI v4.1.4"), None);
+        assert_eq!(
+            is_open_mpi_cuda_aware("ompi:version:full:4.1.4\n", "Open MPI v4.1.4"),
+            None
+        );
     }
 
     #[test]
@@ -113,7 +154,10 @@ mod tests {
         let cache = "1 libs found in cache `/etc/ld.so.cache'\n\tlibnccl.so.2 (libc6,x86-64) => /usr/lib/libnccl.so.2\n\
             \tlibnccl-net.so (libc6,x86-64) => /usr/lib/libnccl-net.so\n";
         let exists = |path: &Path| path == Path::new("/opt/nccl/libnccl.so");
-        assert_eq!(files("/opt/a::/opt/nccl", cache, exists), ["/opt/nccl/libnccl.so", "/usr/lib/libnccl.so.2"]);
+        assert_eq!(
+            files("/opt/a::/opt/nccl", cache, exists),
+            ["/opt/nccl/libnccl.so", "/usr/lib/libnccl.so.2"]
+        );
         assert!(files("", "", |_| true).is_empty());
     }
 }

@@ -74,13 +74,17 @@ pub struct InterfaceFacts {
 }
 
 fn text(path: impl AsRef<Path>) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 /// Names in a directory, sorted.
 fn names(directory: impl AsRef<Path>) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -89,7 +93,8 @@ fn names(directory: impl AsRef<Path>) -> Vec<String> {
 fn value<'a>(lines: &'a str, key: &str) -> Option<&'a str> {
     lines.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;
-        rest.starts_with([':', ' ', '\t']).then(|| rest.trim_start_matches(':').trim())
+        rest.starts_with([':', ' ', '\t'])
+            .then(|| rest.trim_start_matches(':').trim())
     })
 }
 
@@ -97,7 +102,11 @@ pub(super) fn processors() -> ProcessorFacts {
     let limits = CpuLimits::of_this_process();
     let allowed: CpuSet = limits.allowed.into_iter().collect();
     let online = CpuSet::parse(&text("/sys/devices/system/cpu/online").unwrap_or_default());
-    let machine = cpuset(Path::new(CGROUPS), &text("/proc/self/cgroup").unwrap_or_default()).unwrap_or(online);
+    let machine = cpuset(
+        Path::new(CGROUPS),
+        &text("/proc/self/cgroup").unwrap_or_default(),
+    )
+    .unwrap_or(online);
     let mut siblings: Vec<CpuSet> = Vec::new();
     for cpu in allowed.iter() {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
@@ -108,53 +117,100 @@ pub(super) fn processors() -> ProcessorFacts {
     }
     let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let granted = environment("SLURM_CPUS_ON_NODE").and_then(|number| number.parse().ok());
-    let quotas = limits.quotas.into_iter().map(|CpuQuota { group, cpus }| QuotaFacts { group, cpus }).collect();
-    ProcessorFacts { model: cpu_model(), boot, machine, granted, allowed, quotas, siblings }
+    let quotas = limits
+        .quotas
+        .into_iter()
+        .map(|CpuQuota { group, cpus }| QuotaFacts { group, cpus })
+        .collect();
+    ProcessorFacts {
+        model: cpu_model(),
+        boot,
+        machine,
+        granted,
+        allowed,
+        quotas,
+        siblings,
+    }
 }
 
 /// The CPUs of the control group of a process in `groups`, the text of `/proc/self/cgroup`.
 fn cpuset(root: &Path, groups: &str) -> Option<CpuSet> {
-    const FILES: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
+    const FILES: [&str; 3] = [
+        "cpuset.cpus.effective",
+        "cpuset.effective_cpus",
+        "cpuset.cpus",
+    ];
     let read = |directory: &PathBuf| FILES.iter().find_map(|file| text(directory.join(file)));
-    let cpus = CpuSet::parse(&control_groups(root, groups, "cpuset").iter().find_map(read)?);
+    let cpus = CpuSet::parse(
+        &control_groups(root, groups, "cpuset")
+            .iter()
+            .find_map(read)?,
+    );
     (!cpus.is_empty()).then_some(cpus)
 }
 
 pub(super) fn memory() -> MemoryFacts {
     let node = text("/proc/meminfo").unwrap_or_default();
-    let kibibytes = value(&node, "MemAvailable").and_then(|value| value.trim_end_matches("kB").trim().parse().ok());
+    let kibibytes = value(&node, "MemAvailable")
+        .and_then(|value| value.trim_end_matches("kB").trim().parse().ok());
     let limits = text("/proc/self/limits").unwrap_or_default();
-    let open_files = value(&limits, "Max open files").and_then(|values| values.split_whitespace().next());
+    let open_files =
+        value(&limits, "Max open files").and_then(|values| values.split_whitespace().next());
     MemoryFacts {
         available_bytes: kibibytes.map(|kibibytes: u64| kibibytes * 1024),
-        group_left_bytes: group_left(Path::new(CGROUPS), &text("/proc/self/cgroup").unwrap_or_default()),
+        group_left_bytes: group_left(
+            Path::new(CGROUPS),
+            &text("/proc/self/cgroup").unwrap_or_default(),
+        ),
         shared_free_bytes: free_bytes(Path::new("/dev/shm")).ok(),
-        open_files: open_files
-            .and_then(|number| if number == "unlimited" { Some(u64::MAX) } else { number.parse().ok() }),
+        open_files: open_files.and_then(|number| {
+            if number == "unlimited" {
+                Some(u64::MAX)
+            } else {
+                number.parse().ok()
+            }
+        }),
     }
 }
 
 /// Bytes that this user may still write where `path` lies.
 pub(super) fn free_bytes(path: &Path) -> Result<u64, String> {
-    let found = rustix::fs::statvfs(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let found =
+        rustix::fs::statvfs(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// What the memory limits of a process in `groups`, the text of `/proc/self/cgroup`, leave it: the least of its group's and of those
 /// around it. Pages of files that would be given up first count as left.
 fn group_left(root: &Path, groups: &str) -> Option<u64> {
-    const VERSION_1: [&str; 3] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
+    const VERSION_1: [&str; 3] = [
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ];
     const VERSION_2: [&str; 3] = ["memory.max", "memory.current", "inactive_file"];
     let left = |directory: PathBuf| {
         let number = |name: &str| text(directory.join(name))?.parse::<u64>().ok();
-        let [limit, used, cached] = if directory.join(VERSION_2[1]).exists() { VERSION_2 } else { VERSION_1 };
+        let [limit, used, cached] = if directory.join(VERSION_2[1]).exists() {
+            VERSION_2
+        } else {
+            VERSION_1
+        };
         // Version 1 writes the largest number of pages where there is no limit.
-        let (limit, used) = (number(limit).filter(|&limit| limit < 1 << 60)?, number(used)?);
+        let (limit, used) = (
+            number(limit).filter(|&limit| limit < 1 << 60)?,
+            number(used)?,
+        );
         let statistics = text(directory.join("memory.stat")).unwrap_or_default();
-        let cached = value(&statistics, cached).and_then(|value| value.parse().ok()).unwrap_or(0);
+        let cached = value(&statistics, cached)
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(0);
         Some(limit.saturating_sub(used.saturating_sub(cached)))
     };
-    control_groups(root, groups, "memory").into_iter().filter_map(left).min()
+    control_groups(root, groups, "memory")
+        .into_iter()
+        .filter_map(left)
+        .min()
 }
 
 pub(super) fn gpus() -> GpuFacts {
@@ -164,12 +220,16 @@ pub(super) fn gpus() -> GpuFacts {
             .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
     };
     let by_device = names("/dev").iter().filter(|name| is_device(name)).count();
-    GpuFacts { has_driver: nvidia_driver_present(), num_gpus: if by_device > 0 { by_device } else { by_driver } }
+    GpuFacts {
+        has_driver: nvidia_driver_present(),
+        num_gpus: if by_device > 0 { by_device } else { by_driver },
+    }
 }
 
 /// How many packages tell of their energy, or why they do not.
 pub(super) fn energy() -> Result<usize, String> {
-    let packages = energy::Packages::open(Path::new(energy::POWERCAP)).map_err(|error| format!("{error:#}"))?;
+    let packages = energy::Packages::open(Path::new(energy::POWERCAP))
+        .map_err(|error| format!("{error:#}"))?;
     Ok(packages.num_packages())
 }
 
@@ -179,8 +239,12 @@ pub(super) fn interfaces() -> Vec<InterfaceFacts> {
     let network = Path::new("/sys/class/net");
     for name in names(network) {
         if text(network.join(&name).join("operstate")).as_deref() == Some("up") {
-            let speed = text(network.join(&name).join("speed")).and_then(|speed| speed.parse::<u64>().ok());
-            found.push(InterfaceFacts { name, speed: speed.map(|speed| format!("{speed} Mbit/s")) });
+            let speed =
+                text(network.join(&name).join("speed")).and_then(|speed| speed.parse::<u64>().ok());
+            found.push(InterfaceFacts {
+                name,
+                speed: speed.map(|speed| format!("{speed} Mbit/s")),
+            });
         }
     }
     let devices = Path::new("/sys/class/infiniband");
@@ -189,7 +253,10 @@ pub(super) fn interfaces() -> Vec<InterfaceFacts> {
             let port = devices.join(&device).join("ports").join(port);
             if text(port.join("state")).is_some_and(|state| state.contains("ACTIVE")) {
                 let name = format!("InfiniBand {device}");
-                found.push(InterfaceFacts { name, speed: text(port.join("rate")) });
+                found.push(InterfaceFacts {
+                    name,
+                    speed: text(port.join("rate")),
+                });
             }
         }
     }
@@ -210,7 +277,10 @@ mod tests {
         let lines = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-7\ninactive_file 12\nMax open files            1024     4096    files";
         assert_eq!(value(lines, "Cpus_allowed_list"), Some("0-7"));
         assert_eq!(value(lines, "inactive_file"), Some("12"));
-        assert_eq!(value(lines, "Max open files"), Some("1024     4096    files"));
+        assert_eq!(
+            value(lines, "Max open files"),
+            Some("1024     4096    files")
+        );
         assert_eq!(value(lines, "Cpus"), None);
     }
 
@@ -245,18 +315,31 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         write(&root.path().join("job"), "cpuset.cpus.effective", "4-7\n");
         write(&root.path().join("cpuset/docker"), "cpuset.cpus", "2-3\n");
-        for (groups, expected) in
-            [("0::/job/step\n", Some("4-7")), ("3:cpuset:/docker/7\n", Some("2-3")), ("0::/other\n", None)]
-        {
-            assert_eq!(cpuset(root.path(), groups), expected.map(CpuSet::parse), "{groups}");
+        for (groups, expected) in [
+            ("0::/job/step\n", Some("4-7")),
+            ("3:cpuset:/docker/7\n", Some("2-3")),
+            ("0::/other\n", None),
+        ] {
+            assert_eq!(
+                cpuset(root.path(), groups),
+                expected.map(CpuSet::parse),
+                "{groups}"
+            );
         }
     }
 
     #[test]
     fn this_machine_tells_of_itself() {
         let processors = processors();
-        assert!(!processors.allowed.is_empty() && processors.allowed.meets(&processors.machine), "{processors:?}");
-        assert!(memory().available_bytes.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(
+            !processors.allowed.is_empty() && processors.allowed.meets(&processors.machine),
+            "{processors:?}"
+        );
+        assert!(
+            memory()
+                .available_bytes
+                .is_some_and(|bytes| bytes > 1 << 20)
+        );
         assert!(memory().open_files.is_some());
     }
 }

@@ -17,7 +17,8 @@ mod storage;
 pub use cpu_set::CpuSet;
 pub use diagnosis::{Diagnosis, MapLine, Row, Verdict};
 pub use facts::{
-    Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, RankFacts, examine, stands_alone_beside_others,
+    Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, RankFacts, examine,
+    stands_alone_beside_others,
 };
 pub use gradients::GradientFacts;
 pub use judge::diagnose;

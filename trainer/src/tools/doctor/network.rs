@@ -51,18 +51,28 @@ impl SpeedFacts {
 /// Collective: all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
     let mut found = Vec::new();
-    for (way, kind) in [("hierarchical", ReductionKind::Hierarchical), ("library", ReductionKind::Library)] {
+    for (way, kind) in [
+        ("hierarchical", ReductionKind::Hierarchical),
+        ("library", ReductionKind::Library),
+    ] {
         let mut reducer = AllReducer::new(kind, Arc::clone(communicator))?;
         let mut wrong = None;
         for length in LENGTHS {
-            let mut values: Vec<f32> = (0..length).map(|index| own_float(communicator.rank(), index)).collect();
+            let mut values: Vec<f32> = (0..length)
+                .map(|index| own_float(communicator.rank(), index))
+                .collect();
             reducer.sum(&mut values)?;
-            wrong = wrong.or(first_wrong(&values, |index| float_sum(communicator.world_size(), index)));
+            wrong = wrong.or(first_wrong(&values, |index| {
+                float_sum(communicator.world_size(), index)
+            }));
         }
         let mut speeds = Vec::new();
         for bytes in SIZES {
             let (seconds, is_slow) = median_seconds(&**communicator, &mut reducer, bytes)?;
-            speeds.push(SpeedFacts { bytes: bytes as u64, seconds });
+            speeds.push(SpeedFacts {
+                bytes: bytes as u64,
+                seconds,
+            });
             if is_slow {
                 break;
             }
@@ -70,12 +80,24 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
         if communicator.world_size() == 1 {
             speeds.clear();
         }
-        found.push(SumFacts { way: way.to_owned(), wrong, speeds });
+        found.push(SumFacts {
+            way: way.to_owned(),
+            wrong,
+            speeds,
+        });
     }
-    let mut values: Vec<u64> = (0..LENGTHS[1]).map(|index| own_integer(communicator.rank(), index)).collect();
+    let mut values: Vec<u64> = (0..LENGTHS[1])
+        .map(|index| own_integer(communicator.rank(), index))
+        .collect();
     communicator.all_reduce_sum_u64(&mut values)?;
-    let wrong = first_wrong(&values, |index| integer_sum(communicator.world_size(), index));
-    found.push(SumFacts { way: "library's integers".to_owned(), wrong, speeds: Vec::new() });
+    let wrong = first_wrong(&values, |index| {
+        integer_sum(communicator.world_size(), index)
+    });
+    found.push(SumFacts {
+        way: "library's integers".to_owned(),
+        wrong,
+        speeds: Vec::new(),
+    });
     Ok(found)
 }
 
@@ -93,16 +115,30 @@ fn float_sum(world_size: usize, index: usize) -> f32 {
 
 /// Uses all 64 bits.
 fn own_integer(rank: usize, index: usize) -> u64 {
-    (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(index as u64 + 1)
+    (rank as u64 + 1)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_mul(index as u64 + 1)
 }
 
 fn integer_sum(world_size: usize, index: usize) -> u64 {
-    (0..world_size).fold(0, |sum: u64, rank| sum.wrapping_add(own_integer(rank, index)))
+    (0..world_size).fold(0, |sum: u64, rank| {
+        sum.wrapping_add(own_integer(rank, index))
+    })
 }
 
-fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(values: &[T], expected: impl Fn(usize) -> T) -> Option<String> {
-    let (index, got) = values.iter().enumerate().find(|&(index, &value)| value != expected(index))?;
-    Some(format!("element {index} of {}: expected {}, got {got}", values.len(), expected(index)))
+fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(
+    values: &[T],
+    expected: impl Fn(usize) -> T,
+) -> Option<String> {
+    let (index, got) = values
+        .iter()
+        .enumerate()
+        .find(|&(index, &value)| value != expected(index))?;
+    Some(format!(
+        "element {index} of {}: expected {}, got {got}",
+        values.len(),
+        expected(index)
+    ))
 }
 
 /// The median time of this rank, and whether this size was slow on some rank.
@@ -122,8 +158,11 @@ fn median_seconds(
     time_one()?;
     let mut slowest = [time_one()?];
     communicator.all_reduce_max_u64(&mut slowest)?;
-    let repetitions = (TIME_NANOS / slowest[0].max(1)).clamp(*REPETITIONS.start(), *REPETITIONS.end());
-    let mut times = (0..repetitions).map(|_| time_one()).collect::<Result<Vec<_>, _>>()?;
+    let repetitions =
+        (TIME_NANOS / slowest[0].max(1)).clamp(*REPETITIONS.start(), *REPETITIONS.end());
+    let mut times = (0..repetitions)
+        .map(|_| time_one())
+        .collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();
     Ok((times[times.len() / 2] as f64 / 1e9, slowest[0] > SLOW_NANOS))
 }
@@ -142,7 +181,11 @@ mod tests {
             });
             for facts in found.iter().flatten() {
                 assert_eq!(facts.wrong, None, "{} of {world_size} ranks", facts.way);
-                let num_speeds = if facts.way.ends_with("integers") || world_size == 1 { 0 } else { 1 };
+                let num_speeds = if facts.way.ends_with("integers") || world_size == 1 {
+                    0
+                } else {
+                    1
+                };
                 assert!(facts.speeds.len() >= num_speeds, "{facts:?}");
             }
         }
@@ -172,7 +215,10 @@ mod tests {
 
     #[test]
     fn bus_bandwidth_counts_what_a_rank_sends_and_receives() {
-        let speed = SpeedFacts { bytes: 1000, seconds: 0.5 };
+        let speed = SpeedFacts {
+            bytes: 1000,
+            seconds: 0.5,
+        };
         assert_eq!(speed.bus_bytes_per_s(2), 2000.0);
         assert_eq!(speed.bus_bytes_per_s(4), 3000.0);
     }

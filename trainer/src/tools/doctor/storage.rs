@@ -40,7 +40,10 @@ pub(super) struct OwnFile(PathBuf);
 impl OwnFile {
     /// A name in `directory` that nobody else takes; the file is not made yet.
     fn named(directory: &Path, what: &str) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
         Self(directory.join(format!(".doctor-{what}-{}-{now}", std::process::id())))
     }
 
@@ -74,7 +77,8 @@ pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
     };
     facts.examined = examined.display().to_string();
     facts.free_bytes = free_bytes(&examined);
-    facts.write_bytes_per_s = write(&examined).map_err(|error| format!("{}: {error}", examined.display()));
+    facts.write_bytes_per_s =
+        write(&examined).map_err(|error| format!("{}: {error}", examined.display()));
     facts.locks = lock_twice(&examined);
     let token = OwnFile::named(&examined, "token");
     let is_there = File::create_new(token.path()).is_ok();
@@ -83,11 +87,17 @@ pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
 
 /// The directory itself, or the nearest one above it, as an absolute path.
 fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
-    let absolute = std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let absolute = std::path::absolute(directory)
+        .map_err(|error| format!("{}: {error}", directory.display()))?;
     for above in absolute.ancestors() {
         match fs::metadata(above) {
             Ok(found) if found.is_dir() => return Ok(above.to_owned()),
-            Ok(_) => return Err(format!("{} is a file, expected a directory", above.display())),
+            Ok(_) => {
+                return Err(format!(
+                    "{} is a file, expected a directory",
+                    above.display()
+                ));
+            }
             // A file further up is found there.
             Err(_) => {}
         }
@@ -98,7 +108,10 @@ fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
 /// Writes a file as a checkpoint is written, and reads it back.
 fn write(directory: &Path) -> std::io::Result<f64> {
     let bytes: Vec<u8> = (0..WRITTEN).map(|index| (index % 251) as u8).collect();
-    let (partial, whole) = (OwnFile::named(directory, "partial"), OwnFile::named(directory, "whole"));
+    let (partial, whole) = (
+        OwnFile::named(directory, "partial"),
+        OwnFile::named(directory, "whole"),
+    );
     let start = Instant::now();
     let mut file = File::create_new(partial.path())?;
     file.write_all(&bytes)?;
@@ -106,14 +119,22 @@ fn write(directory: &Path) -> std::io::Result<f64> {
     fs::rename(partial.path(), whole.path())?;
     let seconds = start.elapsed().as_secs_f64();
     if fs::read(whole.path())? != bytes {
-        return Err(std::io::Error::other("what was read back is not what was written"));
+        return Err(std::io::Error::other(
+            "what was read back is not what was written",
+        ));
     }
     Ok(WRITTEN as f64 / seconds)
 }
 
 fn lock_twice(directory: &Path) -> Result<(), String> {
     let own = OwnFile::named(directory, "lock");
-    let open = || OpenOptions::new().create(true).truncate(false).write(true).open(own.path());
+    let open = || {
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(own.path())
+    };
     let first = open().map_err(|error| error.to_string())?;
     first.try_lock().map_err(|error| error.to_string())?;
     let second = open().map_err(|error| error.to_string())?;
@@ -148,7 +169,13 @@ mod tests {
     fn an_absent_directory_is_examined_above_and_nothing_is_left() {
         let directory = tempfile::tempdir().unwrap();
         let (facts, token) = examine(&directory.path().join("not/yet"));
-        assert!(facts.write_bytes_per_s.clone().is_ok_and(|speed| speed > 0.0), "{facts:?}");
+        assert!(
+            facts
+                .write_bytes_per_s
+                .clone()
+                .is_ok_and(|speed| speed > 0.0),
+            "{facts:?}"
+        );
         assert!(facts.free_bytes.clone().is_ok_and(|bytes| bytes > 0));
         assert_eq!(facts.locks, Ok(()));
         assert_eq!(Path::new(&facts.examined), directory.path());

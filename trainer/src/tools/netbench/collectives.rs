@@ -15,7 +15,10 @@ const MOST_SIMULATED: usize = 64;
 
 /// The sizes of whole `f32` that come next to `sizes`, ascending.
 fn whole_sizes(sizes: &[usize]) -> Vec<usize> {
-    let mut whole: Vec<usize> = sizes.iter().map(|bytes| bytes.next_multiple_of(size_of::<f32>())).collect();
+    let mut whole: Vec<usize> = sizes
+        .iter()
+        .map(|bytes| bytes.next_multiple_of(size_of::<f32>()))
+        .collect();
     whole.dedup();
     whole
 }
@@ -50,14 +53,28 @@ pub fn measure(
     }
     let broadcast = |bytes| {
         let mut values = vec![1; bytes];
-        repeat(bytes, &mut || timed(own, || own.broadcast(ROOT, &mut values)))
+        repeat(bytes, &mut || {
+            timed(own, || own.broadcast(ROOT, &mut values))
+        })
     };
-    all.push(by_size(config, ranks, (Operation::Broadcast, ReductionChoice::Mpi), broadcast)?);
+    all.push(by_size(
+        config,
+        ranks,
+        (Operation::Broadcast, ReductionChoice::Mpi),
+        broadcast,
+    )?);
     let gather = |bytes| {
         let values = vec![1; own_part(bytes, own.rank(), ranks)];
-        repeat(bytes, &mut || timed(own, || own.all_gather(&values).map(drop)))
+        repeat(bytes, &mut || {
+            timed(own, || own.all_gather(&values).map(drop))
+        })
     };
-    all.push(by_size(config, ranks, (Operation::AllGather, ReductionChoice::Mpi), gather)?);
+    all.push(by_size(
+        config,
+        ranks,
+        (Operation::AllGather, ReductionChoice::Mpi),
+        gather,
+    )?);
     Ok(all)
 }
 
@@ -67,20 +84,39 @@ fn by_size(
     (operation, choice): (Operation, ReductionChoice),
     point: impl FnMut(usize) -> Result<Option<Point>, CollectiveError>,
 ) -> Result<CollectiveTimes, CollectiveError> {
-    let points = whole_sizes(&config.sizes).into_iter().map(point).collect::<Result<Vec<_>, _>>()?;
+    let points = whole_sizes(&config.sizes)
+        .into_iter()
+        .map(point)
+        .collect::<Result<Vec<_>, _>>()?;
     let points = points.into_iter().flatten().collect();
-    Ok(CollectiveTimes { operation, algorithm: choice.to_string(), ranks, points })
+    Ok(CollectiveTimes {
+        operation,
+        algorithm: choice.to_string(),
+        ranks,
+        points,
+    })
 }
 
 /// Adds to all-reduces what a simulation with `network` takes for them, where there are few ranks.
-pub fn simulate(all: &mut [CollectiveTimes], reductions: &[ReductionChoice], network: &NetworkModel) {
-    let sums = all.iter_mut().filter(|times| times.operation == Operation::AllReduce && times.ranks <= MOST_SIMULATED);
+pub fn simulate(
+    all: &mut [CollectiveTimes],
+    reductions: &[ReductionChoice],
+    network: &NetworkModel,
+) {
+    let sums = all
+        .iter_mut()
+        .filter(|times| times.operation == Operation::AllReduce && times.ranks <= MOST_SIMULATED);
     for times in sums {
-        let choice = reductions.iter().find(|choice| choice.to_string() == times.algorithm);
-        let Some(kind) = choice.and_then(|choice| choice.kind()) else { continue };
+        let choice = reductions
+            .iter()
+            .find(|choice| choice.to_string() == times.algorithm);
+        let Some(kind) = choice.and_then(|choice| choice.kind()) else {
+            continue;
+        };
         for point in &mut times.points {
             // A network that cannot be simulated leaves the measurement as it is.
-            point.simulated_seconds = reduction_seconds(kind, network, times.ranks, point.bytes).ok();
+            point.simulated_seconds =
+                reduction_seconds(kind, network, times.ranks, point.bytes).ok();
         }
     }
 }
@@ -97,7 +133,9 @@ mod tests {
     #[test]
     fn parts_add_up_to_what_is_gathered() {
         for (bytes, ranks) in [(4, 3), (16, 5), (4, 1000), (1 << 20, 7)] {
-            let parts: Vec<usize> = (0..ranks).map(|rank| own_part(bytes, rank, ranks)).collect();
+            let parts: Vec<usize> = (0..ranks)
+                .map(|rank| own_part(bytes, rank, ranks))
+                .collect();
             assert_eq!(parts.iter().sum::<usize>(), bytes);
             assert!(parts[0] - parts[ranks - 1] <= 1);
         }

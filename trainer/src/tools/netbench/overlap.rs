@@ -62,13 +62,21 @@ pub fn measure(
         communicator.barrier()?;
         beside.set_wait_policy(WaitPolicy::Sleep);
         let (summed, shared) = std::thread::scope(|scope| -> Result<_, CollectiveError> {
-            let sums = Builder::new().name("sums".to_owned()).spawn_scoped(scope, || {
-                let start = Instant::now();
-                sum_several(number).map(|()| start.elapsed().as_secs_f64() / number as f64)
-            });
-            let sums = sums.map_err(|error| CollectiveError::Thread { text: error.to_string() })?;
+            let sums = Builder::new()
+                .name("sums".to_owned())
+                .spawn_scoped(scope, || {
+                    let start = Instant::now();
+                    sum_several(number).map(|()| start.elapsed().as_secs_f64() / number as f64)
+                });
+            let sums = sums.map_err(|error| CollectiveError::Thread {
+                text: error.to_string(),
+            })?;
             let shared = updates_a_second(|| !sums.is_finished());
-            Ok((sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), shared))
+            Ok((
+                sums.join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                shared,
+            ))
         })?;
         beside.set_wait_policy(WaitPolicy::Spin);
         beside_s.push(summed?);
@@ -77,7 +85,8 @@ pub fn measure(
     let mut sum = [median(&mut shares)];
     communicator.all_reduce_sum_f64(&mut sum)?;
     let mean = sum[0] / communicator.world_size() as f64;
-    let mut nanos = [&mut alone_s, &mut beside_s].map(|seconds| (median(seconds) * 1e9).round() as u64);
+    let mut nanos =
+        [&mut alone_s, &mut beside_s].map(|seconds| (median(seconds) * 1e9).round() as u64);
     communicator.all_reduce_max_u64(&mut nanos)?;
     let [sum_seconds, sum_seconds_beside] = nanos.map(|nanos| nanos as f64 / 1e9);
     Ok(Some(Overlap {
@@ -92,7 +101,12 @@ pub fn measure(
 fn updates_a_second(goes_on: impl Fn() -> bool) -> f64 {
     let (isa, gradients) = (Isa::detect(), vec![1e-3; NUM_VALUES]);
     let (mut parameters, mut velocities) = (gradients.clone(), gradients.clone());
-    let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-4, nesterov: true };
+    let update = SgdUpdate {
+        learning_rate: 0.1,
+        momentum: 0.9,
+        weight_decay: 1e-4,
+        nesterov: true,
+    };
     let (start, mut number) = (Instant::now(), 0_u64);
     while goes_on() {
         sgd::step_alone(isa, &update, &mut parameters, &mut velocities, &gradients);
@@ -110,11 +124,20 @@ mod tests {
     fn ranks_agree_on_a_share_below_one_and_a_rank_alone_has_none() {
         let measured = run_ranks(2, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-            measure(&communicator, Duration::from_millis(5)).unwrap().unwrap()
+            measure(&communicator, Duration::from_millis(5))
+                .unwrap()
+                .unwrap()
         });
         assert_eq!(measured[0], measured[1]);
-        assert!((0.0..1.0).contains(&measured[0].computing_share), "{measured:?}");
-        assert!(measured[0].sum_seconds > 0.0 && measured[0].sum_seconds_beside > 0.0 && measured[0].bytes == 1 << 19);
+        assert!(
+            (0.0..1.0).contains(&measured[0].computing_share),
+            "{measured:?}"
+        );
+        assert!(
+            measured[0].sum_seconds > 0.0
+                && measured[0].sum_seconds_beside > 0.0
+                && measured[0].bytes == 1 << 19
+        );
         let alone: Arc<dyn Communicator> = Arc::new(distributed::SingleCommunicator::new());
         assert_eq!(measure(&alone, Duration::from_millis(1)).unwrap(), None);
     }

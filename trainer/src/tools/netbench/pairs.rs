@@ -38,20 +38,37 @@ impl PairPlan {
         for (rank, node) in nodes.iter().enumerate() {
             match firsts.iter().find(|&&first| nodes[first] == *node) {
                 None => firsts.push(rank),
-                Some(&first) => inside = inside.or(Some(Pair { first, second: rank, is_inside: true })),
+                Some(&first) => {
+                    inside = inside.or(Some(Pair {
+                        first,
+                        second: rank,
+                        is_inside: true,
+                    }))
+                }
             }
         }
         let is_inside = firsts.len() == 1;
-        let members: Vec<usize> = if is_inside { (0..nodes.len()).collect() } else { firsts };
+        let members: Vec<usize> = if is_inside {
+            (0..nodes.len()).collect()
+        } else {
+            firsts
+        };
         let num_possible = members.len() * members.len().saturating_sub(1) / 2;
         let pair = |index| {
             let (first, second) = pair_at(index);
-            Pair { first: members[first], second: members[second], is_inside }
+            Pair {
+                first: members[first],
+                second: members[second],
+                is_inside,
+            }
         };
         let mut pairs: Vec<Pair> = chosen(num_possible, most).into_iter().map(pair).collect();
         pairs.sort_unstable();
         pairs.extend(inside.filter(|_| !is_inside));
-        Self { pairs, num_possible }
+        Self {
+            pairs,
+            num_possible,
+        }
     }
 }
 
@@ -96,28 +113,52 @@ mod tests {
     use super::*;
 
     fn plan(nodes: &[usize], most: usize) -> PairPlan {
-        PairPlan::new(&nodes.iter().map(|node| format!("n{node}")).collect::<Vec<_>>(), most)
+        PairPlan::new(
+            &nodes
+                .iter()
+                .map(|node| format!("n{node}"))
+                .collect::<Vec<_>>(),
+            most,
+        )
     }
 
     fn ranks(plan: &PairPlan) -> Vec<(usize, usize, bool)> {
-        plan.pairs.iter().map(|pair| (pair.first, pair.second, pair.is_inside)).collect()
+        plan.pairs
+            .iter()
+            .map(|pair| (pair.first, pair.second, pair.is_inside))
+            .collect()
     }
 
     #[test]
     fn one_rank_has_no_pair() {
-        assert_eq!(plan(&[0], 28), PairPlan { pairs: vec![], num_possible: 0 });
+        assert_eq!(
+            plan(&[0], 28),
+            PairPlan {
+                pairs: vec![],
+                num_possible: 0
+            }
+        );
     }
 
     #[test]
     fn on_one_node_all_ranks_are_paired() {
-        assert_eq!(ranks(&plan(&[0, 0, 0], 28)), [(0, 1, true), (0, 2, true), (1, 2, true)]);
+        assert_eq!(
+            ranks(&plan(&[0, 0, 0], 28)),
+            [(0, 1, true), (0, 2, true), (1, 2, true)]
+        );
     }
 
     #[test]
     fn nodes_are_paired_by_their_first_ranks_and_one_pair_lies_inside() {
         assert_eq!(ranks(&plan(&[0, 1], 28)), [(0, 1, false)]);
-        assert_eq!(ranks(&plan(&[0, 0, 1, 1], 28)), [(0, 2, false), (0, 1, true)]);
-        assert_eq!(ranks(&plan(&[0, 1, 2, 0, 1, 2], 28)), [(0, 1, false), (0, 2, false), (1, 2, false), (0, 3, true)]);
+        assert_eq!(
+            ranks(&plan(&[0, 0, 1, 1], 28)),
+            [(0, 2, false), (0, 1, true)]
+        );
+        assert_eq!(
+            ranks(&plan(&[0, 1, 2, 0, 1, 2], 28)),
+            [(0, 1, false), (0, 2, false), (1, 2, false), (0, 3, true)]
+        );
     }
 
     #[test]
@@ -127,9 +168,17 @@ mod tests {
         let some = plan_of(28);
         assert_eq!((some.pairs.len(), some.num_possible), (28, 4950));
         assert!(some.pairs.windows(2).all(|two| two[0] < two[1]), "{some:?}");
-        assert!(some.pairs.iter().all(|pair| pair.first < pair.second && pair.second < 100));
+        assert!(
+            some.pairs
+                .iter()
+                .all(|pair| pair.first < pair.second && pair.second < 100)
+        );
         assert_eq!(some, plan_of(28));
-        let seen: BTreeSet<usize> = some.pairs.iter().flat_map(|pair| [pair.first, pair.second]).collect();
+        let seen: BTreeSet<usize> = some
+            .pairs
+            .iter()
+            .flat_map(|pair| [pair.first, pair.second])
+            .collect();
         assert!(seen.len() > 28, "spread over the nodes: {seen:?}");
         assert_eq!(plan_of(4950).pairs.len(), 4950);
     }
@@ -138,7 +187,11 @@ mod tests {
     fn indices_count_every_pair_once() {
         let pairs: BTreeSet<(usize, usize)> = (0..45).map(pair_at).collect();
         assert_eq!(pairs.len(), 45);
-        assert!(pairs.iter().all(|&(first, second)| first < second && second < 10));
+        assert!(
+            pairs
+                .iter()
+                .all(|&(first, second)| first < second && second < 10)
+        );
         let last = 1_000_000_usize * 999_999 / 2 - 1;
         assert_eq!(pair_at(last), (999_998, 999_999));
         assert_eq!(pair_at(last + 1), (0, 1_000_000));

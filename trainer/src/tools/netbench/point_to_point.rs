@@ -18,8 +18,11 @@ const SHARED_BYTES: usize = 4096;
 
 /// The link of these pairs' messages together; `None` if they cannot tell it.
 pub fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts> {
-    let points: Vec<(f64, f64)> =
-        pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
+    let points: Vec<(f64, f64)> = pairs
+        .into_iter()
+        .flatten()
+        .map(|point| (point.bytes as f64, point.seconds_median))
+        .collect();
     simulate::fit(&points)
 }
 
@@ -27,7 +30,10 @@ pub fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts>
 fn link(fit: &FitFacts) -> Link {
     let rounded = |value: f64| format!("{value:.3e}").parse::<f64>().unwrap_or(value);
     // Rounded in the units of the text.
-    Link::new(rounded(fit.alpha_s * 1e6) / 1e6, rounded(fit.bandwidth_bytes_per_s))
+    Link::new(
+        rounded(fit.alpha_s * 1e6) / 1e6,
+        rounded(fit.bandwidth_bytes_per_s),
+    )
 }
 
 /// Times messages of all pairs, one pair after the other.
@@ -81,7 +87,10 @@ pub fn links(pairs: &[PairTimes]) -> Links {
         let wanted = pairs.iter().filter(|pair| pair.is_inside_node == is_inside);
         fit(wanted.map(|pair| &pair.points[..]))
     };
-    Links { between_nodes: fit_of(false), inside_node: fit_of(true) }
+    Links {
+        between_nodes: fit_of(false),
+        inside_node: fit_of(true),
+    }
 }
 
 /// The network of a simulation, for nodes of `ranks_per_node` ranks that may share memory.
@@ -90,17 +99,29 @@ pub fn links(pairs: &[PairTimes]) -> Links {
 pub fn network(links: &Links, ranks_per_node: usize, is_shared: bool) -> Option<NetworkModel> {
     let inside = links.inside_node.as_ref().map(link);
     let between = links.between_nodes.as_ref().map(link).or(inside)?;
-    let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
-    let burst_bytes = links.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
+    let node = Node {
+        ranks: ranks_per_node,
+        link: inside.unwrap_or(Link::MEMORY),
+        shared: is_shared,
+    };
+    let burst_bytes = links
+        .between_nodes
+        .map_or(0.0, |fit| fit.burst_bytes.round());
     let node = (ranks_per_node > 1).then_some(node);
-    Some(NetworkModel { node, burst_bytes, ..NetworkModel::new(between) })
+    Some(NetworkModel {
+        node,
+        burst_bytes,
+        ..NetworkModel::new(between)
+    })
 }
 
 /// Whether the ranks of each node share memory.
 /// Collective: all ranks.
 pub fn nodes_share_memory(communicator: &dyn Communicator, nodes: &[String]) -> Result<bool> {
     let own = &communicator.topology().node;
-    let members: Vec<usize> = (0..nodes.len()).filter(|&rank| nodes[rank] == *own).collect();
+    let members: Vec<usize> = (0..nodes.len())
+        .filter(|&rank| nodes[rank] == *own)
+        .collect();
     Ok(communicator.node_memory(&members, SHARED_BYTES)?.is_some())
 }
 
@@ -122,7 +143,15 @@ mod tests {
         };
         let points = (0..12).map(|power| point(1 << (2 * power))).collect();
         let second = if is_inside_node { 1 } else { 2 };
-        pair_times(Pair { first: 0, second, is_inside: is_inside_node }, &["a", "a", "b"].map(str::to_owned), points)
+        pair_times(
+            Pair {
+                first: 0,
+                second,
+                is_inside: is_inside_node,
+            },
+            &["a", "a", "b"].map(str::to_owned),
+            points,
+        )
     }
 
     #[test]
@@ -130,7 +159,10 @@ mod tests {
         let (fast, slow) = (Link::new(0.5e-6, 5e9), Link::new(50e-6, 113e6));
         let both = links(&[pair(false, slow), pair(true, fast)]);
         let network = super::network(&both, 2, true).unwrap();
-        assert_eq!(network.to_string(), "50us,113MB/s@2:shared:0.5us,5000MB/s".replace("50us,113MB/s", "1gbe"));
+        assert_eq!(
+            network.to_string(),
+            "50us,113MB/s@2:shared:0.5us,5000MB/s".replace("50us,113MB/s", "1gbe")
+        );
         let read: NetworkModel = network.to_string().parse().unwrap();
         assert_eq!(read.to_string(), network.to_string());
         assert_eq!(super::network(&both, 1, true).unwrap().node, None);

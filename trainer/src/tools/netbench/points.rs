@@ -85,7 +85,11 @@ pub(super) fn ping_pong(
 }
 
 /// Sends back what `first` sends, as often as it says, until it says that nothing more comes.
-fn answer(communicator: &dyn Communicator, first: usize, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+fn answer(
+    communicator: &dyn Communicator,
+    first: usize,
+    buffer: &mut [u8],
+) -> Result<(), CollectiveError> {
     loop {
         let mut order = [0; 8];
         communicator.receive(first, ORDER_TAG, &mut order)?;
@@ -126,7 +130,9 @@ pub(super) fn repeat_together(
         if number == 0 {
             return Ok(point);
         }
-        let mut more = (0..number).map(|_| once()).collect::<Result<Vec<u64>, CollectiveError>>()?;
+        let mut more = (0..number)
+            .map(|_| once())
+            .collect::<Result<Vec<u64>, CollectiveError>>()?;
         communicator.all_reduce_max_u64(&mut more)?;
         times.extend(more);
     }
@@ -156,7 +162,10 @@ mod tests {
     fn a_message_takes_half_of_its_round_trip() {
         let times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000];
         let point = point_of(4, &times, 2.0, StoppedBy::Time);
-        assert_eq!((point.bytes, point.repetitions, point.seconds_median), (4, 8, 1e-6));
+        assert_eq!(
+            (point.bytes, point.repetitions, point.seconds_median),
+            (4, 8, 1e-6)
+        );
         // The interval of eight values is from the first to the last.
         assert_eq!(point.relative_half_width, Some(0.5));
     }

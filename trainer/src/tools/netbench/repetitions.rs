@@ -59,12 +59,20 @@ mod tests {
 
     /// Times of which no median is sure: half of them are a thousand times the others.
     fn wild(number: usize) -> Vec<u64> {
-        (0..number).map(|index| if index < number / 2 { 1 } else { 1000 }).collect()
+        (0..number)
+            .map(|index| if index < number / 2 { 1 } else { 1000 })
+            .collect()
     }
 
     #[test]
     fn equal_times_are_precise_after_ten() {
-        let next = |number: usize| next(&vec![100; number], Duration::from_micros(number as u64), BUDGET);
+        let next = |number: usize| {
+            next(
+                &vec![100; number],
+                Duration::from_micros(number as u64),
+                BUDGET,
+            )
+        };
         assert_eq!(next(0), Next::Repeat(3));
         assert_eq!(next(3), Next::Repeat(7));
         assert_eq!(next(10), Next::Stop(StoppedBy::Precision));
@@ -86,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_time_of_a_point_is_kept_but_for_three_repetitions() {
-        let at = |number, milliseconds| next(&wild(number), Duration::from_millis(milliseconds), BUDGET);
+        let at =
+            |number, milliseconds| next(&wild(number), Duration::from_millis(milliseconds), BUDGET);
         assert_eq!(at(1, 5_000), Next::Repeat(2));
         assert_eq!(at(3, 5_000), Next::Stop(StoppedBy::Time));
         // 100 ms each: seven more fit.

@@ -62,8 +62,14 @@ mod tests {
         assert!((percentile(&values, 0.1) - 14.0).abs() < 1e-12);
         assert!((percentile(&values, 0.9) - 46.0).abs() < 1e-12);
         assert_eq!(percentile(&[1, 2, 3, 10], 0.5), 2.5);
-        assert_eq!([0.0, 0.1, 0.5, 1.0].map(|share| percentile(&[7], share)), [7.0; 4]);
-        assert_eq!((percentile(&values, 0.0), percentile(&values, 1.0)), (10.0, 50.0));
+        assert_eq!(
+            [0.0, 0.1, 0.5, 1.0].map(|share| percentile(&[7], share)),
+            [7.0; 4]
+        );
+        assert_eq!(
+            (percentile(&values, 0.0), percentile(&values, 1.0)),
+            (10.0, 50.0)
+        );
     }
 
     #[test]
@@ -72,7 +78,11 @@ mod tests {
         let numbers = [6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 50, 100];
         let ranks = [1, 1, 1, 2, 2, 3, 4, 6, 8, 10, 18, 40];
         for (number, rank) in numbers.into_iter().zip(ranks) {
-            assert_eq!(median_interval(number), Some((rank - 1, number - rank)), "{number} values");
+            assert_eq!(
+                median_interval(number),
+                Some((rank - 1, number - rank)),
+                "{number} values"
+            );
         }
         for number in 0..6 {
             assert_eq!(median_interval(number), None, "{number} values");
@@ -100,9 +110,15 @@ mod tests {
 
     #[test]
     fn the_interval_of_many_values_goes_on_where_the_exact_one_ends() {
-        let (exact, normal) = (median_interval(1000).unwrap(), median_interval(1001).unwrap());
+        let (exact, normal) = (
+            median_interval(1000).unwrap(),
+            median_interval(1001).unwrap(),
+        );
         assert_eq!(exact, (468, 531));
-        assert!(normal.0.abs_diff(exact.0) <= 1 && normal.1.abs_diff(exact.1) <= 2, "{normal:?}");
+        assert!(
+            normal.0.abs_diff(exact.0) <= 1 && normal.1.abs_diff(exact.1) <= 2,
+            "{normal:?}"
+        );
     }
 
     #[test]
@@ -111,7 +127,13 @@ mod tests {
         assert_eq!(Spread::of(&[5, 5, 5]).unwrap().relative_reach, None);
         let spread = Spread::of(&[90, 100, 100, 100, 100, 110]).unwrap();
         assert_eq!((spread.median, spread.relative_reach), (100.0, Some(0.1)));
-        assert_eq!(Spread::of(&[99, 100, 100, 100, 100, 150]).unwrap().relative_reach, Some(0.5), "the farther side");
+        assert_eq!(
+            Spread::of(&[99, 100, 100, 100, 100, 150])
+                .unwrap()
+                .relative_reach,
+            Some(0.5),
+            "the farther side"
+        );
         assert_eq!(Spread::of(&[0; 8]).unwrap().relative_reach, Some(0.0));
     }
 }

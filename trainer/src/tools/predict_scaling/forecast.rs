@@ -8,13 +8,15 @@ use std::time::SystemTime;
 use anyhow::Result;
 use distributed::CompressionKind;
 use records::{
-    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile, PublishedFigure,
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
+    PublishedFigure,
 };
 use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
 
 use super::profile_file::{step_of, work_of};
 use crate::config::{
-    NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
+    NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod,
+    scaling_method_name,
 };
 use crate::step::sync_plan::bucket_cap_bytes;
 use crate::tools::simulation::synchronisation;
@@ -44,7 +46,11 @@ pub fn forecast(
         for scenario in scenarios_of(&step, sync, config)? {
             match scenario.why_not(step.batch_size_per_rank) {
                 Some(why) => {
-                    left_out.push(format!("{} on {} ranks: {why}", scaling_method_name(&sync.method), scenario.ranks));
+                    left_out.push(format!(
+                        "{} on {} ranks: {why}",
+                        scaling_method_name(&sync.method),
+                        scenario.ranks
+                    ));
                 }
                 None => {
                     syncs.push(sync);
@@ -55,12 +61,20 @@ pub fn forecast(
     }
     let outcomes = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
     let records = syncs.iter().zip(&scenarios).zip(&outcomes);
-    let records = records.map(|((sync, scenario), outcome)| record(&sync.method, config.scaling, scenario, outcome));
-    Ok(Forecast { file: file(profile, network, records.collect(), published), left_out })
+    let records = records
+        .map(|((sync, scenario), outcome)| record(&sync.method, config.scaling, scenario, outcome));
+    Ok(Forecast {
+        file: file(profile, network, records.collect(), published),
+        left_out,
+    })
 }
 
 /// One way to synchronise, on every number of ranks.
-fn scenarios_of(step: &StepProfile, sync: &SyncConfig, config: &ScalingConfig) -> Result<Vec<Scenario>> {
+fn scenarios_of(
+    step: &StepProfile,
+    sync: &SyncConfig,
+    config: &ScalingConfig,
+) -> Result<Vec<Scenario>> {
     let synchronisation = synchronisation(step, sync)?;
     let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
     let bucket_bytes = bucket_cap_bytes(sync, total_bytes as usize) as u64;
@@ -68,23 +82,46 @@ fn scenarios_of(step: &StepProfile, sync: &SyncConfig, config: &ScalingConfig) -
         ScalingKind::Weak => Scaling::Weak,
         ScalingKind::Strong => Scaling::Strong,
     };
-    let scenario = |&ranks| Scenario { synchronisation, overlap: sync.overlap, bucket_bytes, scaling, ranks };
+    let scenario = |&ranks| Scenario {
+        synchronisation,
+        overlap: sync.overlap,
+        bucket_bytes,
+        scaling,
+        ranks,
+    };
     Ok(config.ranks.iter().map(scenario).collect())
 }
 
-fn record(method: &SyncMethod, scaling: ScalingKind, scenario: &Scenario, outcome: &Outcome) -> PredictionRecord {
+fn record(
+    method: &SyncMethod,
+    scaling: ScalingKind,
+    scenario: &Scenario,
+    outcome: &Outcome,
+) -> PredictionRecord {
     let (servers, placement, local_steps) = match *method {
-        SyncMethod::ParameterServer { servers, placement, .. } => (Some(servers), Some(placement.to_string()), None),
+        SyncMethod::ParameterServer {
+            servers, placement, ..
+        } => (Some(servers), Some(placement.to_string()), None),
         SyncMethod::LocalSgd { every, .. } => (None, None, Some(every)),
         _ => (None, None, None),
     };
     let (reduction, compress) = match method {
-        SyncMethod::Allreduce { compression, .. } if compression.is_some() => (None, compression.to_string()),
-        SyncMethod::Allreduce { reduction, .. } => (Some(reduction.to_string()), CompressionKind::None.to_string()),
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            (None, compression.to_string())
+        }
+        SyncMethod::Allreduce { reduction, .. } => (
+            Some(reduction.to_string()),
+            CompressionKind::None.to_string(),
+        ),
         SyncMethod::Exact { .. } => (Some("exact".to_owned()), CompressionKind::None.to_string()),
         _ => (None, CompressionKind::None.to_string()),
     };
-    let Outcome { batch_size_per_rank, prediction, speedup, best_buckets } = *outcome;
+    let Outcome {
+        batch_size_per_rank,
+        prediction,
+        speedup,
+        best_buckets,
+    } = *outcome;
     PredictionRecord {
         method: scaling_method_name(method),
         sync: method.kind().to_string(),
@@ -158,7 +195,10 @@ fn file(
 
 /// The step that all of it was predicted from.
 pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
-    profile.forward_s + profile.backward_s + profile.optimizer_s + (profile.input_s + profile.other_s)
+    profile.forward_s
+        + profile.backward_s
+        + profile.optimizer_s
+        + (profile.input_s + profile.other_s)
 }
 
 #[cfg(test)]
@@ -169,8 +209,14 @@ mod tests {
     use crate::config::{Family, PredictScalingConfig};
 
     fn predicted(args: PredictScalingArgs) -> Forecast {
-        let args = PredictScalingArgs { profile: Some(vec!["step.json".into()]), ..args };
-        let config = PredictScalingConfig::resolve(&args, &Family::RESNET, 1).unwrap().scaling.unwrap();
+        let args = PredictScalingArgs {
+            profile: Some(vec!["step.json".into()]),
+            ..args
+        };
+        let config = PredictScalingConfig::resolve(&args, &Family::RESNET, 1)
+            .unwrap()
+            .scaling
+            .unwrap();
         forecast(&[profile()], &config.networks[0], &config, Vec::new()).unwrap()
     }
 
@@ -186,33 +232,62 @@ mod tests {
 
     #[test]
     fn every_method_is_predicted_and_survives_its_file() {
-        let args = PredictScalingArgs { methods: None, ..with(&[], &[1, 2, 8], ScalingKind::Weak) };
+        let args = PredictScalingArgs {
+            methods: None,
+            ..with(&[], &[1, 2, 8], ScalingKind::Weak)
+        };
         let Forecast { file, left_out } = predicted(args);
         assert_eq!((file.predictions.len(), left_out.len()), (27, 0));
-        let read: PredictionFile = serde_json::from_str(&serde_json::to_string(&file).unwrap()).unwrap();
+        let read: PredictionFile =
+            serde_json::from_str(&serde_json::to_string(&file).unwrap()).unwrap();
         assert_eq!(read.predictions.len(), file.predictions.len());
         for (record, read) in file.predictions.iter().zip(&read.predictions) {
             assert_eq!(record.method, read.method);
             assert!((record.step_ms.unwrap() - read.step_ms.unwrap()).abs() < 1e-9);
-            assert!(record.efficiency.unwrap() <= 1.0 + 1e-9 && record.exposed_ms.unwrap() >= 0.0, "{record:?}");
-            assert!(record.ranks > 1 || (record.step_ms.unwrap() - 100.0).abs() < 1e-9, "{record:?}");
+            assert!(
+                record.efficiency.unwrap() <= 1.0 + 1e-9 && record.exposed_ms.unwrap() >= 0.0,
+                "{record:?}"
+            );
+            assert!(
+                record.ranks > 1 || (record.step_ms.unwrap() - 100.0).abs() < 1e-9,
+                "{record:?}"
+            );
             if let Some(best) = record.best_images_per_second {
-                assert!(best > 0.95 * record.images_per_second.unwrap(), "{record:?}");
+                assert!(
+                    best > 0.95 * record.images_per_second.unwrap(),
+                    "{record:?}"
+                );
             }
         }
     }
 
     #[test]
     fn strong_scaling_keeps_the_global_batch_and_leaves_out_what_does_not_divide_it() {
-        let Forecast { file, left_out } = predicted(with(&["allreduce:ring"], &[1, 2, 3, 32], ScalingKind::Strong));
-        let batches: Vec<(usize, usize)> =
-            file.predictions.iter().map(|record| (record.ranks, record.batch_size_per_rank)).collect();
+        let Forecast { file, left_out } = predicted(with(
+            &["allreduce:ring"],
+            &[1, 2, 3, 32],
+            ScalingKind::Strong,
+        ));
+        let batches: Vec<(usize, usize)> = file
+            .predictions
+            .iter()
+            .map(|record| (record.ranks, record.batch_size_per_rank))
+            .collect();
         assert_eq!(batches, [(1, 32), (2, 16), (32, 1)]);
-        assert_eq!(left_out, ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]);
+        assert_eq!(
+            left_out,
+            ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]
+        );
         // What the optimizer and the rest take is not shared: Amdahl's law, as the network is fast next to 50 ms.
         let speedup = file.predictions[1].speedup.unwrap();
-        assert!(speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6, "{speedup}");
+        assert!(
+            speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6,
+            "{speedup}"
+        );
         let servers = predicted(with(&["parameter-server:4"], &[2], ScalingKind::Weak));
-        assert_eq!((servers.file.predictions.len(), servers.left_out.len()), (0, 1));
+        assert_eq!(
+            (servers.file.predictions.len(), servers.left_out.len()),
+            (0, 1)
+        );
     }
 }

@@ -17,27 +17,74 @@ const MOST_BYTES: u128 = 1 << 40;
 /// # Errors
 /// When it cannot be read, is none of these, or a number in it cannot be.
 pub fn read_profile(path: &Path) -> Result<ProfileFile> {
-    let expected = || format!("{}: expected a file that `trainer bench --profile-output` wrote", path.display());
-    let text = records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let expected = || {
+        format!(
+            "{}: expected a file that `trainer bench --profile-output` wrote",
+            path.display()
+        )
+    };
+    let text =
+        records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let value: serde_json::Value = serde_json::from_slice(&text).with_context(expected)?;
-    let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
-    ensure!(schema == PROFILE_SCHEMA, "{}, with schema {PROFILE_SCHEMA}, got {schema}", expected());
+    let schema = value
+        .get("schema")
+        .and_then(serde_json::Value::as_str)
+        .unwrap_or("none");
+    ensure!(
+        schema == PROFILE_SCHEMA,
+        "{}, with schema {PROFILE_SCHEMA}, got {schema}",
+        expected()
+    );
     let file: ProfileFile = serde_json::from_value(value).with_context(expected)?;
-    ensure!(file.batch_size_per_rank > 0, "{}: expected a batch of at least 1 sample, got 0", path.display());
-    let of_shape = |shape: &[usize]| shape.iter().fold(4, |bytes: u128, side| bytes.saturating_mul(*side as u128));
-    let bytes = file.parameters.iter().fold(0, |sum: u128, one| sum.saturating_add(of_shape(&one.shape)));
-    ensure!(bytes > 0, "{}: expected parameters with at least one element, got none", path.display());
-    let bytes = bytes.max(file.buckets.iter().map(|bucket| u128::from(bucket.bytes)).sum());
+    ensure!(
+        file.batch_size_per_rank > 0,
+        "{}: expected a batch of at least 1 sample, got 0",
+        path.display()
+    );
+    let of_shape = |shape: &[usize]| {
+        shape
+            .iter()
+            .fold(4, |bytes: u128, side| bytes.saturating_mul(*side as u128))
+    };
+    let bytes = file
+        .parameters
+        .iter()
+        .fold(0, |sum: u128, one| sum.saturating_add(of_shape(&one.shape)));
+    ensure!(
+        bytes > 0,
+        "{}: expected parameters with at least one element, got none",
+        path.display()
+    );
+    let bytes = bytes.max(
+        file.buckets
+            .iter()
+            .map(|bucket| u128::from(bucket.bytes))
+            .sum(),
+    );
     ensure!(
         bytes <= MOST_BYTES,
         "{}: expected at most 1 TiB of gradients, got {bytes} bytes; measure again",
         path.display()
     );
-    let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
+    let times = [
+        file.forward_s,
+        file.backward_s,
+        file.optimizer_s,
+        file.input_s,
+        file.other_s,
+        file.step_spread_s,
+    ];
     let ready = file.parameters.iter().map(|parameter| parameter.ready_s);
     let ready = ready.chain(file.buckets.iter().map(|bucket| bucket.ready_s));
-    if let Some(wrong) = times.into_iter().chain(ready).find(|time| !(time.is_finite() && *time >= 0.0)) {
-        bail!("{}: expected times finite and not negative, got {wrong}; measure again", path.display());
+    if let Some(wrong) = times
+        .into_iter()
+        .chain(ready)
+        .find(|time| !(time.is_finite() && *time >= 0.0))
+    {
+        bail!(
+            "{}: expected times finite and not negative, got {wrong}; measure again",
+            path.display()
+        );
     }
     ensure!(
         file.forward_s + file.backward_s > 0.0,
@@ -91,7 +138,10 @@ pub(super) mod tests {
             backward_s: 0.06,
             optimizer_s: 0.005,
             other_s: 0.005,
-            buckets: vec![BucketRecord { ready_s: 0.05, bytes: 135_168 }],
+            buckets: vec![BucketRecord {
+                ready_s: 0.05,
+                bytes: 135_168,
+            }],
             parameters: vec![
                 parameter("first.conv.weight", &[128, 128], 0.05),
                 parameter("second.conv.weight", &[128, 128], 0.03),
@@ -114,26 +164,58 @@ pub(super) mod tests {
         for (text, expected) in [
             ("", "bench --profile-output"),
             ("{\"schema\": \"lockstep.study/1\"}", "got lockstep.study/1"),
-            (&text.replace("\"forward_s\":0.03", "\"forward_s\":-1"), "expected times finite and not negative, got -1"),
-            (&text.replace("\"batch_size_per_rank\":32", "\"batch_size_per_rank\":0"), "at least 1 sample"),
-            (&text.replace("\"backward_s\":0.06", "\"backward_s\":\"long\""), "bench --profile-output"),
-            (&text.replace("[32,32]", "[4294967296,4294967296]"), "at most 1 TiB of gradients"),
-            (&text.replace("\"bytes\":135168", "\"bytes\":18446744073709551615"), "at most 1 TiB of gradients"),
-            (&text.replace("128,128", "0").replace("32,32", "0"), "at least one element, got none"),
+            (
+                &text.replace("\"forward_s\":0.03", "\"forward_s\":-1"),
+                "expected times finite and not negative, got -1",
+            ),
+            (
+                &text.replace("\"batch_size_per_rank\":32", "\"batch_size_per_rank\":0"),
+                "at least 1 sample",
+            ),
+            (
+                &text.replace("\"backward_s\":0.06", "\"backward_s\":\"long\""),
+                "bench --profile-output",
+            ),
+            (
+                &text.replace("[32,32]", "[4294967296,4294967296]"),
+                "at most 1 TiB of gradients",
+            ),
+            (
+                &text.replace("\"bytes\":135168", "\"bytes\":18446744073709551615"),
+                "at most 1 TiB of gradients",
+            ),
+            (
+                &text.replace("128,128", "0").replace("32,32", "0"),
+                "at least one element, got none",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "expected {expected} in {error}");
         }
-        assert!(read_profile(&directory.path().join("absent.json")).unwrap_err().to_string().contains("cannot read"));
+        assert!(
+            read_profile(&directory.path().join("absent.json"))
+                .unwrap_err()
+                .to_string()
+                .contains("cannot read")
+        );
         let error = format!("{:#}", read_profile(Path::new("/dev/zero")).unwrap_err());
-        assert!(error.contains("/dev/zero: expected a regular file"), "{error}");
+        assert!(
+            error.contains("/dev/zero: expected a regular file"),
+            "{error}"
+        );
     }
 
     #[test]
     fn layers_share_the_backward_pass() {
-        let layers: Vec<(String, f64)> =
-            profile().layers().into_iter().map(|layer| (layer.name, (layer.seconds * 1e3).round())).collect();
+        let layers: Vec<(String, f64)> = profile()
+            .layers()
+            .into_iter()
+            .map(|layer| (layer.name, (layer.seconds * 1e3).round()))
+            .collect();
         let expected = [("fc", 10.0), ("second.conv", 20.0), ("first.conv", 20.0)];
-        assert_eq!(layers, expected.map(|(name, seconds)| (name.to_owned(), seconds)));
+        assert_eq!(
+            layers,
+            expected.map(|(name, seconds)| (name.to_owned(), seconds))
+        );
     }
 }

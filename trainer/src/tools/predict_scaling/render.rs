@@ -41,7 +41,11 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     for record in &file.predictions {
         let best = match (record.best_bucket_bytes, record.best_images_per_second) {
             (Some(size), Some(speed)) => {
-                format!("{} ({:+.1} %)", bytes(size), 100.0 * (speed / known(record.images_per_second) - 1.0))
+                format!(
+                    "{} ({:+.1} %)",
+                    bytes(size),
+                    100.0 * (speed / known(record.images_per_second) - 1.0)
+                )
             }
             _ => "-".to_owned(),
         };
@@ -58,7 +62,12 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
             100.0 * known(record.efficiency),
         ));
     }
-    lines.extend(forecast.left_out.iter().map(|why| format!("not predicted: {why}")));
+    lines.extend(
+        forecast
+            .left_out
+            .iter()
+            .map(|why| format!("not predicted: {why}")),
+    );
     lines
 }
 
@@ -66,24 +75,42 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
 pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
     let mut lines = Vec::new();
     for group in groups {
-        let settings: Vec<String> = group.settings.iter().map(|(key, value)| format!("{key} {value}")).collect();
+        let settings: Vec<String> = group
+            .settings
+            .iter()
+            .map(|(key, value)| format!("{key} {value}"))
+            .collect();
         lines.push(format!("measured {}", settings.join(", ")));
         lines.push(format!(
             "measured {:>5} {:>6} {:>11} {:>4} {:>8} {:>6} {:>14} {:>15}",
-            "ranks", "batch", "images/s", "n", "speedup", "eff %", "serial share %", "predicted vs. %"
+            "ranks",
+            "batch",
+            "images/s",
+            "n",
+            "speedup",
+            "eff %",
+            "serial share %",
+            "predicted vs. %"
         ));
         for run in &group.runs {
-            let share = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{:.2}", 100.0 * value));
+            let share = |value: Option<f64>| {
+                value.map_or("-".to_owned(), |value| format!("{:.2}", 100.0 * value))
+            };
             lines.push(format!(
                 "measured {:>5} {:>6} {:>11.1} {:>4} {:>8} {:>6} {:>14} {:>15}{}",
                 run.ranks,
                 run.batch_size_per_rank,
                 run.images_per_second,
                 run.repetitions,
-                run.scaled.map_or("-".to_owned(), |scaled| format!("{:.3}", scaled.speedup)),
-                run.scaled.map_or("-".to_owned(), |scaled| format!("{:.1}", 100.0 * scaled.efficiency)),
+                run.scaled
+                    .map_or("-".to_owned(), |scaled| format!("{:.3}", scaled.speedup)),
+                run.scaled.map_or("-".to_owned(), |scaled| format!(
+                    "{:.1}",
+                    100.0 * scaled.efficiency
+                )),
                 share(run.scaled.and_then(|scaled| scaled.serial_fraction)),
-                run.gap.map_or("-".to_owned(), |gap| format!("{:+.1}", 100.0 * gap)),
+                run.gap
+                    .map_or("-".to_owned(), |gap| format!("{:+.1}", 100.0 * gap)),
                 if run.disturbed { "  disturbed" } else { "" },
             ));
         }

@@ -37,10 +37,18 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         return Ok(Finding::Skipped(ABSENT.to_owned()));
     };
     let scratch = tempfile::tempdir().context("a temporary folder")?;
-    let amount =
-        Amount { model: "resnet8", num_train: 32, num_test: NUM_TEST, batch_size: 16, epochs: 1, is_by_heart: false };
+    let amount = Amount {
+        model: "resnet8",
+        num_train: 32,
+        num_test: NUM_TEST,
+        batch_size: 16,
+        epochs: 1,
+        is_by_heart: false,
+    };
     let outcome = trained(subject, &amount, &scratch.path().join("run"))?;
-    let saved = checkpoint::find(&scratch.path().join("run"))?.0.model_path();
+    let saved = checkpoint::find(&scratch.path().join("run"))?
+        .0
+        .model_path();
     let there = load_weights(network(&compute, &device)?, &saved)?;
     let path = scratch.path().join("back.safetensors");
     save_safetensors(&there, &path)?;
@@ -52,24 +60,46 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let off = (got.loss_mean() / expected.loss_mean() - 1.0).abs();
     let precision = subject.precision;
     Ok(Finding::Compared(vec![
-        Comparison::same_bits("parameters and norm statistics on Flex", &trained, &all_values(&there)),
+        Comparison::same_bits(
+            "parameters and norm statistics on Flex",
+            &trained,
+            &all_values(&there),
+        ),
         Comparison::same_bits("the same, back on the device", &trained, &all_values(&back)),
-        Comparison::difference("mean loss of 50 test images, relative", off, precision.evaluation()),
+        Comparison::difference(
+            "mean loss of 50 test images, relative",
+            off,
+            precision.evaluation(),
+        ),
     ]))
 }
 
 fn network(compute: &ComputeArgs, device: &Device) -> Result<ResNet> {
     let config = ModelArgs::resnet(DEPTH);
     // Other weights than any that are loaded.
-    resnet(&config, &ModelRequest { seed: 99, ..ModelRequest::new(NUM_CLASSES, compute, device) })
+    resnet(
+        &config,
+        &ModelRequest {
+            seed: 99,
+            ..ModelRequest::new(NUM_CLASSES, compute, device)
+        },
+    )
 }
 
 fn all_values(model: &ResNet) -> Vec<f32> {
-    [read(model, &ParameterLayout::new(model)), read(model, &ParameterLayout::state(model))].concat()
+    [
+        read(model, &ParameterLayout::new(model)),
+        read(model, &ParameterLayout::state(model)),
+    ]
+    .concat()
 }
 
 fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<ScoreSums> {
-    let data = shapes::open(&ShapesConfig { num_train: 1, num_test: NUM_TEST, seed: 0 })?;
+    let data = shapes::open(&ShapesConfig {
+        num_train: 1,
+        num_test: NUM_TEST,
+        seed: 0,
+    })?;
     let how = EvaluateConfig {
         micro_batch_size: 50,
         loader_threads: 0,
@@ -80,6 +110,14 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
     };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
-    let evaluation = evaluate(model, data::evaluated(&data)?, &data.normalization, &how, alone, device, stop)?;
+    let evaluation = evaluate(
+        model,
+        data::evaluated(&data)?,
+        &data.normalization,
+        &how,
+        alone,
+        device,
+        stop,
+    )?;
     evaluation.sums.context("checkpoints: stopped by a signal")
 }

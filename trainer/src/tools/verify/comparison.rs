@@ -28,17 +28,20 @@ impl Verdict {
 
     /// Of one check.
     pub(super) fn of(comparisons: &[Comparison]) -> Self {
-        let passes = !comparisons.is_empty() && comparisons.iter().all(|comparison| comparison.passes);
+        let passes =
+            !comparisons.is_empty() && comparisons.iter().all(|comparison| comparison.passes);
         if passes { Self::Passed } else { Self::Failed }
     }
 
     /// Of several: failed if any is, skipped if none was made.
     pub(super) fn of_all(verdicts: impl IntoIterator<Item = Self>) -> Self {
-        verdicts.into_iter().fold(Self::Skipped, |all, one| match (all, one) {
-            (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
-            (Self::Passed, _) | (_, Self::Passed) => Self::Passed,
-            _ => Self::Skipped,
-        })
+        verdicts
+            .into_iter()
+            .fold(Self::Skipped, |all, one| match (all, one) {
+                (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
+                (Self::Passed, _) | (_, Self::Passed) => Self::Passed,
+                _ => Self::Skipped,
+            })
     }
 }
 
@@ -99,13 +102,21 @@ impl Comparison {
 
     /// Values whose bits must be equal.
     pub(super) fn same_bits(what: impl Into<String>, expected: &[f32], got: &[f32]) -> Self {
-        let differing = expected.iter().zip(got).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        let differing = expected
+            .iter()
+            .zip(got)
+            .filter(|(a, b)| a.to_bits() != b.to_bits())
+            .count();
         let passes = differing == 0 && expected.len() == got.len() && !expected.is_empty();
         let of = |differing: usize| format!("{differing} of {} values differ", got.len());
         Self {
             what: what.into(),
             expected: format!("the bits of {} values", expected.len()),
-            got: if passes { "equal".to_owned() } else { of(differing) },
+            got: if passes {
+                "equal".to_owned()
+            } else {
+                of(differing)
+            },
             tolerance: "none".to_owned(),
             passes,
         }
@@ -114,20 +125,40 @@ impl Comparison {
     /// A fact that is told and not judged.
     pub(super) fn told(what: impl Into<String>, got: impl Into<String>) -> Self {
         let (expected, tolerance) = ("told only".to_owned(), "any".to_owned());
-        Self { what: what.into(), expected, got: got.into(), tolerance, passes: true }
+        Self {
+            what: what.into(),
+            expected,
+            got: got.into(),
+            tolerance,
+            passes: true,
+        }
     }
 }
 
 /// The largest absolute difference over the largest absolute value expected; infinite where lengths differ or a value is NaN.
 pub(super) fn of_largest(expected: &[f32], got: &[f32]) -> f64 {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold(0.0, |all: f64, value| if value.is_nan() { f64::INFINITY } else { all.max(value.abs()) })
+        values.fold(0.0, |all: f64, value| {
+            if value.is_nan() {
+                f64::INFINITY
+            } else {
+                all.max(value.abs())
+            }
+        })
     };
     if expected.len() != got.len() || expected.is_empty() {
         return f64::INFINITY;
     }
-    let difference = largest(&mut expected.iter().zip(got).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    ratio(difference, largest(&mut expected.iter().map(|value| f64::from(*value))))
+    let difference = largest(
+        &mut expected
+            .iter()
+            .zip(got)
+            .map(|(a, b)| f64::from(*a) - f64::from(*b)),
+    );
+    ratio(
+        difference,
+        largest(&mut expected.iter().map(|value| f64::from(*value))),
+    )
 }
 
 /// The L2 norm of the difference over that of what is expected; infinite where lengths differ.
@@ -135,13 +166,27 @@ pub(super) fn relative_l2(expected: &[f32], got: &[f32]) -> f64 {
     if expected.len() != got.len() || expected.is_empty() {
         return f64::INFINITY;
     }
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let difference = norm(&mut expected.iter().zip(got).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    ratio(difference, norm(&mut expected.iter().map(|value| f64::from(*value))))
+    let norm = |values: &mut dyn Iterator<Item = f64>| {
+        values.map(|value| value * value).sum::<f64>().sqrt()
+    };
+    let difference = norm(
+        &mut expected
+            .iter()
+            .zip(got)
+            .map(|(a, b)| f64::from(*a) - f64::from(*b)),
+    );
+    ratio(
+        difference,
+        norm(&mut expected.iter().map(|value| f64::from(*value))),
+    )
 }
 
 fn ratio(difference: f64, scale: f64) -> f64 {
-    if difference == 0.0 { 0.0 } else { difference / scale }
+    if difference == 0.0 {
+        0.0
+    } else {
+        difference / scale
+    }
 }
 
 #[cfg(test)]

@@ -38,26 +38,63 @@ pub(super) struct Amount {
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let scratch = tempfile::tempdir().context("a temporary folder")?;
     let trained = |amount: &Amount| -> Result<EpochRecord> {
-        trained(subject, amount, scratch.path())?.progress.last_record.context("learning: no epoch ended")
+        trained(subject, amount, scratch.path())?
+            .progress
+            .last_record
+            .context("learning: no epoch ended")
     };
     // A few seconds of training understand nothing yet.
     if subject.config.quick {
-        let amount =
-            Amount { model: "resnet8", num_train: 16, num_test: 10, batch_size: 16, epochs: 60, is_by_heart: true };
-        let accuracy = trained(&amount)?.train_top1.context("learning: no step counted")?;
-        return Ok(Finding::Compared(vec![Comparison::at_least("accuracy on 16 training images", LEAST, accuracy)]));
+        let amount = Amount {
+            model: "resnet8",
+            num_train: 16,
+            num_test: 10,
+            batch_size: 16,
+            epochs: 60,
+            is_by_heart: true,
+        };
+        let accuracy = trained(&amount)?
+            .train_top1
+            .context("learning: no step counted")?;
+        return Ok(Finding::Compared(vec![Comparison::at_least(
+            "accuracy on 16 training images",
+            LEAST,
+            accuracy,
+        )]));
     }
-    let amount =
-        Amount { model: "resnet20", num_train: 10_000, num_test: 2_000, batch_size: 64, epochs: 5, is_by_heart: false };
-    let accuracy = trained(&amount)?.evaluated_top1().context("learning: nothing was tested")?;
-    Ok(Finding::Compared(vec![Comparison::at_least("test accuracy", LEAST, accuracy)]))
+    let amount = Amount {
+        model: "resnet20",
+        num_train: 10_000,
+        num_test: 2_000,
+        batch_size: 64,
+        epochs: 5,
+        is_by_heart: false,
+    };
+    let accuracy = trained(&amount)?
+        .evaluated_top1()
+        .context("learning: nothing was tested")?;
+    Ok(Finding::Compared(vec![Comparison::at_least(
+        "test accuracy",
+        LEAST,
+        accuracy,
+    )]))
 }
 
 /// A silent run on the verified device, with its checkpoints in `directory`.
-pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
-    let mut args = TrainArgs { compute: *subject.compute(), ..TrainArgs::default() };
+pub(super) fn trained(
+    subject: &Subject<'_>,
+    amount: &Amount,
+    directory: &Path,
+) -> Result<Outcome<ResNet>> {
+    let mut args = TrainArgs {
+        compute: *subject.compute(),
+        ..TrainArgs::default()
+    };
     args.model = ModelSection::from_iter([("model", amount.model)]);
-    args.train_split = TrainSplitArgs { shapes_train: Some(amount.num_train), ..TrainSplitArgs::default() };
+    args.train_split = TrainSplitArgs {
+        shapes_train: Some(amount.num_train),
+        ..TrainSplitArgs::default()
+    };
     args.data.shapes_test = Some(amount.num_test);
     args.batch.global_batch_size = Some(amount.batch_size);
     args.schedule.epochs = Some(amount.epochs);
@@ -69,7 +106,10 @@ pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) 
     args.run.eval_every_epochs = Some(amount.epochs);
     args.run.checkpoint_every_epochs = Some(amount.epochs);
     args.run.output_dir = Some(directory.to_owned());
-    let (communicator, stop) = (Arc::new(SingleCommunicator::new()), subject.world.stop.clone());
+    let (communicator, stop) = (
+        Arc::new(SingleCommunicator::new()),
+        subject.world.stop.clone(),
+    );
     let silent = World::reporting(communicator, stop, Reporter::new(false, None));
     (subject.train)(&args, &silent)
 }

@@ -26,7 +26,13 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     // Tiny: what leaks does so at every step, whatever its size. But a GPU has tuned kernels for another check's shapes.
     let is_tiny = subject.config.quick || subject.device.memory_pool_usage().is_none();
     let (depth, batch_size) = ten_steps::size(is_tiny);
-    let lesson = Lesson { depth, batch_size, num_batches: 4, last_batch_size: batch_size, optimizer: SGD };
+    let lesson = Lesson {
+        depth,
+        batch_size,
+        num_batches: 4,
+        last_batch_size: batch_size,
+        optimizer: SGD,
+    };
     let mut trainee = Trainee::new(lesson, subject.compute(), &subject.device)?;
     let mut held = Vec::with_capacity(num_steps);
     for step in 0..WARMUP_STEPS + num_steps {
@@ -39,13 +45,17 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         }
     }
     if held.contains(&0) {
-        return Ok(Finding::Skipped("neither the device nor the system tells how much memory is held".to_owned()));
+        return Ok(Finding::Skipped(
+            "neither the device nor the system tells how much memory is held".to_owned(),
+        ));
     }
     Ok(Finding::Compared(vec![flatness(&held)]))
 }
 
 fn held_bytes(device: &Device) -> u64 {
-    device.memory_pool_usage().map_or_else(resident_memory_bytes, |usage| usage.bytes_reserved)
+    device
+        .memory_pool_usage()
+        .map_or_else(resident_memory_bytes, |usage| usage.bytes_reserved)
 }
 
 /// Growth of the last quarter's largest over that of all before.
@@ -57,7 +67,12 @@ fn flatness(held: &[u64]) -> Comparison {
     Comparison {
         what: "growth of the last quarter's largest over that of all before".to_owned(),
         expected: "0 B".to_owned(),
-        got: format!("{} ({} after {})", bytes(growth), bytes(last), bytes(before)),
+        got: format!(
+            "{} ({} after {})",
+            bytes(growth),
+            bytes(last),
+            bytes(before)
+        ),
         tolerance: bytes(BOUND_BYTES),
         passes: before > 0 && growth <= BOUND_BYTES,
     }
@@ -79,7 +94,10 @@ mod tests {
     fn steady_growth_fails_and_so_does_nothing_measured() {
         let leaking: Vec<u64> = (0..100).map(|step| 100 * MIB + step * MIB / 4).collect();
         let comparison = flatness(&leaking);
-        assert!(!comparison.passes && comparison.got.starts_with("6 MiB"), "{comparison:?}");
+        assert!(
+            !comparison.passes && comparison.got.starts_with("6 MiB"),
+            "{comparison:?}"
+        );
         assert!(!flatness(&[]).passes);
     }
 }

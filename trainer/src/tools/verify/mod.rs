@@ -63,14 +63,46 @@ struct Kind {
 }
 
 const KINDS: [Kind; 8] = [
-    Kind { name: "known-answer", expectation: known_answer::EXPECTATION, make: known_answer::check },
-    Kind { name: "golden", expectation: golden::EXPECTATION, make: golden::check },
-    Kind { name: "ten-steps", expectation: ten_steps::EXPECTATION, make: ten_steps::check },
-    Kind { name: "ranks", expectation: ranks::EXPECTATION, make: ranks::check },
-    Kind { name: "nccl", expectation: nccl::EXPECTATION, make: nccl::check },
-    Kind { name: "learning", expectation: learning::EXPECTATION, make: learning::check },
-    Kind { name: "checkpoints", expectation: checkpoints::EXPECTATION, make: checkpoints::check },
-    Kind { name: "memory", expectation: memory::EXPECTATION, make: memory::check },
+    Kind {
+        name: "known-answer",
+        expectation: known_answer::EXPECTATION,
+        make: known_answer::check,
+    },
+    Kind {
+        name: "golden",
+        expectation: golden::EXPECTATION,
+        make: golden::check,
+    },
+    Kind {
+        name: "ten-steps",
+        expectation: ten_steps::EXPECTATION,
+        make: ten_steps::check,
+    },
+    Kind {
+        name: "ranks",
+        expectation: ranks::EXPECTATION,
+        make: ranks::check,
+    },
+    Kind {
+        name: "nccl",
+        expectation: nccl::EXPECTATION,
+        make: nccl::check,
+    },
+    Kind {
+        name: "learning",
+        expectation: learning::EXPECTATION,
+        make: learning::check,
+    },
+    Kind {
+        name: "checkpoints",
+        expectation: checkpoints::EXPECTATION,
+        make: checkpoints::check,
+    },
+    Kind {
+        name: "memory",
+        expectation: memory::EXPECTATION,
+        make: memory::check,
+    },
 ];
 
 /// The names of the checks, in the order in which they are made.
@@ -95,9 +127,20 @@ impl Check {
         let (verdict, reason, comparisons) = match finding {
             Ok(Finding::Compared(comparisons)) => (Verdict::of(&comparisons), None, comparisons),
             Ok(Finding::Skipped(reason)) => (Verdict::Skipped, Some(reason), Vec::new()),
-            Err(error) => (Verdict::Failed, Some(format!("broke off: {error:#}")), Vec::new()),
+            Err(error) => (
+                Verdict::Failed,
+                Some(format!("broke off: {error:#}")),
+                Vec::new(),
+            ),
         };
-        Self { name: kind.name, expectation: kind.expectation, verdict, reason, comparisons, seconds }
+        Self {
+            name: kind.name,
+            expectation: kind.expectation,
+            verdict,
+            reason,
+            comparisons,
+            seconds,
+        }
     }
 }
 
@@ -132,14 +175,29 @@ pub fn verify(
 ) -> Result<Verification> {
     let (device, threads) = world.prepare_compute_of_threads(&config.compute)?;
     let precision = Precision::of(&config.compute);
-    let subject = Subject { config, world, train, device, precision };
-    let is_wanted = |kind: &&Kind| config.only.as_ref().is_none_or(|only| only.iter().any(|name| name == kind.name));
+    let subject = Subject {
+        config,
+        world,
+        train,
+        device,
+        precision,
+    };
+    let is_wanted = |kind: &&Kind| {
+        config
+            .only
+            .as_ref()
+            .is_none_or(|only| only.iter().any(|name| name == kind.name))
+    };
     let mut checks = Vec::new();
     for kind in KINDS.iter().filter(is_wanted) {
         begins(kind.name);
         let start = Instant::now();
         let finding = caught(|| (kind.make)(&subject));
-        ensure!(!world.stop.is_raised(), "verify: stopped by a signal in {}", kind.name);
+        ensure!(
+            !world.stop.is_raised(),
+            "verify: stopped by a signal in {}",
+            kind.name
+        );
         let check = Check::new(kind, finding, start.elapsed().as_secs_f64());
         ended(&check);
         checks.push(check);
@@ -149,7 +207,13 @@ pub fn verify(
         dtype: config.compute.dtype().to_string(),
         kernels: config.compute.kernels.filled().to_string(),
         threads,
-        version: concat!(env!("CARGO_PKG_VERSION"), " (", env!("LOCKSTEP_COMMIT"), ")").to_owned(),
+        version: concat!(
+            env!("CARGO_PKG_VERSION"),
+            " (",
+            env!("LOCKSTEP_COMMIT"),
+            ")"
+        )
+        .to_owned(),
         precision: precision.name(),
         verdict: Verdict::of_all(checks.iter().map(|check| check.verdict)),
         checks,
@@ -172,16 +236,26 @@ mod tests {
     #[test]
     fn a_check_that_breaks_off_or_panics_fails_with_its_words() {
         let broken = check(caught(|| Err(anyhow!("no kernel"))));
-        assert_eq!((broken.verdict, broken.reason.as_deref()), (Verdict::Failed, Some("broke off: no kernel")));
+        assert_eq!(
+            (broken.verdict, broken.reason.as_deref()),
+            (Verdict::Failed, Some("broke off: no kernel"))
+        );
         let panicked = check(caught(|| panic!("device lost")));
         assert_eq!(panicked.verdict, Verdict::Failed);
-        assert!(panicked.reason.is_some_and(|reason| reason.contains("device lost")));
+        assert!(
+            panicked
+                .reason
+                .is_some_and(|reason| reason.contains("device lost"))
+        );
     }
 
     #[test]
     fn a_skipped_check_is_not_a_passed_one() {
         let skipped = check(Ok(Finding::Skipped("no files".to_owned())));
-        assert_eq!((skipped.verdict, skipped.reason.as_deref()), (Verdict::Skipped, Some("no files")));
+        assert_eq!(
+            (skipped.verdict, skipped.reason.as_deref()),
+            (Verdict::Skipped, Some("no files"))
+        );
         assert_eq!(Verdict::of_all([Verdict::Skipped]), Verdict::Skipped);
     }
 

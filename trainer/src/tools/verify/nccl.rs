@@ -13,17 +13,23 @@ pub(super) const EXPECTATION: &str = "NCCL joins one rank and gives its buckets 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     use std::sync::Arc;
 
-    use distributed::{BucketContext, BucketReduction, CollectiveError, NcclReduction, SingleCommunicator};
+    use distributed::{
+        BucketContext, BucketReduction, CollectiveError, NcclReduction, SingleCommunicator,
+    };
 
     use super::comparison::Comparison;
     use crate::config::{DeviceChoice, Filled};
 
     let DeviceChoice::Cuda(gpu) = subject.compute().device.filled() else {
-        return Ok(Finding::Skipped("NCCL sums on NVIDIA GPUs: --device cuda".to_owned()));
+        return Ok(Finding::Skipped(
+            "NCCL sums on NVIDIA GPUs: --device cuda".to_owned(),
+        ));
     };
     let alone = SingleCommunicator::new();
     let mut reduction = match NcclReduction::new(&alone, gpu.unwrap_or(0), Arc::default()) {
-        Err(error @ CollectiveError::NcclUnavailable { .. }) => return Ok(Finding::Skipped(error.to_string())),
+        Err(error @ CollectiveError::NcclUnavailable { .. }) => {
+            return Ok(Finding::Skipped(error.to_string()));
+        }
         reduction => reduction?,
     };
     // Of different lengths, the first again behind the second, which uses its memory anew.
@@ -35,7 +41,11 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         reduction.reduce(BucketContext::default(), index, &mut values)?;
         got.extend(values);
     }
-    Ok(Finding::Compared(vec![Comparison::same_bits("three buckets", &expected, &got)]))
+    Ok(Finding::Compared(vec![Comparison::same_bits(
+        "three buckets",
+        &expected,
+        &got,
+    )]))
 }
 
 /// Different values.
@@ -46,5 +56,7 @@ fn ramp(len: usize) -> Vec<f32> {
 
 #[cfg(not(feature = "nccl"))]
 pub(super) fn check(_subject: &Subject<'_>) -> Result<Finding> {
-    Ok(Finding::Skipped("this program was built without nccl: rebuild with --features cuda".to_owned()))
+    Ok(Finding::Skipped(
+        "this program was built without nccl: rebuild with --features cuda".to_owned(),
+    ))
 }

@@ -12,24 +12,41 @@ use super::Subject;
 use super::comparison::{Comparison, Finding, relative_l2};
 use super::trainee::{Lesson, SGD, Trainee};
 
-pub(super) const EXPECTATION: &str = "two ranks on the device train as one rank with their batches joined";
+pub(super) const EXPECTATION: &str =
+    "two ranks on the device train as one rank with their batches joined";
 
 /// The first gives the gradient, the second comes after an update; more only amplify roundings, in a batch this small within a few steps
 /// to more than a tolerance.
 const NUM_STEPS: usize = 2;
 
 /// Of both ranks together.
-const LESSON: Lesson = Lesson { depth: 8, batch_size: 8, num_batches: NUM_STEPS, last_batch_size: 8, optimizer: SGD };
+const LESSON: Lesson = Lesson {
+    depth: 8,
+    batch_size: 8,
+    num_batches: NUM_STEPS,
+    last_batch_size: 8,
+    optimizer: SGD,
+};
 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let alone = update(subject, Arc::new(SingleCommunicator::new()))?;
     let of_ranks = run_ranks(2, |communicator| update(subject, Arc::new(communicator)));
-    let mut of_ranks = of_ranks.into_iter().collect::<Result<Vec<_>>>()?.into_iter();
-    let (first, second) = of_ranks.next().zip(of_ranks.next()).context("ranks: expected two")?;
+    let mut of_ranks = of_ranks
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .into_iter();
+    let (first, second) = of_ranks
+        .next()
+        .zip(of_ranks.next())
+        .context("ranks: expected two")?;
     let off = relative_l2(&alone, &first);
     Ok(Finding::Compared(vec![
         Comparison::same_bits("parameters of both ranks", &first, &second),
-        Comparison::difference("what they moved by in two steps, relative L2", off, subject.precision.ranks()),
+        Comparison::difference(
+            "what they moved by in two steps, relative L2",
+            off,
+            subject.precision.ranks(),
+        ),
     ]))
 }
 
@@ -40,5 +57,10 @@ fn update(subject: &Subject<'_>, communicator: Arc<dyn Communicator>) -> Result<
     for _ in 0..NUM_STEPS {
         trainee.step()?;
     }
-    Ok(trainee.parameters().iter().zip(before).map(|(after, before)| after - before).collect())
+    Ok(trainee
+        .parameters()
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect())
 }

@@ -6,7 +6,8 @@ use crate::config::cli::ComputeArgs;
 use crate::config::{ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
 
 /// Why a comparison with the reference is skipped.
-pub(super) const ABSENT: &str = "this program was built without the reference: rebuild with the cargo feature flex";
+pub(super) const ABSENT: &str =
+    "this program was built without the reference: rebuild with the cargo feature flex";
 
 /// The reference, if it is part of this program; `compute` tells threads and instruction set.
 pub(super) fn reference(compute: &ComputeArgs) -> Option<(Device, ComputeArgs)> {

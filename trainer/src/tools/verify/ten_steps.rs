@@ -11,8 +11,7 @@ use super::reference::{ABSENT, reference};
 use super::trainee::{ADAMW, Lesson, SGD, Trainee};
 use crate::config::cli::ComputeArgs;
 
-pub(super) const EXPECTATION: &str =
-    "ten training steps equal those of the reference on Flex in f32, over batches one of which is short";
+pub(super) const EXPECTATION: &str = "ten training steps equal those of the reference on Flex in f32, over batches one of which is short";
 
 const NUM_STEPS: usize = 10;
 
@@ -38,14 +37,31 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let mut comparisons = Vec::new();
     for (name, optimizer) in [("SGD", SGD), ("AdamW", ADAMW)] {
         let (num_batches, last_batch_size) = (NUM_STEPS / 2, batch_size - 1);
-        let lesson = Lesson { depth, batch_size, num_batches, last_batch_size, optimizer };
+        let lesson = Lesson {
+            depth,
+            batch_size,
+            num_batches,
+            last_batch_size,
+            optimizer,
+        };
         let expected = course(lesson, &compute, &device)?;
         let got = course(lesson, subject.compute(), &subject.device)?;
         let again = course(lesson, subject.compute(), &subject.device)?;
-        let (losses, update) = (of_largest(&expected.losses, &got.losses), relative_l2(&expected.update, &got.update));
-        let bits = if again == got { "the same bits" } else { "other bits" };
+        let (losses, update) = (
+            of_largest(&expected.losses, &got.losses),
+            relative_l2(&expected.update, &got.update),
+        );
+        let bits = if again == got {
+            "the same bits"
+        } else {
+            "other bits"
+        };
         comparisons.extend([
-            Comparison::difference(format!("ten losses of {name}, of the largest"), losses, precision.losses()),
+            Comparison::difference(
+                format!("ten losses of {name}, of the largest"),
+                losses,
+                precision.losses(),
+            ),
             Comparison::difference(
                 format!("what steps of {name} moved parameters by, relative L2"),
                 update,
@@ -63,8 +79,15 @@ fn course(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Cour
 
 fn course_of(mut trainee: Trainee) -> Result<Course> {
     let before = trainee.parameters();
-    let losses = (0..NUM_STEPS).map(|_| trainee.step()).collect::<Result<_>>()?;
-    let update = trainee.parameters().iter().zip(before).map(|(after, before)| after - before).collect();
+    let losses = (0..NUM_STEPS)
+        .map(|_| trainee.step())
+        .collect::<Result<_>>()?;
+    let update = trainee
+        .parameters()
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect();
     Ok(Course { losses, update })
 }
 
@@ -76,10 +99,17 @@ mod tests {
 
     #[test]
     fn rules_that_are_off_by_a_twentieth_or_leave_decay_out_are_seen_in_f32() -> Result<()> {
-        let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
+        let (device, compute) =
+            reference(&ComputeArgs::default()).expect("this test is built with the reference");
         let (depth, batch_size) = size(true);
         let update = |optimizer| {
-            let lesson = Lesson { depth, batch_size, num_batches: 5, last_batch_size: batch_size - 1, optimizer };
+            let lesson = Lesson {
+                depth,
+                batch_size,
+                num_batches: 5,
+                last_batch_size: batch_size - 1,
+                optimizer,
+            };
             course(lesson, &compute, &device).map(|course| course.update)
         };
         let (OptimizerConfig::Sgd(sgd), OptimizerConfig::AdamW(adamw)) = (SGD, ADAMW) else {
@@ -87,10 +117,34 @@ mod tests {
         };
         let (of_sgd, of_adamw) = (update(SGD)?, update(ADAMW)?);
         for (expected, wrong) in [
-            (&of_sgd, OptimizerConfig::Sgd(SgdConfig { momentum: 0.855, ..sgd })),
-            (&of_sgd, OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..sgd })),
-            (&of_adamw, OptimizerConfig::AdamW(AdamConfig { betas: [0.855, 0.99], ..adamw })),
-            (&of_adamw, OptimizerConfig::AdamW(AdamConfig { weight_decay: 0.0, ..adamw })),
+            (
+                &of_sgd,
+                OptimizerConfig::Sgd(SgdConfig {
+                    momentum: 0.855,
+                    ..sgd
+                }),
+            ),
+            (
+                &of_sgd,
+                OptimizerConfig::Sgd(SgdConfig {
+                    weight_decay: 0.0,
+                    ..sgd
+                }),
+            ),
+            (
+                &of_adamw,
+                OptimizerConfig::AdamW(AdamConfig {
+                    betas: [0.855, 0.99],
+                    ..adamw
+                }),
+            ),
+            (
+                &of_adamw,
+                OptimizerConfig::AdamW(AdamConfig {
+                    weight_decay: 0.0,
+                    ..adamw
+                }),
+            ),
         ] {
             let off = relative_l2(expected, &update(wrong)?);
             assert!(off > 1.5 * Precision::Single.update(), "{wrong:?}: {off:e}");
@@ -100,17 +154,28 @@ mod tests {
 
     #[test]
     fn images_that_stay_those_of_the_first_batch_are_seen_at_the_widest_tolerance() -> Result<()> {
-        let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
+        let (device, compute) =
+            reference(&ComputeArgs::default()).expect("this test is built with the reference");
         for optimizer in [SGD, ADAMW] {
-            let lesson =
-                Lesson { depth: 8, batch_size: 16, num_batches: NUM_STEPS / 2, last_batch_size: 15, optimizer };
+            let lesson = Lesson {
+                depth: 8,
+                batch_size: 16,
+                num_batches: NUM_STEPS / 2,
+                last_batch_size: 15,
+                optimizer,
+            };
             let expected = course(lesson, &compute, &device)?;
             let mut stale = Trainee::new(lesson, &compute, &device)?;
             stale.show_one_batch();
             let got = course_of(stale)?;
-            let (losses, update) =
-                (of_largest(&expected.losses, &got.losses), relative_l2(&expected.update, &got.update));
-            assert!(losses > Precision::Half.losses() && update > Precision::Half.update(), "{losses:e} {update:e}");
+            let (losses, update) = (
+                of_largest(&expected.losses, &got.losses),
+                relative_l2(&expected.update, &got.update),
+            );
+            assert!(
+                losses > Precision::Half.losses() && update > Precision::Half.update(),
+                "{losses:e} {update:e}"
+            );
         }
         Ok(())
     }

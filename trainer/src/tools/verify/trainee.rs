@@ -25,8 +25,12 @@ use crate::step::{StepConfig, StepContext, Stepper};
 const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
 
 /// The usual rule, with a weight decay that ten steps show.
-pub(super) const SGD: OptimizerConfig =
-    OptimizerConfig::Sgd(SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-1, decay_norm_and_bias: true });
+pub(super) const SGD: OptimizerConfig = OptimizerConfig::Sgd(SgdConfig {
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 1e-1,
+    decay_norm_and_bias: true,
+});
 
 /// With an epsilon of the size of gradients: a small one makes its first steps follow their signs, and with these their roundings.
 pub(super) const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
@@ -68,7 +72,11 @@ impl Trainee {
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
         let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
-        let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
+        let data = shapes::open(&ShapesConfig {
+            num_train: num_samples,
+            num_test: 1,
+            seed: 7,
+        })?;
         let plan = ShardPlan::new(ShardConfig {
             seed: 7,
             shuffle: true,
@@ -77,7 +85,10 @@ impl Trainee {
             ..ShardConfig::new(num_samples, lesson.batch_size)
         })?;
         let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
-        let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+        let how = LoaderConfig {
+            num_threads: 0,
+            ..LoaderConfig::new(micro_batch_size, data.normalization)
+        };
         let model = ModelArgs::resnet(lesson.depth);
         let training_device = device.clone().autodiff();
         let request = ModelRequest {
@@ -96,7 +107,10 @@ impl Trainee {
             sync_batch_norm: communicator.world_size() > 1,
             skips_non_finite: false,
             gradient_noise: None,
-            sync: SyncConfig { update: compute.device.filled().update(), ..SyncConfig::default() },
+            sync: SyncConfig {
+                update: compute.device.filled().update(),
+                ..SyncConfig::default()
+            },
             server_link: None,
             rank_status: Arc::default(),
         };
@@ -114,9 +128,17 @@ impl Trainee {
         let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
         let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
         let learning_rate = LEARNING_RATES[self.num_steps as usize % LEARNING_RATES.len()];
-        let context = StepContext { step: self.num_steps, learning_rate, ..StepContext::default() };
+        let context = StepContext {
+            step: self.num_steps,
+            learning_rate,
+            ..StepContext::default()
+        };
         let end = self.stepper.step(context, loaded, &self.timer)?;
-        let scores = self.stepper.wait(&self.timer)?.or(end.scores).unwrap_or_default();
+        let scores = self
+            .stepper
+            .wait(&self.timer)?
+            .or(end.scores)
+            .unwrap_or_default();
         self.num_steps += 1;
         Ok(scores.loss_mean() as f32)
     }
@@ -125,7 +147,10 @@ impl Trainee {
     #[cfg(all(test, feature = "flex"))]
     pub(super) fn show_one_batch(&mut self) {
         let first = self.batches[0].micro_batches[0].clone();
-        let others = self.batches.iter_mut().flat_map(|step| &mut step.micro_batches);
+        let others = self
+            .batches
+            .iter_mut()
+            .flat_map(|step| &mut step.micro_batches);
         others
             .filter(|batch| batch.labels.len() == first.labels.len())
             .for_each(|batch| batch.pixels = first.pixels.clone());
@@ -144,10 +169,21 @@ mod tests {
 
     #[test]
     fn an_epoch_ends_with_the_short_batch_and_training_goes_on_after_it() -> Result<()> {
-        let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
-        let lesson = Lesson { depth: 8, batch_size: 4, num_batches: 3, last_batch_size: 3, optimizer: SGD };
+        let (device, compute) =
+            reference(&ComputeArgs::default()).expect("this test is built with the reference");
+        let lesson = Lesson {
+            depth: 8,
+            batch_size: 4,
+            num_batches: 3,
+            last_batch_size: 3,
+            optimizer: SGD,
+        };
         let mut trainee = Trainee::new(lesson, &compute, &device)?;
-        let sizes: Vec<_> = trainee.batches.iter().map(|step| step.global_num_samples).collect();
+        let sizes: Vec<_> = trainee
+            .batches
+            .iter()
+            .map(|step| step.global_num_samples)
+            .collect();
         assert_eq!(sizes, [4, 4, 3]);
         for _ in 0..4 {
             assert!(trainee.step()?.is_finite());

@@ -35,12 +35,18 @@ impl StopFlag {
     /// A flag that raises itself at the look after `num_looks` others, to try a stop at a known place: a run looks once at its
     /// start, once a step, once a batch of an evaluation and once at its end.
     pub fn after_looks(num_looks: u64) -> Self {
-        Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..Self::default() }
+        Self {
+            looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
+            ..Self::default()
+        }
     }
 
     /// The same flag, which also raises itself as [`after_looks`](Self::after_looks) does.
     pub fn or_after_looks(&self, num_looks: u64) -> Self {
-        Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..self.clone() }
+        Self {
+            looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
+            ..self.clone()
+        }
     }
 
     /// Returns a flag that is set by SIGTERM, SIGINT, SIGHUP (a closed terminal), SIGUSR1, SIGUSR2 and SIGXCPU (warnings of schedulers).
@@ -64,7 +70,11 @@ impl StopFlag {
         let was_asked = Arc::new(AtomicBool::new(false));
         let mut unheeded = Vec::new();
         for signal in ending {
-            unheeded.push(flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&was_asked))?);
+            unheeded.push(flag::register_conditional_shutdown(
+                signal,
+                128 + signal,
+                Arc::clone(&was_asked),
+            )?);
             flag::register(signal, Arc::clone(&was_asked))?;
         }
         *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = unheeded;
@@ -77,7 +87,12 @@ impl StopFlag {
 
     /// From now on the process stops in order, by itself or by those that it works for, however often SIGTERM or SIGHUP comes.
     pub fn heed(&self) {
-        for handler in self.unheeded.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for handler in self
+            .unheeded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             low_level::unregister(handler);
         }
     }
@@ -88,7 +103,10 @@ impl StopFlag {
 
     /// Whether a stop was asked for on any rank.
     /// Collective: all ranks.
-    pub fn is_raised_anywhere(&self, communicator: &dyn Communicator) -> Result<bool, CollectiveError> {
+    pub fn is_raised_anywhere(
+        &self,
+        communicator: &dyn Communicator,
+    ) -> Result<bool, CollectiveError> {
         let mut wishes = [u64::from(self.is_raised())];
         communicator.all_reduce_sum_u64(&mut wishes)?;
         Ok(wishes[0] > 0)
@@ -98,7 +116,11 @@ impl StopFlag {
     pub fn is_raised(&self) -> bool {
         self.heed();
         if let Some(looks_left) = &self.looks_left
-            && looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| looks.checked_sub(1)).is_err()
+            && looks_left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| {
+                    looks.checked_sub(1)
+                })
+                .is_err()
         {
             self.raise();
         }
@@ -108,13 +130,18 @@ impl StopFlag {
 
 /// Returns true if this process was started with `signal` ignored.
 fn is_ignored(signal: i32) -> bool {
-    ignores(&fs::read_to_string("/proc/self/status").unwrap_or_default(), signal)
+    ignores(
+        &fs::read_to_string("/proc/self/status").unwrap_or_default(),
+        signal,
+    )
 }
 
 /// Reads the mask of ignored signals in `status`, the text of `/proc/self/status`.
 fn ignores(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let mask = mask
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
     mask >> (signal - 1) & 1 == 1
 }
 
@@ -125,7 +152,10 @@ mod tests {
     #[test]
     fn the_mask_of_ignored_signals_counts_from_signal_1() {
         let status = "Name:\ttrainer\nSigBlk:\t0000000000000001\nSigIgn:\t0000000000001001\n";
-        assert_eq!([1, 2, 13, 64].map(|signal| ignores(status, signal)), [true, false, true, false]);
+        assert_eq!(
+            [1, 2, 13, 64].map(|signal| ignores(status, signal)),
+            [true, false, true, false]
+        );
         assert!(!ignores("", 1));
     }
 }

@@ -39,7 +39,14 @@ impl<'a> StopVote<'a> {
     pub fn new(communicator: &'a dyn Communicator, staleness: Option<u64>, step: u64) -> Self {
         let lead = staleness.map(|bound| bound.saturating_add(1).min(MOST_LEAD));
         let told = vec![None; communicator.world_size()];
-        Self { communicator, lead, told, is_wished: false, since: step, has_met: false }
+        Self {
+            communicator,
+            lead,
+            told,
+            is_wished: false,
+            since: step,
+            has_met: false,
+        }
     }
 
     /// Whether all ranks meet after the `step` that this rank is about to make: because of `meets_anyway`, or to stop there. To be
@@ -96,8 +103,12 @@ impl<'a> StopVote<'a> {
     }
 
     fn hear(&mut self, (rank, bytes): (usize, Vec<u8>)) -> Result<()> {
-        let (step, is_wish) = bytes.split_last_chunk::<1>().context("stop: expected 9 bytes, got none")?;
-        let step: [u8; 8] = step.try_into().context("stop: expected a step of 8 bytes")?;
+        let (step, is_wish) = bytes
+            .split_last_chunk::<1>()
+            .context("stop: expected 9 bytes, got none")?;
+        let step: [u8; 8] = step
+            .try_into()
+            .context("stop: expected a step of 8 bytes")?;
         let step = u64::from_le_bytes(step);
         if step >= self.since {
             self.told[rank] = Some(step);
@@ -113,12 +124,20 @@ mod tests {
     use distributed::run_ranks;
 
     /// Every rank makes steps from its own first one until it meets the others; all meet after `last` anyway.
-    fn ends(firsts: [u64; 3], staleness: Option<u64>, last: u64, wishing: Option<usize>) -> Vec<u64> {
+    fn ends(
+        firsts: [u64; 3],
+        staleness: Option<u64>,
+        last: u64,
+        wishing: Option<usize>,
+    ) -> Vec<u64> {
         run_ranks(3, |communicator| {
             let rank = communicator.rank();
             let mut vote = StopVote::new(&communicator, staleness, 0);
             let mut step = firsts[rank];
-            while !vote.meets_after(step, wishing == Some(rank), step == last).unwrap() {
+            while !vote
+                .meets_after(step, wishing == Some(rank), step == last)
+                .unwrap()
+            {
                 std::thread::yield_now();
                 step += 1;
             }
@@ -133,7 +152,10 @@ mod tests {
         for staleness in [None, Some(2)] {
             for wishing in 0..3 {
                 let ends = ends([4, 6, 5], staleness, 1_000_000, Some(wishing));
-                assert!(ends.windows(2).all(|pair| pair[0] == pair[1]) && ends[0] >= 6, "{staleness:?}: {ends:?}");
+                assert!(
+                    ends.windows(2).all(|pair| pair[0] == pair[1]) && ends[0] >= 6,
+                    "{staleness:?}: {ends:?}"
+                );
             }
         }
     }
@@ -143,7 +165,11 @@ mod tests {
         for staleness in [None, Some(2)] {
             for wishing in [Some(0), Some(1), None] {
                 // Rank 1 is in the meeting before the others begin.
-                assert_eq!(ends([4, 9, 7], staleness, 9, wishing), [9, 9, 9], "{staleness:?}, {wishing:?}");
+                assert_eq!(
+                    ends([4, 9, 7], staleness, 9, wishing),
+                    [9, 9, 9],
+                    "{staleness:?}, {wishing:?}"
+                );
             }
         }
     }
@@ -165,7 +191,10 @@ mod tests {
         let leads = run_ranks(3, |communicator| {
             let mut vote = StopVote::new(&communicator, Some(u64::MAX), 0);
             let mut step = 0;
-            while !vote.meets_after(step, communicator.rank() == 1, step == 1_000_000).unwrap() {
+            while !vote
+                .meets_after(step, communicator.rank() == 1, step == 1_000_000)
+                .unwrap()
+            {
                 std::thread::yield_now();
                 step += 1;
             }
@@ -177,8 +206,11 @@ mod tests {
 
     #[test]
     fn one_rank_stops_at_once() {
-        let ends =
-            run_ranks(1, |communicator| StopVote::new(&communicator, None, 3).meets_after(3, true, false).unwrap());
+        let ends = run_ranks(1, |communicator| {
+            StopVote::new(&communicator, None, 3)
+                .meets_after(3, true, false)
+                .unwrap()
+        });
         assert_eq!(ends, [true]);
     }
 }

@@ -42,7 +42,9 @@ impl Cluster {
     }
 
     fn play(&self, flags: &str) -> (Option<i32>, String) {
-        self.stage.play(&self.script(flags), &self.run.join("slurm-12.out")).end()
+        self.stage
+            .play(&self.script(flags), &self.run.join("slurm-12.out"))
+            .end()
     }
 }
 
@@ -50,10 +52,18 @@ const RUNNING: &str = "JobState=RUNNING Reason=None Requeue=1";
 
 #[test]
 fn a_finished_run_is_the_end_of_its_job() {
-    let cluster = Cluster::new("job-done", "echo '{ \"stopped_early\": false }' >run/summary.json", RUNNING);
+    let cluster = Cluster::new(
+        "job-done",
+        "echo '{ \"stopped_early\": false }' >run/summary.json",
+        RUNNING,
+    );
     let (code, text) = cluster.play("--requeue --restarts 2");
     assert_eq!(
-        (code, cluster.stage.num_calls("srun"), cluster.stage.num_calls("requeue 12")),
+        (
+            code,
+            cluster.stage.num_calls("srun"),
+            cluster.stage.num_calls("requeue 12")
+        ),
         (Some(0), 1, 0),
         "{text}"
     );
@@ -64,7 +74,11 @@ fn a_stopped_run_is_queued_again_once_and_its_job_does_not_end_before() {
     for flags in ["--requeue", "--requeue --restarts 2"] {
         let cluster = Cluster::new(&format!("job-stopped-{}", flags.len()), SUMMARY, RUNNING);
         let (code, text) = cluster.play(flags);
-        assert_eq!((code, cluster.stage.num_calls("requeue 12")), (None, 1), "ended by the signal: {text}");
+        assert_eq!(
+            (code, cluster.stage.num_calls("requeue 12")),
+            (None, 1),
+            "ended by the signal: {text}"
+        );
         assert!(text.contains("back into the queue"), "{text}");
     }
 }
@@ -95,18 +109,33 @@ fn a_failing_run_is_started_again_within_its_job() {
     let cluster = Cluster::new("job-fails", "exit 143", RUNNING);
     let (code, text) = cluster.play("--requeue --restarts 2");
     assert_eq!(
-        (code, cluster.stage.num_calls("srun"), cluster.stage.num_calls("requeue 12")),
+        (
+            code,
+            cluster.stage.num_calls("srun"),
+            cluster.stage.num_calls("requeue 12")
+        ),
         (Some(143), 3, 0),
         "{text}"
     );
-    assert!(text.contains("job 12: exit code 143, and no restart is left"), "{text}");
+    assert!(
+        text.contains("job 12: exit code 143, and no restart is left"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_job_that_does_not_run_any_more_is_not_started_again() {
-    let cluster = Cluster::new("job-gone", "exit 143", "JobState=COMPLETING Reason=None Requeue=1");
+    let cluster = Cluster::new(
+        "job-gone",
+        "exit 143",
+        "JobState=COMPLETING Reason=None Requeue=1",
+    );
     let (code, text) = cluster.play("--requeue --restarts 2");
-    assert_eq!((code, cluster.stage.num_calls("srun")), (Some(143), 1), "{text}");
+    assert_eq!(
+        (code, cluster.stage.num_calls("srun")),
+        (Some(143), 1),
+        "{text}"
+    );
 }
 
 #[test]
@@ -115,21 +144,37 @@ fn wrong_usage_is_told_from_failure_even_behind_the_code_of_ranks_that_were_ende
     for (name, srun) in [("usage-plain", "exit 2"), ("usage-masked", masked)] {
         let cluster = Cluster::new(name, srun, RUNNING);
         let (code, text) = cluster.play("--restarts 3");
-        assert_eq!((code, cluster.stage.num_calls("srun")), (Some(2), 1), "{text}");
+        assert_eq!(
+            (code, cluster.stage.num_calls("srun")),
+            (Some(2), 1),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_script_that_is_asked_to_end_waits_for_the_checkpoint() {
-    let srun = format!("end() {{ sleep 0.3; {SUMMARY}; exit 0; }}; trap end USR1; touch started; {WAIT}");
-    let cluster = Cluster::new("job-term", &srun, "JobState=COMPLETING Reason=None Requeue=1");
-    let playing = cluster.stage.play(&cluster.script("--requeue --restarts 2"), &cluster.run.join("slurm-12.out"));
+    let srun =
+        format!("end() {{ sleep 0.3; {SUMMARY}; exit 0; }}; trap end USR1; touch started; {WAIT}");
+    let cluster = Cluster::new(
+        "job-term",
+        &srun,
+        "JobState=COMPLETING Reason=None Requeue=1",
+    );
+    let playing = cluster.stage.play(
+        &cluster.script("--requeue --restarts 2"),
+        &cluster.run.join("slurm-12.out"),
+    );
     cluster.stage.await_file("started");
     playing.signal("TERM");
     playing.signal("TERM");
     let (code, text) = playing.end();
     assert_eq!(
-        (code, cluster.stage.num_calls("srun"), cluster.stage.num_calls("requeue 12")),
+        (
+            code,
+            cluster.stage.num_calls("srun"),
+            cluster.stage.num_calls("requeue 12")
+        ),
         (Some(0), 1, 0),
         "{text}"
     );

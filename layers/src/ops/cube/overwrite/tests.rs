@@ -20,7 +20,10 @@ fn a_replay_reads_what_was_overwritten_and_writes_where_the_next_one_reads() {
             (overwrite(&state, new.clone()), new)
         }
     };
-    assert!(Recorded::record(&device, step.clone()).is_none(), "by default nothing is recorded");
+    assert!(
+        Recorded::record(&device, step.clone()).is_none(),
+        "by default nothing is recorded"
+    );
     record(true);
     let recorded = Recorded::record(&device, step);
     record(false);

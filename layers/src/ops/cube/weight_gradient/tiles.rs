@@ -13,7 +13,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use crate::ops::cube::empty;
-use crate::ops::cube::strip::{Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros};
+use crate::ops::cube::strip::{
+    Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros,
+};
 
 /// Two for each multiprocessor of an H100.
 const MOST_CUBES: usize = 264;
@@ -29,16 +31,38 @@ pub(super) struct Tiles {
 
 impl Tiles {
     /// `None` where matrix units don't take this type, channels are no sixteens, or no strip fits.
-    fn new([_, height, width, channels_in]: [usize; 4], channels_out: usize, dtype: DType) -> Option<Self> {
+    fn new(
+        [_, height, width, channels_in]: [usize; 4],
+        channels_out: usize,
+        dtype: DType,
+    ) -> Option<Self> {
         let factors = Factors::of(dtype)?;
         let with_rows = |rows: usize| {
             let pitch = width + 1;
             let pixels = (rows * pitch).next_multiple_of(factors.depth);
-            let of_output = Strip { factors, height, width, channels: channels_out, rows, border: 0, pixels };
-            let of_input = Strip { channels: channels_in, border: 1, pixels: pixels + 2 * pitch + 2, ..of_output };
-            Self { of_input, of_output }
+            let of_output = Strip {
+                factors,
+                height,
+                width,
+                channels: channels_out,
+                rows,
+                border: 0,
+                pixels,
+            };
+            let of_input = Strip {
+                channels: channels_in,
+                border: 1,
+                pixels: pixels + 2 * pitch + 2,
+                ..of_output
+            };
+            Self {
+                of_input,
+                of_output,
+            }
         };
-        let is_tiled = [channels_in, channels_out].iter().all(|channels| channels.is_multiple_of(TILE));
+        let is_tiled = [channels_in, channels_out]
+            .iter()
+            .all(|channels| channels.is_multiple_of(TILE));
         let pairs = channels_in / TILE * (channels_out / TILE);
         if !is_tiled || !pairs.max(PLANES).is_multiple_of(pairs.min(PLANES)) {
             return None;
@@ -46,7 +70,12 @@ impl Tiles {
         (1..=height)
             .map(with_rows)
             .filter(|tiles| tiles.shared_bytes() <= MOST_SHARED_BYTES)
-            .min_by_key(|tiles| (tiles.strips() * tiles.steps().div_ceil(tiles.lanes()), tiles.strips()))
+            .min_by_key(|tiles| {
+                (
+                    tiles.strips() * tiles.steps().div_ceil(tiles.lanes()),
+                    tiles.strips(),
+                )
+            })
     }
 
     /// Products over a strip.
@@ -94,8 +123,15 @@ pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTen
     let cubes_for_pairs = tiles.pairs() / tiles.pairs_of_cube();
     let strips = of_input[0] * tiles.strips();
     let blocks = strips.min(MOST_CUBES / cubes_for_pairs).max(1);
-    let sums = empty(input, Shape::new([blocks, of_output[3], TAPS, of_input[3]]), DType::F32);
-    let address = input.required_address_type().max(dy.required_address_type()).max(sums.required_address_type());
+    let sums = empty(
+        input,
+        Shape::new([blocks, of_output[3], TAPS, of_input[3]]),
+        DType::F32,
+    );
+    let address = input
+        .required_address_type()
+        .max(dy.required_address_type())
+        .max(sums.required_address_type());
     tile_weight_gradients::launch(
         &client,
         CubeCount::Static(cubes_for_pairs as u32, blocks as u32, 1),
@@ -126,8 +162,13 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
     #[define(S)] _staged: ElemType,
 ) {
     let (of_input, of_output) = comptime!((tiles.of_input, tiles.of_output));
-    let (depth, vector, pitch) = comptime!((of_input.factors.depth, of_input.factors.vector, of_input.pitch()));
-    let (tiles_in, pairs, lanes) = comptime!((tiles.tiles_in(), tiles.pairs_of_cube(), tiles.lanes()));
+    let (depth, vector, pitch) = comptime!((
+        of_input.factors.depth,
+        of_input.factors.vector,
+        of_input.pitch()
+    ));
+    let (tiles_in, pairs, lanes) =
+        comptime!((tiles.tiles_in(), tiles.pairs_of_cube(), tiles.lanes()));
     let (stride_in, stride_out) = comptime!((of_input.stride(), of_output.stride()));
     let mut outputs = Shared::<[Vector<S, V>]>::new_slice(comptime!(of_output.vectors()));
     let mut inputs = Shared::<[Vector<S, V>]>::new_slice(comptime!(of_input.vectors()));
@@ -175,7 +216,12 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
     for tap in 0..TAPS {
         let start = plane * square;
         let place = &mut of_planes[start..start + square];
-        cmma::store(place, taps.index(tap), comptime!(TILE as u32), cmma::MatrixLayout::RowMajor);
+        cmma::store(
+            place,
+            taps.index(tap),
+            comptime!(TILE as u32),
+            cmma::MatrixLayout::RowMajor,
+        );
         sync_cube();
         let mut part = UNIT_POS as usize;
         while part < comptime!(pairs * square) {
@@ -187,7 +233,8 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
             let pair = first_pair + part / square;
             let channel_out = pair / tiles_in * TILE + part % square / TILE;
             let channel_in = pair % tiles_in * TILE + part % TILE;
-            let row = (CUBE_POS_Y as usize * comptime!(of_output.channels) + channel_out) * TAPS + tap;
+            let row =
+                (CUBE_POS_Y as usize * comptime!(of_output.channels) + channel_out) * TAPS + tap;
             sums[row * comptime!(of_input.channels) + channel_in] = whole;
             part += comptime!(PLANE * PLANES);
         }

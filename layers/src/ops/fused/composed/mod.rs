@@ -28,7 +28,11 @@ pub(in crate::ops) fn forward<B: LayerOps>(
     let shape = convolved.shape();
     let tables = Tables::of(&shape);
     let residual = residual_table::<B>(tables, residual, &shape, &options);
-    let saved = normalised::<B>(tables.view::<B>(convolved.clone()), [gamma, beta], &options.norm);
+    let saved = normalised::<B>(
+        tables.view::<B>(convolved.clone()),
+        [gamma, beta],
+        &options.norm,
+    );
     let output = ended::<B>(&saved, residual, end(&options));
     FusedOutput {
         output: B::float_reshape(output, shape),
@@ -71,7 +75,8 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     let convolution = Convolution::of::<B>(&saved.input, &saved.weight, &options);
     let shape = saved.convolved.shape();
     let tables = Tables::of(&shape);
-    let [dy, output, table] = [output_gradient, saved.output, saved.convolved].map(|tensor| tables.view::<B>(tensor));
+    let [dy, output, table] =
+        [output_gradient, saved.output, saved.convolved].map(|tensor| tables.view::<B>(tensor));
     let norm = BatchNormSaved {
         input: table,
         gamma: saved.gamma.clone(),
@@ -82,9 +87,12 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     };
     let (norm, gated) = gradients::<B>(norm, output, dy, end(&options), &options.norm);
     let d_convolved = B::float_reshape(norm.input, shape.clone());
-    let (input, weight) = convolution.gradients::<B>(saved.input, saved.weight, d_convolved, saved.needs_input);
+    let (input, weight) =
+        convolution.gradients::<B>(saved.input, saved.weight, d_convolved, saved.needs_input);
     let input = match input {
-        Some(input) if saved.has_addend => B::float_add(widen::<B>(input), widen::<B>(saved.addend)),
+        Some(input) if saved.has_addend => {
+            B::float_add(widen::<B>(input), widen::<B>(saved.addend))
+        }
         Some(input) => input,
         None => saved.gamma,
     };
@@ -93,9 +101,16 @@ pub(in crate::ops) fn backward<B: LayerOps>(
         Residual::Identity => B::float_reshape(gated, shape),
         Residual::ShortcutA => scatter::<B>(B::float_reshape(gated, shape), saved.residual_shape),
     };
-    let [input, residual] = [input, residual].map(|gradient| round::<B>(gradient, convolution.stored));
+    let [input, residual] =
+        [input, residual].map(|gradient| round::<B>(gradient, convolution.stored));
     let [gamma, beta] = [norm.gamma, norm.beta].map(as_vector::<B>);
-    FusedGradients { input, weight, gamma, beta, residual }
+    FusedGradients {
+        input,
+        weight,
+        gamma,
+        beta,
+        residual,
+    }
 }
 
 /// What is added, in its stored type; any tensor where nothing is.
@@ -111,8 +126,16 @@ fn residual_table<B: Backend>(
         Residual::ShortcutA => {
             let kept = B::float_slice(residual, &every_second());
             let [.., channels_in] = kept.shape().dims::<4>();
-            let zeros = B::float_zeros(shape.clone(), &kept.device(), FloatDType::from(kept.dtype()));
-            tables.view::<B>(B::float_slice_assign(zeros, &own_channels(&shape.dims(), channels_in), kept))
+            let zeros = B::float_zeros(
+                shape.clone(),
+                &kept.device(),
+                FloatDType::from(kept.dtype()),
+            );
+            tables.view::<B>(B::float_slice_assign(
+                zeros,
+                &own_channels(&shape.dims(), channels_in),
+                kept,
+            ))
         }
     }
 }
@@ -127,8 +150,15 @@ fn end(options: &FusedOptions) -> NormEnd {
 
 /// The gradient of shortcut A: its channels' gradients at every second pixel, zero elsewhere.
 fn scatter<B: Backend>(gradient: FloatTensor<B>, shape: [usize; 4]) -> FloatTensor<B> {
-    let own = B::float_slice(gradient.clone(), &own_channels(&gradient.shape().dims(), shape[3]));
-    let zeros = B::float_zeros(Shape::new(shape), &gradient.device(), FloatDType::from(gradient.dtype()));
+    let own = B::float_slice(
+        gradient.clone(),
+        &own_channels(&gradient.shape().dims(), shape[3]),
+    );
+    let zeros = B::float_zeros(
+        Shape::new(shape),
+        &gradient.device(),
+        FloatDType::from(gradient.dtype()),
+    );
     B::float_slice_assign(zeros, &every_second(), own)
 }
 

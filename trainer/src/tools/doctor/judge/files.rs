@@ -22,12 +22,17 @@ pub(super) fn data_set(ranks: &[RankFacts]) -> Row {
         );
     }
     let root = ranks.first().and_then(|rank| rank.data.as_ref().ok());
-    let Some(root) = root else { return Row::ok(NAME, "none") };
+    let Some(root) = root else {
+        return Row::ok(NAME, "none");
+    };
     let words = |data: &DataFacts| {
         let digits = |hash: &str| hash.chars().take(12).collect::<String>();
         let splits = data.splits.iter().map(|split| {
             let (name, images) = (&split.name, grouped(split.num_images as u64));
-            format!(", {images} {name} images (sha256 {})", digits(&split.checksum))
+            format!(
+                ", {images} {name} images (sha256 {})",
+                digits(&split.checksum)
+            )
         });
         format!("{}{}", data.name, splits.collect::<String>())
     };
@@ -35,7 +40,12 @@ pub(super) fn data_set(ranks: &[RankFacts]) -> Row {
     if let Some(Ok(other)) = differing.first().map(|rank| &rank.data) {
         return Row::fail(
             NAME,
-            format!("{}: {}; root: {}", named(differing.iter().copied()), words(other), words(root)),
+            format!(
+                "{}: {}; root: {}",
+                named(differing.iter().copied()),
+                words(other),
+                words(root)
+            ),
             "copy root's data to the other nodes: ranks that train on other images train another model",
         );
     }
@@ -50,7 +60,9 @@ fn of_root(ranks: &[RankFacts]) -> Option<&OutputFacts> {
 pub(super) fn output(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "output";
     const ELSEWHERE: &str = "choose another --output-dir";
-    let Some(output) = of_root(ranks) else { return Row::ok(NAME, "not examined") };
+    let Some(output) = of_root(ranks) else {
+        return Row::ok(NAME, "not examined");
+    };
     let speed = match &output.write_bytes_per_s {
         Ok(speed) => speed,
         Err(error) => {
@@ -63,13 +75,35 @@ pub(super) fn output(ranks: &[RankFacts]) -> Row {
     };
     let free = match &output.free_bytes {
         Ok(free) => *free,
-        Err(error) => return Row::warn(NAME, format!("{}: free space unknown: {error}", output.directory), ELSEWHERE),
+        Err(error) => {
+            return Row::warn(
+                NAME,
+                format!("{}: free space unknown: {error}", output.directory),
+                ELSEWHERE,
+            );
+        }
     };
-    let found = format!("{}: {} free, writes {:.0} MB/s in 1 MiB files", output.directory, bytes(free), speed / 1e6);
-    let remedy = format!("{ELSEWHERE}, or make room on the file system of {}", output.examined);
+    let found = format!(
+        "{}: {} free, writes {:.0} MB/s in 1 MiB files",
+        output.directory,
+        bytes(free),
+        speed / 1e6
+    );
+    let remedy = format!(
+        "{ELSEWHERE}, or make room on the file system of {}",
+        output.examined
+    );
     match free {
-        _ if free < NO_BYTES => Row::fail(NAME, format!("{found}, expected {}", bytes(LITTLE_BYTES)), remedy),
-        _ if free < LITTLE_BYTES => Row::warn(NAME, format!("{found}, expected {}", bytes(LITTLE_BYTES)), remedy),
+        _ if free < NO_BYTES => Row::fail(
+            NAME,
+            format!("{found}, expected {}", bytes(LITTLE_BYTES)),
+            remedy,
+        ),
+        _ if free < LITTLE_BYTES => Row::warn(
+            NAME,
+            format!("{found}, expected {}", bytes(LITTLE_BYTES)),
+            remedy,
+        ),
         _ => Row::ok(NAME, found),
     }
 }
@@ -77,7 +111,10 @@ pub(super) fn output(ranks: &[RankFacts]) -> Row {
 /// Every node has the directory.
 pub(super) fn seen_by_all_nodes(ranks: &[RankFacts], num_nodes: usize) -> Row {
     const NAME: &str = "shared output";
-    let blind: Vec<&RankFacts> = ranks.iter().filter(|rank| rank.sees_output == Some(false)).collect();
+    let blind: Vec<&RankFacts> = ranks
+        .iter()
+        .filter(|rank| rank.sees_output == Some(false))
+        .collect();
     if !blind.is_empty() {
         return Row::warn(
             NAME,
@@ -85,7 +122,10 @@ pub(super) fn seen_by_all_nodes(ranks: &[RankFacts], num_nodes: usize) -> Row {
             "only root writes, so a run works; to resume with another node as root, use a file system that all nodes share",
         );
     }
-    match (num_nodes, ranks.iter().any(|rank| rank.sees_output.is_some())) {
+    match (
+        num_nodes,
+        ranks.iter().any(|rank| rank.sees_output.is_some()),
+    ) {
         (1, _) => Row::ok(NAME, "one node"),
         (_, true) => Row::ok(NAME, format!("seen by all {num_nodes} nodes")),
         (_, false) => Row::ok(NAME, "not looked for, as it cannot be written"),
@@ -96,10 +136,18 @@ pub(super) fn seen_by_all_nodes(ranks: &[RankFacts], num_nodes: usize) -> Row {
 pub(super) fn locks(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "file locks";
     match of_root(ranks) {
-        Some(OutputFacts { write_bytes_per_s: Err(_), .. }) | None => Row::ok(NAME, "not tried"),
-        Some(OutputFacts { locks: Err(error), .. }) => Row::warn(
+        Some(OutputFacts {
+            write_bytes_per_s: Err(_),
+            ..
+        })
+        | None => Row::ok(NAME, "not tried"),
+        Some(OutputFacts {
+            locks: Err(error), ..
+        }) => Row::warn(
             NAME,
-            format!("do not work in the output directory ({error}): two jobs on it cannot be told apart"),
+            format!(
+                "do not work in the output directory ({error}): two jobs on it cannot be told apart"
+            ),
             "give every job an --output-dir of its own; Lustre: mount with -o flock, NFS: version 4",
         ),
         Some(_) => Row::ok(NAME, "a second owner is refused"),

@@ -12,21 +12,35 @@ const DIGITS: usize = 12;
 /// The same program everywhere.
 pub(super) fn program(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "program";
-    const REMEDY: &str = "install one build on every node, on a shared file system or by copying the file";
+    const REMEDY: &str =
+        "install one build on every node, on a shared file system or by copying the file";
     let words = |rank: &RankFacts| {
         let program = &rank.program;
         let commit: String = program.commit.chars().take(DIGITS).collect();
-        let hash = program.executable.as_ref().map_or("unreadable", |hash| &hash[..DIGITS.min(hash.len())]);
+        let hash = program
+            .executable
+            .as_ref()
+            .map_or("unreadable", |hash| &hash[..DIGITS.min(hash.len())]);
         format!("{} (commit {commit}), sha256 {hash}", program.version)
     };
     let differing = unlike_root(ranks, |rank| {
         let program = &rank.program;
-        (&program.version, &program.commit, program.executable.as_ref().ok())
+        (
+            &program.version,
+            &program.commit,
+            program.executable.as_ref().ok(),
+        )
     });
-    let Some(root) = ranks.first() else { return Row::ok(NAME, "none") };
+    let Some(root) = ranks.first() else {
+        return Row::ok(NAME, "none");
+    };
     if let Some(first) = differing.first() {
         let who = named(differing.iter().copied());
-        return Row::fail(NAME, format!("{who}: {}; root: {}", words(first), words(root)), REMEDY);
+        return Row::fail(
+            NAME,
+            format!("{who}: {}; root: {}", words(first), words(root)),
+            REMEDY,
+        );
     }
     match &root.program.executable {
         Ok(_) => Row::ok(NAME, format!("{}{}", words(root), on_all(ranks))),
@@ -41,13 +55,18 @@ pub(super) fn program(ranks: &[RankFacts]) -> Row {
 /// One MPI that lets a thread communicate while another computes.
 pub(super) fn library(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "MPI";
-    let Some(root) = ranks.first() else { return Row::ok(NAME, "none") };
+    let Some(root) = ranks.first() else {
+        return Row::ok(NAME, "none");
+    };
     let differing = unlike_root(ranks, |rank| &rank.program.library);
     if let Some(first) = differing.first() {
         let who = named(differing.iter().copied());
         return Row::fail(
             NAME,
-            format!("{who}: {}; root: {}", first.program.library, root.program.library),
+            format!(
+                "{who}: {}; root: {}",
+                first.program.library, root.program.library
+            ),
             "link and run with one MPI on all nodes: load the same module, or set the same LD_LIBRARY_PATH",
         );
     }
@@ -62,7 +81,10 @@ pub(super) fn library(ranks: &[RankFacts]) -> Row {
             ),
         };
     }
-    let without: Vec<&RankFacts> = ranks.iter().filter(|rank| !rank.program.supports_threads).collect();
+    let without: Vec<&RankFacts> = ranks
+        .iter()
+        .filter(|rank| !rank.program.supports_threads)
+        .collect();
     if ranks.len() > 1 && !without.is_empty() {
         return Row::warn(
             NAME,
@@ -78,27 +100,56 @@ pub(super) fn library(ranks: &[RankFacts]) -> Row {
     let library = root.program.library.split(',').next().unwrap_or_default();
     match ranks.len() {
         1 => Row::ok(NAME, format!("{library}; one rank does not need it")),
-        _ => Row::ok(NAME, format!("{library}, one thread may communicate while others compute")),
+        _ => Row::ok(
+            NAME,
+            format!("{library}, one thread may communicate while others compute"),
+        ),
     }
 }
 
 /// The world that the launcher started.
 pub(super) fn world(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "world";
-    let complaining: Vec<&RankFacts> = ranks.iter().filter(|rank| rank.place.complaint.is_some()).collect();
-    if let Some(complaint) = complaining.first().and_then(|rank| rank.place.complaint.as_ref()) {
-        let separate = ranks.len() == 1 && complaining[0].place.launcher.as_ref().is_some_and(|(_, tasks)| *tasks > 1);
-        let consequence =
-            if separate { ": every task would train alone, and write over the others' files" } else { "" };
+    let complaining: Vec<&RankFacts> = ranks
+        .iter()
+        .filter(|rank| rank.place.complaint.is_some())
+        .collect();
+    if let Some(complaint) = complaining
+        .first()
+        .and_then(|rank| rank.place.complaint.as_ref())
+    {
+        let separate = ranks.len() == 1
+            && complaining[0]
+                .place
+                .launcher
+                .as_ref()
+                .is_some_and(|(_, tasks)| *tasks > 1);
+        let consequence = if separate {
+            ": every task would train alone, and write over the others' files"
+        } else {
+            ""
+        };
         let who = named(complaining.iter().copied());
-        return Row::fail(NAME, format!("{who}: {}{consequence}", complaint.found), complaint.remedy.clone());
+        return Row::fail(
+            NAME,
+            format!("{who}: {}{consequence}", complaint.found),
+            complaint.remedy.clone(),
+        );
     }
-    let Some(root) = ranks.first() else { return Row::ok(NAME, "empty") };
+    let Some(root) = ranks.first() else {
+        return Row::ok(NAME, "empty");
+    };
     match &root.place.launcher {
         Some((name, tasks)) => Row::ok(
             NAME,
-            format!("{} of {name}, as many ranks, each in the place it was given", counted(*tasks, "task")),
+            format!(
+                "{} of {name}, as many ranks, each in the place it was given",
+                counted(*tasks, "task")
+            ),
         ),
-        None => Row::ok(NAME, format!("{}, no launcher", counted(ranks.len(), "rank"))),
+        None => Row::ok(
+            NAME,
+            format!("{}, no launcher", counted(ranks.len(), "rank")),
+        ),
     }
 }

@@ -16,14 +16,19 @@ const OPEN_FILES: u64 = 1024;
 
 /// What rank computes on, in words.
 fn computes(rank: &RankFacts) -> (&str, &str) {
-    let set = rank.compute.as_ref().map_or("none", |compute| compute.instruction_set.as_str());
+    let set = rank
+        .compute
+        .as_ref()
+        .map_or("none", |compute| compute.instruction_set.as_str());
     (rank.processors.model.as_str(), set)
 }
 
 /// The processors, and what our kernels make of them.
 pub(super) fn processor(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "processor";
-    let Some(root) = ranks.first() else { return Row::ok(NAME, "none") };
+    let Some(root) = ranks.first() else {
+        return Row::ok(NAME, "none");
+    };
     let differing = unlike_root(ranks, |rank| computes(rank).1);
     let (model, set) = computes(root);
     if let Some(first) = differing.first() {
@@ -51,12 +56,20 @@ pub(super) fn processor(ranks: &[RankFacts]) -> Row {
 pub(super) fn device(nodes: &[Node<'_>]) -> Row {
     const NAME: &str = "device";
     let ranks = || nodes.iter().flat_map(|node| node.ranks.iter().copied());
-    if let Some((first, error)) = ranks().find_map(|rank| Some((rank, rank.compute.as_ref().err()?))) {
+    if let Some((first, error)) =
+        ranks().find_map(|rank| Some((rank, rank.compute.as_ref().err()?)))
+    {
         let failed = ranks().filter(|rank| rank.compute.is_err());
-        let remedy = if first.gpus.has_driver { "rebuild with --features cuda" } else { "choose another --device" };
+        let remedy = if first.gpus.has_driver {
+            "rebuild with --features cuda"
+        } else {
+            "choose another --device"
+        };
         return Row::fail(NAME, format!("{}: {error}", named(failed)), remedy);
     }
-    let device = ranks().find_map(|rank| rank.compute.as_ref().ok()).map_or("none", |compute| &compute.device);
+    let device = ranks()
+        .find_map(|rank| rank.compute.as_ref().ok())
+        .map_or("none", |compute| &compute.device);
     let uses_gpu = |rank: &RankFacts| rank.compute.as_ref().is_ok_and(|compute| compute.is_gpu);
     let short = nodes.iter().find(|node| {
         let gpus = node.ranks[0].gpus.num_gpus;
@@ -67,11 +80,14 @@ pub(super) fn device(nodes: &[Node<'_>]) -> Row {
         return Row::warn(
             NAME,
             format!("{}: {} ranks on {gpus} GPUs", node.name, node.ranks.len()),
-            format!("start {gpus} ranks a node: mpirun --map-by ppr:{gpus}:node, srun --ntasks-per-node={gpus}"),
+            format!(
+                "start {gpus} ranks a node: mpirun --map-by ppr:{gpus}:node, srun --ntasks-per-node={gpus}"
+            ),
         );
     }
-    if let Some(idle) =
-        nodes.iter().find(|node| node.ranks[0].gpus.has_driver && !node.ranks.iter().any(|rank| uses_gpu(rank)))
+    if let Some(idle) = nodes
+        .iter()
+        .find(|node| node.ranks[0].gpus.has_driver && !node.ranks.iter().any(|rank| uses_gpu(rank)))
     {
         return Row::warn(
             NAME,
@@ -93,20 +109,35 @@ pub(super) fn memory(nodes: &[Node<'_>]) -> Row {
     const NAME: &str = "memory";
     let of_node = |node: &Node<'_>| {
         let memory = &node.ranks[0].memory;
-        let left = [memory.available_bytes, memory.group_left_bytes].into_iter().flatten().min()?;
+        let left = [memory.available_bytes, memory.group_left_bytes]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(left / node.ranks.len() as u64)
     };
-    let least = nodes.iter().filter_map(|node| Some((of_node(node)?, node))).min_by_key(|(bytes, _)| *bytes);
+    let least = nodes
+        .iter()
+        .filter_map(|node| Some((of_node(node)?, node)))
+        .min_by_key(|(bytes, _)| *bytes);
     let Some((least, node)) = least else {
-        return Row::warn(NAME, "unknown", "look at `free` on the nodes; /proc tells nothing here");
+        return Row::warn(
+            NAME,
+            "unknown",
+            "look at `free` on the nodes; /proc tells nothing here",
+        );
     };
     let memory = &node.ranks[0].memory;
-    let limited = if memory.group_left_bytes < memory.available_bytes && memory.group_left_bytes.is_some() {
-        ", by the job's own limit"
-    } else {
-        ""
-    };
-    let found = format!("{} free for each rank on {}{limited}", bytes(least), node.name);
+    let limited =
+        if memory.group_left_bytes < memory.available_bytes && memory.group_left_bytes.is_some() {
+            ", by the job's own limit"
+        } else {
+            ""
+        };
+    let found = format!(
+        "{} free for each rank on {}{limited}",
+        bytes(least),
+        node.name
+    );
     if least < RANK_BYTES {
         return Row::warn(
             NAME,
@@ -121,12 +152,18 @@ pub(super) fn memory(nodes: &[Node<'_>]) -> Row {
 pub(super) fn shared_memory(nodes: &[Node<'_>]) -> Row {
     const NAME: &str = "shared memory";
     let shared = nodes.iter().filter(|node| node.ranks.len() > 1);
-    let least = shared.filter_map(|node| Some((node.ranks[0].memory.shared_free_bytes?, node.name))).min();
+    let least = shared
+        .filter_map(|node| Some((node.ranks[0].memory.shared_free_bytes?, node.name)))
+        .min();
     match least {
         None => Row::ok(NAME, "one rank a node needs none"),
         Some((free, name)) if free < SHARED_BYTES => Row::warn(
             NAME,
-            format!("{} free in /dev/shm on {name}, expected {}", bytes(free), bytes(SHARED_BYTES)),
+            format!(
+                "{} free in /dev/shm on {name}, expected {}",
+                bytes(free),
+                bytes(SHARED_BYTES)
+            ),
             "give the container more (docker run --shm-size=1g), or remove old files in /dev/shm; not --ipc=host, where containers \
              share files of one name",
         ),
@@ -137,12 +174,18 @@ pub(super) fn shared_memory(nodes: &[Node<'_>]) -> Row {
 /// Files and connections of a rank.
 pub(super) fn open_files(ranks: &[RankFacts]) -> Row {
     const NAME: &str = "open files";
-    let least = ranks.iter().filter_map(|rank| Some((rank.memory.open_files?, rank))).min_by_key(|(files, _)| *files);
+    let least = ranks
+        .iter()
+        .filter_map(|rank| Some((rank.memory.open_files?, rank)))
+        .min_by_key(|(files, _)| *files);
     match least {
         None => Row::ok(NAME, "no limit known"),
         Some((files, rank)) if files < OPEN_FILES => Row::warn(
             NAME,
-            format!("at most {files} on {}, expected {OPEN_FILES}", named([rank])),
+            format!(
+                "at most {files} on {}, expected {OPEN_FILES}",
+                named([rank])
+            ),
             "raise the limit: ulimit -n 4096; every connection to a rank of another node takes one",
         ),
         Some((u64::MAX, _)) => Row::ok(NAME, "as many as a rank likes"),
@@ -153,9 +196,14 @@ pub(super) fn open_files(ranks: &[RankFacts]) -> Row {
 /// Whether a run's records will have joules; training does not need them.
 pub(super) fn energy(machines: &[Node<'_>]) -> Row {
     const NAME: &str = "energy";
-    let unread = machines.iter().find_map(|node| Some((node.name, node.ranks[0].energy.as_ref().err()?)));
+    let unread = machines
+        .iter()
+        .find_map(|node| Some((node.name, node.ranks[0].energy.as_ref().err()?)));
     match unread {
-        Some((name, error)) => Row::ok(NAME, format!("no joules in a run's records, as {name} has {error}")),
+        Some((name, error)) => Row::ok(
+            NAME,
+            format!("no joules in a run's records, as {name} has {error}"),
+        ),
         None => Row::ok(NAME, "joules per image by RAPL"),
     }
 }

@@ -43,9 +43,20 @@ pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
         files::seen_by_all_nodes(&ranks, nodes.len()),
         files::locks(&ranks),
     ];
-    let verdict = rows.iter().map(|row| row.verdict).max().unwrap_or(Verdict::Ok);
+    let verdict = rows
+        .iter()
+        .map(|row| row.verdict)
+        .max()
+        .unwrap_or(Verdict::Ok);
     let (map, num_nodes) = (cores::map(&nodes), nodes.len());
-    Diagnosis { verdict, ranks: ranks.len(), nodes: num_nodes, rows, map, facts: ranks }
+    Diagnosis {
+        verdict,
+        ranks: ranks.len(),
+        nodes: num_nodes,
+        rows,
+        map,
+        facts: ranks,
+    }
 }
 
 /// The ranks of one node, or of one machine.
@@ -65,7 +76,10 @@ fn grouped(ranks: &[RankFacts], key: impl Fn(&RankFacts) -> String) -> Vec<Node<
             Some(index) => nodes[index].ranks.push(rank),
             None => {
                 keys.push(own);
-                nodes.push(Node { name: &rank.place.node, ranks: vec![rank] });
+                nodes.push(Node {
+                    name: &rank.place.node,
+                    ranks: vec![rank],
+                });
             }
         }
     }
@@ -77,19 +91,29 @@ fn named<'a>(ranks: impl IntoIterator<Item = &'a RankFacts>) -> String {
     let ranks: Vec<&RankFacts> = ranks.into_iter().collect();
     match ranks.as_slice() {
         [one] => format!("rank {} on {}", one.place.rank, one.place.node),
-        many => format!("ranks {}", many.iter().map(|rank| rank.place.rank).collect::<CpuSet>()),
+        many => format!(
+            "ranks {}",
+            many.iter().map(|rank| rank.place.rank).collect::<CpuSet>()
+        ),
     }
 }
 
 /// The ranks that differ from root in what `of` tells of them.
-fn unlike_root<'a, T: PartialEq>(ranks: &'a [RankFacts], of: impl Fn(&'a RankFacts) -> T) -> Vec<&'a RankFacts> {
+fn unlike_root<'a, T: PartialEq>(
+    ranks: &'a [RankFacts],
+    of: impl Fn(&'a RankFacts) -> T,
+) -> Vec<&'a RankFacts> {
     let root = ranks.first().map(&of);
     ranks.iter().filter(|rank| Some(of(rank)) != root).collect()
 }
 
 /// `, the same on 4 ranks`, and nothing for one.
 fn on_all(ranks: &[RankFacts]) -> String {
-    if ranks.len() == 1 { String::new() } else { format!(", the same on {} ranks", ranks.len()) }
+    if ranks.len() == 1 {
+        String::new()
+    } else {
+        format!(", the same on {} ranks", ranks.len())
+    }
 }
 
 #[cfg(test)]

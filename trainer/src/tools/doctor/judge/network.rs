@@ -23,19 +23,36 @@ pub(super) fn sums(ranks: &[RankFacts]) -> Row {
         return Row::ok(NAME, "one rank, nothing to reduce");
     }
     let wrong = |rank: &&RankFacts| rank.sums.iter().any(|sum| sum.wrong.is_some());
-    let first = ranks.iter().flat_map(|rank| rank.sums.iter()).find_map(|sum| Some((sum, sum.wrong.as_ref()?)));
+    let first = ranks
+        .iter()
+        .flat_map(|rank| rank.sums.iter())
+        .find_map(|sum| Some((sum, sum.wrong.as_ref()?)));
     match first {
         Some((sum, wrong_value)) => Row::fail(
             NAME,
-            format!("{}: {}: {wrong_value}", named(ranks.iter().filter(wrong)), sum.way),
+            format!(
+                "{}: {}: {wrong_value}",
+                named(ranks.iter().filter(wrong)),
+                sum.way
+            ),
             "do not train here: try --reduction mpi or ring, another network (UCX_TLS, --mca btl), then the memory of the node",
         ),
-        None => Row::ok(NAME, format!("exact on all {} ranks: {}", ranks.len(), ways(&ranks[0].sums))),
+        None => Row::ok(
+            NAME,
+            format!(
+                "exact on all {} ranks: {}",
+                ranks.len(),
+                ways(&ranks[0].sums)
+            ),
+        ),
     }
 }
 
 fn ways(sums: &[SumFacts]) -> String {
-    sums.iter().map(|sum| sum.way.as_str()).collect::<Vec<_>>().join(", ")
+    sums.iter()
+        .map(|sum| sum.way.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Sums are fast.
@@ -47,27 +64,55 @@ pub(super) fn bandwidth(ranks: &[RankFacts], num_nodes: usize) -> Row {
     // The slowest rank's, as all wait for it.
     let slowest = |way: usize, size: usize| {
         let of_rank = |rank: &RankFacts| rank.sums.get(way)?.speeds.get(size).copied();
-        ranks.iter().filter_map(of_rank).max_by(|a, b| a.seconds.total_cmp(&b.seconds))
+        ranks
+            .iter()
+            .filter_map(of_rank)
+            .max_by(|a, b| a.seconds.total_cmp(&b.seconds))
     };
     let mut texts = Vec::new();
     let mut best = 0.0f64;
-    for (way, sum) in root.sums.iter().enumerate().filter(|(_, sum)| !sum.speeds.is_empty()) {
-        let speeds: Vec<SpeedFacts> = (0..sum.speeds.len()).filter_map(|size| slowest(way, size)).collect();
+    for (way, sum) in root
+        .sums
+        .iter()
+        .enumerate()
+        .filter(|(_, sum)| !sum.speeds.is_empty())
+    {
+        let speeds: Vec<SpeedFacts> = (0..sum.speeds.len())
+            .filter_map(|size| slowest(way, size))
+            .collect();
         let words = speeds.iter().map(|speed| {
-            let text = format!("{} in {}", crate::measure::report::bytes(speed.bytes), time(speed.seconds));
+            let text = format!(
+                "{} in {}",
+                crate::measure::report::bytes(speed.bytes),
+                time(speed.seconds)
+            );
             match speed.bytes {
                 ..LARGE_BYTES => text,
-                _ => format!("{text} ({:.2} GB/s)", speed.bus_bytes_per_s(ranks.len()) / 1e9),
+                _ => format!(
+                    "{text} ({:.2} GB/s)",
+                    speed.bus_bytes_per_s(ranks.len()) / 1e9
+                ),
             }
         });
-        texts.push(format!("{}: {}", sum.way, words.collect::<Vec<_>>().join(", ")));
-        best = best.max(speeds.last().map_or(0.0, |speed| speed.bus_bytes_per_s(ranks.len())));
+        texts.push(format!(
+            "{}: {}",
+            sum.way,
+            words.collect::<Vec<_>>().join(", ")
+        ));
+        best = best.max(
+            speeds
+                .last()
+                .map_or(0.0, |speed| speed.bus_bytes_per_s(ranks.len())),
+        );
     }
     let found = texts.join("; ");
     if num_nodes > 1 && best < SLOW_BYTES_PER_S {
         return Row::warn(
             NAME,
-            format!("{found}: slow between nodes, expected {:.2} GB/s", SLOW_BYTES_PER_S / 1e9),
+            format!(
+                "{found}: slow between nodes, expected {:.2} GB/s",
+                SLOW_BYTES_PER_S / 1e9
+            ),
             "choose the fast network: mpirun --mca btl_tcp_if_include INTERFACE (see interfaces), or UCX with UCX_NET_DEVICES; \
              where there is none, --compress bf16 or --sync local-sgd send less",
         );
@@ -76,7 +121,11 @@ pub(super) fn bandwidth(ranks: &[RankFacts], num_nodes: usize) -> Row {
 }
 
 fn time(seconds: f64) -> String {
-    if seconds < 1e-3 { format!("{:.0} us", seconds * 1e6) } else { format!("{:.1} ms", seconds * 1e3) }
+    if seconds < 1e-3 {
+        format!("{:.0} us", seconds * 1e6)
+    } else {
+        format!("{:.1} ms", seconds * 1e3)
+    }
 }
 
 /// Clocks agree.
@@ -85,24 +134,47 @@ pub(super) fn clocks(ranks: &[RankFacts]) -> Row {
     if ranks.len() == 1 {
         return Row::ok(NAME, "one rank, one clock");
     }
-    let worst = ranks.iter().max_by(|a, b| a.clock.offset_s.abs().total_cmp(&b.clock.offset_s.abs()));
-    let Some(worst) = worst else { return Row::ok(NAME, "none") };
+    let worst = ranks
+        .iter()
+        .max_by(|a, b| a.clock.offset_s.abs().total_cmp(&b.clock.offset_s.abs()));
+    let Some(worst) = worst else {
+        return Row::ok(NAME, "none");
+    };
     // The part of the difference that the messages' time cannot explain.
     let (skew, uncertainty) = (worst.clock.offset_s.abs(), worst.clock.uncertainty_s);
     let sure = skew - uncertainty;
-    let way = if worst.clock.offset_s > 0.0 { "behind" } else { "ahead of" };
-    let found =
-        format!("{} is {} {way} root, give or take {}", named([worst]), long_time(skew), long_time(uncertainty));
+    let way = if worst.clock.offset_s > 0.0 {
+        "behind"
+    } else {
+        "ahead of"
+    };
+    let found = format!(
+        "{} is {} {way} root, give or take {}",
+        named([worst]),
+        long_time(skew),
+        long_time(uncertainty)
+    );
     let remedy = "set the clocks by NTP: chronyc tracking tells how they stand";
     match sure {
         _ if sure > BROKEN_S => Row::fail(NAME, found, remedy),
         _ if sure > SKEWED_S => Row::warn(NAME, found, remedy),
-        _ => Row::ok(NAME, format!("within {} of root's, give or take {}", long_time(skew), long_time(uncertainty))),
+        _ => Row::ok(
+            NAME,
+            format!(
+                "within {} of root's, give or take {}",
+                long_time(skew),
+                long_time(uncertainty)
+            ),
+        ),
     }
 }
 
 fn long_time(seconds: f64) -> String {
-    if seconds < 1.0 { time(seconds) } else { format!("{seconds:.1} s") }
+    if seconds < 1.0 {
+        time(seconds)
+    } else {
+        format!("{seconds:.1} s")
+    }
 }
 
 /// What connects the nodes.

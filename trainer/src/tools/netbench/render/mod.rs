@@ -4,21 +4,36 @@
 
 use super::repetitions::PRECISION;
 use super::statistics::percentile;
-use records::{CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes, counted};
+use records::{
+    CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes,
+    counted,
+};
 
 /// Pairs whose fits are shown.
 const MOST_PAIRS: usize = 24;
 
 /// Where and with what is measured.
 pub fn heading_lines(environment: &Environment) -> Vec<String> {
-    let Environment { ranks, nodes, library, processor, processor_count, .. } = environment;
+    let Environment {
+        ranks,
+        nodes,
+        library,
+        processor,
+        processor_count,
+        ..
+    } = environment;
     let library = library.split(',').next().unwrap_or_default();
     let mut lines = vec![
-        format!("netbench: {} on {}, {library}", counted(*ranks, "rank"), counted(*nodes, "node")),
+        format!(
+            "netbench: {} on {}, {library}",
+            counted(*ranks, "rank"),
+            counted(*nodes, "node")
+        ),
         format!("processor of rank 0: {processor}, {processor_count} to use"),
     ];
     if *ranks == 1 {
-        lines.push("one rank: there is nothing to measure; start it with mpirun or srun".to_owned());
+        lines
+            .push("one rank: there is nothing to measure; start it with mpirun or srun".to_owned());
     }
     lines
 }
@@ -27,26 +42,46 @@ pub fn heading_lines(environment: &Environment) -> Vec<String> {
 pub fn pair_lines(pairs: &[PairTimes], possible: usize, links: &Links) -> Vec<String> {
     let mut lines = Vec::new();
     for (is_inside, fit) in [(false, &links.between_nodes), (true, &links.inside_node)] {
-        let group: Vec<&PairTimes> = pairs.iter().filter(|pair| pair.is_inside_node == is_inside).collect();
+        let group: Vec<&PairTimes> = pairs
+            .iter()
+            .filter(|pair| pair.is_inside_node == is_inside)
+            .collect();
         let Some(first) = group.first() else { continue };
-        let place = if is_inside { "inside a node" } else { "between nodes" };
+        let place = if is_inside {
+            "inside a node"
+        } else {
+            "between nodes"
+        };
         // Beside pairs of nodes, one inside is an example and no choice.
         let is_all = (is_inside && pairs.len() > group.len()) || group.len() == possible;
-        let choice = if is_all { String::new() } else { format!(", chosen at random of {possible}") };
+        let choice = if is_all {
+            String::new()
+        } else {
+            format!(", chosen at random of {possible}")
+        };
         lines.push(String::new());
-        lines.push(format!("point to point {place}, half of a round trip, {}{choice}", counted(group.len(), "pair")));
+        lines.push(format!(
+            "point to point {place}, half of a round trip, {}{choice}",
+            counted(group.len(), "pair")
+        ));
         match group[..] {
             [pair] => lines.extend(single_pair(pair)),
             _ => lines.extend(several_pairs(&group)),
         }
         match fit {
             Some(fit) => lines.push(format!("fit {place}: {}", fit_text(fit))),
-            None => lines.push(format!("fit {place}: none, as sizes up to {} do not tell it", largest(first))),
+            None => lines.push(format!(
+                "fit {place}: none, as sizes up to {} do not tell it",
+                largest(first)
+            )),
         }
         if group.len() > 1 {
             lines.extend(group.iter().take(MOST_PAIRS).map(|pair| fit_of_pair(pair)));
             if group.len() > MOST_PAIRS {
-                lines.push(format!("  and {} more pairs, in --output and --json", group.len() - MOST_PAIRS));
+                lines.push(format!(
+                    "  and {} more pairs, in --output and --json",
+                    group.len() - MOST_PAIRS
+                ));
             }
         }
     }
@@ -54,7 +89,13 @@ pub fn pair_lines(pairs: &[PairTimes], possible: usize, links: &Links) -> Vec<St
 }
 
 fn largest(pair: &PairTimes) -> String {
-    bytes(pair.points.iter().map(|point| point.bytes).max().unwrap_or(0))
+    bytes(
+        pair.points
+            .iter()
+            .map(|point| point.bytes)
+            .max()
+            .unwrap_or(0),
+    )
 }
 
 fn single_pair(pair: &PairTimes) -> Vec<String> {
@@ -68,7 +109,9 @@ fn single_pair(pair: &PairTimes) -> Vec<String> {
         "size", "median us", "p10 us", "p90 us", "MB/s", "times", "+- %", "until"
     ));
     for point in &pair.points {
-        let width = point.relative_half_width.map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width));
+        let width = point
+            .relative_half_width
+            .map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width));
         lines.push(format!(
             "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {width:>6}  {}",
             bytes(point.bytes),
@@ -90,10 +133,15 @@ fn several_pairs(group: &[&PairTimes]) -> Vec<String> {
         "size", "fastest us", "middle us", "slowest us", "MB/s", "slowest pair"
     )];
     for (index, point) in group[0].points.iter().enumerate() {
-        let mut medians: Vec<(f64, &PairTimes)> =
-            group.iter().map(|pair| (pair.points[index].seconds_median, *pair)).collect();
+        let mut medians: Vec<(f64, &PairTimes)> = group
+            .iter()
+            .map(|pair| (pair.points[index].seconds_median, *pair))
+            .collect();
         medians.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let nanos: Vec<u64> = medians.iter().map(|(seconds, _)| (seconds * 1e9) as u64).collect();
+        let nanos: Vec<u64> = medians
+            .iter()
+            .map(|(seconds, _)| (seconds * 1e9) as u64)
+            .collect();
         let middle = percentile(&nanos, 0.5) / 1e9;
         let (slowest, pair) = medians[medians.len() - 1];
         lines.push(format!(
@@ -117,12 +165,19 @@ fn name(pair: &PairTimes) -> String {
 }
 
 fn fit_of_pair(pair: &PairTimes) -> String {
-    format!("  {}: {}", name(pair), pair.fit.as_ref().map_or("none".to_owned(), fit_text))
+    format!(
+        "  {}: {}",
+        name(pair),
+        pair.fit.as_ref().map_or("none".to_owned(), fit_text)
+    )
 }
 
 fn fit_text(fit: &FitFacts) -> String {
-    let burst =
-        if fit.burst_bytes > 0.0 { format!(", bursts of {}", bytes(fit.burst_bytes as u64)) } else { String::new() };
+    let burst = if fit.burst_bytes > 0.0 {
+        format!(", bursts of {}", bytes(fit.burst_bytes as u64))
+    } else {
+        String::new()
+    };
     format!(
         "latency {} us, bandwidth {} MB/s{burst}, residual {:.0} % (worst {:+.0} % at {})",
         microseconds(fit.alpha_s),
@@ -146,16 +201,24 @@ pub fn overlap_line(overlap: &Overlap) -> String {
 
 /// The collectives of one number of ranks: a line a size, a column an algorithm.
 pub fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
-    let Some(first) = all.first() else { return Vec::new() };
+    let Some(first) = all.first() else {
+        return Vec::new();
+    };
     let heading = |times: &CollectiveTimes| match times.operation {
         Operation::AllReduce => shortened(&times.algorithm),
         Operation::Broadcast => "broadcast".to_owned(),
         Operation::AllGather => "all-gather".to_owned(),
     };
     let row = |name: &str, cells: &mut dyn Iterator<Item = String>| {
-        cells.fold(format!("{name:>8}"), |line, cell| line + &format!(" {cell:>11}"))
+        cells.fold(format!("{name:>8}"), |line, cell| {
+            line + &format!(" {cell:>11}")
+        })
     };
-    let mut sizes: Vec<u64> = all.iter().flat_map(|times| &times.points).map(|point| point.bytes).collect();
+    let mut sizes: Vec<u64> = all
+        .iter()
+        .flat_map(|times| &times.points)
+        .map(|point| point.bytes)
+        .collect();
     sizes.sort_unstable();
     sizes.dedup();
     let mut lines = vec![
@@ -193,16 +256,28 @@ fn shortened(algorithm: &str) -> String {
 }
 
 fn is_unsure(point: &Point) -> bool {
-    point.relative_half_width.is_none_or(|width| width >= PRECISION)
+    point
+        .relative_half_width
+        .is_none_or(|width| width >= PRECISION)
 }
 
 fn cell(point: &Point) -> String {
-    format!("{}{}", if is_unsure(point) { "~" } else { "" }, microseconds(point.seconds_median))
+    format!(
+        "{}{}",
+        if is_unsure(point) { "~" } else { "" },
+        microseconds(point.seconds_median)
+    )
 }
 
 /// What a simulation makes of the fit, and how to have more of it.
-pub fn conclusion_lines(network: Option<&str>, is_one_node: bool, all: &[CollectiveTimes]) -> Vec<String> {
-    let Some(network) = network else { return Vec::new() };
+pub fn conclusion_lines(
+    network: Option<&str>,
+    is_one_node: bool,
+    all: &[CollectiveTimes],
+) -> Vec<String> {
+    let Some(network) = network else {
+        return Vec::new();
+    };
     let mut lines = vec![String::new()];
     let simulated = all.iter().filter_map(|times| {
         let point = times.points.last()?;
@@ -210,12 +285,21 @@ pub fn conclusion_lines(network: Option<&str>, is_one_node: bool, all: &[Collect
         Some(format!("{} {:.0} %", times.algorithm, 100.0 * share))
     });
     let simulated: Vec<String> = simulated.collect();
-    if let (Some(first), false) = (all.first().and_then(|times| times.points.last()), simulated.is_empty()) {
+    if let (Some(first), false) = (
+        all.first().and_then(|times| times.points.last()),
+        simulated.is_empty(),
+    ) {
         let size = bytes(first.bytes);
-        lines.push(format!("all-reduce of {size} simulated with the fit, of the measured: {}", simulated.join(", ")));
+        lines.push(format!(
+            "all-reduce of {size} simulated with the fit, of the measured: {}",
+            simulated.join(", ")
+        ));
     }
     if is_one_node {
-        lines.push("measured on one node: a simulation takes messages between nodes to be as fast".to_owned());
+        lines.push(
+            "measured on one node: a simulation takes messages between nodes to be as fast"
+                .to_owned(),
+        );
     }
     lines.push(format!("network: --simulate-network {network}"));
     lines

@@ -8,16 +8,22 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, Estimate, ORIGIN, PredictionFile, PredictionRecord, Repeated, Status, Study, StudyCell, WORK,
-    count_all_passes, differences, is_in_time, is_of_work, median, method, ratios,
+    AttemptRecord, Estimate, ORIGIN, PredictionFile, PredictionRecord, Repeated, Status, Study,
+    StudyCell, WORK, count_all_passes, differences, is_in_time, is_of_work, median, method, ratios,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use simulate::karp_flatt;
 
 /// What differs within a group, and what only says how it was started.
-const NO_PART_OF_A_GROUP: [&str; 6] =
-    ["ranks", "launcher", "communication", "global_batch_size", "batch_size_per_rank", "network"];
+const NO_PART_OF_A_GROUP: [&str; 6] = [
+    "ranks",
+    "launcher",
+    "communication",
+    "global_batch_size",
+    "batch_size_per_rank",
+    "network",
+];
 
 /// Runs that differ in their ranks only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +64,11 @@ pub struct Scaled {
 /// What so many times the speed of one rank tells of `ranks` ranks.
 fn scaled(speedup: f64, ranks: usize, is_strong: bool) -> Scaled {
     let serial_fraction = karp_flatt(speedup, ranks).filter(|_| is_strong);
-    Scaled { speedup, efficiency: speedup / ranks as f64, serial_fraction }
+    Scaled {
+        speedup,
+        efficiency: speedup / ranks as f64,
+        serial_fraction,
+    }
 }
 
 /// One configuration as it was measured.
@@ -77,24 +87,38 @@ struct Cell {
 
 impl Cell {
     fn number(&self, key: &str) -> usize {
-        self.settings.get(key).and_then(|text| text.parse().ok()).unwrap_or(0)
+        self.settings
+            .get(key)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0)
     }
 
     fn is_strong(&self) -> bool {
-        self.settings.get("scaling").is_some_and(|scaling| scaling == "strong")
+        self.settings
+            .get("scaling")
+            .is_some_and(|scaling| scaling == "strong")
     }
 
     /// The batch that stays as ranks are added.
     fn fixed_batch(&self) -> usize {
-        if self.is_strong() { self.number("global_batch_size") } else { self.number("batch_size_per_rank") }
+        if self.is_strong() {
+            self.number("global_batch_size")
+        } else {
+            self.number("batch_size_per_rank")
+        }
     }
 
     fn network(&self) -> Option<&String> {
-        self.settings.get("network").filter(|_| self.number("ranks") > 1)
+        self.settings
+            .get("network")
+            .filter(|_| self.number("ranks") > 1)
     }
 
     fn work(&self) -> Vec<Option<&String>> {
-        WORK.iter().chain(&ORIGIN).map(|key| self.settings.get(*key)).collect()
+        WORK.iter()
+            .chain(&ORIGIN)
+            .map(|key| self.settings.get(*key))
+            .collect()
     }
 
     /// How many times as fast as `base`: of a study in each repetition of both, of lines of `bench`, which tell of none, by their medians.
@@ -109,30 +133,55 @@ impl Cell {
         let started = |number| self.started.get(number).map_or("", String::as_str);
         self.speeds
             .iter()
-            .map(|(number, (speed, _))| Repeated { number: *number, started: started(number), speed: *speed })
+            .map(|(number, (speed, _))| Repeated {
+                number: *number,
+                started: started(number),
+                speed: *speed,
+            })
             .collect()
     }
 
     fn median(&self) -> f64 {
-        median(&mut self.speeds.values().map(|(speed, _)| *speed).collect::<Vec<_>>())
+        median(
+            &mut self
+                .speeds
+                .values()
+                .map(|(speed, _)| *speed)
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
 /// Settings that grow or shrink with the ranks.
-const SIZES: [&str; 4] = ["ranks", "scaling", "batch_size_per_rank", "global_batch_size"];
+const SIZES: [&str; 4] = [
+    "ranks",
+    "scaling",
+    "batch_size_per_rank",
+    "global_batch_size",
+];
 
 /// Reads measured runs, and compares them with `predictions` and with those that lie in a study, of which `warn` is told what cannot
 /// be read.
 ///
 /// # Errors
 /// When a file cannot be read, or there is no run in it.
-pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile], warn: impl Fn(&str)) -> Result<Vec<Measured>> {
+pub fn read(
+    paths: &[impl AsRef<Path>],
+    predictions: &[PredictionFile],
+    warn: impl Fn(&str),
+) -> Result<Vec<Measured>> {
     let mut cells = Vec::new();
-    let mut predictions: Vec<(Option<String>, PredictionFile)> =
-        predictions.iter().map(|file| (None, file.clone())).collect();
+    let mut predictions: Vec<(Option<String>, PredictionFile)> = predictions
+        .iter()
+        .map(|file| (None, file.clone()))
+        .collect();
     for path in paths {
         let path = path.as_ref();
-        let found = if path.is_dir() { study(path)? } else { bench_lines(path)? };
+        let found = if path.is_dir() {
+            study(path)?
+        } else {
+            bench_lines(path)?
+        };
         ensure!(
             !found.is_empty(),
             "{}: expected lines of `trainer bench --json` or a study with runs that counted, got none",
@@ -157,12 +206,16 @@ fn study_name(directory: &Path) -> String {
 }
 
 fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
-    object.iter().filter_map(|(key, value)| Some((key.clone(), records::text(value)?))).collect()
+    object
+        .iter()
+        .filter_map(|(key, value)| Some((key.clone(), records::text(value)?)))
+        .collect()
 }
 
 /// Lines, of which one that a crash tore is no record, whatever bytes it has.
 fn text(path: &Path) -> Result<String> {
-    let bytes = records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes =
+        records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -171,17 +224,36 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
     let text = text(path)?;
     let mut cells: Vec<Cell> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('{')) {
-        let Ok(Value::Object(object)) = serde_json::from_str(line) else { continue };
+        let Ok(Value::Object(object)) = serde_json::from_str(line) else {
+            continue;
+        };
         let speed = object.get("images_per_second").and_then(Value::as_f64);
-        let Some(speed) = speed.filter(|speed| *speed > 0.0) else { continue };
-        let keys = WORK.iter().chain(&["method", "ranks", "batch_size_per_rank", "global_batch_size"]);
+        let Some(speed) = speed.filter(|speed| *speed > 0.0) else {
+            continue;
+        };
+        let keys = WORK.iter().chain(&[
+            "method",
+            "ranks",
+            "batch_size_per_rank",
+            "global_batch_size",
+        ]);
         let all = settings(&object);
-        let mut settings = object.get("options").and_then(Value::as_object).map(settings).unwrap_or_default();
+        let mut settings = object
+            .get("options")
+            .and_then(Value::as_object)
+            .map(settings)
+            .unwrap_or_default();
         settings.extend(keys.filter_map(|key| Some(((*key).to_owned(), all.get(*key)?.clone()))));
         count_all_passes(&mut settings);
-        let index = cells.iter().position(|cell| cell.settings == settings).unwrap_or(cells.len());
+        let index = cells
+            .iter()
+            .position(|cell| cell.settings == settings)
+            .unwrap_or(cells.len());
         if index == cells.len() {
-            cells.push(Cell { settings, ..Cell::default() });
+            cells.push(Cell {
+                settings,
+                ..Cell::default()
+            });
         }
         let number = cells[index].speeds.len() as u64;
         cells[index].speeds.insert(number, (speed, false));
@@ -192,41 +264,81 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
 /// The cells of a study with their runs that counted.
 fn study(directory: &Path) -> Result<Vec<Cell>> {
     let path = directory.join("study.json");
-    let context = || format!("cannot read {}, expected the directory of a study", path.display());
-    let study: Value =
-        serde_json::from_slice(&records::file::read(&path).with_context(context)?).with_context(context)?;
+    let context = || {
+        format!(
+            "cannot read {}, expected the directory of a study",
+            path.display()
+        )
+    };
+    let study: Value = serde_json::from_slice(&records::file::read(&path).with_context(context)?)
+        .with_context(context)?;
     let study: Study = records::from_value(study).with_context(context)?;
     let cell = |cell: &StudyCell| {
         let mut settings = settings(&cell.settings);
         settings.insert("kind".to_owned(), cell.kind.clone());
         settings.insert("study".to_owned(), study_name(directory));
         count_all_passes(&mut settings);
-        Cell { id: Some(cell.id.clone()), settings, ..Cell::default() }
+        Cell {
+            id: Some(cell.id.clone()),
+            settings,
+            ..Cell::default()
+        }
     };
     let text = text(&directory.join("records.jsonl"))?;
-    let attempts: Vec<AttemptRecord> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let attempts: Vec<AttemptRecord> = text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
     let mut cells: Vec<Cell> = Vec::new();
     for (planned, attempt) in study.counted(&attempts) {
-        let Some(speed) = attempt.images_per_second() else { continue };
-        if cells.last().is_none_or(|last| last.id.as_ref() != Some(&planned.id)) {
-            cells.push(Cell { told: attempt.work(), ..cell(planned) });
+        let Some(speed) = attempt.images_per_second() else {
+            continue;
+        };
+        if cells
+            .last()
+            .is_none_or(|last| last.id.as_ref() != Some(&planned.id))
+        {
+            cells.push(Cell {
+                told: attempt.work(),
+                ..cell(planned)
+            });
         }
-        let Some(cell) = cells.last_mut() else { continue };
-        cell.speeds.insert(attempt.repetition, (speed, attempt.status == Status::Disturbed));
-        cell.started.insert(attempt.repetition, attempt.started.clone().unwrap_or_default());
+        let Some(cell) = cells.last_mut() else {
+            continue;
+        };
+        cell.speeds.insert(
+            attempt.repetition,
+            (speed, attempt.status == Status::Disturbed),
+        );
+        cell.started.insert(
+            attempt.repetition,
+            attempt.started.clone().unwrap_or_default(),
+        );
     }
     cells.retain(|cell| cell.number("ranks") > 0);
     Ok(cells)
 }
 
 fn study_predictions(directory: &Path) -> Vec<Result<PredictionFile>> {
-    let entries = std::fs::read_dir(directory.join("predictions")).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(directory.join("predictions"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let paths = entries.map(|entry| entry.path());
-    let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    let is_json = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|extension| extension == "json")
+    };
     let file = |path: PathBuf| {
-        let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
+        let context = || {
+            format!(
+                "cannot read {}, expected a file of predict-scaling --output",
+                path.display()
+            )
+        };
         let value: Value =
-            serde_json::from_slice(&records::file::read(&path).with_context(context)?).with_context(context)?;
+            serde_json::from_slice(&records::file::read(&path).with_context(context)?)
+                .with_context(context)?;
         records::from_value(value).with_context(context)
     };
     paths.filter(is_json).map(file).collect()
@@ -238,7 +350,11 @@ fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> V
     for cell in cells {
         let mut common = cell.settings.clone();
         common.retain(|key, _| !NO_PART_OF_A_GROUP.contains(&key.as_str()));
-        let key = (common, cell.fixed_batch(), cell.settings.get("network").cloned());
+        let key = (
+            common,
+            cell.fixed_batch(),
+            cell.settings.get("network").cloned(),
+        );
         match groups.iter_mut().find(|(other, _)| *other == key) {
             Some((_, members)) => members.push(cell),
             None => groups.push((key, vec![cell])),
@@ -248,8 +364,15 @@ fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> V
         .into_iter()
         .map(|((mut settings, batch, network), mut members)| {
             members.sort_by_key(|cell| cell.number("ranks"));
-            let runs = members.iter().map(|cell| run(cell, &members, cells, predictions)).collect();
-            let name = if members[0].is_strong() { "global_batch_size" } else { "batch_size_per_rank" };
+            let runs = members
+                .iter()
+                .map(|cell| run(cell, &members, cells, predictions))
+                .collect();
+            let name = if members[0].is_strong() {
+                "global_batch_size"
+            } else {
+                "batch_size_per_rank"
+            };
             settings.insert(name.to_owned(), batch.to_string());
             settings.extend(network.map(|network| ("network".to_owned(), network)));
             Measured { settings, runs }
@@ -257,7 +380,12 @@ fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> V
         .collect()
 }
 
-fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> Run {
+fn run(
+    cell: &Cell,
+    group: &[&Cell],
+    all: &[Cell],
+    predictions: &[(Option<String>, PredictionFile)],
+) -> Run {
     let (ranks, speed) = (cell.number("ranks"), cell.median());
     let is_base = |other: &&Cell| {
         other.number("ranks") == 1
@@ -266,13 +394,26 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
     };
     // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
     let may_differ = |key: &&str| SIZES.contains(key) || records::is_of_several(key);
-    let is_alike = |other: &&Cell| differences(&cell.settings, &other.settings).iter().all(may_differ);
-    let alone = group.iter().copied().chain(all).filter(is_base).filter(is_alike);
+    let is_alike = |other: &&Cell| {
+        differences(&cell.settings, &other.settings)
+            .iter()
+            .all(may_differ)
+    };
+    let alone = group
+        .iter()
+        .copied()
+        .chain(all)
+        .filter(is_base)
+        .filter(is_alike);
     let base = alone.min_by_key(|other| differences(&cell.settings, &other.settings).len());
     // What lies in a study stands for the study's own cells.
-    let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
+    let is_its =
+        |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();
-    let files = predictions.iter().filter(|(study, _)| is_its(study)).map(|(_, file)| file);
+    let files = predictions
+        .iter()
+        .filter(|(study, _)| is_its(study))
+        .map(|(_, file)| file);
     for (file, record) in files.filter_map(|file| Some((file, predicted(cell, file)?))) {
         // One that was made for a repetition stands for that alone, if it was there before that began.
         let measured = match record.repetition {
@@ -283,7 +424,12 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
             }
             None => Some(speed),
         };
-        gaps.extend(record.images_per_second.zip(measured).map(|(predicted, measured)| predicted / measured - 1.0));
+        gaps.extend(
+            record
+                .images_per_second
+                .zip(measured)
+                .map(|(predicted, measured)| predicted / measured - 1.0),
+        );
         if record.repetition.is_none() {
             break;
         }
@@ -294,23 +440,34 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
         images_per_second: speed,
         repetitions: cell.speeds.len(),
         disturbed: cell.speeds.values().any(|(_, disturbed)| *disturbed),
-        scaled: base.and_then(|base| cell.speedup(base)).map(|speedup| scaled(speedup, ranks, cell.is_strong())),
+        scaled: base
+            .and_then(|base| cell.speedup(base))
+            .map(|speedup| scaled(speedup, ranks, cell.is_strong())),
         gap: (!gaps.is_empty()).then(|| median(&mut gaps)),
     }
 }
 
 /// The prediction for a cell: the one that names it, else one of the same configuration.
 fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
-    let is_named = |index: usize| file.cell(index).is_some_and(|id| Some(id) == cell.id.as_deref());
+    let is_named = |index: usize| {
+        file.cell(index)
+            .is_some_and(|id| Some(id) == cell.id.as_deref())
+    };
     if let Some(index) = (0..file.predictions.len()).find(|index| is_named(*index)) {
         return file.predictions.get(index);
     }
     let is = |key: &str, value: &str| cell.settings.get(key).is_none_or(|text| text == value);
     if !(is("model", &file.model)
         && is("dtype", &file.dtype)
-        && file.threads.is_none_or(|threads| is("threads", &threads.to_string()))
-        && cell.network().is_none_or(|network| *network == file.network.name)
-        && [&cell.settings, &cell.told].iter().all(|told| is_of_work(told, &file.work)))
+        && file
+            .threads
+            .is_none_or(|threads| is("threads", &threads.to_string()))
+        && cell
+            .network()
+            .is_none_or(|network| *network == file.network.name)
+        && [&cell.settings, &cell.told]
+            .iter()
+            .all(|told| is_of_work(told, &file.work)))
     {
         return None;
     }

@@ -1,0 +1,141 @@
+//! A quantity that was measured several times: its middle, and where the true middle lies.
+//!
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 5 to 7: medians with
+//! non-parametric confidence intervals; Le Boudec 2010, Performance evaluation of computer and communication systems, appendix A.
+
+use crate::median;
+use serde::{Deserialize, Serialize};
+
+/// How sure an interval must be.
+pub const CONFIDENCE: f64 = 0.95;
+
+/// The normal distribution's 97.5 % quantile.
+const NORMAL_QUANTILE: f64 = 1.959_963_985;
+
+/// Up to this number the binomial distribution is summed; 2^-n is a number.
+const MOST_SUMMED: usize = 1000;
+
+/// The middle of several measurements, in their unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Of the measurements.
+    pub median: f64,
+    /// Two of the measurements, least and most, between which the true median lies with a probability of at least 95 %, whatever
+    /// their distribution; none for fewer than six.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<[f64; 2]>,
+}
+
+impl Estimate {
+    /// Of independent measurements; none of none, or where one of them is not finite.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let mut sorted = values.to_vec();
+        let median = median(&mut sorted);
+        let interval = median_interval(sorted.len()).map(|(low, high)| [sorted[low], sorted[high]]);
+        Some(Estimate { median, interval })
+    }
+
+    /// All of it times a positive factor.
+    pub fn scaled(self, factor: f64) -> Self {
+        Estimate {
+            median: self.median * factor,
+            interval: self
+                .interval
+                .map(|interval| interval.map(|bound| bound * factor)),
+        }
+    }
+
+    /// Whether it is known to be above or below `value`; false where there is no interval.
+    pub fn differs_from(&self, value: f64) -> bool {
+        self.interval
+            .is_some_and(|[low, high]| value < low || high < value)
+    }
+
+    /// As a table shows it: `0.51 (0.49 to 0.53)`; the median alone where there is no interval.
+    pub fn shown(&self, decimals: usize) -> String {
+        let median = format!("{:.decimals$}", self.median);
+        match self.interval {
+            None => median,
+            Some([low, high]) => format!("{median} ({low:.decimals$} to {high:.decimals$})"),
+        }
+    }
+}
+
+/// The positions, from 0, of the two of `number` ascending values between which the true median lies with at least 95 % confidence.
+///
+/// The number of values below the median is binomial with probability 1/2, whatever their distribution. `None` below six values.
+pub fn median_interval(number: usize) -> Option<(usize, usize)> {
+    let outside = (1.0 - CONFIDENCE) / 2.0;
+    let from_one = if number <= MOST_SUMMED {
+        let mut term = 0.5_f64.powi(i32::try_from(number).expect("at most a thousand"));
+        let (mut sum, mut rank) = (0.0, 0);
+        while sum + term <= outside {
+            sum += term;
+            term *= (number - rank) as f64 / (rank + 1) as f64;
+            rank += 1;
+        }
+        rank
+    } else {
+        ((number as f64 - NORMAL_QUANTILE * (number as f64).sqrt()) / 2.0) as usize
+    };
+    (from_one > 0).then(|| (from_one - 1, number - from_one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_needs_six_measurements_and_leaves_out_what_the_binomial_distribution_allows() {
+        // 1 - 2 x 9 / 256 = 0.93 is too little for 8 without their ends, 1 - 2 x 10 / 512 = 0.96 is enough for 9.
+        assert_eq!(
+            [5, 6, 8, 9, 20].map(|n| median_interval(n).map(|(low, _)| low)),
+            [None, Some(0), Some(0), Some(1), Some(5)]
+        );
+        assert_eq!(
+            Estimate::of(&[1.0; 5]),
+            Some(Estimate {
+                median: 1.0,
+                interval: None
+            })
+        );
+        let estimate = Estimate::of(&[6.0, 1.0, 2.0, 5.0, 3.0, 4.0]).unwrap();
+        assert_eq!(
+            estimate,
+            Estimate {
+                median: 3.5,
+                interval: Some([1.0, 6.0])
+            }
+        );
+        assert_eq!(estimate.scaled(0.5).shown(2), "1.75 (0.50 to 3.00)");
+    }
+
+    #[test]
+    fn an_interval_around_a_value_does_not_differ_from_it() {
+        let estimate = Estimate {
+            median: 1.1,
+            interval: Some([0.9, 1.2]),
+        };
+        assert!(
+            !estimate.differs_from(1.0) && estimate.differs_from(1.3) && estimate.differs_from(0.8)
+        );
+        assert!(
+            !Estimate {
+                interval: None,
+                ..estimate
+            }
+            .differs_from(5.0)
+        );
+    }
+
+    #[test]
+    fn nothing_and_what_is_no_number_have_no_middle() {
+        assert_eq!(
+            (Estimate::of(&[]), Estimate::of(&[1.0, f64::NAN])),
+            (None, None)
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! An evaluation: in metrics.jsonl and summary.json, by class in evaluation.json, and as printed by eval --json.
+//!
+//! Invariant: an evaluation says of which split it is, by its key or by `split`; an accuracy is a share 0..1 and its exact count
+//! stands beside it.
+
+use crate::number::{nan_if_null, nans_of_names};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Scores of a model on a whole split, every sample once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Evaluation {
+    /// Mean loss, by default cross entropy in nats.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub loss: f64,
+    /// Share 0..1.
+    pub top1: f64,
+    /// Share 0..1 of the samples whose label is among the first five answers.
+    pub top5: f64,
+    /// Samples measured.
+    pub num_samples: u64,
+    /// Exact count.
+    pub top1_correct: u64,
+    /// Exact count.
+    pub top5_correct: u64,
+    /// Metrics of the program's model family, by name; null where a value is not finite.
+    #[serde(
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "nans_of_names"
+    )]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// The best evaluation of a run, the earliest of equals.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Epoch of the model.
+    pub epoch: u64,
+    /// Split and figure that decide, such as `val-top1`, `val-loss` or `test-top1`.
+    pub monitor: String,
+    /// Value of that figure; an accuracy is a share 0..1.
+    pub value: f64,
+}
+
+/// The test split, measured once, when a run with a val split ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FinalTest {
+    /// Epoch of the measured model: the best by the val split.
+    pub epoch: u64,
+    /// Its scores.
+    #[serde(flatten)]
+    pub scores: Evaluation,
+}
+
+/// An evaluation by class.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationByClass {
+    /// Measured split: `train`, `val`, `test`, or the name given as `--eval-split`.
+    pub split: String,
+    /// Epoch of the measured model; absent (null) in eval.
+    #[serde(default)]
+    pub epoch: Option<u64>,
+    /// Data set, with its split.
+    pub dataset: String,
+    /// Identity of the split, SHA-256 in hexadecimal.
+    pub dataset_checksum: String,
+    /// Scores over all classes.
+    #[serde(flatten)]
+    pub scores: Evaluation,
+    /// Each class, in label order.
+    #[serde(default)]
+    pub classes: Vec<ClassScore>,
+    /// Counts of samples: a row for each class, a column for each answer; absent (null) with more than 2,048 classes.
+    #[serde(default)]
+    pub confusion_matrix: Option<Vec<Vec<u64>>>,
+}
+
+/// A class of an evaluation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClassScore {
+    /// Its name.
+    pub name: String,
+    /// Its samples.
+    pub num_samples: u64,
+    /// Its samples that are answered right.
+    pub correct: u64,
+    /// The wrong answers to its samples that are most frequent, at most three, most frequent first.
+    #[serde(default)]
+    pub confused_with: Vec<Confusion>,
+}
+
+/// A wrong answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Confusion {
+    /// Name of the class that was answered.
+    pub name: String,
+    /// Samples.
+    pub count: u64,
+}
+
+/// The most classes of a [confusion matrix](EvaluationByClass::confusion_matrix).
+const MOST_CLASSES_OF_A_MATRIX: usize = 2048;
+
+/// The most wrong answers that are kept of a class.
+const MOST_CONFUSIONS: usize = 3;
+
+impl ClassScore {
+    /// Share of its samples that are answered right, 0..1; none without samples.
+    pub fn accuracy(&self) -> Option<f64> {
+        (self.num_samples > 0).then(|| self.correct as f64 / self.num_samples as f64)
+    }
+}
+
+impl EvaluationByClass {
+    /// The same with its classes, from the counts of each (label, answer).
+    #[must_use]
+    pub fn with_counts(self, names: &[String], counts: &BTreeMap<(u32, u32), u64>) -> Self {
+        let name = |class: u32| {
+            names
+                .get(class as usize)
+                .cloned()
+                .unwrap_or_else(|| class.to_string())
+        };
+        let class = |class: u32| {
+            let row = || {
+                counts
+                    .range((class, 0)..=(class, u32::MAX))
+                    .map(|(&(_, answer), &count)| (answer, count))
+            };
+            let mut wrong: Vec<(u32, u64)> = row().filter(|(answer, _)| *answer != class).collect();
+            // Stable: of equal counts the lower class comes first.
+            wrong.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+            let confusion = |(answer, count)| Confusion {
+                name: name(answer),
+                count,
+            };
+            ClassScore {
+                name: name(class),
+                num_samples: row().map(|(_, count)| count).sum(),
+                correct: counts.get(&(class, class)).copied().unwrap_or(0),
+                confused_with: wrong
+                    .into_iter()
+                    .take(MOST_CONFUSIONS)
+                    .map(confusion)
+                    .collect(),
+            }
+        };
+        // A model may have further answers than the split has classes.
+        let num_answers = counts
+            .keys()
+            .map(|(_, answer)| *answer as usize + 1)
+            .max()
+            .unwrap_or(0)
+            .max(names.len());
+        let row = |class: u32| {
+            (0..num_answers as u32)
+                .map(|answer| counts.get(&(class, answer)).copied().unwrap_or(0))
+                .collect()
+        };
+        let classes = 0..names.len() as u32;
+        let fits = num_answers <= MOST_CLASSES_OF_A_MATRIX;
+        Self {
+            classes: classes.clone().map(class).collect(),
+            confusion_matrix: fits.then(|| classes.map(row).collect()),
+            ..self
+        }
+    }
+
+    /// The classes that have samples, those with the lowest accuracy first.
+    pub fn worst_first(&self) -> Vec<&ClassScore> {
+        let mut classes: Vec<&ClassScore> = self
+            .classes
+            .iter()
+            .filter(|class| class.num_samples > 0)
+            .collect();
+        classes.sort_by(|a, b| {
+            a.accuracy()
+                .partial_cmp(&b.accuracy())
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+        classes
+    }
+
+    /// The most frequent confusions as (class, answer, samples), most frequent first.
+    pub fn confusions<'a>(&'a self) -> Vec<(&'a str, &'a str, u64)> {
+        let of_class = |class: &'a ClassScore| {
+            let name = class.name.as_str();
+            class
+                .confused_with
+                .iter()
+                .map(move |confusion| (name, confusion.name.as_str(), confusion.count))
+        };
+        let mut all: Vec<_> = self.classes.iter().flat_map(of_class).collect();
+        all.sort_by_key(|(.., count)| std::cmp::Reverse(*count));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_and_matrix_are_those_of_the_counts() {
+        let counts = BTreeMap::from([((0, 0), 5), ((0, 2), 3), ((0, 1), 3), ((2, 0), 1)]);
+        let names = ["cat", "dog", "owl"].map(str::to_owned);
+        let by_class = EvaluationByClass::default().with_counts(&names, &counts);
+        assert_eq!(
+            by_class.confusion_matrix,
+            Some(vec![vec![5, 3, 3], vec![0; 3], vec![1, 0, 0]])
+        );
+        let scores: Vec<_> = by_class
+            .classes
+            .iter()
+            .map(|class| (class.num_samples, class.correct))
+            .collect();
+        assert_eq!(scores, [(11, 5), (0, 0), (1, 0)]);
+        assert_eq!(
+            by_class.confusions(),
+            [("cat", "dog", 3), ("cat", "owl", 3), ("owl", "cat", 1)]
+        );
+        let worst: Vec<&str> = by_class
+            .worst_first()
+            .iter()
+            .map(|class| class.name.as_str())
+            .collect();
+        assert_eq!(
+            worst,
+            ["owl", "cat"],
+            "a class without samples has no accuracy"
+        );
+        let text = serde_json::to_string(&by_class).unwrap();
+        assert_eq!(
+            serde_json::from_str::<EvaluationByClass>(&text).unwrap(),
+            by_class
+        );
+    }
+}

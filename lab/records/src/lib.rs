@@ -1,0 +1,89 @@
+//! The files that one program writes and another reads, each as one struct for both.
+//!
+//! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
+//! Invariant: a file's keys stay; what a later version adds is optional, so that older files can be read. Only `file` opens one.
+
+mod bench;
+mod comparison;
+mod estimate;
+mod evaluation;
+pub mod file;
+mod hashes;
+mod job;
+mod network;
+mod number;
+mod prediction;
+mod profile;
+mod progress;
+mod repetition;
+mod run;
+mod settings;
+mod study;
+mod summary;
+mod trace;
+
+pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
+pub use comparison::{
+    Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult,
+};
+pub use estimate::{CONFIDENCE, Estimate, median_interval};
+pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};
+pub use hashes::StepHashes;
+pub use job::{JOB_SCHEMA, Job, SgdFacts};
+pub use network::{
+    CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap,
+    PairTimes, Point, StoppedBy, limited_bytes,
+};
+pub use number::{bytes, counted, learning_rate, mean_and_deviation, median, rate};
+pub use prediction::{
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts,
+    PublishedFigure, is_in_time,
+};
+pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+pub use progress::RunProgress;
+pub use repetition::{Repeated, ratios};
+pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
+pub use settings::{
+    OF_SYNCHRONISATION, ORIGIN, WORK, count_all_passes, differences, is_of_rank, is_of_several,
+    is_of_work, method, text,
+};
+pub use study::{
+    ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study,
+    StudyCell, StudyStart,
+};
+pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};
+pub use trace::{EventNames, TraceEvent};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Returns the identity of the running kernel since its boot: processes with equal ones run on one machine, also in containers. `None`
+/// where the system does not have it.
+pub fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+/// Reads a record from JSON in which what is unknown may be null as well as absent.
+///
+/// # Errors
+/// When a member that must be there is not, or one is of another kind.
+pub fn from_value<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
+    serde_json::from_value(without_nulls(value))
+}
+
+/// Members that are null become absent.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let known = members.into_iter().filter(|(_, member)| !member.is_null());
+            Value::Object(
+                known
+                    .map(|(key, member)| (key, without_nulls(member)))
+                    .collect(),
+            )
+        }
+        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
+        value => value,
+    }
+}

@@ -1,0 +1,189 @@
+//! Settings of a run or a study's cell: which of them are its work, and which method of synchronisation they name.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a rank alone has in common with many: its work.
+pub const WORK: [&str; 7] = [
+    "model",
+    "dtype",
+    "kernels",
+    "device",
+    "threads",
+    "image_size",
+    "grad_accum_steps",
+];
+
+/// How and where it was measured, by which its speed differs as well.
+pub const ORIGIN: [&str; 2] = ["kind", "study"];
+
+/// How ranks meet: what a profile of one rank does not depend on.
+pub const OF_SYNCHRONISATION: [&str; 13] = [
+    "sync",
+    "reduction",
+    "virtual_shards",
+    "overlap",
+    "compress",
+    "compress_warmup_steps",
+    "servers",
+    "server_placement",
+    "staleness",
+    "every",
+    "from_step",
+    "timeout",
+    "trace",
+];
+
+/// Further settings in which a single rank may differ from those whose reference it is: where ranks meet, how long and at which rate
+/// they train.
+const OF_SEVERAL: [&str; 13] = [
+    "network",
+    "launcher",
+    "communication",
+    "hosts",
+    "bucket_mib",
+    "update",
+    "batch_norm",
+    "steps",
+    "warmup_steps",
+    "epochs",
+    "warmup_epochs",
+    "learning_rate",
+    "seed",
+];
+
+/// Whether a single rank may differ in this setting from those whose reference it is.
+pub fn is_of_several(key: &str) -> bool {
+    OF_SYNCHRONISATION.contains(&key) || OF_SEVERAL.contains(&key)
+}
+
+/// Whether an option belongs to what a rank does by itself, and so to a prediction for several.
+pub fn is_of_rank(key: &str) -> bool {
+    key == "batch_norm" || !is_of_several(key)
+}
+
+/// The names of the settings that are not the same in both; one without a value is like one that is not there.
+pub fn differences<'a>(
+    some: &'a BTreeMap<String, String>,
+    others: &'a BTreeMap<String, String>,
+) -> BTreeSet<&'a str> {
+    let value = |settings: &'a BTreeMap<String, String>, key: &str| {
+        settings.get(key).map_or("", String::as_str)
+    };
+    let keys = some.keys().chain(others.keys()).map(String::as_str);
+    keys.filter(|key| value(some, key) != value(others, key))
+        .collect()
+}
+
+/// Whether what is told of a measurement is this work, as far as it is told.
+pub fn is_of_work(told: &BTreeMap<String, String>, work: &BTreeMap<String, String>) -> bool {
+    work.iter()
+        .all(|(key, value)| told.get(key).is_none_or(|own| own == value))
+}
+
+/// Makes `batch_size_per_rank` the samples of a rank's step, where settings tell those of a pass.
+pub fn count_all_passes(settings: &mut BTreeMap<String, String>) {
+    let number = |key: &str| {
+        settings
+            .get(key)
+            .and_then(|text| text.parse::<usize>().ok())
+    };
+    let product = number("batch_size_per_rank").zip(number("grad_accum_steps"));
+    if let Some(product) = product.and_then(|(batch, passes)| batch.checked_mul(passes)) {
+        settings.insert("batch_size_per_rank".to_owned(), product.to_string());
+    }
+}
+
+/// A setting as text; `None` where it is no single value.
+pub fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        _ => None,
+    }
+}
+
+/// The method of synchronisation in one word, from flags by their names; `None` for one that has no such word.
+pub fn method(settings: &BTreeMap<String, String>) -> Option<String> {
+    if let Some(method) = settings.get("method") {
+        return Some(method.clone());
+    }
+    let get = |keys: [&str; 2], default: &str| {
+        keys.iter()
+            .find_map(|key| settings.get(*key))
+            .map_or(default, String::as_str)
+            .to_owned()
+    };
+    let own = if get(["server-placement", "server_placement"], "beside") == "own" {
+        "@own"
+    } else {
+        ""
+    };
+    Some(
+        match settings.get("sync").map_or("allreduce", String::as_str) {
+            "allreduce" => match (
+                get(["compress", "compress"], "none"),
+                get(["reduction", "reduction"], "hierarchical"),
+            ) {
+                (_, reduction) if reduction == "exact" => reduction,
+                (compress, reduction) if compress == "none" => format!("allreduce:{reduction}"),
+                (compress, _) => format!("allreduce+{compress}"),
+            },
+            "local-sgd" => format!("local-sgd:{}", get(["every", "local_steps"], "8")),
+            sync @ ("parameter-server" | "async-parameter-server") => {
+                let bound = settings
+                    .get("staleness")
+                    .map_or(String::new(), |bound| format!(":{bound}"));
+                format!("{sync}:{}{bound}{own}", get(["servers", "servers"], "1"))
+            }
+            _ => return None,
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_a_study_name_their_method() {
+        let method = |pairs: &[(&str, &str)]| {
+            method(
+                &pairs
+                    .iter()
+                    .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                    .collect(),
+            )
+        };
+        let servers = [
+            ("sync", "async-parameter-server"),
+            ("staleness", "2"),
+            ("server_placement", "own"),
+        ];
+        for (pairs, expected) in [
+            (&[][..], "allreduce:hierarchical"),
+            (&[("reduction", "ring")], "allreduce:ring"),
+            (
+                &[("sync", "allreduce"), ("compress", "bf16")],
+                "allreduce+bf16",
+            ),
+            (&[("reduction", "exact"), ("compress", "none")], "exact"),
+            (&[("sync", "local-sgd")], "local-sgd:8"),
+            (&[("sync", "local-sgd"), ("every", "4")], "local-sgd:4"),
+            (
+                &[("sync", "parameter-server"), ("servers", "2")],
+                "parameter-server:2",
+            ),
+            (&servers[..1], "async-parameter-server:1"),
+            (&servers, "async-parameter-server:1:2@own"),
+            (
+                &[servers[0], servers[1], ("server-placement", "own")],
+                "async-parameter-server:1:2@own",
+            ),
+        ] {
+            assert_eq!(method(pairs).as_deref(), Some(expected));
+        }
+        assert_eq!(method(&[("sync", "post-local-sgd")]), None);
+    }
+}

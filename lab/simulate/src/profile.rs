@@ -1,0 +1,239 @@
+//! What one rank's training step takes without communication.
+//!
+//! In: measured times, the sizes of gradient buckets, and where known the parameters. Out: the same, checked, with other buckets.
+//! Invariant: buckets are in the order in which they are reduced.
+
+use distributed::{BucketPlan, ParameterLayout};
+use records::{BucketRecord, ParameterRecord};
+
+use crate::SimulationError;
+use crate::normal::expected_largest;
+
+/// The step of one rank.
+///
+/// # Units
+/// Times in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepProfile {
+    /// Forward pass.
+    pub forward_s: f64,
+    /// Backward pass.
+    pub backward_s: f64,
+    /// In the order of their reduction.
+    pub buckets: Vec<BucketRecord>,
+    /// In module order; empty where they are not known.
+    pub parameters: Vec<ParameterRecord>,
+    /// The optimizer, after the last reduction.
+    pub optimizer_s: f64,
+    /// Everything else that is not hidden: waiting for data, copies, bookkeeping.
+    pub other_s: f64,
+    /// Images of one rank's step.
+    pub batch_size_per_rank: usize,
+    /// Standard deviation of the time that a rank takes until its gradients are there; 0 when all ranks are equally fast.
+    pub straggler_spread_s: f64,
+}
+
+impl StepProfile {
+    /// The step of one rank without any other.
+    ///
+    /// # Units
+    /// Seconds.
+    pub fn compute_s(&self) -> f64 {
+        self.forward_s + self.backward_s + self.optimizer_s + self.other_s
+    }
+
+    /// How much later than the average the slowest of `ranks` has its gradients, for times that vary normally.
+    ///
+    /// # Units
+    /// Seconds.
+    pub(crate) fn straggler_s(&self, ranks: usize) -> f64 {
+        self.straggler_spread_s * expected_largest(ranks)
+    }
+
+    /// Where the parameters lie in the flat buffer; `None` where they are not known.
+    pub fn layout(&self) -> Option<ParameterLayout> {
+        let shape = |parameter: &ParameterRecord| (parameter.name.clone(), parameter.shape.clone());
+        (!self.parameters.is_empty())
+            .then(|| ParameterLayout::from_shapes(self.parameters.iter().map(shape)))
+    }
+
+    /// This step with the buckets that training with this limit has: [`BucketPlan`]'s where the parameters are known, else those of
+    /// [`with_bucket_bytes`](Self::with_bucket_bytes).
+    ///
+    /// # Panics
+    /// When `bytes` is 0.
+    pub fn with_bucket_cap(&self, bytes: u64) -> Self {
+        let Some(layout) = self.layout() else {
+            return self.with_bucket_bytes(bytes);
+        };
+        assert!(bytes > 0, "buckets hold something");
+        let plan = BucketPlan::new(&layout, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let buckets = plan.buckets().iter().map(|bucket| {
+            let ready = self.parameters[bucket.parameters.clone()]
+                .iter()
+                .map(|parameter| parameter.ready_s);
+            BucketRecord {
+                ready_s: ready.fold(0.0, f64::max),
+                bytes: (bucket.elements.len() * size_of::<f32>()) as u64,
+            }
+        });
+        Self {
+            buckets: buckets.collect(),
+            ..self.clone()
+        }
+    }
+
+    /// This step with buckets of `bytes`, the last one shorter; gradients come evenly between the times at which the old buckets were
+    /// full.
+    ///
+    /// # Panics
+    /// When `bytes` is 0.
+    pub fn with_bucket_bytes(&self, bytes: u64) -> Self {
+        assert!(bytes > 0, "buckets hold something");
+        let total: u64 = self.buckets.iter().map(|bucket| bucket.bytes).sum();
+        let bucket = |start| {
+            let end = total.min(start + bytes);
+            BucketRecord {
+                ready_s: self.ready_s(end),
+                bytes: end - start,
+            }
+        };
+        let buckets = (0..total.div_ceil(bytes))
+            .map(|index| bucket(index * bytes))
+            .collect();
+        Self {
+            buckets,
+            ..self.clone()
+        }
+    }
+
+    /// This step with another batch. Forward and backward pass have a part that grows with the samples and one that does not, told by a
+    /// `second` step of another batch; with one step all of it grows. The optimizer and the rest do not depend on the batch.
+    pub fn at_batch(&self, second: Option<&Self>, batch_size_per_rank: usize) -> Self {
+        let batch = self.batch_size_per_rank as f64;
+        let second = second.filter(|second| second.batch_size_per_rank != self.batch_size_per_rank);
+        let of = |time: fn(&Self) -> f64| {
+            let seconds = time(self);
+            let per_sample = match second {
+                // Neither part can be negative, however unsure the two times are.
+                Some(second) => ((seconds - time(second))
+                    / (batch - second.batch_size_per_rank as f64))
+                    .clamp(0.0, seconds / batch),
+                None => seconds / batch,
+            };
+            seconds + per_sample * (batch_size_per_rank as f64 - batch)
+        };
+        let (forward_s, backward_s) = (of(|step| step.forward_s), of(|step| step.backward_s));
+        let mut step = Self {
+            forward_s,
+            backward_s,
+            batch_size_per_rank,
+            ..self.clone()
+        };
+        let ratio = if self.backward_s > 0.0 {
+            backward_s / self.backward_s
+        } else {
+            1.0
+        };
+        step.parameters
+            .iter_mut()
+            .for_each(|parameter| parameter.ready_s *= ratio);
+        step.buckets
+            .iter_mut()
+            .for_each(|bucket| bucket.ready_s *= ratio);
+        step.straggler_spread_s *= step.compute_s() / self.compute_s();
+        step
+    }
+
+    /// When the first `bytes` of gradients are there.
+    fn ready_s(&self, bytes: u64) -> f64 {
+        let (mut start, mut begin_s) = (0, 0.0);
+        for bucket in &self.buckets {
+            let ready_s = bucket.ready_s.max(begin_s);
+            if bucket.bytes > 0 && bytes <= start + bucket.bytes {
+                return begin_s
+                    + (ready_s - begin_s) * (bytes - start) as f64 / bucket.bytes as f64;
+            }
+            (start, begin_s) = (start + bucket.bytes, ready_s);
+        }
+        begin_s
+    }
+
+    pub(crate) fn check(&self) -> Result<(), SimulationError> {
+        let times = [
+            ("forward_s", self.forward_s),
+            ("backward_s", self.backward_s),
+            ("optimizer_s", self.optimizer_s),
+            ("other_s", self.other_s),
+            ("straggler_spread_s", self.straggler_spread_s),
+        ];
+        let ready = self.buckets.iter().map(|bucket| bucket.ready_s);
+        let ready = ready.chain(self.parameters.iter().map(|parameter| parameter.ready_s));
+        for (name, got) in times
+            .into_iter()
+            .chain(ready.map(|ready_s| ("ready_s", ready_s)))
+        {
+            if !(got.is_finite() && got >= 0.0) {
+                return Err(SimulationError::Profile {
+                    what: format!("{name} finite and not negative"),
+                    got,
+                });
+            }
+        }
+        match self.compute_s() {
+            got if got.is_finite() && got > 0.0 => Ok(()),
+            got => Err(SimulationError::Profile {
+                what: "a finite step longer than 0 s".to_owned(),
+                got,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 ms with 32 samples.
+    fn step() -> StepProfile {
+        StepProfile {
+            forward_s: 0.03,
+            backward_s: 0.06,
+            buckets: vec![BucketRecord {
+                ready_s: 0.05,
+                bytes: 135_168,
+            }],
+            parameters: vec![ParameterRecord {
+                name: "fc".to_owned(),
+                shape: vec![132, 256],
+                ready_s: 0.05,
+            }],
+            optimizer_s: 0.005,
+            other_s: 0.005,
+            batch_size_per_rank: 32,
+            straggler_spread_s: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_smaller_batch_takes_the_part_that_does_not_depend_on_it() {
+        let small = StepProfile {
+            batch_size_per_rank: 8,
+            forward_s: 0.012,
+            backward_s: 0.024,
+            ..step()
+        };
+        // (30 - 12) ms by 24 samples: 0.75 ms a sample, 6 ms for none.
+        let both = step().at_batch(Some(&small), 16);
+        assert!(
+            (both.forward_s - 0.018).abs() < 1e-12 && (both.backward_s - 0.036).abs() < 1e-12,
+            "{both:?}"
+        );
+        assert!((both.parameters[0].ready_s - 0.05 * 0.6).abs() < 1e-12);
+        let alone = step().at_batch(None, 16);
+        assert!(
+            (alone.forward_s - 0.015).abs() < 1e-12 && (alone.optimizer_s - 0.005).abs() < 1e-12
+        );
+        assert_eq!(step().at_batch(None, 32), step());
+    }
+}
