@@ -78,7 +78,7 @@ pub use reducer::{
     StepReport, SyncedBucket, SyncedGradients,
 };
 pub use reduction::{
-    BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, Traffic,
+    BucketContext, BucketReduction, CompressedReduction, ExactReduction, ReductionState, Traffic,
     tensor_spans,
 };
 pub use seed::draw_seed;

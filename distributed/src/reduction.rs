@@ -28,21 +28,22 @@ pub trait BucketReduction: Send + Debug {
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError>;
 
-    /// Makes what it [carries](BucketReduction::carried) what that was before the last step, which is left out on all ranks. To be
-    /// called at most once after a step's buckets.
-    fn take_back(&mut self) {}
+    /// Restores the [state](BucketReduction::state) from before the last step, which all ranks skip.
+    /// Called at most once after a step's buckets.
+    fn roll_back(&mut self) {}
 
-    /// What it carries from one step to the next; `None` where steps do not depend on each other. Of the same kind on every rank.
-    fn carried(&self) -> Option<Carried> {
+    /// Returns the state between two steps, of the same kind on every rank; `None` if steps do not
+    /// depend on each other.
+    fn state(&self) -> Option<ReductionState> {
         None
     }
 
-    /// Goes on after `num_steps` steps with what it carried then.
+    /// Continues after `num_steps` steps with the state from then.
     ///
     /// # Panics
-    /// When a length is not that of what it carries itself.
-    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
-        let _ = (num_steps, carried);
+    /// If a length differs from that of its own state.
+    fn restore(&mut self, num_steps: u64, state: &ReductionState) {
+        let _ = (num_steps, state);
     }
 
     /// How many partial gradients of a step are kept apart until the reduction: one, unless their order of addition matters.
@@ -51,7 +52,7 @@ pub trait BucketReduction: Send + Debug {
     }
 
     /// Whether even a world of one must go through it.
-    fn is_needed_alone(&self) -> bool {
+    fn runs_on_one_rank(&self) -> bool {
         false
     }
 
@@ -80,9 +81,9 @@ impl Default for BucketContext {
     }
 }
 
-/// What a reduction carries from one step to the next, so that a run can go on from a file.
+/// The state of a reduction between two steps, which a checkpoint contains.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Carried {
+pub struct ReductionState {
     /// What this rank has kept back of its gradients, one value for each parameter's element, in module order; every rank has its own.
     pub residual: Vec<f32>,
     /// The factors that a next sum of matrices begins with, matrix after matrix in module order, the same on every rank. None if the
@@ -176,7 +177,7 @@ impl BucketReduction for ExactReduction {
         self.num_shards
     }
 
-    fn is_needed_alone(&self) -> bool {
+    fn runs_on_one_rank(&self) -> bool {
         true
     }
 }
@@ -244,30 +245,30 @@ impl BucketReduction for CompressedReduction {
         self.compressors[bucket].sum(values, &*self.communicator)
     }
 
-    fn take_back(&mut self) {
+    fn roll_back(&mut self) {
         self.compressors
             .iter_mut()
-            .for_each(BucketCompressor::take_back);
+            .for_each(BucketCompressor::roll_back);
     }
 
-    fn carried(&self) -> Option<Carried> {
-        let mut carried = Carried::default();
+    fn state(&self) -> Option<ReductionState> {
+        let mut state = ReductionState::default();
         // Buckets begin with the last parameters.
         for compressor in self.compressors.iter().rev() {
             let (factors, num_drawn) = compressor.factors();
-            carried.residual.extend_from_slice(compressor.residual());
-            carried.factors.extend_from_slice(factors);
-            carried.num_drawn.push(num_drawn);
+            state.residual.extend_from_slice(compressor.residual());
+            state.factors.extend_from_slice(factors);
+            state.num_drawn.push(num_drawn);
         }
         // Without compression nothing is kept back.
-        (!carried.residual.is_empty()).then_some(carried)
+        (!state.residual.is_empty()).then_some(state)
     }
 
-    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+    fn restore(&mut self, num_steps: u64, state: &ReductionState) {
         // Other buckets than those that drew: none draws what one of them has drawn.
-        let largest = carried.num_drawn.iter().copied().max().unwrap_or(0);
-        let is_same_plan = carried.num_drawn.len() == self.compressors.len();
-        let mut factors = carried.factors.as_slice();
+        let largest = state.num_drawn.iter().copied().max().unwrap_or(0);
+        let is_same_plan = state.num_drawn.len() == self.compressors.len();
+        let mut factors = state.factors.as_slice();
         for (index, (compressor, bucket)) in self
             .compressors
             .iter_mut()
@@ -276,22 +277,22 @@ impl BucketReduction for CompressedReduction {
             .enumerate()
         {
             let num_drawn = if is_same_plan {
-                carried.num_drawn[index]
+                state.num_drawn[index]
             } else {
                 largest
             };
             let own = factors
                 .split_off(..compressor.factors().0.len())
                 .unwrap_or_default();
-            let residual = carried
+            let residual = state
                 .residual
                 .get(bucket.elements.clone())
                 .unwrap_or_default();
-            compressor.go_on(num_steps, residual, (own, num_drawn));
+            compressor.restore(num_steps, residual, (own, num_drawn));
         }
     }
 
-    fn is_needed_alone(&self) -> bool {
+    fn runs_on_one_rank(&self) -> bool {
         true
     }
 }

@@ -254,10 +254,10 @@ impl BucketCompressor {
 
     /// Makes what is kept back, and the factors, what they were before the last sum, for a step that is left out. The sum counts on
     /// for the warm-up, as the step does for the run. To be called at most once after a sum, by all ranks together.
-    pub fn take_back(&mut self) {
+    pub fn roll_back(&mut self) {
         std::mem::swap(&mut self.residual, &mut self.previous);
         if let Method::PowerSgd(power_sgd) = &mut self.method {
-            power_sgd.take_back();
+            power_sgd.roll_back();
         }
     }
 
@@ -266,12 +266,17 @@ impl BucketCompressor {
     ///
     /// # Panics
     /// When a length is not that of this compressor's own.
-    pub fn go_on(&mut self, num_steps: u64, residual: &[f32], (factors, num_drawn): (&[f32], u64)) {
+    pub fn restore(
+        &mut self,
+        num_steps: u64,
+        residual: &[f32],
+        (factors, num_drawn): (&[f32], u64),
+    ) {
         self.num_steps = num_steps;
         self.residual.copy_from_slice(residual);
         match &mut self.method {
             Method::PowerSgd(power_sgd) if !factors.is_empty() => {
-                power_sgd.go_on(factors, num_drawn)
+                power_sgd.restore(factors, num_drawn)
             }
             _ => {}
         }

@@ -108,7 +108,7 @@ impl PowerSgd {
     }
 
     /// Puts the factors back to before the last sum.
-    pub(super) fn take_back(&mut self) {
+    pub(super) fn roll_back(&mut self) {
         self.second.copy_from_slice(&self.previous.0);
         self.drawn = self.previous.1;
     }
@@ -117,7 +117,7 @@ impl PowerSgd {
     ///
     /// # Panics
     /// When there are more or fewer.
-    pub(super) fn go_on(&mut self, factors: &[f32], drawn: u64) {
+    pub(super) fn restore(&mut self, factors: &[f32], drawn: u64) {
         self.second.copy_from_slice(factors);
         self.drawn = drawn;
         self.previous = (self.second.clone(), drawn);

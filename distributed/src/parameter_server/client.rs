@@ -194,7 +194,7 @@ impl BucketReduction for Arc<ServerClient> {
         })
     }
 
-    fn is_needed_alone(&self) -> bool {
+    fn runs_on_one_rank(&self) -> bool {
         true
     }
 

@@ -245,7 +245,7 @@ impl GradientCollector {
     }
 
     /// Closes the step without letting a bucket leave; `use_buckets` learns whether all values are finite.
-    pub(super) fn finish_alone<T>(
+    pub(super) fn finish_local<T>(
         &self,
         use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
     ) -> T {

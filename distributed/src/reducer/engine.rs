@@ -113,7 +113,7 @@ impl Worker {
         reduction: SharedReduction,
     ) -> (Self, JobSender) {
         let (job_sender, jobs) = channel();
-        let is_needed = communicator.world_size() > 1 || reduction.lock().is_needed_alone();
+        let is_needed = communicator.world_size() > 1 || reduction.lock().runs_on_one_rank();
         let num_pending = Arc::new(AtomicUsize::new(0));
         let job_sender = JobSender {
             jobs: job_sender,

@@ -25,7 +25,7 @@ use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_stop};
 use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
-use crate::reduction::{BucketContext, BucketReduction, Carried, Traffic};
+use crate::reduction::{BucketContext, BucketReduction, ReductionState, Traffic};
 use crate::{
     AllReducer, BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout,
     ReductionKind,
@@ -290,8 +290,8 @@ impl GradientReducer {
     ///
     /// # Errors
     /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed. After
-    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back, and the reduction carries what it did
-    /// before this step.
+    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back, and the reduction's state is
+    /// that from before this step.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -340,7 +340,7 @@ impl GradientReducer {
         }
         // The same on every rank: headers and sums are. Such a step is not made, or not worth going on from.
         if status.is_err() || broken.is_some() {
-            self.reduction.lock().take_back();
+            self.reduction.lock().roll_back();
         }
         if self.checks_shares && header.is_none() {
             self.check_shares()?;
@@ -362,12 +362,12 @@ impl GradientReducer {
 
     /// Ends a step that this rank takes alone: its own sums go to `use_buckets`, with whether all values are finite, and nothing to the
     /// others. Neither [`post_header`](Self::post_header) nor a last micro-step may have been part of it.
-    pub fn finish_alone<T>(
+    pub fn finish_local<T>(
         &mut self,
         use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
     ) -> T {
         self.reclaim_buffers();
-        self.collector.finish_alone(use_buckets)
+        self.collector.finish_local(use_buckets)
     }
 
     /// The buckets of the last reduction, summed over all ranks, until the next step begins.
@@ -380,17 +380,17 @@ impl GradientReducer {
         &self.report
     }
 
-    /// What the reduction carries from one step to the next, to be asked between steps: [`BucketReduction::carried`].
-    pub fn carried(&self) -> Option<Carried> {
-        self.reduction.lock().carried()
+    /// Returns the reduction's state between two steps: [`BucketReduction::state`].
+    pub fn reduction_state(&self) -> Option<ReductionState> {
+        self.reduction.lock().state()
     }
 
-    /// Goes on after `num_steps` steps with what was carried then: [`BucketReduction::go_on`].
+    /// Continues after `num_steps` steps with the state from then: [`BucketReduction::restore`].
     ///
     /// # Panics
-    /// When a length is not that of what it [carries](Self::carried) itself.
-    pub fn go_on(&self, num_steps: u64, carried: &Carried) {
-        self.reduction.lock().go_on(num_steps, carried);
+    /// If a length differs from that of the [own state](Self::reduction_state).
+    pub fn restore(&self, num_steps: u64, state: &ReductionState) {
+        self.reduction.lock().restore(num_steps, state);
     }
 
     /// When each parameter of the layout got its last gradient, or was found to get none; `None` before the first.

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use super::RankStatus;
-use crate::{BucketContext, BucketReduction, Carried, CollectiveError, Communicator, Traffic};
+use crate::{
+    BucketContext, BucketReduction, CollectiveError, Communicator, ReductionState, Traffic,
+};
 
 /// Tells of each bucket before and after another reduction takes it.
 #[derive(Debug)]
@@ -34,24 +36,24 @@ impl BucketReduction for WatchedReduction {
         traffic
     }
 
-    fn take_back(&mut self) {
-        self.inner.take_back();
+    fn roll_back(&mut self) {
+        self.inner.roll_back();
     }
 
-    fn carried(&self) -> Option<Carried> {
-        self.inner.carried()
+    fn state(&self) -> Option<ReductionState> {
+        self.inner.state()
     }
 
-    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
-        self.inner.go_on(num_steps, carried);
+    fn restore(&mut self, num_steps: u64, state: &ReductionState) {
+        self.inner.restore(num_steps, state);
     }
 
     fn num_slots(&self) -> usize {
         self.inner.num_slots()
     }
 
-    fn is_needed_alone(&self) -> bool {
-        self.inner.is_needed_alone()
+    fn runs_on_one_rank(&self) -> bool {
+        self.inner.runs_on_one_rank()
     }
 
     fn waits_on(&self) -> Option<Arc<dyn Communicator>> {

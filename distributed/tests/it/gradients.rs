@@ -504,11 +504,11 @@ fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
             for _ in 0..2 {
                 // The other rank makes no step: were anything sent, this one would wait.
                 reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
-                reducer.finish_alone(&mut keep);
+                reducer.finish_local(&mut keep);
             }
         } else {
             reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
-            reducer.finish_alone(&mut keep);
+            reducer.finish_local(&mut keep);
         }
         communicator.all_reduce_sum(&mut own).unwrap();
         own

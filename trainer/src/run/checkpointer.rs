@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use distributed::{
-    Carried, Communicator, ParameterLayout, ROOT, average_norm_statistics, broadcast_module,
+    Communicator, ParameterLayout, ROOT, ReductionState, average_norm_statistics, broadcast_module,
     bytes_to_floats, fingerprint, floats_to_bytes, read, write,
 };
 
@@ -78,25 +78,25 @@ impl<'a> Checkpointer<'a> {
         let model = stepper.model().valid();
         let norm_statistics = statistics_of_all(&model, communicator)?;
         let model = average_norm_statistics(model, communicator)?;
-        let carried = stepper.carried();
+        let reduction = stepper.reduction_state();
         self.finish()?;
         let Some(store) = self.store.clone() else {
-            let send = |own: &Carried| {
+            let send = |own: &ReductionState| {
                 communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual))
             };
-            return Ok(carried.as_ref().map_or(Ok(()), send)?);
+            return Ok(reduction.as_ref().map_or(Ok(()), send)?);
         };
         self.session.files.expect_in_place()?;
-        let num_residuals = if carried.is_some() {
+        let num_residuals = if reduction.is_some() {
             communicator.world_size()
         } else {
             0
         };
-        let Carried {
+        let ReductionState {
             residual,
             factors,
             num_drawn,
-        } = carried.unwrap_or_default();
+        } = reduction.unwrap_or_default();
         let tensors = TrainingTensors {
             optimizer: stepper.optimizer_state(),
             norm_statistics,
@@ -262,7 +262,7 @@ impl<'a> Checkpointer<'a> {
             model = with_own_statistics(model, &statistics, communicator)?;
         }
         stepper.restore(model, &optimizer, state.loss_scale)?;
-        if let Some(fresh) = stepper.carried() {
+        if let Some(fresh) = stepper.reduction_state() {
             let factors = bytes_to_floats(&from_root(floats_to_bytes(&tensors.factors))?);
             let num_drawn =
                 serde_json::from_slice(&from_root(serde_json::to_vec(&tensors.num_drawn)?)?)?;
@@ -273,9 +273,9 @@ impl<'a> Checkpointer<'a> {
                 factors.len()
             );
             let residual = self.own_residual(found, &state, fresh.residual.len())?;
-            stepper.go_on(
+            stepper.restore_reduction(
                 state.progress.step,
-                &Carried {
+                &ReductionState {
                     residual,
                     factors,
                     num_drawn,

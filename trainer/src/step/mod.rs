@@ -28,8 +28,8 @@ use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    Carried, CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, broadcast_module,
-    replace, tensors,
+    CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, ReductionState,
+    broadcast_module, replace, tensors,
 };
 use layers::{PassContext, StatisticsReducer};
 
@@ -360,18 +360,18 @@ impl<M: ImageClassifier> Stepper<M> {
         self.attach(model)
     }
 
-    /// What the reduction of gradients carries on: [`GradientReducer::carried`](distributed::GradientReducer::carried).
-    pub fn carried(&self) -> Option<Carried> {
-        self.update.replica()?.reducer.carried()
+    /// Returns the state of the gradients' reduction between two steps.
+    pub fn reduction_state(&self) -> Option<ReductionState> {
+        self.update.replica()?.reducer.reduction_state()
     }
 
-    /// Goes on after so many steps with what was carried then: [`GradientReducer::go_on`](distributed::GradientReducer::go_on).
+    /// Continues after `num_steps` steps with the reduction's state from then.
     ///
     /// # Panics
-    /// When a length is not that of what is [carried](Self::carried).
-    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+    /// If a length differs from that of the [own state](Self::reduction_state).
+    pub fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
         if let Some(replica) = self.update.replica() {
-            replica.reducer.go_on(num_steps, carried);
+            replica.reducer.restore(num_steps, state);
         }
     }
 

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use distributed::{
-    BucketPlan, Carried, CompressionKind, Consistency, ParameterLayout, ReducerConfig,
+    BucketPlan, CompressionKind, Consistency, ParameterLayout, ReducerConfig, ReductionState,
 };
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
@@ -41,16 +41,16 @@ pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64)
     is_apart && num_workers > 1 && !meets_after(method, step)
 }
 
-/// That a compression is in vain, whose factors, which are `carried`, would be as large as every tensor.
+/// That a compression is in vain, whose factors, which are `state`, would be as large as every tensor.
 pub(crate) fn vain_compression(
     method: &SyncMethod,
-    carried: impl FnOnce() -> Option<Carried>,
+    state: impl FnOnce() -> Option<ReductionState>,
 ) -> Option<String> {
     let SyncMethod::Allreduce { compression, .. } = method else {
         return None;
     };
     let is_vain = matches!(compression.0, CompressionKind::PowerSgd { .. })
-        && carried().is_none_or(|carried| carried.factors.is_empty());
+        && state().is_none_or(|state| state.factors.is_empty());
     is_vain.then(|| {
         format!("--compress {compression}: no tensor of the model becomes less than half as large; give a smaller rank")
     })

@@ -1,10 +1,10 @@
 //! What compressed sums promise: identities on random buckets, non-finite values, convergence, what they carry from step to step, and
 //! what they report.
 
-mod carried;
 mod convergence;
 mod identities;
 mod non_finite;
+mod reduction_state;
 mod reports;
 
 use distributed::{

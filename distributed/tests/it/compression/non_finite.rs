@@ -82,7 +82,7 @@ fn a_sum_that_is_taken_back_leaves_what_follows_as_if_it_had_not_been() {
                             (1, true) => {
                                 values[5] = odd;
                                 compressor.sum(&mut values, &communicator).unwrap();
-                                compressor.take_back();
+                                compressor.roll_back();
                             }
                             _ => {
                                 compressor.sum(&mut values, &communicator).unwrap();

@@ -210,9 +210,9 @@ pub struct TrainingTensors {
     pub optimizer: OptimizerState,
     /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
-    /// [`distributed::Carried::factors`] of compressed sums.
+    /// [`distributed::ReductionState::factors`] of compressed sums.
     pub factors: Vec<f32>,
-    /// [`distributed::Carried::num_drawn`]; empty without compression.
+    /// [`distributed::ReductionState::num_drawn`]; empty without compression.
     pub num_drawn: Vec<u64>,
     /// The parameters in training, flat in module order, where the model has an average's in their place; else empty.
     pub parameters: Vec<f32>,

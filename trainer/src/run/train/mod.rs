@@ -119,7 +119,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     session
         .reporter
         .note(&format!("gradients {}", stepper.gradient_route()));
-    let vain = vain_compression(&config.sync.method(), || stepper.carried());
+    let vain = vain_compression(&config.sync.method(), || stepper.reduction_state());
     lost.iter()
         .chain(&vain)
         .chain(&forgotten)

@@ -67,7 +67,7 @@ impl LocalSgd {
         let learning_rate = step.context.learning_rate;
         let mut kept = (step.context.keeps_gradients && step.num_own > 0)
             .then(|| vec![0.0; replica.reducer.layout().num_elements()]);
-        let is_finite = replica.reducer.finish_alone(|buckets, is_finite| {
+        let is_finite = replica.reducer.finish_local(|buckets, is_finite| {
             if let Some(kept) = &mut kept {
                 buckets
                     .iter()

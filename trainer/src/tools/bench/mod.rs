@@ -138,7 +138,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         ..step_config
     };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
-    if let Some(vain) = vain_compression(&config.sync.method(), || stepper.carried()) {
+    if let Some(vain) = vain_compression(&config.sync.method(), || stepper.reduction_state()) {
         bail!(vain);
     }
 

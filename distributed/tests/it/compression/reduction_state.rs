@@ -6,8 +6,8 @@ use super::noise;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use distributed::{
-    Carried, CollectiveError, Communicator, CompressedReduction, GradientReducer, MicroStepConfig,
-    ReducerConfig, StepHeader, ThreadCommunicator, run_ranks,
+    CollectiveError, Communicator, CompressedReduction, GradientReducer, MicroStepConfig,
+    ReducerConfig, ReductionState, StepHeader, ThreadCommunicator, run_ranks,
 };
 
 const KINDS: [&str; 4] = ["bf16", "f16", "powersgd:2", "topk:10"];
@@ -106,8 +106,8 @@ impl Rank {
             .collect())
     }
 
-    fn carried(&self) -> Carried {
-        self.reducer.carried().unwrap()
+    fn state(&self) -> ReductionState {
+        self.reducer.reduction_state().unwrap()
     }
 }
 
@@ -119,7 +119,7 @@ fn a_step_that_is_left_out_leaves_no_trace_in_its_finite_buckets_nor_in_the_brok
                 run_ranks(2, |communicator| {
                     let mut rank = Rank::new(communicator, kind, 0, overlap);
                     let mut bits = vec![rank.step(0, false).unwrap()];
-                    let before = rank.carried();
+                    let before = rank.state();
                     assert!(
                         before.residual.iter().any(|value| *value != 0.0),
                         "{kind}: nothing was kept back"
@@ -130,7 +130,7 @@ fn a_step_that_is_left_out_leaves_no_trace_in_its_finite_buckets_nor_in_the_brok
                             matches!(error, CollectiveError::NonFinite { .. }),
                             "{error}"
                         );
-                        assert_eq!(rank.carried(), before, "{kind}");
+                        assert_eq!(rank.state(), before, "{kind}");
                     }
                     bits.extend((2..5).map(|step| rank.step(step, false).unwrap()));
                     bits
@@ -142,13 +142,13 @@ fn a_step_that_is_left_out_leaves_no_trace_in_its_finite_buckets_nor_in_the_brok
 }
 
 #[test]
-fn ranks_that_are_handed_what_was_carried_go_on_with_the_same_bits() {
+fn ranks_with_a_restored_state_continue_with_the_same_bits() {
     for kind in KINDS {
         for (warmup_steps, num_steps) in [(0, 2), (3, 2), (2, 4)] {
             let same = run_ranks(2, |communicator| {
                 let mut rank = Rank::new(communicator, kind, warmup_steps, false);
                 (0..num_steps).for_each(|step| drop(rank.step(step, false).unwrap()));
-                let carried = rank.carried();
+                let state = rank.state();
                 let rest = |rank: &mut Rank| {
                     (num_steps..7)
                         .map(|step| rank.step(step, false).unwrap())
@@ -156,7 +156,7 @@ fn ranks_that_are_handed_what_was_carried_go_on_with_the_same_bits() {
                 };
                 let expected: Vec<Vec<u32>> = rest(&mut rank);
                 let mut next = rank.again(kind, warmup_steps, 1000);
-                next.reducer.go_on(num_steps, &carried);
+                next.reducer.restore(num_steps, &state);
                 let got: Vec<Vec<u32>> = rest(&mut next);
                 got == expected
             });
@@ -170,23 +170,23 @@ fn ranks_that_are_handed_what_was_carried_go_on_with_the_same_bits() {
 }
 
 #[test]
-fn what_was_carried_fits_other_buckets() {
+fn a_saved_state_fits_other_buckets() {
     for kind in KINDS {
         run_ranks(2, |communicator| {
             let mut rank = Rank::new(communicator, kind, 0, false);
             (0..3).for_each(|step| drop(rank.step(step, false).unwrap()));
-            let carried = rank.carried();
+            let state = rank.state();
             let one_bucket = rank.again(kind, 0, 1 << 20);
-            one_bucket.reducer.go_on(3, &carried);
-            let got = one_bucket.carried();
+            one_bucket.reducer.restore(3, &state);
+            let got = one_bucket.state();
             assert_eq!(
                 (got.residual, got.factors),
-                (carried.residual, carried.factors),
+                (state.residual, state.factors),
                 "{kind}"
             );
             assert_eq!(
                 got.num_drawn,
-                [carried.num_drawn.iter().copied().max().unwrap()],
+                [state.num_drawn.iter().copied().max().unwrap()],
                 "{kind}"
             );
         });
@@ -194,12 +194,12 @@ fn what_was_carried_fits_other_buckets() {
 }
 
 #[test]
-fn without_compression_nothing_is_carried_and_a_step_goes_on() {
+fn a_reduction_without_compression_has_no_state() {
     run_ranks(2, |communicator| {
         let mut rank = Rank::new(communicator, "none", 0, false);
         let sums = rank.step(0, false).unwrap();
-        assert_eq!(rank.reducer.carried(), None);
-        rank.reducer.go_on(1, &Carried::default());
+        assert_eq!(rank.reducer.reduction_state(), None);
+        rank.reducer.restore(1, &ReductionState::default());
         assert_eq!(rank.step(0, false).unwrap(), sums);
     });
 }
