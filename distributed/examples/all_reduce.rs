@@ -10,7 +10,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{AllReducer, Communicator, ReductionKind, WaitPolicy, launch};
+use distributed::{
+    Communicator,
+    communicator::WaitPolicy,
+    launch,
+    reduction::{AllReducer, ReductionKind},
+};
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
 

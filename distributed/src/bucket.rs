@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use crate::ParameterLayout;
 use crate::layout::first_u64;
+use crate::replica::ParameterLayout;
 
 /// Limit of the first bucket, in bytes.
 const FIRST_BUCKET_CAP_BYTES: usize = 1 << 18;

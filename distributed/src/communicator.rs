@@ -7,7 +7,12 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::{CollectiveError, Topology};
+use crate::CollectiveError;
+#[cfg(feature = "mpi")]
+pub use crate::mpi::MpiCommunicator;
+pub use crate::single::SingleCommunicator;
+pub use crate::threads::ThreadCommunicator;
+pub use crate::topology::Topology;
 
 /// The rank that acts for all: it prints, writes files and gives its parameters to the others.
 pub const ROOT: usize = 0;
@@ -27,7 +32,7 @@ pub enum WaitPolicy {
 ///
 /// Every method with a `# Collective` section blocks until all ranks have called it. Messages go between two different ranks; those
 /// of one sender with one tag arrive in the order in which they were sent, and at most one thread of a rank uses a tag at a time.
-/// The two highest tags belong to [`AllReducer`](crate::AllReducer).
+/// The two highest tags belong to [`AllReducer`](crate::reduction::AllReducer).
 /// After an error the communicator must not be used again, except for [`abort`](Communicator::abort).
 pub trait Communicator: Send + Sync + Debug {
     /// Index of this rank, `0..world_size`.

@@ -3,7 +3,7 @@
 //! In: every rank's position, plan, sample count, finiteness and wish to stop. Out: one global status, the same on all ranks.
 //! Invariant: no rank leaves a step alone: a stop or an error is everybody's.
 
-use crate::{CollectiveError, Communicator, ParameterLayout, ROOT};
+use crate::{CollectiveError, Communicator, ROOT, replica::ParameterLayout};
 
 /// One rank's account of a step whose loss it has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct StepHeader {
     pub epoch: u64,
     /// Optimizer update, from 0 over the whole run.
     pub step: u64,
-    /// [`BucketPlan::hash`](crate::BucketPlan::hash).
+    /// [`BucketPlan::hash`](crate::gradients::BucketPlan::hash).
     pub plan_hash: u64,
     /// Whether this rank wants the run to end after this step.
     pub stop: bool,

@@ -9,10 +9,12 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::cpus::{CpuLimits, CpuQuota, control_groups};
 use crate::panic;
 #[cfg(feature = "mpi")]
 use crate::topology::needs_mpi;
-use crate::{CollectiveError, Communicator, Launcher, ROOT, check_place, check_world_size};
+pub use crate::topology::{Launcher, check_place, check_world_size, scheduler_job};
+use crate::{CollectiveError, Communicator, ROOT};
 
 const FAILURE: u8 = 1;
 
@@ -122,17 +124,17 @@ fn fail<E: Display>(
 /// Must be called by all processes of the job.
 pub fn join() -> Result<Arc<dyn Communicator>, CollectiveError> {
     #[cfg(feature = "mpi")]
-    if needs_mpi(&crate::MpiCommunicator::library_name()) {
-        return Ok(Arc::new(crate::MpiCommunicator::init()?));
+    if needs_mpi(&crate::communicator::MpiCommunicator::library_name()) {
+        return Ok(Arc::new(crate::communicator::MpiCommunicator::init()?));
     }
     panic::end_process_on_panic();
-    Ok(Arc::new(crate::SingleCommunicator::new()))
+    Ok(Arc::new(crate::communicator::SingleCommunicator::new()))
 }
 
 /// Returns the name and version of this program's MPI library, also where MPI is not initialised; `none` without the feature `mpi`.
 pub fn mpi_library() -> String {
     #[cfg(feature = "mpi")]
-    return crate::MpiCommunicator::library_name();
+    return crate::communicator::MpiCommunicator::library_name();
     #[cfg(not(feature = "mpi"))]
     "none".to_owned()
 }

@@ -10,7 +10,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Gradients, Shape, Tensor, TensorData};
 
 use crate::layout::Cursor;
-use crate::{ParameterEntry, ParameterLayout};
+use crate::replica::{ParameterEntry, ParameterLayout};
 
 /// How the elements of a flat tensor follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub fn tensors<M: Module>(
 }
 
 /// `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes, gradient requirements and types stay. As
-/// [`write`](crate::write), without the way through host memory.
+/// [`write`](crate::replica::write), without the way through host memory.
 ///
 /// # Panics
 /// When `layout` is not of this module, or a tensor has another number of elements than its entry.

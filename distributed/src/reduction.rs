@@ -4,12 +4,18 @@
 //! Invariant: a bucket's reduction makes the same collectives on every rank, in the same order.
 
 use std::fmt::Debug;
+use std::ops::AddAssign;
 use std::sync::Arc;
 
-use crate::{
-    AllReducer, BucketCompressor, BucketPlan, CollectiveError, Communicator, CompressionKind,
-    CompressionReport, ExactReducer, ParameterEntry, ParameterLayout, TensorSpan,
+pub use crate::algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
+pub use crate::compress::{
+    BucketCompressor, CompressionKind, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };
+use crate::gradients::BucketPlan;
+#[cfg(feature = "nccl")]
+pub use crate::nccl::NcclReduction;
+use crate::replica::{ParameterEntry, ParameterLayout};
+use crate::{CollectiveError, Communicator};
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
 pub trait BucketReduction: Send + Debug {
@@ -93,8 +99,47 @@ pub struct ReductionState {
     pub num_drawn: Vec<u64>,
 }
 
-/// What one sum cost and lost; those of several buckets, steps and ranks are added up.
-pub type Traffic = CompressionReport;
+/// What one sum cost and lost; reports of several buckets, steps and ranks are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Bytes this rank sent, for `L` elements on `N` ranks. An all-reduce counts as a ring, 8 L (N−1) / N, rounded down; an
+    /// all-gather of B bytes a rank as B (N−1).
+    ///
+    /// | kind | bytes |
+    /// | --- | --- |
+    /// | none, warm-up | an all-reduce of L |
+    /// | bf16 | 2 (L − S) + 2 S (N−1), S = elements of this rank's segment, about L / N: half of an all-reduce |
+    /// | f16 | the same and an all-gather of 4 |
+    /// | powersgd | an all-reduce of the plain elements with all P, one of all Q: R (rows + columns) a matrix |
+    /// | topk | an all-gather of 8 ⌈L P / 100⌉: less than an all-reduce for P below 100 / N |
+    pub bytes_sent: u64,
+    /// What an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded down.
+    pub uncompressed_bytes: u64,
+    /// Squared norm of the part of this rank's input that the result misses; with 16-bit wires, of all roundings this rank made.
+    pub error_squared: f64,
+    /// Squared norm of this rank's input, its gradients plus what was kept back before.
+    pub input_squared: f64,
+}
+
+impl Traffic {
+    /// `sqrt(Σ error² / Σ input²)`; 0 where the input is 0.
+    pub fn relative_error(&self) -> f64 {
+        if self.input_squared == 0.0 {
+            0.0
+        } else {
+            (self.error_squared / self.input_squared).sqrt()
+        }
+    }
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.uncompressed_bytes += other.uncompressed_bytes;
+        self.error_squared += other.error_squared;
+        self.input_squared += other.input_squared;
+    }
+}
 
 impl Traffic {
     /// A sum of `len` values of `element_bytes` over `world_size` ranks, by an algorithm that sends the least possible.

@@ -5,7 +5,10 @@
 use std::sync::Arc;
 
 use crate::communicator::expect_peer;
-use crate::{CollectiveError, Communicator, Topology, WaitPolicy};
+use crate::{
+    CollectiveError, Communicator,
+    communicator::{Topology, WaitPolicy},
+};
 
 /// The communicator of a process that trains alone.
 #[derive(Clone, Debug)]

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::communicator::expect_equal;
 use crate::layout::first_u64;
 use crate::{
-    CollectiveError, Communicator, ParameterLayout, ROOT, bytes_to_floats, floats_to_bytes, read,
-    write,
+    CollectiveError, Communicator, ROOT,
+    replica::{ParameterLayout, bytes_to_floats, floats_to_bytes, read, write},
 };
 
 /// `module` with the parameters and norm statistics of rank `root`.

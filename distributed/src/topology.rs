@@ -6,7 +6,7 @@
 
 #[cfg(any(feature = "mpi", test))]
 use crate::cpus::share;
-use crate::{CollectiveError, CpuLimits};
+use crate::{CollectiveError, launch::CpuLimits};
 
 /// Where a rank stands among the others and their nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]

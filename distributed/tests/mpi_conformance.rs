@@ -18,8 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distributed::{
-    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator,
-    RankStatus, Watchdog, WatchedCommunicator, check_world_size, launch,
+    CollectiveError, Communicator,
+    communicator::MpiCommunicator,
+    launch,
+    launch::{Launcher, check_world_size},
+    reduction::HierarchicalReducer,
+    watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
 };
 
 fn main() -> ExitCode {

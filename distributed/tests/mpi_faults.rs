@@ -16,8 +16,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distributed::{
-    Communicator, HierarchicalReducer, MpiCommunicator, Phase, RankStatus, WaitPolicy, Watchdog,
-    WatchedCommunicator,
+    Communicator,
+    communicator::{MpiCommunicator, WaitPolicy},
+    reduction::HierarchicalReducer,
+    watchdog::{Phase, RankStatus, Watchdog, WatchedCommunicator},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -275,7 +277,7 @@ fn be_a_rank(kind: &str) -> ExitCode {
         spin();
     }
     let rank_status = Arc::new(RankStatus::new());
-    let on_alarm = Box::new(|alarm: &distributed::Alarm| eprintln!("{alarm}"));
+    let on_alarm = Box::new(|alarm: &distributed::watchdog::Alarm| eprintln!("{alarm}"));
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
     let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm)
         .expect("all ranks start");

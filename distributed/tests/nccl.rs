@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use distributed::nccl::{Readiness, library_version, verdict};
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, RankStatus,
-    SingleCommunicator, run_ranks,
+    CollectiveError, Communicator,
+    communicator::SingleCommunicator,
+    reduction::{BucketContext, BucketReduction, NcclReduction},
+    run_ranks,
+    watchdog::RankStatus,
 };
 
 fn ready(version: &str, gpu: &str) -> Readiness {

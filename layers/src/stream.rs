@@ -23,7 +23,7 @@ use crate::ops::{GradientHook, gated};
 ///
 /// The hook gets a parameter's gradient once for each block streamed with it, summed over all uses in that block. So a parameter that is
 /// also used outside it, or in two streamed blocks, has no one gradient to hand over: stream a block that has all its uses, or
-/// none; `distributed::GradientReducer` refuses the second part, and names the parameter. A frozen parameter stays as it is.
+/// none; `distributed::gradients::GradientReducer` refuses the second part, and names the parameter. A frozen parameter stays as it is.
 ///
 /// # Shapes
 /// `input`: any; it only says when.

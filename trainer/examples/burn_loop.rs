@@ -25,7 +25,7 @@ use burn_train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
 use datasets::{ImageDataset, ShapesConfig, shapes};
-use distributed::{Communicator, ROOT, check_fingerprint, launch};
+use distributed::{Communicator, ROOT, launch, replica::check_fingerprint};
 use layers::stream;
 use trainer::burn_loop::data_parallel;
 

@@ -15,7 +15,10 @@ use burn::tensor::Device;
 use burn_resnet::ResNetConfig;
 use datasets::{Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{
-    Communicator, GradientReducer, ROOT, ReducerConfig, broadcast_module, check_fingerprint, launch,
+    Communicator, ROOT,
+    gradients::{GradientReducer, ReducerConfig},
+    launch,
+    replica::{broadcast_module, check_fingerprint},
 };
 use layers::{PassContext, gradient_hook};
 

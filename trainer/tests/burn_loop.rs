@@ -18,7 +18,11 @@ use burn_train::metric::LossMetric;
 use burn_train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use distributed::{Communicator, ParameterLayout, read, run_ranks};
+use distributed::{
+    Communicator,
+    replica::{ParameterLayout, read},
+    run_ranks,
+};
 use layers::stream;
 use trainer::burn_loop::data_parallel;
 
@@ -201,7 +205,7 @@ fn start(rank: usize, device: &Device) -> Net {
     let values: Vec<f32> = (0..layout.num_elements())
         .map(|i| ((i + 50 * rank) as f32 * 0.9).sin() * 0.5)
         .collect();
-    distributed::write(net, &layout, &values)
+    distributed::replica::write(net, &layout, &values)
 }
 
 fn parameters(net: &Net) -> Vec<f32> {

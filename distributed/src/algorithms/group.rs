@@ -5,7 +5,10 @@
 
 use bytemuck::Pod;
 
-use crate::{Between, CollectiveError, Communicator, NodeMemory};
+use crate::{
+    CollectiveError, Communicator,
+    communicator::{Between, NodeMemory},
+};
 
 /// Ranks that reduce together.
 #[derive(Clone, Debug, PartialEq, Eq)]

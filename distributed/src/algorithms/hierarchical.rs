@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::group::{Group, Number, Scratch, add};
 use super::ring;
-use crate::{CollectiveError, Communicator, NodeMemory};
+use crate::{CollectiveError, Communicator, communicator::NodeMemory};
 
 /// Tag of messages inside a node.
 const NODE_TAG: u16 = u16::MAX - 1;

@@ -13,7 +13,7 @@ mod power_sgd;
 mod random;
 mod top_k;
 
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -23,7 +23,7 @@ use self::matrix::norm_squared;
 use self::power_sgd::PowerSgd;
 use self::top_k::TopK;
 use crate::communicator::expect_equal;
-use crate::{CollectiveError, Communicator, Traffic};
+use crate::{CollectiveError, Communicator, reduction::Traffic};
 
 /// A gradient tensor within a bucket, seen as a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,48 +62,6 @@ impl PowerSgdLimits {
         rows.min(columns) > 1
             && rows * columns >= self.min_elements
             && factors * self.min_rate < (rows * columns) as f64
-    }
-}
-
-/// What one sum cost and lost; reports of several buckets, steps and ranks are added up.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CompressionReport {
-    /// Bytes this rank sent, for `L` elements on `N` ranks. An all-reduce counts as a ring, 8 L (N−1) / N, rounded down; an
-    /// all-gather of B bytes a rank as B (N−1).
-    ///
-    /// | kind | bytes |
-    /// | --- | --- |
-    /// | none, warm-up | an all-reduce of L |
-    /// | bf16 | 2 (L − S) + 2 S (N−1), S = elements of this rank's segment, about L / N: half of an all-reduce |
-    /// | f16 | the same and an all-gather of 4 |
-    /// | powersgd | an all-reduce of the plain elements with all P, one of all Q: R (rows + columns) a matrix |
-    /// | topk | an all-gather of 8 ⌈L P / 100⌉: less than an all-reduce for P below 100 / N |
-    pub bytes_sent: u64,
-    /// What an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded down.
-    pub uncompressed_bytes: u64,
-    /// Squared norm of the part of this rank's input that the result misses; with 16-bit wires, of all roundings this rank made.
-    pub error_squared: f64,
-    /// Squared norm of this rank's input, its gradients plus what was kept back before.
-    pub input_squared: f64,
-}
-
-impl CompressionReport {
-    /// `sqrt(Σ error² / Σ input²)`; 0 where the input is 0.
-    pub fn relative_error(&self) -> f64 {
-        if self.input_squared == 0.0 {
-            0.0
-        } else {
-            (self.error_squared / self.input_squared).sqrt()
-        }
-    }
-}
-
-impl AddAssign for CompressionReport {
-    fn add_assign(&mut self, other: Self) {
-        self.bytes_sent += other.bytes_sent;
-        self.uncompressed_bytes += other.uncompressed_bytes;
-        self.error_squared += other.error_squared;
-        self.input_squared += other.input_squared;
     }
 }
 
@@ -331,7 +289,7 @@ impl BucketCompressor {
         &mut self,
         values: &mut [f32],
         communicator: &dyn Communicator,
-    ) -> Result<CompressionReport, CollectiveError> {
+    ) -> Result<Traffic, CollectiveError> {
         let length = self.spans.last().map_or(0, |span| span.range.end);
         assert_eq!(
             values.len(),
@@ -371,7 +329,7 @@ impl BucketCompressor {
             bytes_sent,
             error_squared,
         } = outcome;
-        Ok(CompressionReport {
+        Ok(Traffic {
             bytes_sent,
             uncompressed_bytes,
             error_squared,

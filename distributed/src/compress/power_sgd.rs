@@ -214,7 +214,7 @@ impl PowerSgd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SingleCommunicator;
+    use crate::communicator::SingleCommunicator;
 
     fn span(start: usize, rows: usize, columns: usize) -> TensorSpan {
         TensorSpan {

@@ -143,7 +143,7 @@ fn magnitude(value: f32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SingleCommunicator;
+    use crate::communicator::SingleCommunicator;
 
     fn selected(percent: f32, values: &[f32]) -> Vec<usize> {
         let (mut sum, mut residual) = (values.to_vec(), vec![0.0; values.len()]);

@@ -13,7 +13,7 @@ use ::mpi::environment::{Universe, is_finalized};
 use ::mpi::ffi;
 
 use crate::panic::{EXIT_CODE, end_on_panic};
-use crate::{CollectiveError, Topology};
+use crate::{CollectiveError, communicator::Topology};
 
 /// Exit code of a job that a rank leaves while others may wait for it.
 const LEFT_EXIT_CODE: c_int = 1;

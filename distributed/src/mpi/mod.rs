@@ -22,7 +22,11 @@ use self::request::Request;
 use self::wait_policy::SharedWaitPolicy;
 use crate::communicator::expect_peer;
 use crate::topology::spans_nodes;
-use crate::{CollectiveError, Communicator, CpuLimits, NodeMemory, Topology, WaitPolicy};
+use crate::{
+    CollectiveError, Communicator,
+    communicator::{NodeMemory, Topology, WaitPolicy},
+    launch::CpuLimits,
+};
 
 mod collectives;
 mod element;

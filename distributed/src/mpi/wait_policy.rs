@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::WaitPolicy;
+use crate::communicator::WaitPolicy;
 use crate::pause::{LOOKS_A_WAKE, pause_after, pause_between};
 
 /// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.

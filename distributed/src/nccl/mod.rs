@@ -5,7 +5,7 @@
 //! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020 (2006.15704) for buckets.
 //!
 //! NCCL has no timeout, and a rank that waits in it cannot be asked to leave: what ends such a wait is the end of the process. Every
-//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::Watchdog) ends the job after its timeout. Errors that NCCL finds
+//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the job after its timeout. Errors that NCCL finds
 //! beside a call, as when a connection breaks, are asked for while a sum is waited for, and end it. Ranks that are threads of one process
 //! do not end by a watchdog.
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::server::{Server, ServerPlan};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
-use crate::{CollectiveError, Communicator, bytes_to_floats};
+use crate::{CollectiveError, Communicator, replica::bytes_to_floats};
 
 /// A worker's connection to all servers.
 #[derive(Debug)]

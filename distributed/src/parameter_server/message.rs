@@ -2,7 +2,7 @@
 //!
 //! In, out: bytes, little endian. Invariant: a message's first byte says what follows.
 
-use crate::{bytes_to_floats, floats_to_bytes};
+use crate::replica::{bytes_to_floats, floats_to_bytes};
 
 /// Tag of what workers send.
 pub(super) const TO_SERVER: u16 = 1;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::shard::{Consistency, Shard, ShardUpdate, assign_buckets};
 use crate::pause::{LOOKS_A_WAKE, pause_after};
-use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
+use crate::{CollectiveError, Communicator, gradients::BucketPlan, replica::floats_to_bytes};
 
 /// Which rank serves which buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]

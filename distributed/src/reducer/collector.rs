@@ -13,7 +13,7 @@ use burn::module::ParamId;
 use super::engine::{Job, JobSender};
 use super::synced::{LocalBucket, squares};
 use crate::header::{are_finite, largest_magnitude_bits};
-use crate::{BucketContext, BucketPlan, ParameterLayout};
+use crate::{gradients::BucketPlan, reduction::BucketContext, replica::ParameterLayout};
 
 /// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ struct State {
 pub struct MicroStepConfig {
     /// They are multiplied by it.
     pub weight: f32,
-    /// The accumulation slot that they are added to, below [`BucketReduction::num_slots`](crate::BucketReduction::num_slots).
+    /// The accumulation slot that they are added to, below [`BucketReduction::num_slots`](crate::reduction::BucketReduction::num_slots).
     pub slot: usize,
     /// Whether none follows in this step: buckets leave as soon as they are full.
     pub is_last: bool,

@@ -11,7 +11,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
-use crate::{CollectiveError, Communicator, WaitPolicy};
+use crate::{CollectiveError, Communicator, communicator::WaitPolicy};
 
 /// What is to be brought together over the ranks.
 #[derive(Debug)]

@@ -27,8 +27,10 @@ use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
 use crate::reduction::{BucketContext, BucketReduction, ReductionState, Traffic};
 use crate::{
-    AllReducer, BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout,
-    ReductionKind,
+    CollectiveError, Communicator,
+    gradients::{BucketPlan, GlobalStepStatus},
+    reduction::{AllReducer, ReductionKind},
+    replica::ParameterLayout,
 };
 
 /// How gradients travel.

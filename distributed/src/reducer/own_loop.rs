@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::{GradientReducer, MicroStepConfig};
 use crate::on_device::identities;
-use crate::{CollectiveError, ParameterLayout};
+use crate::{CollectiveError, replica::ParameterLayout};
 
 /// By how much the shares of all ranks may differ from 1 in sum.
 const SHARE_TOLERANCE: f64 = 1e-3;

@@ -8,9 +8,9 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
-use crate::ParameterLayout;
 use crate::header::are_finite;
 use crate::on_device::to_params;
+use crate::replica::ParameterLayout;
 
 /// One bucket of gradients, summed over all ranks.
 #[derive(Debug)]

@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::deposit::Deposit;
 use self::world::{Message, Tag, World};
 use crate::communicator::expect_peer;
-use crate::{CollectiveError, Communicator, Topology, WaitPolicy};
+use crate::{
+    CollectiveError, Communicator,
+    communicator::{Topology, WaitPolicy},
+};
 
 mod deposit;
 mod world;

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::watch::{Timeout, Watch};
-use crate::{CollectiveError, Communicator, WaitPolicy};
+use crate::{CollectiveError, Communicator, communicator::WaitPolicy};
 
 mod alarm;
 mod inquiry;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::rank_status::{Call, RankStatus};
 use crate::communicator::Between;
-use crate::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy};
+use crate::{
+    CollectiveError, Communicator,
+    communicator::{NodeMemory, Topology, WaitPolicy},
+};
 
 /// A communicator whose waiting calls are noted in a [`RankStatus`], as are those of its duplicates and its shared memory.
 ///

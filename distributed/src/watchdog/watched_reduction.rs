@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::RankStatus;
 use crate::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, ReductionState, Traffic,
+    CollectiveError, Communicator,
+    reduction::{BucketContext, BucketReduction, ReductionState, Traffic},
 };
 
 /// Tells of each bucket before and after another reduction takes it.

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, WaitPolicy};
+use distributed::{CollectiveError, Communicator, communicator::WaitPolicy};
 
 /// Lengths without, with one, with many bytes, and over what MPI sends at once.
 const LENGTHS: [usize; 4] = [0, 1, 10_007, (1 << 20) + 3];

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use distributed::{
-    AllReducer, Communicator, ExactReducer, HierarchicalReducer, ReductionKind, WaitPolicy,
+    Communicator,
+    communicator::WaitPolicy,
+    reduction::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind},
 };
 
 /// Lengths without, with one, with fewer elements than ranks, with a prime number, and over one piece of every algorithm.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: every parameter lies whole in exactly one bucket, buckets are contiguous and go from the last parameter to the first.
 
-use distributed::{BucketPlan, ParameterLayout};
+use distributed::{gradients::BucketPlan, replica::ParameterLayout};
 
 const F32_BYTES: usize = size_of::<f32>();
 

@@ -8,8 +8,12 @@ use std::time::Duration;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, ReducerConfig,
-    SingleCommunicator, ThreadCommunicator, Traffic, launch_with, run_ranks,
+    CollectiveError, Communicator,
+    communicator::{SingleCommunicator, ThreadCommunicator},
+    gradients::{GradientReducer, ReducerConfig},
+    launch::launch_with,
+    reduction::{BucketContext, BucketReduction, Traffic},
+    run_ranks,
 };
 
 use crate::conformance;

@@ -10,9 +10,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, LocalBucket,
-    MicroStepConfig, ParameterLayout, ReducerConfig, SingleCommunicator, StepHeader, Traffic,
-    WaitPolicy, WatchedReduction, run_ranks, write,
+    CollectiveError, Communicator,
+    communicator::{SingleCommunicator, WaitPolicy},
+    gradients::{GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepHeader},
+    reduction::{BucketContext, BucketReduction, Traffic},
+    replica::{ParameterLayout, write},
+    run_ranks,
+    watchdog::WatchedReduction,
 };
 
 use crate::watchdog_refusals::Unthreaded;

@@ -8,9 +8,14 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout,
-    ReducerConfig, SingleCommunicator, average_norm_statistics, broadcast_module,
-    check_fingerprint, fingerprint, read, run_ranks, write,
+    CollectiveError, Communicator,
+    communicator::SingleCommunicator,
+    gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
+    replica::{
+        ParameterLayout, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint,
+        read, write,
+    },
+    run_ranks,
 };
 
 #[derive(Module, Debug)]

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use distributed::{AllReducer, Communicator, ExactReducer, run_ranks};
+use distributed::{
+    Communicator,
+    reduction::{AllReducer, ExactReducer},
+    run_ranks,
+};
 use proptest::prelude::*;
 
 use crate::conformance::reductions::{self, KINDS, any_grouping_of_shards_gives_the_same_bits};

@@ -5,9 +5,14 @@ use std::time::{Duration, Instant};
 
 use distributed::watchdog::Verdict;
 use distributed::{
-    Alarm, BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency,
-    HierarchicalReducer, ParameterLayout, Phase, RankStatus, Server, ServerClient, ServerPlan,
-    ShardUpdate, SingleCommunicator, ThreadCommunicator, Watchdog, WatchedCommunicator, run_ranks,
+    CollectiveError, Communicator,
+    communicator::{SingleCommunicator, ThreadCommunicator},
+    gradients::BucketPlan,
+    parameter_server::{Consistency, Server, ServerClient, ServerPlan, ShardUpdate},
+    reduction::{BucketContext, BucketReduction, HierarchicalReducer},
+    replica::ParameterLayout,
+    run_ranks,
+    watchdog::{Alarm, Phase, RankStatus, Watchdog, WatchedCommunicator},
 };
 
 use crate::conformance;

@@ -3,7 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, Topology, WaitPolicy, Watchdog};
+use distributed::{
+    CollectiveError, Communicator,
+    communicator::{Topology, WaitPolicy},
+    watchdog::Watchdog,
+};
 
 /// One of two ranks under an MPI library without support for threads; nothing else of it may be used.
 #[derive(Debug, Default)]

@@ -6,8 +6,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::{
-    CollectiveError, Communicator, NodeMemory, ThreadCommunicator, Topology, WaitPolicy,
-    expect_peer, run_ranks,
+    CollectiveError, Communicator,
+    communicator::{NodeMemory, ThreadCommunicator, Topology, WaitPolicy, expect_peer},
+    run_ranks,
 };
 
 use crate::clock::{Clock, Route};

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use distributed::{BucketCompressor, CompressionKind, TensorSpan};
+use distributed::reduction::{BucketCompressor, CompressionKind, TensorSpan};
 
 use crate::SimulationError;
 use crate::network::NetworkModel;

@@ -10,7 +10,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
-use distributed::{Between, CollectiveError, Communicator, NodeMemory};
+use distributed::{
+    CollectiveError, Communicator,
+    communicator::{Between, NodeMemory},
+};
 
 use crate::clock::Clock;
 use crate::network::Link;

@@ -5,7 +5,9 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217) for local SGD.
 
 use distributed::{
-    CompressionKind, Consistency, ReductionKind, StepHeader, TensorSpan, tensor_spans,
+    gradients::StepHeader,
+    parameter_server::Consistency,
+    reduction::{CompressionKind, ReductionKind, TensorSpan, tensor_spans},
 };
 
 use crate::SimulationError;

@@ -3,7 +3,7 @@
 //! In: measured times, the sizes of gradient buckets, and where known the parameters. Out: the same, checked, with other buckets.
 //! Invariant: buckets are in the order in which they are reduced.
 
-use distributed::{BucketPlan, ParameterLayout};
+use distributed::{gradients::BucketPlan, replica::ParameterLayout};
 use records::{BucketRecord, ParameterRecord};
 
 use crate::SimulationError;

@@ -4,7 +4,7 @@
 //! In: a table of figures with where they come from. Out: [`PublishedFigure`]s. Invariant: answers are computed, never written down here.
 //! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
 
-use distributed::ReductionKind;
+use distributed::reduction::ReductionKind;
 use records::{BucketRecord, PublishedFigure};
 
 use crate::{NetworkModel, SimulationError, StepProfile, predict};

@@ -9,7 +9,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use distributed::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy, expect_peer};
+use distributed::{
+    CollectiveError, Communicator,
+    communicator::{NodeMemory, Topology, WaitPolicy, expect_peer},
+};
 
 use crate::communicator::topology;
 use crate::library::Library;

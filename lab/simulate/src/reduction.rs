@@ -9,7 +9,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use distributed::{AllReducer, Communicator, ReductionKind};
+use distributed::{
+    Communicator,
+    reduction::{AllReducer, ReductionKind},
+};
 
 use crate::SimulationError;
 use crate::network::NetworkModel;

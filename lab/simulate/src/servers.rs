@@ -14,7 +14,7 @@
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use distributed::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
+use distributed::parameter_server::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
 
 use crate::burst::Tokens;
 use crate::event::{Event, Timed};

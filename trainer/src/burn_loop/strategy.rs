@@ -14,8 +14,9 @@ use burn_train::{
     TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
 use distributed::{
-    Communicator, GradientReducer, MicroStepConfig, ROOT, ReducerConfig, average_norm_statistics,
-    broadcast_module, check_fingerprint,
+    Communicator, ROOT,
+    gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
+    replica::{average_norm_statistics, broadcast_module, check_fingerprint},
 };
 use layers::{PassContext, gradient_hook};
 

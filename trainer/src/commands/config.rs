@@ -1,7 +1,7 @@
 //! `trainer config`: the configuration that `train` would run with the same flags.
 
 use anyhow::Result;
-use distributed::{Launcher, ROOT};
+use distributed::{ROOT, launch::Launcher};
 
 use crate::config::cli::TrainArgs;
 use crate::config::{Family, TrainConfig};

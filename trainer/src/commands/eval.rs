@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use datasets::{DatasetError, ImageDataset};
-use distributed::Phase;
+use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use distributed::WaitPolicy;
+use distributed::communicator::WaitPolicy;
 use records::{Environment, Method, NetbenchResult};
 use simulate::NetworkModel;
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::DatasetSplits;
-use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
+use distributed::{Communicator, launch::scheduler_job, replica::ParameterLayout, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::choices::LossKind;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use distributed::Topology;
+use distributed::communicator::Topology;
 use serde::{Deserialize, Serialize};
 
 /// Where Linux tells of it.

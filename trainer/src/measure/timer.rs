@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use distributed::{Phase, RankStatus};
+use distributed::watchdog::{Phase, RankStatus};
 use records::Seconds;
 
 /// Most stretches of a rank in a trace: 40 MiB.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use distributed::{Communicator, Phase, ROOT};
+use distributed::{Communicator, ROOT, watchdog::Phase};
 use records::{EventNames, TraceEvent};
 
 use crate::measure::clock_offset::ClockOffset;
@@ -296,7 +296,7 @@ mod tests {
     fn a_trace_takes_the_place_of_another_trace_and_of_no_other_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let alone = distributed::SingleCommunicator::new();
+        let alone = distributed::communicator::SingleCommunicator::new();
         let told = |path: &Path| check(Some(path), &[], &alone).map_err(|error| error.to_string());
         let clock = TraceClock::start(Some(&path), &alone).unwrap().unwrap();
         for text in ["", "[\n{\"name\":\"process_name\"}]"] {
@@ -346,7 +346,7 @@ mod tests {
             "{told:?}"
         );
         assert_eq!(told[0], told[1]);
-        let alone = distributed::SingleCommunicator::new();
+        let alone = distributed::communicator::SingleCommunicator::new();
         let clock = TraceClock::start(Some(Path::new("trace.json")), &alone)
             .unwrap()
             .unwrap();

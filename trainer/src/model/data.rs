@@ -17,7 +17,7 @@ use datasets::{
     Sizing, Split, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder, shapes,
     synthetic, tar_shards,
 };
-use distributed::{Communicator, Topology};
+use distributed::{Communicator, communicator::Topology};
 
 use crate::config::cli::{DataArgs, TrainSplitArgs, environment};
 use crate::config::{AugmentKind, DatasetKind, Filled, OnBadImageKind, TrainConfig};

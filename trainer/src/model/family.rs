@@ -11,7 +11,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
-use distributed::{ParameterLayout, draw_seed};
+use distributed::replica::{ParameterLayout, draw_seed};
 use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

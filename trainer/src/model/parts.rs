@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn_resnet::shared_modules;
-use distributed::ParameterLayout;
+use distributed::replica::ParameterLayout;
 
 /// Whether the tensor at `path` belongs to `part`, by its whole path or by that below up to `depth` modules that hold the whole model.
 pub fn is_within(path: &str, part: &str, depth: usize) -> bool {

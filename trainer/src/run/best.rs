@@ -139,7 +139,7 @@ impl BestRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distributed::SingleCommunicator;
+    use distributed::communicator::SingleCommunicator;
 
     #[derive(Debug)]
     struct Cost;

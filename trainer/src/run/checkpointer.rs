@@ -12,8 +12,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use distributed::{
-    Communicator, ParameterLayout, ROOT, ReductionState, average_norm_statistics, broadcast_module,
-    bytes_to_floats, fingerprint, floats_to_bytes, read, write,
+    Communicator, ROOT,
+    reduction::ReductionState,
+    replica::{
+        ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
+        floats_to_bytes, read, write,
+    },
 };
 
 use crate::config::Filled;

@@ -11,7 +11,7 @@ use datasets::{
     DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
     ShardConfig, ShardPlan,
 };
-use distributed::{Communicator, ROOT, average_norm_statistics};
+use distributed::{Communicator, ROOT, replica::average_norm_statistics};
 use records::EvaluationByClass;
 
 use crate::config::InputKind;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use datasets::{DatasetSplits, ImageDataset};
-use distributed::CompressionKind;
+use distributed::reduction::CompressionKind;
 
 use crate::config::{
     BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig,

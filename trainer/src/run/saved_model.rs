@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use burn_resnet::Head;
-use distributed::{Phase, ROOT, broadcast_module};
+use distributed::{ROOT, replica::broadcast_module, watchdog::Phase};
 
 use crate::config::cli::ModelSection;
 use crate::config::{TrainConfig, WeightSource};

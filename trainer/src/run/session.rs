@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::DatasetSplits;
-use distributed::{Communicator, RankStatus};
+use distributed::{Communicator, watchdog::RankStatus};
 use records::Manifest;
 
 use crate::config::TrainConfig;

@@ -7,7 +7,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use distributed::{Communicator, ParameterLayout, tensor_hashes};
+use distributed::{
+    Communicator,
+    replica::{ParameterLayout, tensor_hashes},
+};
 use records::StepHashes;
 use sha2::{Digest, Sha256};
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use datasets::{DeviceBatch, ImageShape, Normalization, picture};
-use distributed::{ParameterLayout, ROOT};
+use distributed::{ROOT, replica::ParameterLayout};
 use records::EpochRecord;
 
 use crate::config::{SyncMethod, TrainConfig};
@@ -147,7 +147,7 @@ impl<'a> Tensorboard<'a> {
 
     /// The gradient of a step, flat as `layout` says.
     pub fn gradients(&mut self, step: u64, layout: &ParameterLayout, gradients: &[f32]) {
-        let histogram = |entry: &distributed::ParameterEntry| {
+        let histogram = |entry: &distributed::replica::ParameterEntry| {
             let histogram = Histogram::of(&gradients[entry.range()])?;
             Some((
                 format!("gradients/{}", entry.path),

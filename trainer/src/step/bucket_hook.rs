@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::ParamId;
 use burn::tensor::TensorData;
-use distributed::GradientCollector;
+use distributed::gradients::GradientCollector;
 use layers::{GradientHook, Joined, JoinedGradients};
 
 use crate::config::UpdateKind;

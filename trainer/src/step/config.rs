@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distributed::{Communicator, RankStatus};
+use distributed::{Communicator, watchdog::RankStatus};
 
 use crate::config::{LossScaling, RateFactor, SyncConfig};
 use crate::model::loss::Loss;

@@ -7,7 +7,7 @@
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and timm's `ModelEmaV2` have them.
 
 use burn::module::Module;
-use distributed::{ParameterLayout, read, write};
+use distributed::replica::{ParameterLayout, read, write};
 
 /// The average of a model in training: after each update `average = decay * average + (1 - decay) * parameters`.
 ///

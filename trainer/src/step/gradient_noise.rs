@@ -90,7 +90,11 @@ mod tests {
 
     use burn::module::{Module, Param};
     use burn::tensor::{Device, Tensor};
-    use distributed::{Communicator, GradientReducer, MicroStepConfig, ReducerConfig, run_ranks};
+    use distributed::{
+        Communicator,
+        gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
+        run_ranks,
+    };
 
     use super::*;
 

@@ -28,8 +28,10 @@ use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, ReductionState,
-    broadcast_module, replace, tensors,
+    CollectiveError, Communicator,
+    reduction::ReductionState,
+    replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors},
+    watchdog::Phase,
 };
 use layers::{PassContext, StatisticsReducer};
 

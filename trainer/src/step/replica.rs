@@ -9,9 +9,11 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus,
-    GradientReducer, MicroStepConfig, ParameterLayout, Phase, StepHeader, WatchedReduction, read,
-    write,
+    CollectiveError, Communicator,
+    gradients::{BucketPlan, GlobalStepStatus, GradientReducer, MicroStepConfig, StepHeader},
+    reduction::{BucketContext, BucketReduction},
+    replica::{ParameterLayout, read, write},
+    watchdog::{Phase, WatchedReduction},
 };
 use layers::GradientHook;
 

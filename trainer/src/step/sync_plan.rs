@@ -5,7 +5,10 @@
 use std::ops::Range;
 
 use distributed::{
-    BucketPlan, CompressionKind, Consistency, ParameterLayout, ReducerConfig, ReductionState,
+    gradients::{BucketPlan, ReducerConfig},
+    parameter_server::Consistency,
+    reduction::{CompressionKind, ReductionState},
+    replica::ParameterLayout,
 };
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};

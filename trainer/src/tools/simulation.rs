@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use distributed::{
-    BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans,
+    communicator::SingleCommunicator,
+    reduction::{BucketCompressor, CompressionKind, ReductionKind, tensor_spans},
 };
 use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 

@@ -7,7 +7,11 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use distributed::{Communicator, Launcher, SingleCommunicator, check_world, join, launch_with};
+use distributed::{
+    Communicator,
+    communicator::SingleCommunicator,
+    launch::{Launcher, check_world, join, launch_with},
+};
 use jobs::failure::Outcome;
 
 use crate::config::ConfigError;

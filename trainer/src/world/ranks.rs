@@ -13,8 +13,10 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, FloatDType};
 use distributed::{
-    Alarm, CollectiveError, Communicator, Launcher, ROOT, RankStatus, Topology, Watchdog,
-    WatchedCommunicator,
+    CollectiveError, Communicator, ROOT,
+    communicator::Topology,
+    launch::Launcher,
+    watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
 };
 
 #[cfg(feature = "cuda")]

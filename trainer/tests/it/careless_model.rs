@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use datasets::{Augment, Targets};
-use distributed::SingleCommunicator;
+use distributed::communicator::SingleCommunicator;
 use trainer::commands::train::train;
 use trainer::config::{SyncConfig, UpdateKind};
 use trainer::model::ImageClassifier;

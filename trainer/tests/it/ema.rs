@@ -6,7 +6,7 @@ use crate::evaluation::alone;
 use crate::fixture::{Run, TINY, flags, run};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig, load_weights};
-use distributed::{ParameterLayout, read};
+use distributed::replica::{ParameterLayout, read};
 use records::EvaluationByClass;
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::Checkpoint;

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, write_images};
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
-use distributed::{Communicator, SingleCommunicator, run_ranks};
+use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
 use records::{Evaluation, EvaluationByClass};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::{Augment, LoadedStep, ShardConfig};
-use distributed::{Communicator, SingleCommunicator, run_ranks};
+use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
 use trainer::step::StepConfig;
 use trainer::step::gradient_noise::NoiseBatches;
 use trainer::step::optimizer::{OptimizerConfig, SgdConfig};

@@ -21,7 +21,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use convnext::ConvNeXt;
-use distributed::{ParameterLayout, read};
+use distributed::replica::{ParameterLayout, read};
 use layers::{Activations, Computation, Kernels, PassContext};
 use mobilenet_v2::MobileNetV2;
 use ten_losses::ten_losses;

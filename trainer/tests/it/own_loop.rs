@@ -7,8 +7,11 @@ use burn::nn;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distributed::{
-    Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator, read,
-    run_ranks, write,
+    Communicator,
+    communicator::SingleCommunicator,
+    gradients::{GradientReducer, ReducerConfig},
+    replica::{ParameterLayout, read, write},
+    run_ranks,
 };
 use layers::{
     Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Linear,

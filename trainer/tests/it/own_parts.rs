@@ -9,7 +9,7 @@ use std::fs;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn_resnet::{Head, ResNet, load_weights_with, save_safetensors};
 use datasets::DatasetSplits;
-use distributed::{ParameterLayout, read};
+use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::ModelArgs;
 use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};

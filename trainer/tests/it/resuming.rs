@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
-use distributed::{ROOT, SingleCommunicator};
+use distributed::{ROOT, communicator::SingleCommunicator};
 use records::EpochRecord;
 use sha2::{Digest, Sha256};
 use trainer::config::cli::TrainArgs;

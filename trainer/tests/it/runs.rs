@@ -6,7 +6,7 @@ use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
-use distributed::{ROOT, fingerprint, run_ranks};
+use distributed::{ROOT, replica::fingerprint, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
 use trainer::measure::report::Reporter;

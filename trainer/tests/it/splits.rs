@@ -6,7 +6,10 @@ use std::path::Path;
 
 use crate::evaluation::alone;
 use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told, write_images};
-use distributed::{ParameterLayout, ROOT, read};
+use distributed::{
+    ROOT,
+    replica::{ParameterLayout, read},
+};
 use records::{EpochRecord, EvaluationByClass, Summary};
 use serde_json::Value;
 use tempfile::TempDir;

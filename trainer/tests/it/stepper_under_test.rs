@@ -9,7 +9,10 @@ use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{
     Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes,
 };
-use distributed::{Communicator, ParameterLayout, read};
+use distributed::{
+    Communicator,
+    replica::{ParameterLayout, read},
+};
 use trainer::config::{LossScaling, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;

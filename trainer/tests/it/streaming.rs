@@ -7,8 +7,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{
-    Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator, run_ranks,
-    write,
+    Communicator,
+    communicator::SingleCommunicator,
+    gradients::{GradientReducer, ReducerConfig},
+    replica::{ParameterLayout, write},
+    run_ranks,
 };
 use layers::{PassContext, gradient_hook, stream};
 

@@ -3,7 +3,10 @@
 use std::fs;
 
 use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told};
-use distributed::{ParameterLayout, ROOT, fingerprint, read};
+use distributed::{
+    ROOT,
+    replica::{ParameterLayout, fingerprint, read},
+};
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
 

@@ -9,7 +9,10 @@ use crate::stepper_under_test::{
 use burn::tensor::{Device, Tensor};
 use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep, Targets};
-use distributed::{ParameterLayout, SingleCommunicator, read};
+use distributed::{
+    communicator::SingleCommunicator,
+    replica::{ParameterLayout, read},
+};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{LossScaling, SyncConfig, UpdateKind};
 use trainer::model::loss::{CrossEntropy, Loss};

@@ -8,7 +8,8 @@ mod reduction_state;
 mod reports;
 
 use distributed::{
-    BucketCompressor, CompressionKind, CompressionReport, PowerSgdLimits, TensorSpan, run_ranks,
+    reduction::{BucketCompressor, CompressionKind, PowerSgdLimits, TensorSpan, Traffic},
+    run_ranks,
 };
 
 /// Every kind but `none`.
@@ -53,7 +54,7 @@ struct Step {
     input: Vec<f32>,
     result: Vec<f32>,
     residual: Vec<f32>,
-    report: CompressionReport,
+    report: Traffic,
 }
 
 /// Sums `gradients[step][rank]` and checks that the result is the same on all ranks; the outcome is `[step][rank]`.

@@ -6,8 +6,11 @@ use super::noise;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use distributed::{
-    CollectiveError, Communicator, CompressedReduction, GradientReducer, MicroStepConfig,
-    ReducerConfig, ReductionState, StepHeader, ThreadCommunicator, run_ranks,
+    CollectiveError, Communicator,
+    communicator::ThreadCommunicator,
+    gradients::{GradientReducer, MicroStepConfig, ReducerConfig, StepHeader},
+    reduction::{CompressedReduction, ReductionState},
+    run_ranks,
 };
 
 const KINDS: [&str; 4] = ["bf16", "f16", "powersgd:2", "topk:10"];

@@ -1,7 +1,10 @@
 //! What a sum reports of bytes and errors, and plans that differ.
 
 use super::{ALL_MATRICES, compressor, noise, norm, spans, sum_on_ranks};
-use distributed::{BucketCompressor, CompressionKind, run_ranks};
+use distributed::{
+    reduction::{BucketCompressor, CompressionKind},
+    run_ranks,
+};
 
 #[test]
 fn bytes_follow_their_formulas() {
@@ -74,7 +77,7 @@ fn reports_add_up() {
             < 1e-6
     );
     assert_eq!(
-        distributed::CompressionReport::default().relative_error(),
+        distributed::reduction::Traffic::default().relative_error(),
         0.0
     );
 }

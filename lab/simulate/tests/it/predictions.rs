@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use distributed::{AllReducer, Communicator, CompressionKind, Consistency, ReductionKind};
+use distributed::{
+    Communicator,
+    parameter_server::Consistency,
+    reduction::{AllReducer, CompressionKind, ReductionKind},
+};
 use records::{BucketRecord, ParameterRecord};
 use simulate::{
     Link, NetworkModel, Prediction, Predictor, ServerPlacement, StepProfile, Synchronisation,

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind};
+use distributed::{
+    CollectiveError, Communicator,
+    reduction::{AllReducer, ReductionKind},
+};
 use simulate::{Link, NetworkModel, SimulationError, reduction_seconds, run_virtual_ranks};
 
 const KINDS: [ReductionKind; 5] = [

@@ -22,7 +22,7 @@ pub use rate_factor::RateFactor;
 pub use resolution::Resolution;
 
 use clap::ValueEnum;
-use distributed::{CompressionKind, ParseCompressionError, ReductionKind};
+use distributed::reduction::{CompressionKind, ParseCompressionError, ReductionKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

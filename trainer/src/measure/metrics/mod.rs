@@ -8,7 +8,7 @@ mod results;
 
 pub use results::{StepSketch, throughput};
 
-use distributed::Traffic;
+use distributed::reduction::Traffic;
 use records::{EpochRecord, Evaluation, GradientNoise, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -16,7 +16,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use datasets::Counted;
-use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
+use distributed::{
+    ROOT,
+    replica::{bytes_to_floats, floats_to_bytes},
+};
 use records::file;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
@@ -210,9 +213,9 @@ pub struct TrainingTensors {
     pub optimizer: OptimizerState,
     /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
-    /// [`distributed::ReductionState::factors`] of compressed sums.
+    /// [`distributed::reduction::ReductionState::factors`] of compressed sums.
     pub factors: Vec<f32>,
-    /// [`distributed::ReductionState::num_drawn`]; empty without compression.
+    /// [`distributed::reduction::ReductionState::num_drawn`]; empty without compression.
     pub num_drawn: Vec<u64>,
     /// The parameters in training, flat in module order, where the model has an average's in their place; else empty.
     pub parameters: Vec<f32>,

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, threads};
-use distributed::Phase;
+use distributed::watchdog::Phase;
 
 use super::Training;
 use crate::config::{Filled, InputKind, SamplerKind};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use datasets::ImageDataset;
-use distributed::Phase;
+use distributed::watchdog::Phase;
 use records::{EvaluationByClass, FinalTest};
 
 use super::Training;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use datasets::ImageShape;
-use distributed::{Phase, check_fingerprint};
+use distributed::{replica::check_fingerprint, watchdog::Phase};
 use records::{EpochRecord, FinalTest};
 
 use crate::config::{

@@ -1,6 +1,6 @@
 //! Which rule an optimizer follows, and with which numbers.
 
-use distributed::ParameterEntry;
+use distributed::replica::ParameterEntry;
 use kernels::optimizer::adam::{AdamDirection, AdamWUpdate};
 use kernels::optimizer::lamb::LambUpdate;
 use kernels::optimizer::sgd::SgdUpdate;

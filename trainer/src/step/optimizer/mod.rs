@@ -15,8 +15,10 @@ mod tests;
 use std::ops::Range;
 
 use distributed::{
-    CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket,
-    Traffic,
+    CollectiveError, Communicator,
+    gradients::{LocalBucket, SyncedBucket},
+    reduction::Traffic,
+    replica::{ParameterEntry, ParameterLayout},
 };
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::optimizer::{adam, lamb, lars};

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
-use distributed::{ParameterLayout, replace, take_gradients, tensors};
+use distributed::replica::{ParameterLayout, replace, take_gradients, tensors};
 use kernels::optimizer::adam;
 
 use super::placement::{ORDER, Placement};

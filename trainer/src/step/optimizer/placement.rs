@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{ElementOrder, ParameterEntry, ParameterLayout};
+use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout};
 
 use crate::model::floats;
 
@@ -134,7 +134,7 @@ fn padded(entry: &ParameterEntry) -> usize {
 mod tests {
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{Linear, LinearConfig};
-    use distributed::{read, replace, tensors};
+    use distributed::replica::{read, replace, tensors};
 
     use super::*;
 

@@ -10,8 +10,11 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction,
-    ParameterLayout, Phase, ReductionKind,
+    CollectiveError, Communicator,
+    gradients::BucketPlan,
+    reduction::{AllReducer, BucketReduction, CompressedReduction, ReductionKind},
+    replica::ParameterLayout,
+    watchdog::Phase,
 };
 
 use super::super::{Clip, StepConfig};
@@ -219,7 +222,7 @@ fn by_nccl(
         .sync
         .gpu
         .unwrap_or(communicator.topology().local_rank);
-    Ok(Box::new(distributed::NcclReduction::new(
+    Ok(Box::new(distributed::reduction::NcclReduction::new(
         communicator,
         gpu,
         Arc::clone(&config.rank_status),

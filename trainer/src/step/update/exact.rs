@@ -11,7 +11,10 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    Communicator, ExactReducer, ExactReduction, ParameterLayout, Phase, read, write,
+    Communicator,
+    reduction::{ExactReducer, ExactReduction},
+    replica::{ParameterLayout, read, write},
+    watchdog::Phase,
 };
 
 use super::super::StepConfig;

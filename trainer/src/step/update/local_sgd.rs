@@ -11,7 +11,12 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use distributed::{Communicator, Phase, StepHeader, Traffic, agree};
+use distributed::{
+    Communicator,
+    gradients::{StepHeader, agree},
+    reduction::Traffic,
+    watchdog::Phase,
+};
 
 use super::super::{StepConfig, StepContext};
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};

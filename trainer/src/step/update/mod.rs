@@ -17,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::DeviceBatch;
-use distributed::{CollectiveError, Communicator, Traffic};
+use distributed::{CollectiveError, Communicator, reduction::Traffic};
 use kernels::arena::keep_freed_memory;
 
 use self::all_reduce::AllReduce;

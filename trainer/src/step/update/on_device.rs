@@ -12,7 +12,10 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageBatch, Targets};
-use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, Traffic, locate_non_finite};
+use distributed::{
+    CollectiveError, ROOT, gradients::locate_non_finite, reduction::Traffic,
+    replica::ParameterLayout, watchdog::Phase,
+};
 
 use super::super::{Clip, StepConfig};
 use super::recorded::{Made, RecordedStep, Shapes, Way};

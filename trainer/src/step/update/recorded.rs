@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageShape, Targets};
-use distributed::{ParameterLayout, replace, tensors};
+use distributed::replica::{ParameterLayout, replace, tensors};
 use layers::{PassContext, Recorded, overwrite};
 
 use super::super::Clip;

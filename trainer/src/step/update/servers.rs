@@ -12,8 +12,12 @@ use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, RankStatus, Server,
-    ServerClient, ServerPlan, ShardUpdate, WaitPolicy, agree,
+    CollectiveError, Communicator, ROOT,
+    communicator::WaitPolicy,
+    gradients::{BucketPlan, agree},
+    parameter_server::{Server, ServerClient, ServerPlan, ShardUpdate},
+    replica::ParameterLayout,
+    watchdog::{Phase, RankStatus},
 };
 
 use super::super::StepConfig;

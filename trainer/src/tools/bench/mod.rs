@@ -16,7 +16,10 @@ use datasets::{
     DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig,
     synthetic,
 };
-use distributed::{Communicator, Phase, RankStatus};
+use distributed::{
+    Communicator,
+    watchdog::{Phase, RankStatus},
+};
 use layers::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 

@@ -4,7 +4,7 @@
 
 use std::time::SystemTime;
 
-use distributed::ParameterLayout;
+use distributed::replica::ParameterLayout;
 use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile, is_of_rank};
 
 use crate::config::{BenchConfig, Filled};

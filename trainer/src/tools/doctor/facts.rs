@@ -12,7 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use datasets::{ImageDataset, Split};
 use distributed::{
-    Communicator, Launcher, ROOT, Topology, check_place, check_world_size, mpi_library,
+    Communicator, ROOT,
+    communicator::Topology,
+    launch::{Launcher, check_place, check_world_size, mpi_library},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -6,7 +6,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind};
+use distributed::{
+    CollectiveError, Communicator,
+    reduction::{AllReducer, ReductionKind},
+};
 use serde::{Deserialize, Serialize};
 
 /// Lengths whose sums are compared with the known answer: one, a prime, and more than a piece of any algorithm.

@@ -5,7 +5,7 @@
 
 use super::points::{repeat_together, timed};
 use crate::config::{NetbenchConfig, ReductionChoice};
-use distributed::{AllReducer, CollectiveError, Communicator, ROOT};
+use distributed::{CollectiveError, Communicator, ROOT, reduction::AllReducer};
 use records::{CollectiveTimes, Operation, Point};
 use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;

@@ -11,7 +11,11 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind, WaitPolicy};
+use distributed::{
+    CollectiveError, Communicator,
+    communicator::WaitPolicy,
+    reduction::{AllReducer, ReductionKind},
+};
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::simd::Isa;
 use records::{Overlap, median};
@@ -138,7 +142,8 @@ mod tests {
                 && measured[0].sum_seconds_beside > 0.0
                 && measured[0].bytes == 1 << 19
         );
-        let alone: Arc<dyn Communicator> = Arc::new(distributed::SingleCommunicator::new());
+        let alone: Arc<dyn Communicator> =
+            Arc::new(distributed::communicator::SingleCommunicator::new());
         assert_eq!(measure(&alone, Duration::from_millis(1)).unwrap(), None);
     }
 }

@@ -7,7 +7,7 @@ use super::pairs::{Pair, PairPlan};
 use super::points::ping_pong;
 use crate::config::NetbenchConfig;
 use anyhow::{Context, Result, ensure};
-use distributed::{Communicator, WaitPolicy};
+use distributed::{Communicator, communicator::WaitPolicy};
 use records::{FitFacts, Links, PairTimes, Point};
 use simulate::{Link, NetworkModel, Node};
 

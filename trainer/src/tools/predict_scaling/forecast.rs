@@ -6,7 +6,7 @@
 use std::time::SystemTime;
 
 use anyhow::Result;
-use distributed::CompressionKind;
+use distributed::reduction::CompressionKind;
 use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
     PublishedFigure,

@@ -9,7 +9,11 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights, save_safetensors};
 use datasets::{ShapesConfig, shapes};
-use distributed::{Communicator, ParameterLayout, SingleCommunicator, read};
+use distributed::{
+    Communicator,
+    communicator::SingleCommunicator,
+    replica::{ParameterLayout, read},
+};
 
 use super::Subject;
 use super::comparison::{Comparison, Finding};

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor, TensorData};
 use datasets::Targets;
-use distributed::{ParameterEntry, ParameterLayout, bytes_to_floats, write};
+use distributed::replica::{ParameterEntry, ParameterLayout, bytes_to_floats, write};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 

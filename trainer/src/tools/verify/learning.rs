@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use burn_resnet::ResNet;
-use distributed::SingleCommunicator;
+use distributed::communicator::SingleCommunicator;
 use records::EpochRecord;
 
 use super::Subject;

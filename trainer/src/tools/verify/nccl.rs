@@ -14,7 +14,9 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     use std::sync::Arc;
 
     use distributed::{
-        BucketContext, BucketReduction, CollectiveError, NcclReduction, SingleCommunicator,
+        CollectiveError,
+        communicator::SingleCommunicator,
+        reduction::{BucketContext, BucketReduction, NcclReduction},
     };
 
     use super::comparison::Comparison;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, SingleCommunicator, run_ranks};
+use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
 
 use super::Subject;
 use super::comparison::{Comparison, Finding, relative_l2};

@@ -9,7 +9,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use burn_resnet::ResNet;
 use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::{Communicator, SingleCommunicator};
+use distributed::{Communicator, communicator::SingleCommunicator};
 
 use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::config::{Filled, LossScaling, SyncConfig};

@@ -6,7 +6,7 @@
 //! before the answers that its servers give for the last of these steps: MPI promises no such order, and the watchdog ends what breaks it.
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, WaitPolicy};
+use distributed::{Communicator, communicator::WaitPolicy};
 
 /// Tag of the messages in which ranks tell each other where they are.
 const STOP_TAG: u16 = 101;
