@@ -71,8 +71,7 @@ enum Command {
     /// Let faults befall a training run at random, again and again, and compare its end with an undisturbed one.
     Chaos(chaos::ChaosArgs),
     /// Check the rules of this workspace that no compiler checks.
-    #[command(after_help = tidy::DETAILS)]
-    Tidy,
+    Tidy(tidy::TidyArgs),
     /// Write the book's reference anew, and build the book where mdbook is installed.
     Book,
     /// Pack the programs of a release, or the crates; nothing is uploaded.
@@ -100,7 +99,7 @@ fn run(command: &Command) -> Outcome {
         Command::Test(args) => args.run(),
         Command::Cluster(command) => command.run(),
         Command::Chaos(args) => args.run(),
-        Command::Tidy => tidy::run(),
+        Command::Tidy(args) => args.run(),
         Command::Book => book::run(),
         Command::Dist(args) => args.run(),
         Command::Ci(args) => args.run(),

@@ -4,8 +4,11 @@
 //! Invariant: a rule reads text only, so that this runs in milliseconds and also within `cargo test`.
 
 mod imports;
+mod language;
 mod links;
 mod places;
+mod prose;
+mod route;
 mod shape;
 mod source;
 
@@ -15,17 +18,33 @@ use std::path::Path;
 
 use crate::at::at;
 use crate::cargo;
+use clap::Args;
 use jobs::failure::{Failure, Outcome};
 use jobs::process;
 use links::Page;
+use prose::Prose;
 use source::Source;
 
-/// What `--help` adds.
+/// Details for `--help`.
 pub(crate) const DETAILS: &str = "\
-Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
-Links in pages lead to files that git keeps and headings that are there; every page of docs/ is a chapter of docs/SUMMARY.md.
-A file of more than 800 lines needs a line `// tidy: long file because …` near its top; the reason is printed.
-A function of more than 120 lines needs `// tidy: long function because …` before it.";
+Checks headers, length of files and functions, names, imports between crates, and the places where
+printing, environment variables and unsafe may stand. Links in pages lead to files in git and to
+existing headings; every page of docs/ is a chapter of docs/SUMMARY.md. Prose follows \"Language\" in
+CONTRIBUTING.md, and the routes in ARCHITECTURE.md lead to functions.
+
+A file of more than 800 lines needs a line `// tidy: long file because …` near its top; tidy prints
+the reason. A function of more than 120 lines needs `// tidy: long function because …` before it.
+
+With paths, tidy prints the findings below these only, also in folders whose prose is not yet
+rewritten (`NOT_YET` in xtask/src/tidy/language.rs).";
+
+/// Flags of `cargo xtask tidy`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct TidyArgs {
+    /// Files or folders to check; default: the workspace
+    paths: Vec<String>,
+}
 
 /// A crate's `Cargo.toml`.
 struct Manifest {
@@ -54,70 +73,130 @@ const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
     places::names_a_crate_only_in_its_file,
 ];
 
-/// Checks the workspace.
-pub(crate) fn run() -> Outcome {
-    let files = files(cargo::root())?;
-    for source in &files.sources {
-        if let Some(reason) = shape::reason_for_length(source) {
-            println!(
-                "{}: {} lines, because {reason}",
-                source.path,
-                source.lines.len()
-            );
+impl TidyArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        let files = files(cargo::root())?;
+        let findings = if self.paths.is_empty() {
+            for source in &files.sources {
+                if let Some(reason) = shape::reason_for_length(source) {
+                    let num_lines = source.lines.len();
+                    println!("{}: {num_lines} lines, because {reason}", source.path);
+                }
+            }
+            broken(&files)
+        } else {
+            findings_below(&files, &self.paths)
+        };
+        if findings.is_empty() {
+            println!("tidy: {} files", files.prose.len());
+            return Ok(());
         }
+        Err(Failure::Failed(format!(
+            "{} rules broken:\n{}",
+            findings.len(),
+            findings.join("\n")
+        )))
     }
-    let findings = broken(&files);
-    if findings.is_empty() {
-        println!("tidy: {} files", files.sources.len());
-        return Ok(());
-    }
-    Err(Failure::Failed(format!(
-        "{} rules broken:\n{}",
-        findings.len(),
-        findings.join("\n")
-    )))
 }
 
-/// What the rules look at.
+/// Checks the workspace.
+pub(crate) fn run() -> Outcome {
+    TidyArgs { paths: Vec::new() }.run()
+}
+
+/// Files to check.
 #[derive(Default)]
 struct Files {
     sources: Vec<Source>,
     manifests: Vec<Manifest>,
     pages: Vec<Page>,
+    prose: Vec<Prose>,
 }
 
-fn broken(
-    Files {
-        sources,
-        manifests,
-        pages,
-    }: &Files,
-) -> Vec<String> {
+/// Returns all findings except in prose that is not yet rewritten.
+fn broken(files: &Files) -> Vec<String> {
+    let mut findings = findings(files);
+    let prose = files.prose.iter();
+    findings.extend(language_findings(
+        prose.filter(|prose| !language::is_not_yet(&prose.path)),
+    ));
+    let mut findings: Vec<String> = findings
+        .iter()
+        .map(|(path, finding)| format!("{path}:{finding}"))
+        .collect();
+    findings.extend(language::long_subjects(&subjects()));
+    findings
+}
+
+fn findings_below(files: &Files, places: &[String]) -> Vec<String> {
+    let mut findings = findings(files);
+    findings.extend(language_findings(files.prose.iter()));
+    findings
+        .sort_by(|(path, finding), (other, later)| (path, finding.line).cmp(&(other, later.line)));
+    let is_below = |path: &str| {
+        let path = Path::new(path);
+        places
+            .iter()
+            .any(|place| path.starts_with(place.trim_start_matches("./")))
+    };
+    findings
+        .iter()
+        .filter(|(path, _)| is_below(path))
+        .map(|(path, finding)| format!("{path}:{finding}"))
+        .collect()
+}
+
+fn language_findings<'a>(prose: impl Iterator<Item = &'a Prose>) -> Vec<(String, Finding)> {
+    prose
+        .flat_map(|prose| {
+            let findings = language::is_plain(prose).into_iter();
+            findings.map(|finding| (prose.path.clone(), finding))
+        })
+        .collect()
+}
+
+fn findings(files: &Files) -> Vec<(String, Finding)> {
     let mut findings = Vec::new();
-    for source in sources {
-        for finding in RULES.iter().flat_map(|rule| rule(source)) {
-            findings.push(format!("{}:{finding}", source.path));
+    let mut add = |path: &str, found: Vec<Finding>| {
+        findings.extend(found.into_iter().map(|finding| (path.to_owned(), finding)));
+    };
+    for source in &files.sources {
+        for rule in RULES {
+            add(&source.path, rule(source));
         }
     }
-    for Manifest { path, text } in manifests {
-        for finding in imports::manifest_follows_the_map(path, text) {
-            findings.push(format!("{path}:{finding}"));
-        }
+    for Manifest { path, text } in &files.manifests {
+        add(path, imports::manifest_follows_the_map(path, text));
     }
     let tracked = tracked();
     let is_kept = |path: &Path| match &tracked {
         Some(paths) => paths.iter().any(|kept| Path::new(kept).starts_with(path)),
         None => cargo::root().join(path).exists(),
     };
-    for page in pages {
-        for finding in links::broken_links(page, pages, is_kept) {
-            findings.push(format!("{}:{finding}", page.path));
-        }
+    for page in &files.pages {
+        add(&page.path, links::broken_links(page, &files.pages, is_kept));
+        add(&page.path, route::leads_to_functions(page, &files.sources));
     }
-    for (path, finding) in links::pages_outside_the_book(pages) {
-        findings.push(format!("{path}:{finding}"));
+    for (path, finding) in links::pages_outside_the_book(&files.pages) {
+        add(path, vec![finding]);
     }
     findings
+}
+
+/// The last 30 commits since the rule for subjects; empty without a repository of git.
+fn subjects() -> String {
+    let root = cargo::root().to_string_lossy();
+    let since = "--since=2026-11-28T07:10:00Z";
+    let log = [
+        "-C",
+        &root,
+        "log",
+        "--no-merges",
+        "-n30",
+        "--format=%h %s",
+        since,
+    ];
+    process::answer("git", &log).unwrap_or_default()
 }
 
 /// The files that git keeps and that are there; none where this is no repository of git.
@@ -138,48 +217,47 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All sources, manifests and pages below a folder, in a fixed order.
+/// Hidden folders with files that people read.
+const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
+
+/// Reads all files to check below a folder, in a fixed order.
 fn files(root: &Path) -> Outcome<Files> {
-    let mut files = Files::default();
+    let mut paths = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(at(&folder))? {
             let path = entry.map_err(at(&folder))?.path();
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            if path.is_dir() {
-                // Build results, runs and hidden folders hold no sources of ours.
-                let is_root = folder == root || folder.ends_with("trainer/fuzz");
-                let is_output = is_root && ["target", "runs", "book"].contains(&name.as_str());
-                if !is_output && !name.starts_with('.') {
-                    folders.push(path);
-                }
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if !path.is_dir() {
+                paths.push(path);
                 continue;
             }
-            let (is_source, is_page) = (name.ends_with(".rs"), name.ends_with(".md"));
-            if is_source || is_page || name == "Cargo.toml" {
-                let text = fs::read_to_string(&path).map_err(at(&path))?;
-                let path = path
-                    .strip_prefix(root)
-                    .unwrap_or(&path)
-                    .display()
-                    .to_string();
-                if is_source {
-                    files.sources.push(Source::new(&path, &text));
-                } else if is_page {
-                    files.pages.push(Page { path, text });
-                } else {
-                    files.manifests.push(Manifest { path, text });
-                }
+            // Build results and runs hold no sources.
+            let is_root = folder == root || folder.ends_with("trainer/fuzz");
+            let is_output = is_root && ["target", "runs", "book"].contains(&name.as_ref());
+            if !is_output && (!name.starts_with('.') || HIDDEN.contains(&name.as_ref())) {
+                folders.push(path);
             }
         }
     }
-    files.sources.sort_by(|a, b| a.path.cmp(&b.path));
-    files.manifests.sort_by(|a, b| a.path.cmp(&b.path));
-    files.pages.sort_by(|a, b| a.path.cmp(&b.path));
+    paths.sort();
+    let mut files = Files::default();
+    for absolute in paths {
+        let relative = absolute.strip_prefix(root).unwrap_or(&absolute);
+        let path = relative.display().to_string();
+        // Images, archives and other files of bytes have no prose.
+        let Ok(text) = fs::read_to_string(&absolute) else {
+            continue;
+        };
+        files.prose.extend(Prose::new(&path, &text));
+        if path.ends_with(".rs") {
+            files.sources.push(Source::new(&path, &text));
+        } else if path.ends_with(".md") {
+            files.pages.push(Page { path, text });
+        } else if relative.ends_with("Cargo.toml") {
+            files.manifests.push(Manifest { path, text });
+        }
+    }
     Ok(files)
 }
 

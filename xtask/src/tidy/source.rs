@@ -3,6 +3,8 @@
 //! In: path and text. Out: its lines as written, and its code with comments and texts blanked out.
 //! Invariant: both have the same number of lines; a word inside a string or a comment is not code.
 
+use std::ops::Range;
+
 /// A source file.
 pub(super) struct Source {
     /// Relative to the workspace, with `/`.
@@ -71,26 +73,31 @@ pub(super) fn words(code: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     })
 }
 
-/// Replaces comments and the inside of texts by blanks; line ends stay.
+/// Replaces comments, strings and characters by blanks; line ends stay.
 fn blanked(text: &str) -> String {
-    let characters: Vec<char> = text.chars().collect();
-    let mut blanked = String::with_capacity(text.len());
-    let mut at = 0;
-    while at < characters.len() {
-        let end = end_of_quiet(&characters, at);
-        if end > at {
-            blanked.extend(
-                characters[at..end]
-                    .iter()
-                    .map(|c| if *c == '\n' { '\n' } else { ' ' }),
-            );
-            at = end;
-        } else {
-            blanked.push(characters[at]);
-            at += 1;
+    let mut characters: Vec<char> = text.chars().collect();
+    for range in quiet_ranges(&characters) {
+        for c in &mut characters[range] {
+            if *c != '\n' {
+                *c = ' ';
+            }
         }
     }
-    blanked
+    characters.into_iter().collect()
+}
+
+/// Returns where the comments, strings and characters of Rust code stand.
+pub(super) fn quiet_ranges(text: &[char]) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let end = end_of_quiet(text, at);
+        if end > at {
+            ranges.push(at..end);
+        }
+        at = end.max(at + 1);
+    }
+    ranges
 }
 
 /// The end of the comment, string or character that begins here; here itself if none does.
