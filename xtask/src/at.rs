@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use jobs::failure::Failure;
+use cluster::failure::Failure;
 
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
     move |error| Failure::Failed(format!("{}: {error}", path.display()))

@@ -7,9 +7,9 @@ use clap::{Args, Subcommand};
 
 use crate::cargo::{self, Mpi};
 use crate::setup;
-use jobs::failure::Outcome;
-use jobs::options::{self, Installing};
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::options::{self, Installing};
+use cluster::process;
 
 const DETAILS: &str = "\
 Every kernel and shape with its time, GFLOP/s (direct convolution's operations), share of the multiply-add peak measured in

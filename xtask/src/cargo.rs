@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::at::at;
 use crate::probe::Found;
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// Whether this build speaks MPI.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -6,8 +6,8 @@ use clap::Args;
 
 use crate::cuda;
 use crate::test_stages::TestArgs;
-use jobs::failure::Outcome;
-use jobs::options::Installing;
+use cluster::failure::Outcome;
+use cluster::options::Installing;
 
 const DETAILS: &str = "\
 --cuda builds the trainer with burn's CUDA backend and without LLVM, which needs no network beyond the crates, into

@@ -15,9 +15,9 @@ use std::time::Duration;
 use crate::at::at;
 use crate::cargo;
 use crate::setup;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
-use jobs::process::{self, Finished, Running};
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
+use cluster::process::{self, Finished, Running};
 
 /// The prefixes of the symbols that the bundle would define.
 const ABSENT: [&str; 2] = ["LLVM", "cubecl_"];

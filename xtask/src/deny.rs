@@ -5,9 +5,9 @@
 
 use crate::cargo;
 use crate::kernel_stages::Reason;
-use jobs::failure::Outcome;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::probe;
+use cluster::process;
 
 /// Checks what can be checked here.
 pub(crate) fn check() -> Result<Outcome, Reason> {

@@ -11,9 +11,9 @@ use crate::cargo::{self, Mpi};
 use crate::mpi_suite::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::{Check, Ended, check, conclude, empty_folder, run_all};
-use jobs::failure::{Failure, Outcome};
-use jobs::mpirun::Mpirun;
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::mpirun::Mpirun;
+use cluster::process;
 
 const PACKAGES: [&str; 4] = [
     "trainer",

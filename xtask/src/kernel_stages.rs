@@ -7,9 +7,9 @@ use std::fs;
 use std::process::Command;
 
 use crate::cargo;
-use jobs::failure::Outcome;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::probe;
+use cluster::process;
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 const ARM: &str = "aarch64-unknown-linux-gnu";

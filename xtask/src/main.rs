@@ -38,7 +38,7 @@ mod train;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use jobs::failure::Outcome;
+use cluster::failure::Outcome;
 
 /// The automation of this workspace.
 #[derive(Debug, Parser)]

@@ -15,11 +15,11 @@ use clap::Args;
 use crate::cargo;
 use crate::packages::Need;
 use crate::setup;
-use jobs::failure::{Failure, Outcome};
-use jobs::mpirun::{Make, Mpirun};
-use jobs::options::Installing;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::mpirun::{Make, Mpirun};
+use cluster::options::Installing;
+use cluster::probe;
+use cluster::process;
 
 /// The flag.
 #[derive(Debug, Default, Args)]

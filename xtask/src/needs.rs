@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// The version of glibc, such as `2.34`.
 pub(crate) fn glibc(program: &Path) -> Outcome<String> {

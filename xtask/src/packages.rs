@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use jobs::failure::Outcome;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::probe;
+use cluster::process;
 
 /// Something that the system provides.
 #[derive(Debug, Clone, Copy, PartialEq)]

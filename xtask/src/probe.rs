@@ -8,9 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use jobs::mpirun::Mpirun;
-use jobs::probe;
-use jobs::process;
+use cluster::mpirun::Mpirun;
+use cluster::probe;
+use cluster::process;
 
 /// What was looked for; `None` is missing.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use std::process::Command;
 use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::kernel_stages::Reason;
-use jobs::failure::Outcome;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::probe;
+use cluster::process;
 
 const TEST: &str =
     "same_bits::exact_runs_of_a_named_instruction_set_have_these_bits_on_every_processor";

@@ -12,9 +12,9 @@ use crate::packages::Need;
 use crate::setup;
 use crate::suite::{self, Check, Ended, check};
 use crate::tensorboard;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
-use jobs::probe;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
+use cluster::probe;
 
 /// Names of the browser on different systems.
 const BROWSERS: [&str; 4] = [

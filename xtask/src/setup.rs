@@ -9,10 +9,10 @@ use crate::cargo;
 use crate::mpi_choice::MpiChoice;
 use crate::packages::{self, Installer, Need, Privilege};
 use crate::probe::Found;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
-use jobs::probe;
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
+use cluster::probe;
+use cluster::process;
 
 const DETAILS: &str = "\
 Looked for: a C compiler, an MPI to build with (mpicc and mpi.h, of any MPI), mpirun, libclang.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::cargo;
 use crate::suite::Ended;
-use jobs::{probe, process};
+use cluster::{probe, process};
 
 const REQUIREMENTS: [&str; 2] = ["tensorboard==2.21.0", "pillow==13.0.0"];
 const IMPORTS: &str = "import PIL, tensorboard.backend.event_processing.event_accumulator";

@@ -10,10 +10,10 @@ use clap::Args;
 
 use crate::cargo::{self, Mpi};
 use crate::setup;
-use jobs::cores;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::{self, Installing};
-use jobs::process;
+use cluster::cores;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::{self, Installing};
+use cluster::process;
 
 const DETAILS: &str = "\
 Without arguments this trains the trainer's default model on its embedded data set, on 2 ranks where MPI can be had.

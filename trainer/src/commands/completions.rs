@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result};
 use clap_complete::aot;
-use jobs::output::unless_reader_left;
+use cluster::output::unless_reader_left;
 
 use crate::config::cli::{CliOf, CompletionsArgs, Shell};
 use crate::model::family::ModelFamily;

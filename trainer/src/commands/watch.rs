@@ -20,7 +20,7 @@ const NOT_FINISHED: u8 = 3;
 /// # Errors
 /// When there is no such run, or its files or the terminal cannot be read.
 pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
-    let directory = jobs::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
+    let directory = cluster::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
     let (on_terminal, is_to_end) = (stdout().is_terminal(), || world.stop.is_raised());
     let has_finished = match (args.once, args.until_end) {
         (false, until_end) if on_terminal => {

@@ -7,12 +7,12 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use cluster::failure::Outcome;
 use distributed::{
     Communicator,
     communicator::SingleCommunicator,
     launch::{Launcher, check_world, join, launch_with},
 };
-use jobs::failure::Outcome;
 
 use crate::config::ConfigError;
 use crate::measure::report;

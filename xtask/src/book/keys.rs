@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::at::at;
-use jobs::failure::Outcome;
+use cluster::failure::Outcome;
 
 const HEAD: &str = "# Every key of every file
 

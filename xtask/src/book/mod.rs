@@ -12,8 +12,8 @@ use std::process::Command;
 use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::probe::Found;
-use jobs::failure::{Failure, Outcome};
-use jobs::{probe, process};
+use cluster::failure::{Failure, Outcome};
+use cluster::{probe, process};
 
 /// Below the root.
 const REFERENCE: &str = "docs/reference";

@@ -13,7 +13,7 @@ use super::{TIMEOUT_S, words};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Ended, checkpoints};
-use jobs::process::{self, ReadySignal, Running};
+use cluster::process::{self, ReadySignal, Running};
 
 /// How long a fault waits for a checkpoint to be written.
 const WRITING_LIMIT: Duration = Duration::from_secs(3);

@@ -22,8 +22,8 @@ use crate::slurm_suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{QUICK, Run, arguments, disturbed, instead};
 use crate::suite::{checkpoints, conclude, empty_folder, same};
-use jobs::failure::{Failure, Outcome};
-use jobs::options::{self, Installing};
+use cluster::failure::{Failure, Outcome};
+use cluster::options::{self, Installing};
 
 use cut::Cut;
 use disk::Disk;

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::at::at;
 use crate::cargo;
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// A published archive may have ten million bytes.
 const LARGEST: u64 = 10_000_000;

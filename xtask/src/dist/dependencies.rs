@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::TARGET;
 use crate::at::at;
 use crate::cargo::{self, Mpi};
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// The program's own crate.
 pub(super) const PROGRAM: &str = "trainer";

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::dependencies::Dependency;
 use crate::at::at;
-use jobs::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome};
 
 /// How the names of such files begin, in small letters.
 const NAMES: [&str; 6] = [

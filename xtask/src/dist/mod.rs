@@ -20,9 +20,9 @@ use clap::Args;
 use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::setup;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
+use cluster::process;
 
 /// Whose programs are packed: built, tested and run there.
 const TARGET: &str = "x86_64-unknown-linux-gnu";

@@ -12,8 +12,8 @@ use super::{bill, licences};
 use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::needs;
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// Files of the root that go along.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];

@@ -12,9 +12,9 @@ use clap::Args;
 use crate::cuda;
 use crate::needs;
 use crate::setup;
-use jobs::failure::Outcome;
-use jobs::options::Installing;
-use jobs::process;
+use cluster::failure::Outcome;
+use cluster::options::Installing;
+use cluster::process;
 
 const DETAILS: &str = "\
 Builds the trainer for CUDA without LLVM, as `ci --cuda` does (about 25 minutes on 2 cores when new), and packs it with the

@@ -9,8 +9,8 @@ use std::process::Command;
 use crate::at::at;
 use crate::cargo;
 use crate::cuda::Built;
-use jobs::failure::{Failure, Outcome};
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::process;
 
 /// What is started there.
 pub(super) const ENTRY: &str = "gpu-check.sh";

@@ -9,8 +9,8 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Check, Ended, check};
-use jobs::json;
-use jobs::mpirun::Make;
+use cluster::json;
+use cluster::mpirun::Make;
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     check(

@@ -10,7 +10,7 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run, arguments, instead};
 use crate::suite::{Check, Ended, check};
-use jobs::process::{self, Running};
+use cluster::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 1] = [check(
     "the memory of each rank stays flat over 2,000 steps",

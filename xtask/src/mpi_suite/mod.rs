@@ -19,9 +19,9 @@ use std::process::Command;
 
 use crate::suite::launcher::Launcher;
 use crate::suite::{self, Ended, Programs, conclude, empty_folder};
-use jobs::cores;
-use jobs::failure::Outcome;
-use jobs::mpirun::{self, Mpirun, Placement};
+use cluster::cores;
+use cluster::failure::Outcome;
+use cluster::mpirun::{self, Mpirun, Placement};
 
 /// What the checks work with; also the way to start ranks with mpirun.
 pub(crate) struct Suite {

@@ -12,8 +12,8 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, disturbed, instead};
 use crate::suite::{Check, check, checkpoints, same};
-use jobs::json;
-use jobs::process;
+use cluster::json;
+use cluster::process;
 
 pub(super) const CHECKS: [Check<Suite>; 7] = [
     check(

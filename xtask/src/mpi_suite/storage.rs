@@ -11,8 +11,8 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{Run, arguments, instead};
 use crate::suite::{Check, check};
-use jobs::mpirun;
-use jobs::process;
+use cluster::mpirun;
+use cluster::process;
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
     check(

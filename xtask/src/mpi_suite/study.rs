@@ -13,9 +13,9 @@ use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, disturbed};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended, check};
-use jobs::hosts;
-use jobs::mpirun::Mpirun;
-use jobs::process;
+use cluster::hosts;
+use cluster::mpirun::Mpirun;
+use cluster::process;
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
     check(

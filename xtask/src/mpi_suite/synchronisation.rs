@@ -10,8 +10,8 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, LIMIT_S, Run, arguments, instead};
 use crate::suite::{Check, check, same};
-use jobs::json;
-use jobs::mpirun::Mpirun;
+use cluster::json;
+use cluster::mpirun::Mpirun;
 
 pub(super) const CHECKS: [Check<Suite>; 8] = [
     check(

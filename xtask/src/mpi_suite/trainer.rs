@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use jobs::probe;
+use cluster::probe;
 
 use super::Suite;
 use crate::suite::run::{LIMIT_S, Run, arguments};

@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::packages::{self, Privilege, succeeds};
-use jobs::{probe, process};
+use cluster::{probe, process};
 
 use super::ASK_LIMIT_S;
 use super::configuration::{CONTROLLER, NODES, with_kill_wait};
@@ -170,7 +170,7 @@ impl Daemons {
         command
             .args(["--kill-after=5", ASK_LIMIT_S, name])
             .args(arguments);
-        jobs::mpirun::forget_surrounding_job(&mut command);
+        cluster::mpirun::forget_surrounding_job(&mut command);
         command
             .env("SLURM_CONF", self.slurm_conf())
             .stdin(Stdio::null());

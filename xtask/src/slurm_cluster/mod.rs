@@ -19,8 +19,8 @@ use clap::Subcommand;
 use crate::cargo;
 use crate::packages::{Need, Privilege};
 use crate::setup;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
 
 use configuration::Configuration;
 use daemons::Daemons;
@@ -164,7 +164,7 @@ impl Cluster {
     /// A command of Slurm, or any that asks this cluster.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Process {
         let mut command = Process::new(program);
-        jobs::mpirun::forget_surrounding_job(&mut command);
+        cluster::mpirun::forget_surrounding_job(&mut command);
         command.env("SLURM_CONF", self.daemons.slurm_conf());
         command
     }

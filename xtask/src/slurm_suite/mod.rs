@@ -21,8 +21,8 @@ use crate::slurm_cluster::Cluster;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{QUICK, Run};
 use crate::suite::{self, conclude, empty_folder};
-use jobs::failure::{Failure, Outcome};
-use jobs::mpirun::Mpirun;
+use cluster::failure::{Failure, Outcome};
+use cluster::mpirun::Mpirun;
 
 /// What the checks work with; also the way to start ranks with srun.
 pub(crate) struct Suite {

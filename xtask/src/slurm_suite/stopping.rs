@@ -13,7 +13,7 @@ use crate::chaos;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::Run;
 use crate::suite::{Check, check, checkpoints, same};
-use jobs::json;
+use cluster::json;
 
 pub(super) const CHECKS: [Check<Suite>; 5] = [
     check(

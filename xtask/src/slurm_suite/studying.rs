@@ -9,7 +9,7 @@ use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, disturbed};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended, check};
-use jobs::process;
+use cluster::process;
 
 pub(super) const CHECKS: [Check<Suite>; 1] = [check(
     "study: its jobs run one after the other, and killed and started again it submits none twice",

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use jobs::json;
-use jobs::process;
+use cluster::json;
+use cluster::process;
 
 const STATE: &str = "state.json";
 /// Every checkpoint has them.

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use crate::at::at;
 use crate::cargo::{self, Mpi};
-use jobs::failure::{Failure, Outcome};
-use jobs::process::{self, Finished, Running};
+use cluster::failure::{Failure, Outcome};
+use cluster::process::{self, Finished, Running};
 
 /// One check: its name is what it claims.
 pub(crate) struct Check<S> {

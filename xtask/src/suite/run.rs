@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::Ended;
 use super::launcher::Launcher;
-use jobs::json;
-use jobs::process::{self, Running};
+use cluster::json;
+use cluster::process::{self, Running};
 
 /// Longer than any of these runs takes on a busy machine.
 pub(crate) const LIMIT_S: u64 = 600;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::verdict::{Row, Verdict};
 use crate::at::at;
 use crate::cargo;
-use jobs::failure::{Failure, Outcome};
-use jobs::guard::Guarded;
+use cluster::failure::{Failure, Outcome};
+use cluster::guard::Guarded;
 
 /// Longer than a stage takes on a busy machine; then it ends with all that it started.
 const LIMIT: Duration = Duration::from_secs(45 * 60);

@@ -27,9 +27,9 @@ use crate::slurm_cluster;
 use crate::slurm_suite;
 use crate::suite::Programs;
 use crate::tidy;
-use jobs::failure::{Failure, Outcome};
-use jobs::options::Installing;
-use jobs::process;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::Installing;
+use cluster::process;
 
 use verdict::{Row, Verdict, table};
 

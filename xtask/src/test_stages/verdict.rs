@@ -2,7 +2,7 @@
 //!
 //! In: outcomes and seconds. Out: the table at the end of `cargo xtask test`.
 
-use jobs::failure::Outcome;
+use cluster::failure::Outcome;
 
 pub(super) enum Verdict {
     Passed,

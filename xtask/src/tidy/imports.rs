@@ -4,16 +4,17 @@ use super::Finding;
 use super::source::member;
 
 /// The crates of this workspace that a member may know, by their names in manifests.
-const MAY_KNOW: [(&str, &[&str]); 9] = [
+const MAY_KNOW: [(&str, &[&str]); 10] = [
     ("burn-resnet", &["layers"]),
+    ("cluster", &["records"]),
     ("datasets", &["kernels"]),
     ("distributed", &[]),
-    ("jobs", &["records"]),
     ("kernels", &[]),
     ("layers", &["kernels"]),
     ("records", &[]),
     ("report", &["records"]),
     ("simulate", &["distributed", "records"]),
+    ("study", &["cluster", "records"]),
 ];
 
 /// Crates of others that few members may know.
@@ -45,7 +46,7 @@ fn may_know(member: &str, name: &str) -> bool {
 }
 
 /// What xtask may depend on: what reads its command line and the formats it meets, and what starts processes, all built in seconds.
-const XTASK_MAY_KNOW: [&str; 4] = ["clap", "jobs", "serde_json", "toml"];
+const XTASK_MAY_KNOW: [&str; 4] = ["clap", "cluster", "serde_json", "toml"];
 
 /// A manifest depends on no crate that its crate must not know; xtask depends on next to nothing.
 pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {

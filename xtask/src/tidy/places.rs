@@ -11,7 +11,7 @@ const NCCL_FOLDER: &str = "distributed/src/nccl/";
 const RECORDING: &str = "layers/src/recorded.rs";
 
 /// Crates that start other programs: what these find in the environment is theirs to read, and what is going on theirs to print.
-const TOOLS: [&str; 2] = ["jobs", "xtask"];
+const TOOLS: [&str; 3] = ["cluster", "study", "xtask"];
 
 /// Printing belongs to the report, to programs and to tests.
 pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Finding> {

@@ -33,9 +33,10 @@ pub use verify::{VerifyArgs, VerifyRunArgs};
 use crate::config::choices::{BatchNormKind, SplitKind};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
+use cluster::{HostsCommand, LaunchArgs, SlurmCommand};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use study::{CompareArgs, StudyArgs};
 
 /// The variable that stands in for `--cpu`.
 pub(super) const CPU_VARIABLE: &str = "LOCKSTEP_CPU";

@@ -14,8 +14,8 @@ use crate::config::TrainConfig;
 use crate::measure::held_file::HeldFile;
 use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
+use cluster::output::unless_reader_left;
 use indicatif::{ProgressBar, ProgressStyle};
-use jobs::output::unless_reader_left;
 use records::{
     BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats,
 };

@@ -1,0 +1,278 @@
+//! Programs that end when we end, however that comes about: by their end, an error, a panic, Ctrl-C or a kill.
+//!
+//! In: a prepared command. Out: [`Guarded`], and a shell command that is run when this program is gone.
+//! Invariant: the shell between us and the program holds the reading end of a pipe of which only we have the other, so that no
+//! signal has to be caught here. It sleeps until then and costs a measured program nothing.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+/// What bash does: the program as a child, and beside it one who waits for the pipe's end. A program leads a group of its own, where
+/// the system has `setsid`, so that what it started ends with it; `set -m` would do that, too, but take the terminal from us.
+const SCRIPT: &str = r#"
+trap : INT HUP TERM
+exec 3<&0
+own=$(command -v setsid)
+${own:+"$own"} "$@" </dev/null 3<&- &
+child=$!
+( trap '' INT HUP TERM
+read -r _ <&3
+kill -TERM -- "-$child" || kill -TERM "$child"
+sleep 10
+kill -KILL -- "-$child" || kill -KILL "$child" ) 2>/dev/null &
+watcher=$!
+disown "$watcher"
+while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || break
+done
+# What the program has left behind.
+{ if kill -TERM -- "-$child"; then
+    for _ in {1..100}; do
+        kill -0 -- "-$child" || break
+        sleep 0.1
+    done
+    kill -KILL -- "-$child"
+fi; } 2>/dev/null
+kill -KILL "$watcher"
+exit "$code"
+"#;
+
+/// How often we look whether the program has ended; it is not disturbed by that.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A program that is asked to end (SIGTERM, after 10 s SIGKILL), with what it has started, when this value is dropped or this process
+/// is gone; what it leaves behind when it ends by itself ends, too.
+#[derive(Debug)]
+pub struct Guarded {
+    shell: Child,
+    started: Instant,
+}
+
+impl Guarded {
+    /// Starts the command with its environment; both its streams go to the file.
+    ///
+    /// # Errors
+    /// A file that cannot be made, a system without bash.
+    pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
+        let output = create(log)?;
+        let errors = output
+            .try_clone()
+            .map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+        Self::start_into(command, output, errors)
+    }
+
+    /// As [`start`](Guarded::start), for one whose output is a result: standard error goes to `NAME.err` beside the file. A launcher forwards
+    /// both streams piece by piece, and in one file a warning may stand in the middle of a line of the other. [`said`] reads both.
+    pub fn start_apart(command: &Command, log: &Path) -> Outcome<Self> {
+        Self::start_into(command, create(log)?, create(&errors_beside(log))?)
+    }
+
+    fn start_into(command: &Command, output: File, errors: File) -> Outcome<Self> {
+        let mut shell = Command::new("bash");
+        shell
+            .args(["-c", SCRIPT, "guard"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        if let Some(folder) = command.get_current_dir() {
+            shell.current_dir(folder);
+        }
+        shell.stdin(Stdio::piped()).stdout(output).stderr(errors);
+        let child = shell
+            .spawn()
+            .map_err(|error| process::cannot_start(&shell, &error))?;
+        Ok(Guarded {
+            shell: child,
+            started: Instant::now(),
+        })
+    }
+
+    /// Whether the program is no longer there.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.shell.try_wait(), Ok(None))
+    }
+
+    /// Waits for the end, at most this long: the exit code, absent where a signal or the limit ended the program.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
+        let mut was_asked = false;
+        loop {
+            let status: Option<ExitStatus> = self.shell.try_wait().map_err(|error| {
+                Failure::Failed(format!("a program's end cannot be waited for: {error}"))
+            })?;
+            match status {
+                Some(_) if was_asked => return Ok(None),
+                // The shell tells a signal as 128 and more.
+                Some(status) => return Ok(status.code().filter(|code| *code < 128)),
+                None => {}
+            }
+            if !was_asked && self.started.elapsed() > limit {
+                drop(self.shell.stdin.take());
+                was_asked = true;
+            }
+            sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+fn create(path: &Path) -> Outcome<File> {
+    File::create(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+}
+
+fn errors_beside(log: &Path) -> PathBuf {
+    log.with_extension("err")
+}
+
+/// All that a program has said: standard output, then standard error.
+pub fn said(log: &Path) -> String {
+    let read =
+        |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    format!("{}\n{}", read(log), read(&errors_beside(log)))
+}
+
+/// A command that is run once this value is dropped or this process is gone.
+pub(crate) struct Afterwards {
+    shell: Child,
+}
+
+impl Afterwards {
+    /// Prepares the command; its words must outlive us, as a path does.
+    pub(crate) fn run(program: &Path, arguments: &[&str]) -> Outcome<Self> {
+        let mut shell = Command::new("bash");
+        shell.args([
+            "-c",
+            "trap '' INT HUP TERM; read -r _; exec \"$@\" </dev/null >/dev/null",
+            "afterwards",
+        ]);
+        shell.arg(program).args(arguments).stdin(Stdio::piped());
+        let shell = shell
+            .spawn()
+            .map_err(|error| process::cannot_start(&shell, &error))?;
+        Ok(Afterwards { shell })
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("lockstep-jobs-{}-guard-{name}", std::process::id()))
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_program_gets_its_environment_and_its_code_is_told() {
+        let log = file("code");
+        let mut command = shell("echo $WORD; echo err >&2; exit 3");
+        command.env("WORD", "a b");
+        let code = Guarded::start(&command, &log)
+            .unwrap()
+            .finish(Duration::from_secs(20))
+            .unwrap();
+        assert_eq!(
+            (code, fs::read_to_string(&log).unwrap().as_str()),
+            (Some(3), "a b\nerr\n")
+        );
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_warning_in_the_middle_of_a_result_is_apart_from_it_and_both_are_said() {
+        let log = file("apart.log");
+        let command = shell("printf '{\"a\": '; echo 'warning: slow' >&2; echo '1}'");
+        let code = Guarded::start_apart(&command, &log)
+            .unwrap()
+            .finish(Duration::from_secs(20))
+            .unwrap();
+        assert_eq!(
+            (code, fs::read_to_string(&log).unwrap().as_str()),
+            (Some(0), "{\"a\": 1}\n")
+        );
+        assert_eq!(said(&log), "{\"a\": 1}\n\nwarning: slow\n");
+        for path in [&log, &errors_beside(&log)] {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_program_past_its_limit_has_no_code_and_a_dropped_one_is_ended() {
+        let log = file("limit");
+        let start = Instant::now();
+        let code = Guarded::start(&shell("exec sleep 30"), &log)
+            .unwrap()
+            .finish(Duration::from_millis(50))
+            .unwrap();
+        assert_eq!(code, None);
+        drop(Guarded::start(&shell("exec sleep 30"), &log).unwrap());
+        assert!(start.elapsed() < Duration::from_secs(20));
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn what_a_program_has_started_ends_with_it() {
+        let log = file("grandchild");
+        for script in ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"] {
+            let guarded = Guarded::start(&shell(script), &log).unwrap();
+            let start = Instant::now();
+            let started = loop {
+                let text = fs::read_to_string(&log).unwrap();
+                if let Some(number) = text.strip_suffix('\n') {
+                    break number.to_owned();
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "{text}");
+                sleep(LOOK_EVERY);
+            };
+            drop(guarded);
+            // One that nobody has waited for yet has ended all the same.
+            let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+            assert!(stat.is_empty() || stat.contains(") Z "), "{script}: {stat}");
+        }
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn what_is_to_be_done_afterwards_is_not_done_before() {
+        let made = file("made");
+        let afterwards = Afterwards::run(Path::new("touch"), &[made.to_str().unwrap()]).unwrap();
+        sleep(Duration::from_millis(50));
+        assert!(!made.exists());
+        drop(afterwards);
+        assert!(made.exists());
+        fs::remove_file(made).unwrap();
+    }
+}

@@ -1,0 +1,402 @@
+//! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each sending at a
+//! limited rate. `trainer hosts up|run|down` for use by hand.
+//!
+//! In: a [`Rate`], a number of hosts, root. Out: `Hosts`, and programs on them by mpirun.
+//! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
+//! taken away from it without being asked to, nor those of another living process. What is not emulated: latency (beyond the kernel's own), several processors, disks.
+//! Source: ip-netns(8), veth(4), tc-tbf(8).
+
+mod commands;
+mod rate;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+
+use clap::Subcommand;
+
+use crate::cores;
+use crate::failure::{Failure, Outcome};
+use crate::guard::Afterwards;
+use crate::mpirun::Mpirun;
+use crate::options;
+use crate::output::say;
+use crate::probe;
+use crate::process;
+use crate::run_directory;
+
+pub use self::rate::Rate;
+
+const DEFAULT_COUNT: usize = 2;
+/// Addresses are 10.98.0.1 to .254.
+const MOST_HOSTS: usize = 254;
+const PROGRAMS: [&str; 4] = ["ip", "tc", "sysctl", "unshare"];
+
+const DETAILS: &str = "\
+Example, as root:
+    trainer hosts up 1gbit
+    trainer hosts run -n 2 -- trainer bench --threads 1
+    trainer hosts down
+The hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are
+emulated.";
+
+/// Commands of `trainer hosts`.
+#[derive(Debug, Clone, Subcommand)]
+#[command(after_help = DETAILS)]
+pub enum HostsCommand {
+    /// Make hosts, or change the rate of those that are there.
+    Up {
+        /// What each host sends at most, such as 200mbit or 1gbit; what several send to one is not limited.
+        #[arg(value_name = "RATE", default_value = "unlimited", value_parser = Rate::read)]
+        rate: Rate,
+        /// How many [default: 2]
+        #[arg(long, value_name = "N", value_parser = options::count)]
+        hosts: Option<usize>,
+    },
+    /// Start a program on the hosts by Open MPI's mpirun.
+    Run {
+        /// Number of ranks, spread over the hosts in turn [default: one a host]
+        #[arg(short = 'n', value_name = "N", value_parser = options::count)]
+        ranks: Option<usize>,
+        /// Program and its arguments, after `--`.
+        #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+        words: Vec<String>,
+    },
+    /// Remove the hosts and end what runs there.
+    Down {
+        /// Only if this process has made them [default: whoever has made them]
+        #[arg(long, value_name = "PID")]
+        of: Option<u32>,
+    },
+}
+
+impl HostsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Missing rights or programs; hosts that another process uses.
+    pub fn run(&self) -> Outcome {
+        require()?;
+        match self {
+            HostsCommand::Up { rate, hosts } => up(*rate, hosts.unwrap_or(DEFAULT_COUNT)),
+            HostsCommand::Run { ranks, words } => start(*ranks, words),
+            HostsCommand::Down { of } => {
+                let _lock = lock()?;
+                match of {
+                    Some(process) if owner(&owner_file()) != Some(*process) => Ok(()),
+                    _ => down(true),
+                }
+            }
+        }
+    }
+}
+
+fn up(rate: Rate, count: usize) -> Outcome {
+    let hosts = match standing().len() {
+        there if there == count && commands::agent().exists() => {
+            refuse_others(&owner_file())?;
+            Hosts {
+                count,
+                afterwards: None,
+            }
+        }
+        _ => Hosts::make(count, None)?,
+    };
+    hosts.set_rate(rate)?;
+    say!("{count} emulated hosts are up, {rate}; `trainer hosts down` removes them");
+    Ok(())
+}
+
+fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
+    let count = standing().len();
+    if count == 0 {
+        return Err(Failure::Failed(
+            "no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned(),
+        ));
+    }
+    let Some((program, words)) = words.split_first() else {
+        return Ok(());
+    };
+    let mpirun = Mpirun::find().ok_or_else(|| {
+        Failure::Failed("no mpirun in PATH: install Open MPI, or load its module".to_owned())
+    })?;
+    let program = probe::program(program).ok_or_else(|| {
+        Failure::Usage(format!(
+            "`{program}` is no program that can be run: write its path, or one in PATH"
+        ))
+    })?;
+    let program = std::path::absolute(&program)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
+    process::run(
+        Hosts {
+            count,
+            afterwards: None,
+        }
+        .command(&mpirun, ranks.unwrap_or(count), &program, words)?,
+    )
+}
+
+/// Refuses to go on where no hosts can be made.
+pub fn require() -> Outcome {
+    if !process::is_root() {
+        let text = "emulated hosts need root: run this as root, or ask for no `hosts:…`";
+        return Err(Failure::Failed(text.to_owned()));
+    }
+    let missing: Vec<&str> = PROGRAMS
+        .into_iter()
+        .filter(|name| probe::program(name).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "emulated hosts need {}, not found in PATH: install iproute2, procps and util-linux",
+        missing.join(", ")
+    )))
+}
+
+/// Whether emulated hosts can be made here: root in a container may lack the rights.
+pub fn can_be_made() -> bool {
+    require().is_ok()
+        && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
+}
+
+/// Whether any are there.
+pub fn are_there() -> bool {
+    !commands::spaces().is_empty()
+}
+
+/// Emulated hosts that are up.
+pub struct Hosts {
+    count: usize,
+    /// What removes them when this value or this process is gone.
+    #[expect(dead_code, reason = "its drop does the work")]
+    afterwards: Option<Afterwards>,
+}
+
+impl Hosts {
+    /// Makes hosts that are removed when the value is dropped, or this process ends in any way.
+    pub fn up(count: usize) -> Outcome<Self> {
+        require()?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let owner = std::process::id().to_string();
+        // Before there is anything: what is made halfway is removed, too. Only while the hosts are ours: whoever ended us may have
+        // started the next one already.
+        let afterwards = Afterwards::run(&program, &["hosts", "down", "--of", &owner])?;
+        let made = Self::make(count, Some(&owner))?;
+        Ok(Hosts {
+            afterwards: Some(afterwards),
+            ..made
+        })
+    }
+
+    fn make(count: usize, owner: Option<&str>) -> Outcome<Self> {
+        if count > MOST_HOSTS {
+            return Err(Failure::Usage(format!(
+                "hosts: expected at most {MOST_HOSTS}, got {count}"
+            )));
+        }
+        let _lock = lock()?;
+        refuse_others(&owner_file())?;
+        // Those of an interrupted run, or another number of them.
+        down(false)?;
+        if let Some(owner) = owner {
+            run_directory::write(&owner_file(), owner)?;
+        }
+        for command in commands::making(count) {
+            asked(&command)?;
+        }
+        let cores = cores::per_part(count);
+        for host in 1..=count {
+            commands::write_names(host, count)?;
+            // A namespace takes only what the machine allows; reno is always allowed.
+            let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
+            set("net.ipv4.tcp_congestion_control=cubic")
+                .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
+            set("net.ipv4.tcp_slow_start_after_idle=0")?;
+        }
+        commands::write_agent(&cores)?;
+        Ok(Hosts {
+            count,
+            afterwards: None,
+        })
+    }
+
+    /// Returns the number of hosts.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Of the host on which [`Hosts::command`] starts a rank.
+    pub fn address(&self, rank: usize) -> String {
+        commands::address(rank % self.count + 1)
+    }
+
+    /// Limits what every host sends.
+    pub fn set_rate(&self, rate: Rate) -> Outcome {
+        for host in 1..=self.count {
+            // Without a limit there is nothing to remove, which is as well.
+            let _ = asked(&commands::within(
+                host,
+                &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"],
+            ));
+            if let Some(words) = rate.discipline() {
+                asked(&commands::within(
+                    host,
+                    &words.iter().map(String::as_str).collect::<Vec<_>>(),
+                ))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The command that starts this program on ranks spread over the hosts in turn.
+    pub fn command(
+        &self,
+        mpirun: &Mpirun,
+        ranks: usize,
+        program: &Path,
+        words: &[String],
+    ) -> Outcome<Process> {
+        let names: Vec<String> = (1..=self.count).map(commands::name).collect();
+        mpirun.over_emulated_hosts(
+            &names,
+            ranks,
+            &commands::agent(),
+            commands::NETWORK,
+            program,
+            words,
+        )
+    }
+}
+
+/// Our namespaces, those of hosts only.
+fn standing() -> Vec<String> {
+    commands::spaces()
+        .into_iter()
+        .filter(|space| space != commands::SWITCH)
+        .collect()
+}
+
+/// Which process removes the hosts at its end; there is none where they were made by hand.
+fn owner_file() -> PathBuf {
+    commands::folder().join("owner")
+}
+
+fn owner(file: &Path) -> Option<u32> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// Refuses hosts that another living process uses, between its runs, too.
+fn refuse_others(file: &Path) -> Outcome {
+    match owner(file).filter(|owner| {
+        *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists()
+    }) {
+        None => Ok(()),
+        Some(owner) => Err(Failure::Failed(format!(
+            "emulated hosts are in use by process {owner}, as a study or a comparison keeps them: wait for its end, or end it"
+        ))),
+    }
+}
+
+/// Waits until nobody else makes or removes hosts; the system releases the lock with the file.
+fn lock() -> Outcome<File> {
+    let path = Path::new("/run/lockstep-hosts.lock");
+    let locked = File::create(path).and_then(|file| file.lock().map(|()| file));
+    locked.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+}
+
+/// Removes all hosts; processes in them are ended where that is asked for, else they are a reason to refuse.
+fn down(ends_processes: bool) -> Outcome {
+    for space in commands::spaces() {
+        let pids = process::answer("ip", &["netns", "pids", &space]).unwrap_or_default();
+        let pids: Vec<u32> = pids
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect();
+        if !pids.is_empty() && !ends_processes {
+            return Err(Failure::Failed(format!(
+                "emulated hosts are in use: {} processes run in {space}, such as {}: wait for their end, or end them by \
+                 `trainer hosts down`",
+                pids.len(),
+                pids[0]
+            )));
+        }
+        for pid in pids {
+            // One that has just ended is as well.
+            let _ = process::send_signal(pid, "KILL");
+        }
+        asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
+        let folder = commands::names_folder(&space);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)
+                .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        }
+    }
+    let folder: PathBuf = commands::folder();
+    if folder.exists() {
+        fs::remove_dir_all(&folder)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    }
+    Ok(())
+}
+
+/// Runs a command; what it complains about is the error.
+fn asked(words: &[String]) -> Outcome {
+    let Some((program, arguments)) = words.split_first() else {
+        return Ok(());
+    };
+    let mut command = Process::new(program);
+    let output = command
+        .args(arguments)
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Failure::Failed(format!(
+        "`{}`: {complaint}",
+        process::shown(&command)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_on_the_hosts_in_turn() {
+        let hosts = Hosts {
+            count: 2,
+            afterwards: None,
+        };
+        assert_eq!(
+            [0, 1, 2].map(|rank| hosts.address(rank)),
+            ["10.98.0.1", "10.98.0.2", "10.98.0.1"]
+        );
+    }
+
+    #[test]
+    fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {
+        let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-owner", std::process::id()));
+        refuse_others(&file).unwrap();
+        // More than any system numbers its processes with.
+        for owner in [
+            std::process::id().to_string(),
+            "4294967295".to_owned(),
+            String::new(),
+        ] {
+            fs::write(&file, owner).unwrap();
+            refuse_others(&file).unwrap();
+        }
+        fs::write(&file, "1").unwrap();
+        let refusal = refuse_others(&file).unwrap_err().to_string();
+        fs::remove_file(file).unwrap();
+        assert!(
+            refusal.contains("process 1,") && refusal.contains("wait for its end"),
+            "{refusal}"
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! `trainer slurm`: the trainer as a job of a cluster: submitted, watched, stopped.
+//!
+//! In: the command line, Slurm's own programs. Out: a script in the run's directory, and what Slurm says.
+//! Invariant: what Slurm refuses is shown in its own words; nothing is assumed about a cluster but `sbatch`, `squeue`,
+//! `scancel` and `scontrol`.
+
+mod array;
+mod cancel;
+mod logs;
+mod queue;
+mod request;
+mod script;
+mod status;
+mod submit;
+mod target;
+
+use std::process::{Command as Process, Stdio};
+
+use clap::Subcommand;
+
+use crate::failure::{Failure, Outcome};
+use crate::probe;
+use crate::process;
+
+pub(crate) use self::array::TASK;
+use self::cancel::CancelArgs;
+use self::logs::LogsArgs;
+use self::request::SubmitArgs;
+use self::status::StatusArgs;
+pub use self::submit::{check, submit_into};
+pub use self::target::directory_of_run;
+
+/// Commands of `trainer slurm`; a job is named by its id or by its run's directory.
+#[derive(Debug, Clone, Subcommand)]
+pub enum SlurmCommand {
+    /// Write a batch script into the run's directory and submit it.
+    Submit(Box<SubmitArgs>),
+    /// Tell where jobs stand: state, time, nodes, last epoch.
+    Status(StatusArgs),
+    /// Print a job's output, or follow it to the job's end.
+    Logs(LogsArgs),
+    /// End a job: with a checkpoint, or at once.
+    Cancel(CancelArgs),
+}
+
+impl SlurmCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A job that is not known, what Slurm refuses, files that cannot be read or written.
+    pub fn run(&self) -> Outcome {
+        match self {
+            SlurmCommand::Submit(args) => args.run(),
+            SlurmCommand::Status(args) => args.run(),
+            SlurmCommand::Logs(args) => args.run(),
+            SlurmCommand::Cancel(args) => args.run(),
+        }
+    }
+}
+
+/// Stage of a job in Slurm's accounts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stage {
+    /// In the queue.
+    Waiting,
+    /// On its nodes.
+    Running,
+    /// Ended for any reason.
+    Ended,
+    /// Absent from Slurm's accounts: forgotten, or never submitted.
+    Unknown,
+}
+
+/// Where a job stands, from its queue.
+pub fn stage(job: &str) -> Outcome<Stage> {
+    Ok(stage_and_reason(job)?.0)
+}
+
+/// Where a job stands, and why, in Slurm's word: `None` where there is nothing to say.
+pub fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
+    let rows = queue::of_job(job)?;
+    let stage = match rows.first() {
+        None => Stage::Unknown,
+        Some(row) if row.is_running() => Stage::Running,
+        Some(row) if row.is_in_queue() => Stage::Waiting,
+        Some(_) => Stage::Ended,
+    };
+    Ok((
+        stage,
+        rows.first()
+            .map_or_else(String::new, |row| row.reason.clone()),
+    ))
+}
+
+/// A field of `scontrol show job`, while Slurm remembers the job.
+pub fn field(job: &str, name: &str) -> Option<String> {
+    let text = process::answer("scontrol", &["show", "job", "--oneliner", job])?;
+    let start = format!("{name}=");
+    text.split_whitespace()
+        .find_map(|word| word.strip_prefix(&start))
+        .map(str::to_owned)
+}
+
+/// Whether every node is this machine, so that what runs on them can be seen from here.
+pub fn nodes_are_this_machine() -> bool {
+    let Some(list) = process::answer("sinfo", &["--noheader", "--Node", "--format=%o"]) else {
+        return false;
+    };
+    let own = process::answer("hostname", &[]).unwrap_or_default();
+    let is_own = |address: &str| {
+        address.starts_with("127.") || address == "localhost" || address == own.trim()
+    };
+    !list.trim().is_empty() && list.lines().all(|address| is_own(address.trim()))
+}
+
+/// Refuses to go on where there is no Slurm.
+pub fn require() -> Outcome {
+    if probe::program("sbatch").is_some() {
+        return Ok(());
+    }
+    Err(Failure::Failed(
+        "no Slurm here: `sbatch` is not in PATH; log in to a cluster's submit host or load its Slurm module, or start \
+         ranks without it by `trainer launch`"
+            .to_owned(),
+    ))
+}
+
+/// What a program of Slurm answers, or what it complains about.
+fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| process::cannot_start(command, &error))?;
+    if output.status.success() {
+        return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    Ok(Err(String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .to_owned()))
+}
+
+/// The answer of a program of Slurm that is expected to have one.
+fn answer(program: &str, arguments: &[&str]) -> Outcome<String> {
+    let mut command = Process::new(program);
+    command.args(arguments);
+    ask(&mut command)?.map_err(|complaint| {
+        Failure::Failed(format!("`{}`: {complaint}", process::shown(&command)))
+    })
+}

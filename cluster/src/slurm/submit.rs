@@ -1,0 +1,203 @@
+//! `trainer slurm submit`: writes a batch script into the run's directory and submits it.
+//!
+//! In: what the job needs, the words of a command. Out: `job.sbatch` and `job-id` in the run's directory, a job in the queue.
+//! Invariant: ranks run this program, or the one that is named. A directory has one job in the queue, unless the second
+//! one depends on another.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+
+use clap::Parser;
+
+use super::request::{Request, SubmitArgs};
+use super::{ask, queue, require, script, target};
+use crate::failure::{Failure, Outcome};
+use crate::mpirun;
+use crate::options;
+use crate::output::{self, say};
+use crate::process;
+use crate::run_directory;
+
+impl SubmitArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let request = Request::read(self)?;
+        let trainer = self.program()?;
+        if self.dry_run {
+            return output::result(&script::text(&request, &trainer));
+        }
+        require()?;
+        if self.dependency.is_none() {
+            check_free(&request)?;
+        }
+        let (job, file) = place(&request, &trainer)?;
+        say!("{}", report(&request, &job, &file));
+        Ok(())
+    }
+
+    /// What the ranks run; inside of an image by its name there.
+    fn program(&self) -> Outcome<PathBuf> {
+        match (&self.container, &self.trainer) {
+            (Some(_), None) => Ok(PathBuf::from("trainer")),
+            (Some(_), Some(program)) => Ok(program.clone()),
+            (None, named) => options::trainer(named.as_deref()),
+        }
+    }
+}
+
+/// Writes the script into the run's directory, submits it and notes the job there: its id, and the script.
+fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
+    let file = request.job.directory.join(script::FILE);
+    run_directory::write(&file, &script::text(request, trainer))?;
+    for (_, directory) in request.directories() {
+        std::fs::create_dir_all(&directory).map_err(|error| {
+            Failure::Failed(format!("cannot make {}: {error}", directory.display()))
+        })?;
+    }
+    let job = submit(&file)?;
+    record(&request.job.directory, &job)?;
+    for (task, directory) in request.directories() {
+        if let Some(task) = task {
+            record(&directory, &format!("{job}_{task}"))?;
+        }
+    }
+    Ok((job, file))
+}
+
+/// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
+pub fn submit_into(directory: &Path, flags: &[String], words: &[String]) -> Outcome<String> {
+    let args = parsed(flags, words)?;
+    require()?;
+    let request = Request::read(&args)?.in_directory(directory.to_owned())?;
+    Ok(place(&request, &args.program()?)?.0)
+}
+
+/// Refuses what [`submit_into`] would refuse of flags and words.
+pub fn check(flags: &[String], words: &[String]) -> Outcome {
+    Request::read(&parsed(flags, words)?).map(drop)
+}
+
+fn parsed(flags: &[String], words: &[String]) -> Outcome<SubmitArgs> {
+    let line = [&["submit".to_owned()], flags, &["--".to_owned()], words].concat();
+    SubmitArgs::try_parse_from(line).map_err(|error| {
+        let text = error.to_string();
+        Failure::Usage(
+            text.lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_owned(),
+        )
+    })
+}
+
+/// Refuses a second job in the same directory: both would write the same checkpoints.
+fn check_free(request: &Request) -> Outcome {
+    let Some(job) = target::recorded_job(&request.job.directory)? else {
+        return Ok(());
+    };
+    if queue::of_job(&job)?.iter().any(queue::Row::is_in_queue) {
+        return Err(Failure::Failed(format!(
+            "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
+             new job come after it by --dependency afterany:{job}, or choose another --name",
+            request.job.directory.display()
+        )));
+    }
+    Ok(())
+}
+
+fn submit(file: &Path) -> Outcome<String> {
+    let mut command = Process::new("sbatch");
+    command.arg("--parsable").arg(file);
+    // Submitted from within a job, the new one would find counts in its environment that are not its own.
+    mpirun::forget_surrounding_job(&mut command);
+    for name in ["SLURM_CONF", "SLURM_CLUSTERS"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    let shown = format!("sbatch --parsable {}", process::quoted(file));
+    let answer = ask(&mut command)?.map_err(|complaint| {
+        Failure::Failed(format!(
+            "`{shown}` refused the job: {complaint}; the script is kept"
+        ))
+    })?;
+    // A federation's sbatch adds the cluster's name.
+    let job = answer
+        .trim()
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    if job.is_empty() || !job.chars().all(|c| c.is_ascii_digit()) {
+        return Err(Failure::Failed(format!(
+            "`{shown}`: expected a job's id, got `{}`",
+            answer.trim()
+        )));
+    }
+    Ok(job)
+}
+
+/// Adds a line to the run's list of jobs.
+fn record(directory: &Path, job: &str) -> Outcome {
+    let file = directory.join(target::JOBS);
+    let written = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&file)
+        .and_then(|mut file| writeln!(file, "{job}"));
+    written.map_err(|error| {
+        Failure::Failed(format!(
+            "job {job} is submitted, but {}: {error}",
+            file.display()
+        ))
+    })
+}
+
+fn report(request: &Request, job: &str, file: &Path) -> String {
+    let task = match &request.array {
+        Some(array) => format!("{job}_{}", array.tasks.first().copied().unwrap_or_default()),
+        None => job.to_owned(),
+    };
+    let ranks = records::counted(request.nodes * request.ntasks_per_node, "rank");
+    let mut size = format!("{ranks} on {}", records::counted(request.nodes, "node"));
+    if let Some(array) = &request.array {
+        size.push_str(&format!(
+            " for each of {}",
+            records::counted(array.tasks.len(), "task")
+        ));
+    }
+    format!(
+        "job {job} submitted: {}, {size}\n\
+         script     {}\n\
+         status     trainer slurm status {job}\n\
+         output     trainer slurm logs --follow {task}\n\
+         stop       trainer slurm cancel {job}",
+        request.job.name,
+        file.display(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_second_job_comes_into_a_directory_whose_list_of_jobs_cannot_be_read() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(target::JOBS), "12\n\0\0").unwrap();
+        let line = format!(
+            "--ntasks-per-node 1 -- train --output-dir {}",
+            directory.path().display()
+        );
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let error = check_free(&super::super::request::tests::read(&words).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("expected a job's id in its last line"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! Other values for keys of a study file, from the command line.
+//!
+//! In: the text of `--set`. Out: keys and values, put into the file's table.
+//! Invariant: a key is changed wherever it stands; one that stands nowhere becomes a flag of all cells.
+
+use toml::{Table, Value};
+
+use cluster::failure::{Failure, Outcome};
+
+/// Keys of the file itself, which `--set` changes there.
+const OF_THE_FILE: [&str; 9] = [
+    "name",
+    "title",
+    "about",
+    "repetitions",
+    "attempts",
+    "quiet_cores",
+    "quiet_patience_s",
+    "limit_s",
+    "target_accuracy",
+];
+
+/// Puts the value wherever the key stands, or among the flags of all cells; `compare.KEY` into `[compare]`.
+pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
+    let is_key = |candidate: &str| candidate.replace('-', "_") == key.replace('-', "_");
+    let place = |table: &mut Table| -> bool {
+        let found = table.keys().find(|candidate| is_key(candidate)).cloned();
+        found.is_some_and(|found| table.insert(found, value.clone()).is_some())
+    };
+    if OF_THE_FILE.iter().any(|own| is_key(own)) {
+        table.insert(key.replace('-', "_"), value.clone());
+        // A matrix may have repetitions of its own.
+        for matrix in matrices(table) {
+            place(matrix);
+        }
+        return;
+    }
+    // Said with the table: its keys are other flags, even where they are called alike.
+    if let Some(key) = key.strip_prefix("compare.") {
+        if let Value::Table(compare) = table
+            .entry("compare")
+            .or_insert_with(|| Value::Table(Table::new()))
+        {
+            compare.insert(key.replace('-', "_"), value.clone());
+        }
+        return;
+    }
+    let mut has_placed = false;
+    for (name, below) in table.iter_mut() {
+        if let Value::Table(below) = below
+            && ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str())
+        {
+            has_placed |= place(below);
+        }
+    }
+    matrices(table).for_each(|matrix| has_placed |= place(matrix));
+    if !has_placed
+        && let Value::Table(shared) = table
+            .entry("base")
+            .or_insert_with(|| Value::Table(Table::new()))
+    {
+        shared.insert(key.to_owned(), value.clone());
+    }
+}
+
+/// Each `[[matrix]]`.
+fn matrices(table: &mut Table) -> impl Iterator<Item = &mut Table> {
+    let all = table.get_mut("matrix").and_then(Value::as_array_mut);
+    all.into_iter().flatten().filter_map(Value::as_table_mut)
+}
+
+/// Reads `key=value,key=value`; a value that is no TOML is a text, a comma inside brackets or quotes does not separate.
+pub(super) fn read(text: Option<&str>) -> Outcome<Table> {
+    let mut table = Table::new();
+    for pair in text.map(separated).unwrap_or_default() {
+        let (key, value) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
+            Failure::Usage(format!("--set: expected KEY=VALUE, several by commas, got `{pair}`: write --set steps=5"))
+        })?;
+        let read: Option<Value> = format!("value = {value}")
+            .parse::<Table>()
+            .ok()
+            .and_then(|mut table| table.remove("value"));
+        let value = read.unwrap_or_else(|| Value::String(value.to_owned()));
+        if table.insert(key.trim().to_owned(), value).is_some() {
+            return Err(Failure::Usage(format!(
+                "--set: {key} is given twice: keep one"
+            )));
+        }
+    }
+    Ok(table)
+}
+
+fn separated(text: &str) -> Vec<String> {
+    let (mut parts, mut depth, mut is_quoted) = (vec![String::new()], 0, false);
+    for c in text.chars() {
+        match c {
+            '"' => is_quoted = !is_quoted,
+            '[' | '{' if !is_quoted => depth += 1,
+            ']' | '}' if !is_quoted => depth -= 1,
+            _ => {}
+        }
+        if c == ',' && depth == 0 && !is_quoted {
+            parts.push(String::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(c);
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_read_with_lists_and_bare_words() {
+        let table = read(Some("data_dir=/d/x,ranks=[1,2],rate=0.1,title=\"a, b\"")).unwrap();
+        assert_eq!(table["data_dir"].as_str(), Some("/d/x"));
+        assert_eq!(table["ranks"].as_array().map(Vec::len), Some(2));
+        assert_eq!(
+            (table["rate"].as_float(), table["title"].as_str()),
+            (Some(0.1), Some("a, b"))
+        );
+        assert_eq!(read(Some("steps")).unwrap_err().exit_code(), 2);
+        assert!(
+            read(Some("a=1,a=2"))
+                .unwrap_err()
+                .to_string()
+                .contains("given twice")
+        );
+        assert!(read(None).unwrap().is_empty());
+    }
+}
