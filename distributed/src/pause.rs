@@ -4,7 +4,7 @@
 //! pauses at the ends of a pass's waits together a quarter of it.
 //!
 //! A look costs far more than its instructions: two switches of the thread, and on a virtual machine exits for the timer, 40 µs in all
-//! on one of them. So few waits may each be late, and many may not: `docs/log.md`, 2026-11-25.
+//! on one of them. So few waits may each be late, and many may not: docs/decisions/waiting.md.
 
 use std::time::Duration;
 
