@@ -258,18 +258,24 @@ write("pytorch", "sparse.tar", bytes(sparse))
 # Checkpoints: state, model and training tensors.
 def checkpoint(training=None, **changes):
     state = {
-        "format": 1,
+        "format": 3,
         "version": "0.1.0",
         "progress": {
             "epoch": 1,
             "step": 5,
             "step_in_epoch": 2,
+            "extra_steps": 0,
+            "skipped_steps": 0,
+            "images": 8,
+            "epoch_seconds": 1.5,
             "epoch_scores": {"loss_sum": 1.5, "num_samples": 4, "top1_correct": 2, "top5_correct": 3},
             "best": {"epoch": 0, "monitor": "val-top1", "value": 0.5},
+            "evaluations_since_best": 0,
             "last_record": None,
         },
         "world_size": 2,
         "parameter_hash": "0",
+        "loss_scale": {"is_dynamic": False, "factor": 1, "num_good_steps": 0, "num_overflows": 0},
         "input": {"height": 8, "width": 8, "channels": 1, "mean": [0.5], "std": [0.25], "class_names": ["a", "b"]},
         "dataset_checksum": "0",
         "config": {},
@@ -329,6 +335,7 @@ manifest = {
 seconds_of_ranks = [{"rank": rank, "node": "n1", "num_steps": 2, "forward": 1.0, "backward": 2.0, "communication": rank} for rank in range(2)]
 speed = {"mean": 10, "sigma": 1, "min": 9, "max": 11, "step_milliseconds_median": 400, "num_steps": 4}
 summary = {
+    "started": manifest["started"],
     "epochs": 2, "steps": 4, "images": 16, "parameter_hash": "0", "seconds_total": 8, "images_per_second": speed,
     "rank_seconds": seconds_of_ranks, "peak_memory_bytes": 2**20, "skipped_steps": 0, "stopped_early": False,
     "best": {"epoch": 1, "monitor": "val-top1", "value": 0.25}, "test": {"epoch": 1, **scores},

@@ -1,7 +1,7 @@
 //! The files that one program writes and another reads, each as one struct for both.
 //!
 //! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
-//! Invariant: a file's keys stay; what a later version adds is optional, so that older files can be read. Only `file` opens one.
+//! Invariant: only `file` opens one. From the first release on, a file's keys stay and added keys are optional.
 
 mod bench;
 mod comparison;

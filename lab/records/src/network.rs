@@ -17,8 +17,7 @@ pub struct NetbenchResult {
     pub point_to_point: Vec<PairTimes>,
     /// The links of all pairs together.
     pub links: Links,
-    /// Computing beside sums; none on one rank and in older files.
-    #[serde(default)]
+    /// Computing beside sums; none on one rank.
     pub overlap: Option<Overlap>,
     /// The network for `trainer bench --simulate-network`, if the messages tell it.
     pub network: Option<String>,

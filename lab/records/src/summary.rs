@@ -66,9 +66,8 @@ pub struct RankSeconds {
 /// The whole run, as `summary.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Start of the session that ended, as its manifest has it; absent (null) in files of earlier versions.
-    #[serde(default)]
-    pub started: Option<String>,
+    /// Start of the session that ended, as its manifest has it.
+    pub started: String,
     /// Epochs done.
     pub epochs: u64,
     /// Steps done.
@@ -91,8 +90,7 @@ pub struct Summary {
     pub images_per_second: Option<ThroughputStats>,
     /// The slowest rank, if there are several.
     pub slowest_rank: Option<SlowestRank>,
-    /// Where every rank's time went in this start of the run; absent in files of earlier versions.
-    #[serde(default)]
+    /// Where every rank's time went in this start of the run.
     pub rank_seconds: Vec<RankSeconds>,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,

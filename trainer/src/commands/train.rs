@@ -291,21 +291,13 @@ fn initial_model<F: ModelFamily>(
         .as_deref()
         .unwrap_or_default();
     let rates: Vec<String> = factors.iter().map(|factor| factor.part.clone()).collect();
-    // A run that older versions began goes on, though a factor of it has no effect.
-    parts::expect(
-        "--learning-rate-factors",
-        &rates,
-        if goes_on { &whole } else { &trained },
-    )?;
+    parts::expect("--learning-rate-factors", &rates, &trained)?;
     if let Some((_, part)) = rates
         .iter()
         .enumerate()
         .find(|(index, part)| rates[..*index].contains(part))
     {
-        ensure!(
-            goes_on,
-            "--learning-rate-factors: expected each part once, got {part} twice; keep one"
-        );
+        bail!("--learning-rate-factors: expected each part once, got {part} twice; keep one");
     }
     Ok(model)
 }
@@ -464,7 +456,7 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
     let slowest = &outcome.world[gather::slowest_rank(&outcome.world)];
     let progress = &outcome.progress;
     Summary {
-        started: Some(manifest.started.clone()),
+        started: manifest.started.clone(),
         epochs: progress.epoch,
         steps: progress.step,
         images: progress.images(),

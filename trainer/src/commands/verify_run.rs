@@ -127,8 +127,8 @@ fn original(run: &Path) -> Result<Original> {
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
-        "verify-run: expected {HASHES} in {}, got none: of ranks that run apart, of --update device, of a run that was killed in its first \
-         steps and of older versions there is none; train again",
+        "verify-run: expected {HASHES} in {}, got none: of ranks that run apart, of --update device, and of a run that was killed in its first \
+         steps there is none; train again",
         run.display()
     );
     let manifest = read_json::<Manifest>(&of_first("manifest.json"))?;

@@ -1,8 +1,8 @@
 //! What the configuration knows of a model family: its name, its flags by key, and which general options it heeds.
 //!
 //! In: the flags of a model as typed or saved. Out: the same, filled and checked by the family.
-//! Invariant: an option that would change nothing about a model is refused; a section that was saved names its family, but for
-//! residual networks, which had none before there were families.
+//! Invariant: an option that would change nothing about a model is refused; a saved section names its family, but for
+//! residual networks.
 
 use super::checks::{invalid, no_effect};
 use super::error::ConfigError;
@@ -220,28 +220,6 @@ impl ModelSection {
             .get(FAMILY)
             .and_then(Value::as_str)
             .unwrap_or(Family::RESNET.name)
-    }
-
-    /// Puts what was saved before there were families into their words: `model` was the name of a program's own model, too.
-    pub(super) fn name_family(&mut self) {
-        let is_own = !self.0.contains_key(FAMILY) && !self.0.contains_key("shortcut");
-        if let Some(name) = self
-            .0
-            .get("model")
-            .and_then(Value::as_str)
-            .filter(|_| is_own)
-        {
-            self.0 = Table::from_iter([(FAMILY.to_owned(), name.into())]);
-        }
-        // So they were called before there were ImageNet's, which have no shortcut A.
-        let has_a = self.0.get("shortcut").and_then(Value::as_str) == Some("a");
-        let renamed = ["resnet50", "resnet152"]
-            .into_iter()
-            .find(|name| self.0.get("model").and_then(Value::as_str) == Some(name));
-        if let Some(name) = renamed.filter(|_| has_a) {
-            self.0
-                .insert("model".to_owned(), format!("cifar-{name}").into());
-        }
     }
 
     /// A flag that is given.

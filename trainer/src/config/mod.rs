@@ -135,7 +135,6 @@ impl TrainConfig {
         let mut saved = file::parse(saved, "the saved run.toml")?;
         // That of the session before is its own.
         saved.sync.trace = None;
-        saved.model.name_family();
         family.expect("--resume", saved.model.family())?;
         Self::decide(file::merged(&saved, args)?, family, world_size)
     }

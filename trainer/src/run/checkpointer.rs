@@ -265,7 +265,7 @@ impl<'a> Checkpointer<'a> {
         if state.world_size == communicator.world_size() {
             model = with_own_statistics(model, &statistics, communicator)?;
         }
-        stepper.restore(model, &optimizer, state.loss_scale)?;
+        stepper.restore(model, &optimizer, Some(state.loss_scale))?;
         if let Some(fresh) = stepper.reduction_state() {
             let factors = bytes_to_floats(&from_root(floats_to_bytes(&tensors.factors))?);
             let num_drawn =
@@ -358,12 +358,11 @@ impl<'a> Checkpointer<'a> {
     ) -> Result<Vec<f32>> {
         let communicator = &*self.session.communicator;
         let world_size = communicator.world_size();
-        if !state.has_residuals() {
-            self.session.reporter.warn(
-                "resume: the checkpoint does not say what compression had kept back; it goes on with nothing, and other bits than an undisturbed run",
-            );
-        }
-        let have_their_own = state.has_residuals() && state.world_size == world_size;
+        ensure!(
+            state.has_residuals(),
+            "resume: expected a checkpoint with the residuals of compression, got none. Use another checkpoint"
+        );
+        let have_their_own = state.world_size == world_size;
         let Some(checkpoint) = found else {
             return if have_their_own {
                 self.receive_residual(ROOT, len)
@@ -412,11 +411,7 @@ fn with_own_statistics<M: ImageClassifier>(
     communicator: &dyn Communicator,
 ) -> Result<M> {
     let num_ranks = communicator.world_size();
-    let mut layout = ParameterLayout::statistics(&model);
-    if saved.len() != layout.num_elements() * num_ranks {
-        // Earlier versions had frozen parameters among them.
-        layout = ParameterLayout::state(&model);
-    }
+    let layout = ParameterLayout::statistics(&model);
     let own = layout.num_elements();
     ensure!(
         saved.len() == own * num_ranks,

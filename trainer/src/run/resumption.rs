@@ -90,12 +90,7 @@ impl Resumption {
         }
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
-        let progress = &mut resumption.checkpoint.state.progress;
-        // Older versions did not count them.
-        progress
-            .images
-            .get_or_insert(progress.epoch.saturating_mul(data.train.len() as u64));
-        let step = progress.schedule_step();
+        let step = resumption.state().progress.schedule_step();
         resumption
             .notes
             .extend(change_of_schedule(config, &before, steps_per_epoch, step));

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, write_images};
+use crate::resuming::sign;
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
 use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
@@ -449,19 +450,17 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
         )
         .unwrap()
     };
-    // As of the first format, which had no checksum of the state.
     let mark = |best: &str| {
         for name in ["step-00000001", "step-00000002", third, last] {
             let path = checkpoints.join(name).join("state.json");
             let mut state: Value =
                 serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-            state["format"] = 1.into();
             state["progress"]["epoch"] = 1.into();
             state["progress"]["step_in_epoch"] = u64::from(name != best).into();
             state["progress"]["best"] =
                 serde_json::json!({"epoch": 0, "monitor": "test-top1", "value": 1.0});
             fs::write(path, state.to_string()).unwrap();
-            let _ = fs::remove_file(checkpoints.join(name).join("state.sha256"));
+            sign(&checkpoints.join(name));
         }
     };
     mark(first);

@@ -639,24 +639,3 @@ fn a_checkpoint_of_another_family_is_refused_by_name() {
         "what is refused stays as it was"
     );
 }
-
-#[test]
-fn what_was_saved_of_an_own_model_before_there_were_families_tells_its_family() {
-    let family = Family::of::<TinyFamily>();
-    let config = TrainConfig::resolve_for(&family, &flags::<TinyFamily>(""), 1).unwrap();
-    let mut saved = serde_json::to_value(&config).unwrap();
-    saved["flags"]["model"] =
-        serde_json::json!({ "model": "tiny-net", "depth": null, "shortcut": null });
-    let before: TrainConfig = serde_json::from_value(saved).unwrap();
-    assert_eq!(before.model.family(), "tiny-net");
-    assert_eq!(before.model_of(&family).unwrap(), config.model);
-    let text = config.to_toml().replace(
-        "family = \"tiny-net\"\nstem-channels = 4",
-        "model = \"tiny-net\"",
-    );
-    assert!(text.contains("model = \"tiny-net\""), "{text}");
-    assert_eq!(
-        TrainConfig::resolve_over(&text, &family, &flags::<TinyFamily>(""), 1).unwrap(),
-        config
-    );
-}

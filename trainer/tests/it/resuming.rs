@@ -8,8 +8,8 @@ use crate::fixture::{Run, TINY, flags, program, run, write_images};
 use distributed::{ROOT, communicator::SingleCommunicator};
 use records::EpochRecord;
 use sha2::{Digest, Sha256};
+use trainer::config::TrainConfig;
 use trainer::config::cli::TrainArgs;
-use trainer::config::{Family, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::model::data;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, Progress};
@@ -42,6 +42,17 @@ pub(crate) fn refusal(run: &Run, world_size: usize, with: &str) -> String {
         "{:#}",
         run.again().try_go(world_size, &tiny(with)).unwrap_err()
     )
+}
+
+/// Writes the checksum of an altered state.
+pub(crate) fn sign(checkpoint: &Path) {
+    let sum = Sha256::digest(fs::read(checkpoint.join("state.json")).unwrap());
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(
+        checkpoint.join("state.sha256"),
+        format!("{sum}  state.json\n"),
+    )
+    .unwrap();
 }
 
 /// What a resume of the run with these flags would say.
@@ -266,13 +277,11 @@ fn a_checkpoint_of_a_later_version_is_refused_and_not_taken_for_damaged() {
     assert!(told(&run, &tiny("--resume")).is_empty());
     // Of what this version needs it may have other names.
     replace(&folder.join("state.json"), "\"progress\"", "\"advance\"");
-    let sum = Sha256::digest(fs::read(folder.join("state.json")).unwrap());
-    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-    fs::write(folder.join("state.sha256"), format!("{sum}  state.json\n")).unwrap();
+    sign(&folder);
     let before = files(&run);
     let text = refusal(&run, 1, "--resume");
     assert!(
-        text.contains("expected format 1 to 3, got 4; use the version that wrote it"),
+        text.contains("expected format 3, got 4. Use the version that wrote it"),
         "{text}"
     );
     assert!(files(&run) == before);
@@ -413,20 +422,8 @@ fn milestones_may_change_as_long_as_they_have_not_passed() {
 }
 
 #[test]
-fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
+fn an_altered_position_in_a_state_is_refused() {
     let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
-    let old = || {
-        let copy = whole.with_checkpoint_alone(3);
-        let folder = copy.directory().join("checkpoints/step-00000003");
-        replace(&folder.join("state.json"), "\"format\": 3", "\"format\": 1");
-        fs::remove_file(folder.join("state.sha256")).unwrap();
-        (copy, folder.join("state.json"))
-    };
-    let (copy, _) = old();
-    assert_eq!(
-        copy.go(1, &tiny("--resume")).parameter_hash(),
-        whole.parameter_hash()
-    );
     for (from, to, expected) in [
         (
             "\"step_in_epoch\": 3",
@@ -444,81 +441,23 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
             "expected step 8 at step 3 of 5 in epoch 1, got 3",
         ),
     ] {
-        let (copy, state) = old();
-        replace(&state, from, to);
+        let copy = whole.with_checkpoint_alone(3);
+        let folder = copy.directory().join("checkpoints/step-00000003");
+        replace(&folder.join("state.json"), from, to);
+        sign(&folder);
         let text = refusal(&copy, 1, "--resume");
         assert!(
             text.contains("step, epoch and step_in_epoch do not agree") && text.contains(expected),
             "{text}"
         );
     }
-    // One that should have a checksum and has none.
-    let (copy, state) = old();
-    replace(&state, "\"format\": 1", "\"format\": 2");
+    let copy = whole.with_checkpoint_alone(3);
+    fs::remove_file(
+        copy.directory()
+            .join("checkpoints/step-00000003/state.sha256"),
+    )
+    .unwrap();
     assert!(refusal(&copy, 1, "--resume").contains("state.sha256"));
-}
-
-/// What the program wrote into checkpoints until format 2, and the flags of those runs.
-const OF_FORMAT_2: &str = include_str!("configs_of_format_2.json");
-
-#[test]
-fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for() {
-    let runs: Vec<serde_json::Value> = serde_json::from_str(OF_FORMAT_2).unwrap();
-    for run in &runs {
-        let words = run["flags"].as_str().unwrap();
-        // Until then all buckets had one default.
-        let bucket = if words.contains("--bucket-mib") {
-            ""
-        } else {
-            "--bucket-mib 0.5"
-        };
-        let expected = TrainConfig::resolve(&flags(&[words, bucket]), 1).unwrap();
-        assert_eq!(
-            serde_json::from_value::<TrainConfig>(run["config"].clone()).unwrap(),
-            expected,
-            "{words}"
-        );
-    }
-    let mut of_servers = runs[4]["config"].clone();
-    of_servers["sync"]["method"]["placement"] = "own".into();
-    let config: TrainConfig = serde_json::from_value(of_servers).unwrap();
-    assert_eq!(
-        (config.num_workers(), config.micro_batch_size()),
-        (1, 8),
-        "the server is a rank, too"
-    );
-    let mut of_too_many = runs[4]["config"].clone();
-    of_too_many["sync"]["method"]["placement"] = "own".into();
-    of_too_many["batch"]["world_size"] = u64::MAX.into();
-    let text = serde_json::from_value::<TrainConfig>(of_too_many)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("world_size: expected a number of ranks, got more"),
-        "{text}"
-    );
-    let mut called_like_ours = runs[0]["config"].clone();
-    called_like_ours["model"] = serde_json::json!({ "name": "resnet8", "takes": ["dtype"] });
-    let config: TrainConfig = serde_json::from_value(called_like_ours).unwrap();
-    assert!(
-        config.model_of(&Family::RESNET).is_err(),
-        "an own model called resnet8 is none of ours"
-    );
-    let mut of_own_model = runs[0]["config"].clone();
-    of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
-    let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();
-    assert_eq!(
-        (config.model.family(), config.run_name().as_str()),
-        ("tiny-net", "tiny-net-shapes-bs8-seed0")
-    );
-    assert_eq!(config.compute.kernels, None);
-    assert!(
-        config
-            .model_of(&Family::RESNET)
-            .unwrap_err()
-            .to_string()
-            .contains("one of the family tiny-net")
-    );
 }
 
 #[test]

@@ -138,11 +138,7 @@ impl Live {
             .map(|progress| progress.written.as_str())
             .or(started)
             .and_then(time_of);
-        let is_of_session = |summary: &Summary| match (&summary.started, run.manifest()) {
-            (Some(started), Some(manifest)) => *started == manifest.started,
-            // Of an earlier version, whose files are told apart by their age alone.
-            _ => session.is_none_or(|session| modified("summary.json") >= Some(session)),
-        };
+        let is_of_session = |summary: &Summary| Some(summary.started.as_str()) == started;
         let stage = match (&run.summary, session) {
             (Some(summary), _) if is_of_session(summary) => {
                 if summary.stopped_early {

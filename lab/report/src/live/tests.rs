@@ -124,8 +124,8 @@ fn lock(folder: &TempDir) -> fs::File {
     lock_of(folder, &records::boot_id().unwrap())
 }
 
-/// Of a run that has finished.
-fn summary(started: Option<String>) -> Summary {
+/// Returns the summary of a finished run.
+fn summary(started: String) -> Summary {
     let counts = Summary {
         epochs: 2,
         steps: 25,
@@ -210,7 +210,7 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     );
     let stopped = Summary {
         stopped_early: true,
-        ..summary(None)
+        ..summary(String::new())
     };
     write(&folder, "summary.json", &stopped);
     assert!(shown(&folder).contains("stopped with a checkpoint"));
@@ -225,7 +225,7 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     assert!(
         shown(&folder).contains("stopped before its first step: there is nothing to go on from")
     );
-    write(&folder, "summary.json", &summary(None));
+    write(&folder, "summary.json", &summary(String::new()));
     assert!(shown(&folder).contains("finished"));
 }
 
@@ -312,7 +312,7 @@ fn a_resumed_run_is_not_taken_for_the_session_before_it() {
     let folder = run();
     let _lock = lock(&folder);
     write(&folder, "progress.json", &progress(300));
-    write(&folder, "summary.json", &summary(Some(rfc3339(300))));
+    write(&folder, "summary.json", &summary(rfc3339(300)));
     write(
         &folder,
         "manifest.json",
@@ -351,13 +351,10 @@ fn a_run_whose_files_were_copied_has_ended_as_it_says_itself() {
         },
     );
     drop(lock(&folder));
-    write(&folder, "summary.json", &summary(Some(started)));
+    write(&folder, "summary.json", &summary(started));
     age(&folder, "summary.json", 50);
     assert!(shown(&folder).contains("finished"), "{}", shown(&folder));
-    // Of earlier versions.
-    write(&folder, "summary.json", &summary(None));
-    assert!(shown(&folder).contains("finished"));
-    age(&folder, "summary.json", 50);
+    write(&folder, "summary.json", &summary(rfc3339(900)));
     let page = shown(&folder);
     assert!(
         page.contains("dead: its process is gone, in training"),
@@ -404,7 +401,7 @@ fn what_no_session_measured_is_shown_as_no_measurement() {
     ] {
         assert!(page.contains(expected), "{expected}\n{page}");
     }
-    write(&folder, "summary.json", &summary(None));
+    write(&folder, "summary.json", &summary(String::new()));
     assert!(
         shown(&folder).contains("100.0 images/s | exposed communication - %"),
         "{}",

@@ -65,7 +65,7 @@ fn step_line(step_in_epoch: u64) -> StepLine {
 
 fn summary(own_milliseconds_per_step: f64) -> Summary {
     Summary {
-        started: None,
+        started: String::new(),
         skipped_steps: 0,
         epochs: 5,
         steps: 785,

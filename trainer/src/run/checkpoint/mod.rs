@@ -27,8 +27,8 @@ use sha2::{Digest, Sha256};
 use crate::step::optimizer::OptimizerState;
 
 pub use background::Background;
+use state::FORMAT;
 pub use state::{CheckpointState, ModelInput, Progress};
-use state::{FORMAT, OLDEST_FORMAT};
 pub use store::{CheckpointStore, Damaged, find};
 
 const MODEL_FILE: &str = "model.safetensors";
@@ -63,14 +63,14 @@ impl Checkpoint {
         // First of all: another format may lack what this one has.
         let origin: Origin = serde_json::from_str(&text).with_context(context)?;
         ensure!(
-            (OLDEST_FORMAT..=FORMAT).contains(&origin.format),
-            "checkpoint {}: expected format {OLDEST_FORMAT} to {FORMAT}, got {}; use the version that wrote it ({})",
+            origin.format == FORMAT,
+            "checkpoint {}: expected format {FORMAT}, got {}. Use the version that wrote it ({})",
             directory.display(),
             origin.format,
             origin.version
         );
         let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
-        check_state_sum(directory, &text, state.format)?;
+        check_state_sum(directory, &text)?;
         state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
@@ -343,15 +343,12 @@ fn is_of_later_version(directory: &Path) -> bool {
         return false;
     };
     let is_later = serde_json::from_str(&text).is_ok_and(|origin: Origin| origin.format > FORMAT);
-    is_later && check_state_sum(directory, &text, FORMAT).is_ok()
+    is_later && check_state_sum(directory, &text).is_ok()
 }
 
-/// Compares the text of a state with its checksum, which the first format did not have.
-fn check_state_sum(directory: &Path, text: &str, format: u32) -> Result<()> {
+/// Compares the text of a state with its checksum.
+fn check_state_sum(directory: &Path, text: &str) -> Result<()> {
     let path = directory.join(STATE_SUM_FILE);
-    if format == OLDEST_FORMAT && !path.exists() {
-        return Ok(());
-    }
     let mut line = String::new();
     file::open(&path)
         .and_then(|file| file.take(MAX_SUM_BYTES).read_to_string(&mut line))

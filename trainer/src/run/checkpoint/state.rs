@@ -12,11 +12,8 @@ use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
 use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
 
-/// The layout of the files; raised when an older program could not read a newer one's, or would trust it less than it should.
-/// From 2 on the state has a checksum of its own; from 3 on the configuration is flags.
+/// Number of the layout of the files. A program reads only its own.
 pub(super) const FORMAT: u32 = 3;
-/// The oldest layout that is read.
-pub(super) const OLDEST_FORMAT: u32 = 1;
 
 /// The most ranks of a checkpoint that is opened.
 const MAX_RANKS: usize = 1 << 20;
@@ -34,23 +31,18 @@ pub struct Progress {
     pub step_in_epoch: u64,
     /// Updates made beyond those that `epoch` and `step_in_epoch` count: not 0 once the run has gone on on another number of
     /// images, whose epochs have more or fewer steps.
-    #[serde(default)]
     pub extra_steps: i64,
     /// Steps of the whole run that were skipped because a loss or gradient was not finite.
-    #[serde(default)]
     pub skipped_steps: u64,
-    /// Images trained in the epochs done; older versions did not count them.
-    #[serde(default)]
-    pub images: Option<u64>,
+    /// Images trained in the epochs done.
+    pub images: u64,
     /// How long this epoch has taken so far, seconds, in all sessions.
-    #[serde(default)]
     pub epoch_seconds: f64,
     /// This epoch's scores over all ranks so far.
     pub epoch_scores: ScoreSums,
     /// The best evaluation so far.
     pub best: Option<Best>,
     /// Evaluations since the best one.
-    #[serde(default)]
     pub evaluations_since_best: u64,
     /// The last epoch done.
     pub last_record: Option<EpochRecord>,
@@ -108,16 +100,14 @@ impl Progress {
 
     /// Images trained so far.
     pub fn images(&self) -> u64 {
-        self.images
-            .unwrap_or(0)
-            .saturating_add(self.epoch_scores.num_samples)
+        self.images.saturating_add(self.epoch_scores.num_samples)
     }
 
     /// Goes to the beginning of the next epoch.
     pub fn begin_next_epoch(&mut self) {
         self.epoch += 1;
         self.step_in_epoch = 0;
-        self.images = Some(self.images());
+        self.images = self.images();
         self.epoch_seconds = 0.0;
         self.epoch_scores = ScoreSums::default();
     }
@@ -241,18 +231,15 @@ pub struct CheckpointState {
     pub world_size: usize,
     /// Hash of all bits of the parameters in training, not of their average where one is kept.
     pub parameter_hash: String,
-    /// The loss scale; older versions had none.
-    #[serde(default)]
-    pub loss_scale: Option<LossScale>,
+    /// The loss scale.
+    pub loss_scale: LossScale,
     /// What the model takes and tells.
     pub input: ModelInput,
     /// Checksum of the train split.
     pub dataset_checksum: String,
     /// Checksum of the val split, if there is one.
-    #[serde(default)]
     pub val_checksum: Option<String>,
     /// Checksum of the test split, if there is one.
-    #[serde(default)]
     pub test_checksum: Option<String>,
     /// The resolved configuration.
     pub config: serde_json::Value,
@@ -278,7 +265,7 @@ impl CheckpointState {
             progress,
             world_size,
             parameter_hash,
-            loss_scale: Some(loss_scale),
+            loss_scale,
             input: ModelInput::of(data),
             dataset_checksum: data.train.checksum(),
             val_checksum: data.val.as_ref().map(|val| val.checksum()),
@@ -326,7 +313,7 @@ impl CheckpointState {
             "world_size: expected 1 to {MAX_RANKS}, got {world_size}"
         );
         ensure!(
-            self.loss_scale.is_none_or(|scale| scale.is_possible()),
+            self.loss_scale.is_possible(),
             "loss_scale: expected a power of two up to 2^24 after fewer than 2000 good steps, got {:?}",
             self.loss_scale
         );
