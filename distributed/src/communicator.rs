@@ -5,6 +5,7 @@
 //! Source: MPI standard 3.1, chapter 3 (messages), chapter 5 (collectives), 6.4 (duplicates) and section 8.7 (`MPI_Abort`).
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::CollectiveError;
@@ -20,76 +21,187 @@ pub const ROOT: usize = 0;
 /// How a rank waits for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WaitPolicy {
-    /// It looks without pause.
+    /// Polls without pause.
     #[default]
     Spin,
-    /// It sleeps between looks, 50 µs to 1 ms, so that another thread of this process can compute on this core: for an eighth of its wait, or, where it had
-    /// waits when it was to sleep the time before, for a quarter of the mean time between those.
+    /// Sleeps 50 µs to 1 ms between polls, so that another thread can compute on this core.
     Sleep,
+}
+
+/// A buffer of one reduction, with its element type and operation.
+#[derive(Debug)]
+pub enum ReduceBuffer<'a> {
+    /// Sum of 32-bit floats.
+    SumF32(&'a mut [f32]),
+    /// Sum of 64-bit floats.
+    SumF64(&'a mut [f64]),
+    /// Sum of integers, modulo 2^64.
+    SumU64(&'a mut [u64]),
+    /// Maximum of integers, position by position.
+    MaxU64(&'a mut [u64]),
+}
+
+impl ReduceBuffer<'_> {
+    /// Returns the name of the method of [`Communicator`] that reduces this buffer.
+    pub fn collective(&self) -> &'static str {
+        match self {
+            Self::SumF32(_) => "all_reduce_sum",
+            Self::SumF64(_) => "all_reduce_sum_f64",
+            Self::SumU64(_) => "all_reduce_sum_u64",
+            Self::MaxU64(_) => "all_reduce_max_u64",
+        }
+    }
+
+    /// Returns the number of elements.
+    #[expect(clippy::len_without_is_empty, reason = "no caller asks")]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::SumF32(values) => values.len(),
+            Self::SumF64(values) => values.len(),
+            Self::SumU64(values) | Self::MaxU64(values) => values.len(),
+        }
+    }
+
+    /// Returns some of the elements.
+    pub fn slice(&mut self, range: Range<usize>) -> ReduceBuffer<'_> {
+        match self {
+            Self::SumF32(values) => ReduceBuffer::SumF32(&mut values[range]),
+            Self::SumF64(values) => ReduceBuffer::SumF64(&mut values[range]),
+            Self::SumU64(values) => ReduceBuffer::SumU64(&mut values[range]),
+            Self::MaxU64(values) => ReduceBuffer::MaxU64(&mut values[range]),
+        }
+    }
+
+    /// Reduces the elements in `bytes`, in this machine's byte order, into this buffer.
+    pub fn reduce(&mut self, bytes: &[u8]) {
+        fn each<T, const N: usize>(values: &mut [T], bytes: &[u8], put: impl Fn(&mut T, [u8; N])) {
+            for (value, other) in values.iter_mut().zip(bytes.as_chunks().0) {
+                put(value, *other);
+            }
+        }
+        match self {
+            Self::SumF32(values) => each(values, bytes, |value, other| {
+                *value += f32::from_ne_bytes(other);
+            }),
+            Self::SumF64(values) => each(values, bytes, |value, other| {
+                *value += f64::from_ne_bytes(other);
+            }),
+            Self::SumU64(values) => each(values, bytes, |value, other| {
+                *value = value.wrapping_add(u64::from_ne_bytes(other));
+            }),
+            Self::MaxU64(values) => each(values, bytes, |value, other| {
+                *value = u64::from_ne_bytes(other).max(*value);
+            }),
+        }
+    }
+
+    /// Returns the bytes of the elements.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::SumF32(values) => bytemuck::cast_slice_mut(values),
+            Self::SumF64(values) => bytemuck::cast_slice_mut(values),
+            Self::SumU64(values) | Self::MaxU64(values) => bytemuck::cast_slice_mut(values),
+        }
+    }
+
+    /// Returns the size of an element in bytes.
+    pub fn element_bytes(&self) -> usize {
+        match self {
+            Self::SumF32(_) => size_of::<f32>(),
+            Self::SumF64(_) => size_of::<f64>(),
+            Self::SumU64(_) | Self::MaxU64(_) => size_of::<u64>(),
+        }
+    }
 }
 
 /// The ranks of one job, seen from one of them.
 ///
-/// Every method with a `# Collective` section blocks until all ranks have called it. Messages go between two different ranks; those
-/// of one sender with one tag arrive in the order in which they were sent, and at most one thread of a rank uses a tag at a time.
+/// Every method with a `# Collective` section blocks until all ranks have called it.
+/// Messages go between two different ranks. Messages of one sender with one tag arrive in the order
+/// in which they were sent. At most one thread of a rank uses a tag at a time.
 /// The two highest tags belong to [`AllReducer`](crate::reduction::AllReducer).
-/// After an error the communicator must not be used again, except for [`abort`](Communicator::abort).
+/// After an error only [`abort`](Communicator::abort) may be called.
 pub trait Communicator: Send + Sync + Debug {
-    /// Index of this rank, `0..world_size`.
-    fn rank(&self) -> usize;
+    /// Returns the place of this rank among the others.
+    fn topology(&self) -> &Topology;
 
-    /// Number of ranks.
-    fn world_size(&self) -> usize;
+    /// Returns the index of this rank, `0..world_size`.
+    fn rank(&self) -> usize {
+        self.topology().rank
+    }
 
-    /// Replaces `values` by their sum over all ranks, the same bits on every rank.
+    /// Returns the number of ranks.
+    fn world_size(&self) -> usize {
+        self.topology().world_size
+    }
+
+    /// Replaces the elements of `buffer` by their reduction over all ranks, the same bits on every
+    /// rank.
     ///
     /// # Errors
-    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    /// If lengths or kinds differ between ranks (where the communicator detects it), or the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same kind of buffer and equal lengths.
+    fn all_reduce(&self, buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError>;
+
+    /// Replaces `values` by their sum over all ranks.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError>;
+    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.all_reduce(ReduceBuffer::SumF32(values))
+    }
 
-    /// Replaces `values` by their sum over all ranks, the same bits on every rank.
+    /// Replaces `values` by their sum over all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce_sum`](Communicator::all_reduce_sum).
+    /// As for [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError>;
+    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
+        self.all_reduce(ReduceBuffer::SumF64(values))
+    }
 
     /// Replaces `values` by their sum over all ranks, modulo 2^64.
     ///
     /// # Errors
-    /// As for [`all_reduce_sum`](Communicator::all_reduce_sum).
+    /// As for [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError>;
+    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
+        self.all_reduce(ReduceBuffer::SumU64(values))
+    }
 
-    /// Replaces `values` by their largest over all ranks, position by position.
+    /// Replaces `values` by their maximum over all ranks, position by position.
     ///
     /// # Errors
-    /// As for [`all_reduce_sum`](Communicator::all_reduce_sum).
+    /// As for [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError>;
+    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
+        self.all_reduce(ReduceBuffer::MaxU64(values))
+    }
 
-    /// Replaces `bytes` by those of rank `root`.
+    /// Replaces `bytes` by the bytes of rank `root`.
     ///
     /// # Errors
-    /// When `root` is no rank, lengths differ (where the communicator can tell), or the job ends.
+    /// If `root` is not a rank, lengths differ (where the communicator detects it), or the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same root and equal lengths.
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// The bytes of every rank, in rank order; lengths may differ.
+    /// Returns the bytes of every rank, in rank order; lengths may differ.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -98,20 +210,19 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns when all ranks have called it.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
     fn barrier(&self) -> Result<(), CollectiveError>;
 
-    /// Ends this rank's part of the job in good order: the last call on any communicator of the job. Returns when all ranks have
-    /// called it.
+    /// Leaves the job in good order; the last call on any communicator of the job.
     ///
-    /// An `MpiCommunicator` of several ranks that is dropped without it ends the job on all of them. [`launch`](crate::launch())
-    /// calls it. A communicator around another one passes it on.
+    /// Dropping an `MpiCommunicator` of several ranks before `finish` ends the job on all of them.
+    /// [`launch`](crate::launch()) calls `finish`. A communicator around another one forwards it.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -119,23 +230,25 @@ pub trait Communicator: Send + Sync + Debug {
         self.barrier()
     }
 
-    /// Sends `bytes` to rank `to`, which must [`receive`](Communicator::receive) them with the same tag.
+    /// Sends `bytes` to rank `to`, which must [`receive`](Communicator::receive) them with the same
+    /// tag.
     ///
-    /// May return before they are received, and may wait until they are: two ranks that first send to each other and then receive can
-    /// wait forever; they [`exchange`](Communicator::exchange).
+    /// May return before the message is received, or block until then. Two ranks that both send
+    /// before they receive can deadlock; they use [`exchange`](Communicator::exchange).
     ///
     /// # Errors
-    /// When `to` is no other rank, has left, or the job ends.
+    /// If `to` is not another rank or has left, or the job ends.
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError>;
 
     /// Fills `bytes` with the next message of rank `from` with this tag.
     ///
     /// # Errors
-    /// When `from` is no other rank, its message has another length ([`CollectiveError::LengthMismatch`]), it has left without one,
-    /// or the job ends.
+    /// If `from` is not another rank or has left without a message, the message has another length
+    /// ([`CollectiveError::LengthMismatch`]), or the job ends.
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Sends `outgoing` to rank `to` and fills `incoming` from rank `from`, both at once; meets only other exchanges.
+    /// Sends `outgoing` to rank `to` and fills `incoming` from rank `from`, both at once; matches
+    /// only other exchanges.
     ///
     /// # Errors
     /// As for [`send`](Communicator::send) and [`receive`](Communicator::receive).
@@ -147,69 +260,61 @@ pub trait Communicator: Send + Sync + Debug {
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError>;
 
-    /// Waits for the next message with this tag, from whichever rank; that rank and its bytes.
+    /// Waits for the next message with this tag from any rank; returns its sender and bytes.
     ///
     /// # Errors
-    /// When there is no other rank, all have left, or the job ends.
+    /// If there is no other rank, all have left, or the job ends.
     fn receive_any(&self, tag: u16) -> Result<(usize, Vec<u8>), CollectiveError>;
 
-    /// The next message with this tag if one is there, without waiting.
+    /// Returns the next message with this tag if one has arrived, without waiting.
     ///
     /// # Errors
     /// As for [`receive_any`](Communicator::receive_any); a single rank never gets a message.
     fn try_receive_any(&self, tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError>;
 
-    /// A communicator of the same ranks whose calls never mix with those of this one, for use by another thread.
+    /// Returns a communicator of the same ranks whose calls never mix with those of this one, for
+    /// another thread.
     ///
-    /// It belongs to the job until its end: a job makes a few, at its start.
+    /// The duplicate exists until the end of the job. A job makes a few, at its start.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError>;
 
-    /// As [`duplicate`](Communicator::duplicate), but no call on it is noted as what this rank does: for whoever watches the rank.
-    ///
-    /// # Errors
-    /// When the job ends.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
-    fn unwatched_duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
-        self.duplicate()
-    }
-
-    /// A communicator of ranks `0..count` alone, for these ranks; the others get `None`. As for a
+    /// Returns a communicator of ranks `0..count` on these ranks, `None` on the others. As for a
     /// [`duplicate`](Communicator::duplicate), its calls never mix with those of this one.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Panics
-    /// When `count` is 0 or above the world size.
+    /// If `count` is 0 or above the world size.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same count.
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError>;
 
-    /// Whether one thread may use this communicator while another uses a duplicate.
+    /// Returns true if one thread may use this communicator while another uses a duplicate.
     fn supports_threads(&self) -> bool;
 
-    /// How calls on this communicator wait, beginning with those that wait now; may be called from any thread.
+    /// Sets how calls on this communicator wait, including calls in progress; may be called from any
+    /// thread.
     ///
-    /// Collectives on the communicator that `MpiCommunicator::init` made always wait [busily](WaitPolicy::Spin), inside MPI. Threads
-    /// always sleep until they are woken.
+    /// Collectives on the communicator that `MpiCommunicator::init` made always
+    /// [spin](WaitPolicy::Spin), inside MPI. Threads always sleep until they are woken.
     fn set_wait_policy(&self, wait_policy: WaitPolicy);
 
-    /// Memory that the ranks of one node share, for reductions; `None`, on all ranks, where some node cannot share memory.
+    /// Allocates memory that the ranks of one node share, for reductions; `None`, on all ranks, if a
+    /// node cannot share memory.
     ///
-    /// `members` are the ranks of this rank's node, ascending. Longer buffers are cut to `bytes`. The memory belongs to the job until
-    /// its end.
+    /// `members` are the ranks of this rank's node, ascending. Longer buffers are cut to `bytes`. The
+    /// memory exists until the end of the job.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same number of bytes.
@@ -222,64 +327,40 @@ pub trait Communicator: Send + Sync + Debug {
         Ok(None)
     }
 
-    /// Runs `wait`, in which this rank waits for others without a call of this communicator.
-    fn waiting(&self, wait: &mut dyn FnMut()) {
-        wait();
-    }
-
-    /// How many elements of a real buffer each element of a buffer stands for: 1, but in a simulation.
-    ///
-    /// What cuts buffers to pieces of a fixed length divides that length by it.
-    fn magnification(&self) -> f64 {
-        1.0
-    }
-
     /// Ends the job on all ranks, so that none waits for this one.
     ///
-    /// MPI: `MPI_Abort` with `exit_code`, does not return. Threads: every pending and later collective returns
-    /// [`CollectiveError::Aborted`] on every rank. Single: nothing to do. The caller prints its error first.
+    /// MPI calls `MPI_Abort` with `exit_code` and does not return. On threads every pending and later
+    /// collective returns [`CollectiveError::Aborted`] on every rank. A single rank does nothing. The
+    /// caller prints its error first.
     fn abort(&self, reason: &str, exit_code: i32);
 
-    /// The library that moves the bytes, for manifests: `none`, `threads`, or the first line MPI tells of itself.
+    /// Returns the library that moves the bytes, for manifests: `none`, `threads`, or the first line
+    /// of MPI's version text.
     fn library(&self) -> String;
-
-    /// Where this rank and the others run.
-    fn topology(&self) -> &Topology;
 }
 
-/// What the first rank of a node does with its sum before the others get it: adds those of other nodes.
-pub type Between<'a, T> = &'a mut dyn FnMut(&mut [T]) -> Result<(), CollectiveError>;
+/// Adds the sums of other nodes to a node's sum, on the first rank of the node.
+pub type BetweenNodes<'a> = &'a mut dyn FnMut(ReduceBuffer<'_>) -> Result<(), CollectiveError>;
 
-/// Memory that the ranks of one node share; made by [`Communicator::node_memory`].
+/// Memory that the ranks of one node share.
 pub trait NodeMemory: Send + Debug {
-    /// Replaces `values` by their sum over the ranks of the node, added in rank order, after `between` if there are other nodes.
+    /// Replaces the elements of `buffer`, of `f32` or `u64`, by their sum over the ranks of the node,
+    /// added in rank order, after `between` if there are other nodes.
     ///
     /// # Errors
-    /// When `between` fails.
+    /// If `between` fails.
     ///
     /// # Collective
-    /// Must be called by all ranks of the node, with equal lengths.
-    fn sum_f32(
+    /// Must be called by all ranks of the node, with the same kind of buffer and equal lengths.
+    fn sum(
         &mut self,
-        values: &mut [f32],
-        between: Option<Between<'_, f32>>,
-    ) -> Result<(), CollectiveError>;
-
-    /// [`sum_f32`](NodeMemory::sum_f32) of integers, modulo 2^64.
-    ///
-    /// # Errors
-    /// When `between` fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks of the node, with equal lengths.
-    fn sum_u64(
-        &mut self,
-        values: &mut [u64],
-        between: Option<Between<'_, u64>>,
+        buffer: ReduceBuffer<'_>,
+        between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError>;
 }
 
-/// Refuses a peer that is no rank or this rank itself, for implementors of [`Communicator`]; `call` names the method.
+/// Rejects a peer that is not a rank or is this rank itself, for implementors of [`Communicator`];
+/// `call` is the name of the method.
 ///
 /// # Errors
 /// [`CollectiveError::NoSuchPeer`].
@@ -288,16 +369,25 @@ pub fn expect_peer(
     call: &'static str,
     peer: usize,
 ) -> Result<(), CollectiveError> {
-    let Topology {
-        rank, world_size, ..
-    } = *topology;
-    if peer < world_size && peer != rank {
+    if peer < topology.world_size && peer != topology.rank {
         return Ok(());
     }
     Err(CollectiveError::NoSuchPeer {
         call,
         peer,
-        rank,
+        rank: topology.rank,
+        world_size: topology.world_size,
+    })
+}
+
+/// Rejects a root that is not a rank.
+pub(crate) fn expect_root(world_size: usize, root: usize) -> Result<(), CollectiveError> {
+    if root < world_size {
+        return Ok(());
+    }
+    Err(CollectiveError::NoSuchRoot {
+        collective: "broadcast",
+        root,
         world_size,
     })
 }

@@ -52,16 +52,6 @@ impl CpuLimits {
         }
     }
 
-    /// Number of CPUs that each of `count` ranks with these limits may use, at least 1.
-    pub(crate) fn divided(&self, count: usize) -> usize {
-        let of_quota = |quota: &CpuQuota| (quota.cpus / count as f64) as usize;
-        self.quotas
-            .iter()
-            .map(of_quota)
-            .fold(self.allowed.len() / count, usize::min)
-            .max(1)
-    }
-
     /// Writes the limits as text that [`parse`](Self::parse) reads.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn to_text(&self) -> String {
@@ -171,7 +161,6 @@ fn quotas(root: &Path, groups: &str) -> Vec<CpuQuota> {
 ///
 /// # Panics
 /// When `own` is not below the number of limits.
-#[cfg(any(feature = "mpi", test))]
 pub(crate) fn share(own: usize, node: &[CpuLimits]) -> usize {
     let mut union = node[own].allowed.clone();
     let mut members = 1;
@@ -257,7 +246,10 @@ mod tests {
         assert_eq!(of(&[&[("/", 0.5)]]), [1]);
         assert_eq!(of(&[&[("/", 100.0)]]), [64]);
         for (count, expected) in [(1, 6), (4, 1), (8, 1)] {
-            assert_eq!(limits("0-15", &[("/", 6.5)]).divided(count), expected);
+            assert_eq!(
+                share(0, &vec![limits("0-15", &[("/", 6.5)]); count]),
+                expected
+            );
         }
     }
 

@@ -70,8 +70,7 @@ pub mod replica {
     pub use crate::on_device::{ElementOrder, replace, take_gradients, tensors};
     pub use crate::seed::draw_seed;
     pub use crate::sync::{
-        Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint,
-        tensor_hashes,
+        average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes,
     };
 }
 

@@ -4,11 +4,8 @@
 
 use std::sync::Arc;
 
-use crate::communicator::expect_peer;
-use crate::{
-    CollectiveError, Communicator,
-    communicator::{Topology, WaitPolicy},
-};
+use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
+use crate::{CollectiveError, Communicator};
 
 /// The communicator of a process that trains alone.
 #[derive(Clone, Debug)]
@@ -32,39 +29,16 @@ impl Default for SingleCommunicator {
 }
 
 impl Communicator for SingleCommunicator {
-    fn rank(&self) -> usize {
-        0
+    fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    fn world_size(&self) -> usize {
-        1
-    }
-
-    fn all_reduce_sum(&self, _values: &mut [f32]) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn all_reduce_sum_f64(&self, _values: &mut [f64]) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn all_reduce_sum_u64(&self, _values: &mut [u64]) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn all_reduce_max_u64(&self, _values: &mut [u64]) -> Result<(), CollectiveError> {
+    fn all_reduce(&self, _buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
         Ok(())
     }
 
     fn broadcast(&self, root: usize, _bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        if root == 0 {
-            return Ok(());
-        }
-        Err(CollectiveError::NoSuchRoot {
-            collective: "broadcast",
-            root,
-            world_size: 1,
-        })
+        expect_root(1, root)
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
@@ -95,12 +69,7 @@ impl Communicator for SingleCommunicator {
     }
 
     fn receive_any(&self, _tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
-        Err(CollectiveError::NoSuchPeer {
-            call: "receive_any",
-            peer: 0,
-            rank: 0,
-            world_size: 1,
-        })
+        expect_peer(&self.topology, "receive_any", 0).map(|()| (0, Vec::new()))
     }
 
     fn try_receive_any(&self, _tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
@@ -126,9 +95,5 @@ impl Communicator for SingleCommunicator {
 
     fn library(&self) -> String {
         "none".to_owned()
-    }
-
-    fn topology(&self) -> &Topology {
-        &self.topology
     }
 }

@@ -3,8 +3,6 @@
 //! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm statistics.
 //! Invariant: with one rank, the module's bits are untouched.
 
-use std::fmt;
-
 use burn::module::Module;
 use sha2::{Digest, Sha256};
 
@@ -87,33 +85,14 @@ pub fn average_norm_statistics<M: Module>(
     Ok(write(module, &layout, &means))
 }
 
-/// A digest of a module's parameters: equal fingerprints mean equal bits.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint(String);
-
-impl Fingerprint {
-    /// The digest in hexadecimal.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
 /// SHA-256 over the bits of all trainable parameters in module order, as little-endian `f32`; norm statistics do not count.
-pub fn fingerprint<M: Module>(module: &M) -> Fingerprint {
+pub fn fingerprint<M: Module>(module: &M) -> String {
     let digest = digest_of(&read(module, &ParameterLayout::new(module)));
-    Fingerprint(
-        digest
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect(),
-    )
+    digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// The first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values` lie flat as `layout` says.
@@ -153,7 +132,7 @@ pub fn check_fingerprint<M: Module>(
     module: &M,
     communicator: &dyn Communicator,
     epoch: u64,
-) -> Result<Fingerprint, CollectiveError> {
+) -> Result<String, CollectiveError> {
     let mine = fingerprint(module);
     let fingerprints = communicator.all_gather(mine.as_str().as_bytes())?;
     let ranks: Vec<usize> = (0..fingerprints.len())

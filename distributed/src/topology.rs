@@ -4,7 +4,6 @@
 //! Invariant: a launcher that started several tasks is never answered by several worlds of one.
 //! Source: Open MPI FAQ "environment variables" (`OMPI_COMM_WORLD_*`); srun(1), output environment variables; MPICH's PMI (`PMI_*`).
 
-#[cfg(any(feature = "mpi", test))]
 use crate::cpus::share;
 use crate::{CollectiveError, launch::CpuLimits};
 
@@ -53,7 +52,7 @@ impl Topology {
                 .position(|name| **name == node)
                 .expect("the rank's own node is among the nodes"),
             num_nodes: distinct.len(),
-            num_cpus: CpuLimits::of_this_process().divided(local_size),
+            num_cpus: share(0, &vec![CpuLimits::of_this_process(); local_size]),
             node,
         }
     }

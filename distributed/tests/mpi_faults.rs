@@ -279,7 +279,7 @@ fn be_a_rank(kind: &str) -> ExitCode {
     let rank_status = Arc::new(RankStatus::new());
     let on_alarm = Box::new(|alarm: &distributed::watchdog::Alarm| eprintln!("{alarm}"));
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
-    let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm)
+    let watchdog = Watchdog::start(&*world, Arc::clone(&rank_status), TIMEOUT, on_alarm)
         .expect("all ranks start");
     let gradients = watched.duplicate().unwrap();
     gradients.set_wait_policy(WaitPolicy::Sleep);

@@ -37,6 +37,7 @@ pub struct ExactReducer {
     /// Sums through shared memory, where there is some.
     nodes: Option<HierarchicalReducer>,
     fixed: Vec<u64>,
+    magnification: f64,
 }
 
 impl ExactReducer {
@@ -54,6 +55,7 @@ impl ExactReducer {
             communicator,
             nodes,
             fixed: Vec::new(),
+            magnification: 1.0,
         })
     }
 
@@ -123,14 +125,18 @@ impl ExactReducer {
 
     /// Numbers that are summed at once: those that stay in the cache of a core, or that are worth a message.
     fn piece(&self) -> usize {
-        piece(
-            &*self.communicator,
-            if self.nodes.is_some() {
-                SHARED_PIECE
-            } else {
-                MESSAGE_PIECE
-            },
-        )
+        let elements = match self.nodes {
+            Some(_) => SHARED_PIECE,
+            None => MESSAGE_PIECE,
+        };
+        piece(elements, self.magnification)
+    }
+
+    pub(super) fn set_magnification(&mut self, magnification: f64) {
+        self.magnification = magnification;
+        if let Some(nodes) = &mut self.nodes {
+            nodes.set_magnification(magnification);
+        }
     }
 
     /// The power of two by which numbers become integers, the same on every rank; none when a number is not finite.

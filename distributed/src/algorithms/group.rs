@@ -5,10 +5,8 @@
 
 use bytemuck::Pod;
 
-use crate::{
-    CollectiveError, Communicator,
-    communicator::{Between, NodeMemory},
-};
+use crate::communicator::ReduceBuffer;
+use crate::{CollectiveError, Communicator};
 
 /// Ranks that reduce together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,15 +38,11 @@ impl Group {
 
 /// A number that the algorithms add up.
 pub(crate) trait Number: Pod {
-    /// The sum; of integers, modulo 2^64.
+    /// Returns the sum; of integers, modulo 2^64.
     fn plus(self, other: Self) -> Self;
 
-    /// As [`NodeMemory::sum_f32`] and [`NodeMemory::sum_u64`].
-    fn sum_on_node(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError>;
+    /// Returns `values` as the buffer of a sum.
+    fn buffer(values: &mut [Self]) -> ReduceBuffer<'_>;
 }
 
 impl Number for f32 {
@@ -56,12 +50,8 @@ impl Number for f32 {
         self + other
     }
 
-    fn sum_on_node(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError> {
-        memory.sum_f32(values, between)
+    fn buffer(values: &mut [Self]) -> ReduceBuffer<'_> {
+        ReduceBuffer::SumF32(values)
     }
 }
 
@@ -70,12 +60,8 @@ impl Number for u64 {
         self.wrapping_add(other)
     }
 
-    fn sum_on_node(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError> {
-        memory.sum_u64(values, between)
+    fn buffer(values: &mut [Self]) -> ReduceBuffer<'_> {
+        ReduceBuffer::SumU64(values)
     }
 }
 
@@ -95,13 +81,24 @@ pub(crate) fn add<T: Number>(sums: &mut [T], values: &[T]) {
 }
 
 /// A second buffer, kept for the next call.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Scratch {
     words: Vec<u64>,
+    /// Number of elements of a real buffer for which each element stands; above 1 in a simulation.
+    pub(super) magnification: f64,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            words: Vec::new(),
+            magnification: 1.0,
+        }
+    }
 }
 
 impl Scratch {
-    /// A buffer of `length` numbers, which hold anything.
+    /// Returns a buffer of `length` numbers of any value.
     pub(super) fn take<T: Number>(&mut self, length: usize) -> &mut [T] {
         let words = (length * size_of::<T>()).div_ceil(size_of::<u64>());
         if self.words.len() < words {
@@ -111,9 +108,10 @@ impl Scratch {
     }
 }
 
-/// The elements of a buffer that stand for `elements`; rounded up, so that the number of pieces does not grow by their remainders.
-pub(super) fn piece(communicator: &dyn Communicator, elements: usize) -> usize {
-    (elements as f64 / communicator.magnification()).ceil() as usize
+/// Returns the number of elements that stand for `elements`; rounded up, so that remainders do not
+/// add pieces.
+pub(super) fn piece(elements: usize, magnification: f64) -> usize {
+    (elements as f64 / magnification).ceil() as usize
 }
 
 pub(super) fn exchange<T: Number>(

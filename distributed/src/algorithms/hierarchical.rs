@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::group::{Group, Number, Scratch, add};
 use super::ring;
-use crate::{CollectiveError, Communicator, communicator::NodeMemory};
+use crate::communicator::{NodeMemory, ReduceBuffer};
+use crate::{CollectiveError, Communicator};
 
 /// Tag of messages inside a node.
 const NODE_TAG: u16 = u16::MAX - 1;
@@ -114,6 +115,10 @@ impl HierarchicalReducer {
         self.reduce(values)
     }
 
+    pub(super) fn set_magnification(&mut self, magnification: f64) {
+        self.scratch.magnification = magnification;
+    }
+
     pub(super) fn reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
         let Self {
             communicator,
@@ -126,13 +131,13 @@ impl HierarchicalReducer {
         if communicator.world_size() == 1 {
             return Ok(());
         }
-        let mut between = |values: &mut [T]| match leaders {
-            Some(leaders) => ring::sum(&**communicator, leaders, scratch, values),
+        let mut between = |buffer: ReduceBuffer<'_>| match leaders {
+            Some(leaders) => ring::sum_buffer(&**communicator, leaders, scratch, buffer),
             None => Ok(()),
         };
         match memory {
-            Some(memory) if *num_nodes == 1 => T::sum_on_node(&mut **memory, values, None),
-            Some(memory) => T::sum_on_node(&mut **memory, values, Some(&mut between)),
+            Some(memory) if *num_nodes == 1 => memory.sum(T::buffer(values), None),
+            Some(memory) => memory.sum(T::buffer(values), Some(&mut between)),
             None if *num_nodes == 1 => ring::sum(&**communicator, node, scratch, values),
             None => by_messages(&**communicator, node, leaders.as_ref(), scratch, values),
         }

@@ -84,7 +84,20 @@ impl AllReducer {
         })
     }
 
-    /// The algorithm.
+    /// Makes each element of a buffer stand for `magnification` elements, for simulations: pieces of
+    /// a fixed length become shorter.
+    pub fn set_magnification(&mut self, magnification: f64) {
+        match &mut self.algorithm {
+            Algorithm::Library => {}
+            Algorithm::Ring(_, scratch) | Algorithm::HalvingDoubling(_, scratch) => {
+                scratch.magnification = magnification;
+            }
+            Algorithm::Hierarchical(reducer) => reducer.set_magnification(magnification),
+            Algorithm::Exact(reducer) => reducer.set_magnification(magnification),
+        }
+    }
+
+    /// Returns the algorithm.
     pub fn kind(&self) -> ReductionKind {
         self.kind
     }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::group::{Group, Number, Scratch, add, exchange, piece};
+use crate::communicator::ReduceBuffer;
 use crate::{CollectiveError, Communicator};
 
 /// Most bytes of one message: what has come is added while it is in the cache of the core.
@@ -27,7 +28,7 @@ pub(super) fn sum<T: Number>(
         group.ranks[(index + 1) % size],
         group.ranks[(index + size - 1) % size],
     );
-    let segment = piece(communicator, SEGMENT_BYTES / size_of::<T>());
+    let segment = piece(SEGMENT_BYTES / size_of::<T>(), scratch.magnification);
     // All slices have as many segments as the longest, so that both ends of a message agree on their number.
     let segments = length.div_ceil(size).div_ceil(segment);
     let range = |step: usize, number: usize| -> Range<usize> {
@@ -54,4 +55,20 @@ pub(super) fn sum<T: Number>(
         }
     }
     Ok(())
+}
+
+/// Replaces the elements of `buffer` by their sum over the group.
+pub(super) fn sum_buffer(
+    communicator: &dyn Communicator,
+    group: &Group,
+    scratch: &mut Scratch,
+    buffer: ReduceBuffer<'_>,
+) -> Result<(), CollectiveError> {
+    match buffer {
+        ReduceBuffer::SumF32(values) => sum(communicator, group, scratch, values),
+        ReduceBuffer::SumU64(values) => sum(communicator, group, scratch, values),
+        ReduceBuffer::SumF64(_) | ReduceBuffer::MaxU64(_) => {
+            unreachable!("nodes sum f32 and u64")
+        }
+    }
 }

@@ -17,7 +17,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::matrix::norm_squared;
-use super::{BLOCK, Outcome, gather_bytes_sent};
+use super::{BLOCK, gather_bytes_sent};
+use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator};
 
 /// The sum of the ranks' largest magnitudes is scaled below 2 to this power, half of the largest `f16`.
@@ -70,7 +71,7 @@ where
         values: &mut [f32],
         residual: &mut [f32],
         communicator: &dyn Communicator,
-    ) -> Result<Outcome, CollectiveError> {
+    ) -> Result<Traffic, CollectiveError> {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let mut bytes_sent = 0;
         let mut exponent = 0;
@@ -144,9 +145,10 @@ where
             scale(residual, -exponent);
             error_squared += norm_squared(residual);
         }
-        Ok(Outcome {
+        Ok(Traffic {
             bytes_sent,
             error_squared,
+            ..Traffic::default()
         })
     }
 

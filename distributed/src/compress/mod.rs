@@ -68,16 +68,9 @@ impl PowerSgdLimits {
 /// Elements that are worked on at once where a bucket is passed over: a few such blocks fit the first-level cache together.
 const BLOCK: usize = 2048;
 
-/// What a method reports of one sum.
+/// The state of each kind of compression.
 #[derive(Debug)]
-struct Outcome {
-    bytes_sent: u64,
-    error_squared: f64,
-}
-
-/// The state of each kind.
-#[derive(Debug)]
-enum Method {
+enum Codec {
     None,
     Bf16(HalfWire<bf16>),
     F16(HalfWire<f16>),
@@ -95,14 +88,13 @@ pub struct BucketCompressor {
     spans: Vec<TensorSpan>,
     seed: u64,
     limits: PowerSgdLimits,
-    error_feedback: bool,
     warmup_steps: u64,
     num_steps: u64,
     /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
     residual: Vec<f32>,
     /// The same before the last sum.
     previous: Vec<f32>,
-    method: Method,
+    codec: Codec,
 }
 
 impl BucketCompressor {
@@ -134,14 +126,14 @@ impl BucketCompressor {
             length = range.end;
         }
         let limits = PowerSgdLimits::default();
-        let method = match kind {
-            CompressionKind::None => Method::None,
-            CompressionKind::Bf16 => Method::Bf16(HalfWire::new(length)),
-            CompressionKind::F16 => Method::F16(HalfWire::new(length)),
+        let codec = match kind {
+            CompressionKind::None => Codec::None,
+            CompressionKind::Bf16 => Codec::Bf16(HalfWire::new(length)),
+            CompressionKind::F16 => Codec::F16(HalfWire::new(length)),
             CompressionKind::PowerSgd { rank } => {
-                Method::PowerSgd(PowerSgd::new(rank, &spans, limits, seed))
+                Codec::PowerSgd(PowerSgd::new(rank, &spans, limits, seed))
             }
-            CompressionKind::TopK { percent } => Method::TopK(TopK::new(percent, length)),
+            CompressionKind::TopK { percent } => Codec::TopK(TopK::new(percent, length)),
         };
         let residual = vec![
             0.0;
@@ -152,18 +144,16 @@ impl BucketCompressor {
             }
         ];
         let previous = residual.clone();
-        let (error_feedback, warmup_steps, num_steps) = (true, 0, 0);
         Self {
             kind,
             spans,
             seed,
             limits,
-            error_feedback,
-            warmup_steps,
-            num_steps,
+            warmup_steps: 0,
+            num_steps: 0,
             residual,
             previous,
-            method,
+            codec,
         }
     }
 
@@ -174,26 +164,14 @@ impl BucketCompressor {
         self
     }
 
-    /// Whether what a step leaves out is put into the next one, by default it is; without, it is lost.
-    #[must_use]
-    pub fn with_error_feedback(mut self, error_feedback: bool) -> Self {
-        self.error_feedback = error_feedback;
-        self
-    }
-
     /// Which tensors PowerSGD compresses; the other kinds ignore it.
     #[must_use]
     pub fn with_limits(mut self, limits: PowerSgdLimits) -> Self {
         self.limits = limits;
         if let CompressionKind::PowerSgd { rank } = self.kind {
-            self.method = Method::PowerSgd(PowerSgd::new(rank, &self.spans, limits, self.seed));
+            self.codec = Codec::PowerSgd(PowerSgd::new(rank, &self.spans, limits, self.seed));
         }
         self
-    }
-
-    /// The kind of compression.
-    pub fn kind(&self) -> CompressionKind {
-        self.kind
     }
 
     /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
@@ -204,8 +182,8 @@ impl BucketCompressor {
     /// The factors with which PowerSGD begins its next sum, matrix after matrix, and how many columns it has drawn for them; the
     /// same on every rank. Empty for the other kinds.
     pub fn factors(&self) -> (&[f32], u64) {
-        match &self.method {
-            Method::PowerSgd(power_sgd) => power_sgd.factors(),
+        match &self.codec {
+            Codec::PowerSgd(power_sgd) => power_sgd.factors(),
             _ => (&[], 0),
         }
     }
@@ -214,7 +192,7 @@ impl BucketCompressor {
     /// for the warm-up, as the step does for the run. To be called at most once after a sum, by all ranks together.
     pub fn roll_back(&mut self) {
         std::mem::swap(&mut self.residual, &mut self.previous);
-        if let Method::PowerSgd(power_sgd) = &mut self.method {
+        if let Codec::PowerSgd(power_sgd) = &mut self.codec {
             power_sgd.roll_back();
         }
     }
@@ -232,8 +210,8 @@ impl BucketCompressor {
     ) {
         self.num_steps = num_steps;
         self.residual.copy_from_slice(residual);
-        match &mut self.method {
-            Method::PowerSgd(power_sgd) if !factors.is_empty() => {
+        match &mut self.codec {
+            Codec::PowerSgd(power_sgd) if !factors.is_empty() => {
                 power_sgd.restore(factors, num_drawn)
             }
             _ => {}
@@ -256,7 +234,6 @@ impl BucketCompressor {
             spans,
             seed,
             limits,
-            error_feedback,
             warmup_steps,
             num_steps,
             ..
@@ -266,7 +243,7 @@ impl BucketCompressor {
             .map(|span| format!("{}x{}", span.rows, span.columns))
             .collect();
         let plan = format!(
-            "{kind} of {} (seed {seed}, at least {} elements, at least {} times smaller, error feedback {error_feedback}, \
+            "{kind} of {} (seed {seed}, at least {} elements, at least {} times smaller, \
              warm-up {warmup_steps} steps, step {num_steps})",
             shapes.join(" + "),
             limits.min_elements,
@@ -296,7 +273,6 @@ impl BucketCompressor {
             length,
             "compressed sum: expected one value for each of {length} elements"
         );
-        let uncompressed_bytes = reduce_bytes_sent(communicator.world_size(), length);
         self.num_steps += 1;
         let warming_up = self.num_steps <= self.warmup_steps;
         let mut input_squared = 0.0;
@@ -311,29 +287,21 @@ impl BucketCompressor {
         }
         std::mem::swap(&mut self.residual, &mut self.previous);
         let residual = self.residual.as_mut_slice();
-        let outcome = match &mut self.method {
+        let cost = match &mut self.codec {
             _ if warming_up => {
                 residual.fill(0.0);
                 sum_plain(values, communicator)
             }
-            Method::None => sum_plain(values, communicator),
-            Method::Bf16(wire) => wire.sum(values, residual, communicator),
-            Method::F16(wire) => wire.sum(values, residual, communicator),
-            Method::PowerSgd(power_sgd) => power_sgd.sum(values, residual, communicator),
-            Method::TopK(top_k) => top_k.sum(values, residual, communicator),
-        }?;
-        if !self.error_feedback {
-            self.residual.fill(0.0);
-        }
-        let Outcome {
-            bytes_sent,
-            error_squared,
-        } = outcome;
+            Codec::None => sum_plain(values, communicator),
+            Codec::Bf16(wire) => wire.sum(values, residual, communicator),
+            Codec::F16(wire) => wire.sum(values, residual, communicator),
+            Codec::PowerSgd(power_sgd) => power_sgd.sum(values, residual, communicator),
+            Codec::TopK(top_k) => top_k.sum(values, residual, communicator),
+        };
         Ok(Traffic {
-            bytes_sent,
-            uncompressed_bytes,
-            error_squared,
+            uncompressed_bytes: reduce_bytes_sent(communicator.world_size(), length),
             input_squared,
+            ..cost?
         })
     }
 }
@@ -341,11 +309,11 @@ impl BucketCompressor {
 fn sum_plain(
     values: &mut [f32],
     communicator: &dyn Communicator,
-) -> Result<Outcome, CollectiveError> {
+) -> Result<Traffic, CollectiveError> {
     communicator.all_reduce_sum(values)?;
-    Ok(Outcome {
+    Ok(Traffic {
         bytes_sent: reduce_bytes_sent(communicator.world_size(), values.len()),
-        error_squared: 0.0,
+        ..Traffic::default()
     })
 }
 

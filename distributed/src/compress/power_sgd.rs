@@ -20,7 +20,8 @@ use super::matrix::{
     add_product, norm_squared, orthogonalise, times_factor, transposed_times_factor,
 };
 use super::random::Random;
-use super::{Outcome, PowerSgdLimits, TensorSpan, reduce_bytes_sent};
+use super::{PowerSgdLimits, TensorSpan, reduce_bytes_sent};
+use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator};
 
 /// A matrix of the bucket, and its factors in the messages.
@@ -129,7 +130,7 @@ impl PowerSgd {
         values: &mut [f32],
         residual: &mut [f32],
         communicator: &dyn Communicator,
-    ) -> Result<Outcome, CollectiveError> {
+    ) -> Result<Traffic, CollectiveError> {
         self.previous.0.copy_from_slice(&self.second);
         self.previous.1 = self.drawn;
         let Self {
@@ -190,9 +191,10 @@ impl PowerSgd {
         let bytes_sent = [&*first, &*second]
             .map(|message| reduce_bytes_sent(communicator.world_size(), message.len()));
         self.prepare_factors();
-        Ok(Outcome {
+        Ok(Traffic {
             bytes_sent: bytes_sent.iter().sum(),
             error_squared,
+            ..Traffic::default()
         })
     }
 

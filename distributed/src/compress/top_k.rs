@@ -4,8 +4,9 @@
 //! Invariant: what is sent and what is kept back make up the input bit for bit.
 //! Source: Stich et al. 2018, Sparsified SGD with Memory (1809.07599); Aji and Heafield 2017 (1704.05021).
 
+use super::gather_bytes_sent;
 use super::matrix::norm_squared;
-use super::{Outcome, gather_bytes_sent};
+use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator, ROOT};
 
 /// Bytes of one element on the wire: a `u32` index and an `f32` value, little-endian.
@@ -59,7 +60,7 @@ impl TopK {
         values: &mut [f32],
         residual: &mut [f32],
         communicator: &dyn Communicator,
-    ) -> Result<Outcome, CollectiveError> {
+    ) -> Result<Traffic, CollectiveError> {
         let (least, mut num_least) = self.least_sent(values);
         residual.copy_from_slice(values);
         self.message.clear();
@@ -100,9 +101,10 @@ impl TopK {
             }
         }
         let bytes_sent = gather_bytes_sent(communicator.world_size(), self.message.len());
-        Ok(Outcome {
+        Ok(Traffic {
             bytes_sent,
             error_squared: norm_squared(residual),
+            ..Traffic::default()
         })
     }
 

@@ -11,10 +11,10 @@ use std::os::raw::{c_int, c_void};
 
 use ::mpi::ffi;
 
-use super::element::{Element, Operation, count};
 use super::request::Request;
-use super::{COPY_MAX_BYTES, MpiCommunicator, REDUCE_MAX_ELEMENTS};
+use super::{COPY_MAX_BYTES, MpiCommunicator, REDUCE_MAX_ELEMENTS, count};
 use crate::CollectiveError;
+use crate::communicator::ReduceBuffer;
 
 impl MpiCommunicator {
     /// Makes one collective, in the way of this communicator.
@@ -40,24 +40,33 @@ impl MpiCommunicator {
         self.finish(request)
     }
 
-    pub(super) fn reduce<T: Element>(
-        &self,
-        values: &mut [T],
-        operation: Operation,
-    ) -> Result<(), CollectiveError> {
+    pub(super) fn reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        // SAFETY: the mpi crate's C shim initializes these constants before `main`; nobody writes them.
+        let (datatype, operation) = unsafe {
+            match &buffer {
+                ReduceBuffer::SumF32(_) => (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM),
+                ReduceBuffer::SumF64(_) => (ffi::RSMPI_DOUBLE, ffi::RSMPI_SUM),
+                ReduceBuffer::SumU64(_) => (ffi::RSMPI_UINT64_T, ffi::RSMPI_SUM),
+                ReduceBuffer::MaxU64(_) => (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX),
+            }
+        };
+        let element_bytes = buffer.element_bytes();
         let mut scratch = self.lock();
-        // MPI forbids one buffer for both directions. MPI_IN_PLACE, which would allow it, is a macro with another value in each
-        // library and not among the constants of the mpi crate: so the values are sent from a copy.
-        let copy = T::buffer(&mut scratch);
-        for values in values.chunks_mut(REDUCE_MAX_ELEMENTS) {
-            copy.clear();
-            copy.extend_from_slice(values);
-            let (from, to) = (
-                copy.as_ptr().cast::<c_void>(),
-                values.as_mut_ptr().cast::<c_void>(),
-            );
-            let (length, datatype, operation) =
-                (count(values.len()), T::datatype(), operation.raw());
+        for values in buffer
+            .bytes()
+            .chunks_mut(REDUCE_MAX_ELEMENTS * element_bytes)
+        {
+            // MPI forbids one buffer for both directions. MPI_IN_PLACE is a macro with another value
+            // in each library, and the mpi crate does not have it: so the values are sent from a copy.
+            let words = values.len().div_ceil(size_of::<u64>());
+            if scratch.len() < words {
+                scratch.resize(words, 0);
+            }
+            let copy = &mut bytemuck::cast_slice_mut(&mut scratch)[..values.len()];
+            copy.copy_from_slice(values);
+            let from = copy.as_ptr().cast::<c_void>();
+            let to = values.as_mut_ptr().cast::<c_void>();
+            let length = count(values.len() / element_bytes);
             // SAFETY: both buffers hold `length` elements of the datatype, do not overlap and outlive the call.
             unsafe {
                 self.collective(
@@ -79,11 +88,9 @@ impl MpiCommunicator {
     ) -> Result<(), CollectiveError> {
         let _turn = self.lock();
         for bytes in bytes.chunks_mut(COPY_MAX_BYTES) {
-            let (start, length, root) = (
-                bytes.as_mut_ptr().cast::<c_void>(),
-                count(bytes.len()),
-                count(root),
-            );
+            let start = bytes.as_mut_ptr().cast::<c_void>();
+            let length = count(bytes.len());
+            let root = count(root);
             // SAFETY: the buffer holds `length` bytes and outlives the call; `root` is a rank.
             unsafe {
                 self.collective(
@@ -126,13 +133,11 @@ impl MpiCommunicator {
     fn gather_lengths(&self, length: usize) -> Result<Vec<usize>, CollectiveError> {
         let mine = [length as u64];
         let mut lengths = vec![0_u64; self.topology.world_size];
-        let (from, to) = (
-            mine.as_ptr().cast::<c_void>(),
-            lengths.as_mut_ptr().cast::<c_void>(),
-        );
-        let one = u64::datatype();
+        let from = mine.as_ptr().cast::<c_void>();
+        let to = lengths.as_mut_ptr().cast::<c_void>();
         // SAFETY: every rank sends one u64 and `lengths` has room for one of each; both outlive the call.
         unsafe {
+            let one = ffi::RSMPI_UINT64_T;
             self.collective(
                 ["MPI_Allgather", "MPI_Iallgather"],
                 |comm| ffi::MPI_Allgather(from, 1, one, to, 1, one, comm),
@@ -157,12 +162,11 @@ impl MpiCommunicator {
             offset += length;
         }
         let mut gathered = vec![0_u8; offset];
-        let (from, length, to) = (
-            bytes.as_ptr().cast::<c_void>(),
-            count(bytes.len()),
-            gathered.as_mut_ptr().cast::<c_void>(),
-        );
-        let (counts, offsets) = (counts.as_ptr(), offsets.as_ptr());
+        let from = bytes.as_ptr().cast::<c_void>();
+        let length = count(bytes.len());
+        let to = gathered.as_mut_ptr().cast::<c_void>();
+        let counts = counts.as_ptr();
+        let offsets = offsets.as_ptr();
         // SAFETY: `gathered` has room for the sum of all counts at the given offsets, `bytes` for this rank's count (asserted), and
         // all buffers outlive the call.
         unsafe {

@@ -9,9 +9,8 @@ use std::os::raw::{c_int, c_void};
 
 use ::mpi::ffi;
 
-use super::element::count;
 use super::request::{Request, Status};
-use super::{COPY_MAX_BYTES, MpiCommunicator};
+use super::{COPY_MAX_BYTES, MpiCommunicator, count};
 use crate::CollectiveError;
 
 /// The tag of exchanges, above those of the caller.
@@ -51,12 +50,11 @@ impl MpiCommunicator {
     ) -> Result<(), CollectiveError> {
         let _turn = self.message_turn();
         let total = incoming.len();
-        let (mut sends, mut receives) = (
-            pieces(outgoing.len(), COPY_MAX_BYTES),
-            pieces(total, COPY_MAX_BYTES),
-        );
+        let mut sends = pieces(outgoing.len(), COPY_MAX_BYTES);
+        let mut receives = pieces(total, COPY_MAX_BYTES);
         loop {
-            let (send, receive) = (sends.next(), receives.next());
+            let send = sends.next();
+            let receive = receives.next();
             if send.is_none() && receive.is_none() {
                 return Ok(());
             }
@@ -189,7 +187,8 @@ impl MpiCommunicator {
             found.bytes,
             "a matched message is received whole"
         );
-        let (start, length) = (bytes.as_mut_ptr().cast::<c_void>(), count(bytes.len()));
+        let start = bytes.as_mut_ptr().cast::<c_void>();
+        let length = count(bytes.len());
         // SAFETY: the buffer holds the `length` bytes of the message and stays borrowed, by this request alone, as long as the request.
         unsafe {
             Request::start("MPI_Imrecv", self.topology.rank, |request| {
@@ -210,7 +209,8 @@ impl MpiCommunicator {
         tag: c_int,
         bytes: &'buffer [u8],
     ) -> Result<Request<'buffer>, CollectiveError> {
-        let (start, length) = (bytes.as_ptr().cast::<c_void>(), count(bytes.len()));
+        let start = bytes.as_ptr().cast::<c_void>();
+        let length = count(bytes.len());
         // SAFETY: the buffer holds `length` bytes and stays borrowed as long as the request.
         unsafe {
             Request::start("MPI_Isend", self.topology.rank, |request| {

@@ -16,20 +16,18 @@ use std::time::Duration;
 use ::mpi::environment::{Threading, initialize_with_threading, library_version, processor_name};
 use ::mpi::ffi;
 
-use self::element::{Operation, Scratch};
 use self::end::{Membership, check, end_job, end_job_on_panic};
 use self::request::Request;
 use self::wait_policy::SharedWaitPolicy;
-use crate::communicator::expect_peer;
+use crate::communicator::{expect_peer, expect_root};
 use crate::topology::spans_nodes;
 use crate::{
     CollectiveError, Communicator,
-    communicator::{NodeMemory, Topology, WaitPolicy},
+    communicator::{NodeMemory, ReduceBuffer, Topology, WaitPolicy},
     launch::CpuLimits,
 };
 
 mod collectives;
-mod element;
 mod end;
 mod messages;
 mod node_memory;
@@ -59,7 +57,7 @@ pub struct MpiCommunicator {
     thread_level: Threading,
     wait_policy: Arc<SharedWaitPolicy>,
     /// MPI allows one collective at a time on a communicator; the lock also guards the second buffers.
-    scratch: Mutex<Scratch>,
+    scratch: Mutex<Vec<u64>>,
     /// Finalizes MPI, or ends the job, when its last owner is dropped.
     membership: Arc<Membership>,
 }
@@ -122,7 +120,7 @@ impl MpiCommunicator {
             topology: Topology { rank, ..topology },
             thread_level,
             wait_policy: Arc::default(),
-            scratch: Mutex::new(Scratch::default()),
+            scratch: Mutex::default(),
             membership: Arc::new(Membership::new(universe)),
         };
         let own = format!("{node}\n{}", CpuLimits::of_this_process().to_text());
@@ -194,17 +192,17 @@ impl MpiCommunicator {
             topology,
             thread_level: self.thread_level,
             wait_policy: Arc::default(),
-            scratch: Mutex::new(Scratch::default()),
+            scratch: Mutex::default(),
             membership: Arc::clone(&self.membership),
         })
     }
 
     /// Messages need no turns, except where MPI allows one call at a time.
-    fn message_turn(&self) -> Option<MutexGuard<'_, Scratch>> {
+    fn message_turn(&self) -> Option<MutexGuard<'_, Vec<u64>>> {
         (self.thread_level < Threading::Multiple).then(|| self.lock())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Scratch> {
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -220,39 +218,16 @@ impl std::fmt::Debug for MpiCommunicator {
 }
 
 impl Communicator for MpiCommunicator {
-    fn rank(&self) -> usize {
-        self.topology.rank
+    fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    fn world_size(&self) -> usize {
-        self.topology.world_size
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.reduce(values, Operation::Sum)
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
-        self.reduce(values, Operation::Sum)
-    }
-
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduce(values, Operation::Sum)
-    }
-
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduce(values, Operation::Max)
+    fn all_reduce(&self, buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        self.reduce(buffer)
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        let world_size = self.topology.world_size;
-        if root >= world_size {
-            return Err(CollectiveError::NoSuchRoot {
-                collective: "broadcast",
-                root,
-                world_size,
-            });
-        }
+        expect_root(self.topology.world_size, root)?;
         self.broadcast_bytes(root, bytes)
     }
 
@@ -327,8 +302,7 @@ impl Communicator for MpiCommunicator {
         // The others make up a communicator too, which nobody uses.
         let color = c_int::from(rank >= count);
         // SAFETY: the communicator is live, and `part` outlives the call that writes it.
-        let code =
-            unsafe { ffi::MPI_Comm_split(self.raw(), color, element::count(rank), &mut part) };
+        let code = unsafe { ffi::MPI_Comm_split(self.raw(), color, self::count(rank), &mut part) };
         self.check("MPI_Comm_split", code)?;
         if rank >= count {
             return Ok(None);
@@ -369,8 +343,9 @@ impl Communicator for MpiCommunicator {
     fn library(&self) -> String {
         Self::library_name()
     }
+}
 
-    fn topology(&self) -> &Topology {
-        &self.topology
-    }
+/// Returns a length or rank as a C `int`.
+fn count(length: usize) -> c_int {
+    c_int::try_from(length).expect("pieces are cut to fit a C int")
 }

@@ -19,13 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::mpi::ffi;
 
-use super::MpiCommunicator;
-use super::element::count;
 use super::end::Membership;
 use super::wait_policy::SharedWaitPolicy;
+use super::{MpiCommunicator, count};
 use crate::CollectiveError;
 use crate::algorithms::{Number, add};
-use crate::communicator::{Between, NodeMemory};
+use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer};
 
 /// Bytes between the flags of two processes, so that they do not share a cache line or a pair of them.
 const FLAGS_BYTES: usize = 128;
@@ -70,13 +69,13 @@ impl MpiCommunicator {
         let leads = members.first() == Some(&self.topology.rank);
         let is_possible = self.group_size(node)? == members.len() && (!leads || has_room(total));
         let mut failed = [u64::from(!is_possible)];
-        self.reduce(&mut failed, super::Operation::Max)?;
+        self.reduce(ReduceBuffer::MaxU64(&mut failed))?;
         if failed[0] > 0 {
             return Ok(None);
         }
         let base = self.allocate(node, if leads { total } else { 0 });
         let mut failed = [u64::from(base.is_err())];
-        self.reduce(&mut failed, super::Operation::Max)?;
+        self.reduce(ReduceBuffer::MaxU64(&mut failed))?;
         let (Ok(base), 0) = (base, failed[0]) else {
             return Ok(None);
         };
@@ -103,7 +102,8 @@ impl MpiCommunicator {
 
     /// The processes that can share memory with this one and have the same first member.
     fn split_by_node(&self, members: &[usize]) -> Result<ffi::MPI_Comm, CollectiveError> {
-        let (mut machine, mut node) = (self.raw(), self.raw());
+        let mut machine = self.raw();
+        let mut node = self.raw();
         let key = count(self.topology.rank);
         let colour = count(members.first().copied().unwrap_or(0));
         // SAFETY: the communicator is live, and `machine` outlives the call that writes it.
@@ -149,8 +149,9 @@ impl MpiCommunicator {
             ffi::MPI_Win_allocate_shared(bytes, 1, info, node, address, &mut window)
         };
         self.check("MPI_Win_allocate_shared", code)?;
-        let (mut size, mut unit, mut base): (ffi::MPI_Aint, c_int, *mut c_void) =
-            (0, 0, std::ptr::null_mut());
+        let mut size: ffi::MPI_Aint = 0;
+        let mut unit: c_int = 0;
+        let mut base: *mut c_void = std::ptr::null_mut();
         // SAFETY: the window is live; MPI writes the address of the first process's memory to `base`; all outlive the call.
         let code = unsafe {
             let address = (&raw mut base).cast::<c_void>();
@@ -243,10 +244,10 @@ impl SharedMemory {
         }
     }
 
-    fn sum<T: Number>(
+    fn sum_in_pieces<T: Number>(
         &mut self,
         values: &mut [T],
-        mut between: Option<Between<'_, T>>,
+        mut between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
         for piece in values.chunks_mut(self.bytes / size_of::<T>()) {
             self.round += 1;
@@ -258,9 +259,12 @@ impl SharedMemory {
     fn sum_piece<T: Number>(
         &self,
         values: &mut [T],
-        between: &mut Option<Between<'_, T>>,
+        between: &mut Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
-        let (size, index, round, length) = (self.size, self.index, self.round, values.len());
+        let Self {
+            size, index, round, ..
+        } = *self;
+        let length = values.len();
         let cut = |slice: usize| length * slice / size;
         let mine = cut(index)..cut(index + 1);
         let others = [0..mine.start, mine.end..length];
@@ -299,7 +303,7 @@ impl SharedMemory {
             Some(between) if index == 0 => {
                 self.wait(0..size, round, |flags| &flags.reduced);
                 // SAFETY: all slices are reduced, and nobody reads them before `released`.
-                between(unsafe { self.write(size, 0..length) })?;
+                between(T::buffer(unsafe { self.write(size, 0..length) }))?;
                 self.flags(0).released.store(round, Ordering::Release);
                 whole
             }
@@ -327,19 +331,17 @@ impl std::fmt::Debug for SharedMemory {
 }
 
 impl NodeMemory for SharedMemory {
-    fn sum_f32(
+    fn sum(
         &mut self,
-        values: &mut [f32],
-        between: Option<Between<'_, f32>>,
+        buffer: ReduceBuffer<'_>,
+        between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
-        self.sum(values, between)
-    }
-
-    fn sum_u64(
-        &mut self,
-        values: &mut [u64],
-        between: Option<Between<'_, u64>>,
-    ) -> Result<(), CollectiveError> {
-        self.sum(values, between)
+        match buffer {
+            ReduceBuffer::SumF32(values) => self.sum_in_pieces(values, between),
+            ReduceBuffer::SumU64(values) => self.sum_in_pieces(values, between),
+            ReduceBuffer::SumF64(_) | ReduceBuffer::MaxU64(_) => {
+                unreachable!("nodes sum f32 and u64")
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use self::api::{Api, UniqueId};
 use self::link::{Failure, Link, Staging};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
-use crate::watchdog::{Call, RankStatus};
+use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator, ROOT};
 
 mod api;
@@ -71,7 +71,7 @@ impl NcclReduction {
         )?;
         let (context, api) = context.expect("a rank that is ready has opened its GPU");
         let id = unique_id(communicator, api)?;
-        let noted = rank_status.note(Call::NcclInit);
+        let noted = rank_status.note("ncclCommInitRank");
         let link = Link::new((context, api), (rank, world_size), id)
             .map_err(|failure| failed(rank, failure))?;
         drop(noted);
@@ -92,7 +92,7 @@ impl BucketReduction for NcclReduction {
         bucket: usize,
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError> {
-        let _noted = self.rank_status.note(Call::NcclSum);
+        let _noted = self.rank_status.note("ncclAllReduce");
         if self.staging.len() <= bucket {
             self.staging.resize_with(bucket + 1, || None);
         }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::server::{Server, ServerPlan};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
+use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator, replica::bytes_to_floats};
 
 /// A worker's connection to all servers.
@@ -17,21 +18,25 @@ pub struct ServerClient {
     communicator: Arc<dyn Communicator>,
     /// The server of this rank.
     beside: Option<Arc<Server>>,
+    rank_status: Arc<RankStatus>,
     /// One request at a time.
     turn: Mutex<()>,
 }
 
 impl ServerClient {
-    /// A connection; `beside` is this rank's own server, if it has one.
+    /// Connects this worker; `beside` is this rank's own server, if it has one. `rank_status` notes
+    /// when the worker waits for it.
     pub fn new(
         plan: ServerPlan,
         communicator: Arc<dyn Communicator>,
         beside: Option<Arc<Server>>,
+        rank_status: Arc<RankStatus>,
     ) -> Self {
         Self {
             plan,
             communicator,
             beside,
+            rank_status,
             turn: Mutex::new(()),
         }
     }
@@ -122,9 +127,8 @@ impl ServerClient {
 
     /// The answer of this rank's server, which may wait for other workers.
     fn own_answer(&self, own: &Server) -> Result<Vec<u8>, CollectiveError> {
-        let mut answer = Ok(Vec::new());
-        self.communicator.waiting(&mut || answer = own.own_answer());
-        answer
+        let _noted = self.rank_status.note("the answer of its own server");
+        own.own_answer()
     }
 
     fn tell(&self, server: usize, request: Request) -> Result<(), CollectiveError> {

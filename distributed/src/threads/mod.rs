@@ -7,34 +7,31 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::deposit::Deposit;
-use self::world::{Message, Tag, World};
-use crate::communicator::expect_peer;
-use crate::{
-    CollectiveError, Communicator,
-    communicator::{Topology, WaitPolicy},
-};
+use self::world::{Deposit, Message, World};
+use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
+use crate::{CollectiveError, Communicator};
 
-mod deposit;
 mod world;
 
-/// One thread's view of a world of threads.
+/// The communicator of one rank in a world of threads.
 ///
-/// Dropping it leaves the world: ranks that wait for a collective or a message of it, or ask for one later, get
-/// [`CollectiveError::Aborted`]. Each rank builds its own model: a clone would share burn's running state.
+/// Dropping it leaves the world: ranks that wait for a collective or a message of this rank, or ask
+/// for one later, get [`CollectiveError::Aborted`]. Each rank builds its own model: a clone would
+/// share burn's running state.
 #[derive(Debug)]
 pub struct ThreadCommunicator {
     world: Arc<World>,
     topology: Topology,
-    /// Collectives this rank has finished; locked through a collective, so two threads of a rank take turns.
+    /// Number of finished collectives; locked through a collective, so two threads of a rank take
+    /// turns.
     round: Mutex<u64>,
 }
 
 impl ThreadCommunicator {
-    /// The communicators of a world of `world_size` ranks, in rank order.
+    /// Returns the communicators of a world of `world_size` ranks, in rank order.
     ///
     /// # Panics
-    /// When `world_size` is 0.
+    /// If `world_size` is 0.
     pub fn world(world_size: usize) -> Vec<Self> {
         assert!(world_size > 0, "a world has at least one rank");
         let world = World::new(world_size);
@@ -51,114 +48,116 @@ impl ThreadCommunicator {
         }
     }
 
-    /// Brings `deposit`, waits for every rank's, and returns the common result.
-    fn combine(&self, deposit: Deposit) -> Result<Arc<Deposit>, CollectiveError> {
+    /// Makes one collective: the last rank to arrive computes the common result from the bytes of
+    /// all ranks, in rank order.
+    fn combine<T: Send + Sync + 'static>(
+        &self,
+        deposit: Deposit,
+        result_of: impl FnOnce(Vec<Vec<u8>>) -> Result<T, CollectiveError>,
+    ) -> Result<Arc<T>, CollectiveError> {
         let mut round = lock(&self.round);
-        let result = self.world.combine(self.topology.rank, *round, deposit);
+        let result = self
+            .world
+            .combine(self.topology.rank, *round, deposit, result_of);
         *round += 1;
         result
     }
 
-    /// The message that `call` waits for, which must fill `bytes`.
+    /// Receives the message that `call` waits for, which must fill `bytes`.
     fn receive_into(
         &self,
         call: &'static str,
         from: usize,
-        tag: Tag,
+        tag: Option<u16>,
         bytes: &mut [u8],
     ) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, call, from)?;
         let message = self.world.receive(self.topology.rank, Some(from), tag)?;
         if message.bytes.len() != bytes.len() {
-            let (expected, got) = (bytes.len(), message.bytes.len());
             return Err(CollectiveError::LengthMismatch {
                 collective: call,
                 rank: from,
-                expected,
-                got,
+                expected: bytes.len(),
+                got: message.bytes.len(),
             });
         }
         bytes.copy_from_slice(&message.bytes);
         Ok(())
     }
 
-    fn send_as(&self, to: usize, tag: Tag, bytes: &[u8]) -> Result<(), CollectiveError> {
-        self.world.send(
-            to,
-            Message {
-                from: self.topology.rank,
-                tag,
-                bytes: bytes.to_vec(),
-            },
-        )
+    fn send_as(
+        &self,
+        call: &'static str,
+        to: usize,
+        tag: Option<u16>,
+        bytes: &[u8],
+    ) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, call, to)?;
+        let message = Message {
+            from: self.topology.rank,
+            tag,
+            bytes: bytes.to_vec(),
+        };
+        self.world.send(to, message)
+    }
+
+    /// Makes a world of the first `count` ranks.
+    fn relative(&self, count: usize) -> Result<Arc<World>, CollectiveError> {
+        let world = self.world.relative(count);
+        let common = self.combine(Deposit::new("duplicate", &[]), |_| Ok(world))?;
+        Ok(Arc::clone(&common))
     }
 }
 
 impl Communicator for ThreadCommunicator {
-    fn rank(&self) -> usize {
-        self.topology.rank
+    fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    fn world_size(&self) -> usize {
-        self.topology.world_size
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        if let Deposit::SumF32(sum) = &*self.combine(Deposit::SumF32(values.to_vec()))? {
-            values.copy_from_slice(sum);
-        }
-        Ok(())
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
-        if let Deposit::SumF64(sum) = &*self.combine(Deposit::SumF64(values.to_vec()))? {
-            values.copy_from_slice(sum);
-        }
-        Ok(())
-    }
-
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        if let Deposit::SumU64(sum) = &*self.combine(Deposit::SumU64(values.to_vec()))? {
-            values.copy_from_slice(sum);
-        }
-        Ok(())
-    }
-
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        if let Deposit::MaxU64(largest) = &*self.combine(Deposit::MaxU64(values.to_vec()))? {
-            values.copy_from_slice(largest);
-        }
+    fn all_reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        let mut deposit = Deposit::new(buffer.collective(), buffer.bytes());
+        deposit.len = Some(deposit.bytes.len() / buffer.element_bytes());
+        let result = self.combine(deposit, |deposits| {
+            buffer.bytes().copy_from_slice(&deposits[0]);
+            for deposit in &deposits[1..] {
+                buffer.reduce(deposit);
+            }
+            Ok(buffer.bytes().to_vec())
+        })?;
+        buffer.bytes().copy_from_slice(&result);
         Ok(())
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        if let Deposit::Broadcast { bytes: sent, .. } = &*self.combine(Deposit::Broadcast {
-            root,
-            bytes: bytes.to_vec(),
-        })? {
-            bytes.copy_from_slice(sent);
-        }
+        let deposit = Deposit {
+            root: Some(root),
+            len: Some(bytes.len()),
+            ..Deposit::new("broadcast", bytes)
+        };
+        let sent = self.combine(deposit, |mut deposits| {
+            expect_root(deposits.len(), root)?;
+            Ok(deposits.swap_remove(root))
+        })?;
+        bytes.copy_from_slice(&sent);
         Ok(())
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        match &*self.combine(Deposit::Gather(vec![bytes.to_vec()]))? {
-            Deposit::Gather(gathered) => Ok(gathered.clone()),
-            _ => unreachable!("combine keeps the kind of the deposits"),
-        }
+        let gathered = self.combine(Deposit::new("all_gather", bytes), Ok)?;
+        Ok(gathered.to_vec())
     }
 
     fn barrier(&self) -> Result<(), CollectiveError> {
-        self.combine(Deposit::Barrier).map(|_| ())
+        self.combine(Deposit::new("barrier", &[]), |_| Ok(()))
+            .map(|_| ())
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
-        expect_peer(&self.topology, "send", to)?;
-        self.send_as(to, Tag::User(tag), bytes)
+        self.send_as("send", to, Some(tag), bytes)
     }
 
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        expect_peer(&self.topology, "receive", from)?;
-        self.receive_into("receive", from, Tag::User(tag), bytes)
+        self.receive_into("receive", from, Some(tag), bytes)
     }
 
     fn exchange(
@@ -168,19 +167,16 @@ impl Communicator for ThreadCommunicator {
         from: usize,
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        expect_peer(&self.topology, "exchange", to)?;
         expect_peer(&self.topology, "exchange", from)?;
-        self.send_as(to, Tag::Exchange, outgoing)?;
-        self.receive_into("exchange", from, Tag::Exchange, incoming)
+        self.send_as("exchange", to, None, outgoing)?;
+        self.receive_into("exchange", from, None, incoming)
     }
 
     fn receive_any(&self, tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
         if self.world_size() == 1 {
             expect_peer(&self.topology, "receive_any", self.topology.rank)?;
         }
-        let message = self
-            .world
-            .receive(self.topology.rank, None, Tag::User(tag))?;
+        let message = self.world.receive(self.topology.rank, None, Some(tag))?;
         Ok((message.from, message.bytes))
     }
 
@@ -188,18 +184,13 @@ impl Communicator for ThreadCommunicator {
         if self.world_size() == 1 {
             return Ok(None);
         }
-        let message = self.world.try_receive(self.topology.rank, Tag::User(tag))?;
+        let message = self.world.try_receive(self.topology.rank, Some(tag))?;
         Ok(message.map(|message| (message.from, message.bytes)))
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
-        match &*self.combine(Deposit::Duplicate(self.world.duplicate()))? {
-            Deposit::Duplicate(world) => Ok(Arc::new(Self::in_world(
-                Arc::clone(world),
-                self.topology.clone(),
-            ))),
-            _ => unreachable!("combine keeps the kind of the deposits"),
-        }
+        let world = self.relative(self.world_size())?;
+        Ok(Arc::new(Self::in_world(world, self.topology.clone())))
     }
 
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
@@ -208,13 +199,12 @@ impl Communicator for ThreadCommunicator {
             "first ranks: {count} of {}",
             self.world_size()
         );
-        match &*self.combine(Deposit::Duplicate(self.world.relative(count)))? {
-            Deposit::Duplicate(world) if self.topology.rank < count => {
-                let topology = Topology::on_one_node(self.topology.rank, count);
-                Ok(Some(Arc::new(Self::in_world(Arc::clone(world), topology))))
-            }
-            _ => Ok(None),
+        let world = self.relative(count)?;
+        if self.topology.rank >= count {
+            return Ok(None);
         }
+        let topology = Topology::on_one_node(self.topology.rank, count);
+        Ok(Some(Arc::new(Self::in_world(world, topology))))
     }
 
     fn supports_threads(&self) -> bool {
@@ -229,10 +219,6 @@ impl Communicator for ThreadCommunicator {
 
     fn library(&self) -> String {
         "threads".to_owned()
-    }
-
-    fn topology(&self) -> &Topology {
-        &self.topology
     }
 }
 

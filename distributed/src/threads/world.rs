@@ -3,12 +3,12 @@
 //! In: deposits and messages. Out: results, messages, or why the world ended.
 //! Invariant: what was finished or sent before a rank left is still delivered; an abort ends all duplicates of a world too.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-use super::deposit::{Deposit, combine};
 use super::lock;
-use crate::CollectiveError;
+use crate::{CollectiveError, ROOT};
 
 /// What all ranks of a world share.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct World {
 #[derive(Debug)]
 struct State {
     deposits: Vec<Option<Deposit>>,
-    result: Option<(u64, Result<Arc<Deposit>, CollectiveError>)>,
+    result: Option<(u64, Result<CommonResult, CollectiveError>)>,
     /// Messages on their way, by receiver.
     mailboxes: Vec<VecDeque<Message>>,
     /// Ends collectives: the first rank that left or aborted.
@@ -35,19 +35,45 @@ struct State {
     left: Vec<bool>,
 }
 
+/// The result of a collective, of the type that the collective returns.
+type CommonResult = Arc<dyn Any + Send + Sync>;
+
+/// The contribution of one rank to a collective.
+#[derive(Clone, Debug)]
+pub(super) struct Deposit {
+    pub(super) collective: &'static str,
+    /// Root of a broadcast.
+    pub(super) root: Option<usize>,
+    /// Number of elements, if it must be equal on all ranks.
+    pub(super) len: Option<usize>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Deposit {
+    pub(super) fn new(collective: &'static str, bytes: &[u8]) -> Self {
+        Self {
+            collective,
+            root: None,
+            len: None,
+            bytes: bytes.to_vec(),
+        }
+    }
+
+    fn signature(&self) -> String {
+        match self.root {
+            Some(root) => format!("{} from root {root}", self.collective),
+            None => self.collective.to_owned(),
+        }
+    }
+}
+
 /// A message on its way.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) from: usize,
-    pub(super) tag: Tag,
+    /// `None` for an exchange.
+    pub(super) tag: Option<u16>,
     pub(super) bytes: Vec<u8>,
-}
-
-/// What kind of message a receiver waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tag {
-    User(u16),
-    Exchange,
 }
 
 impl World {
@@ -55,14 +81,8 @@ impl World {
         Self::in_family(world_size, Arc::default())
     }
 
-    /// Another world of the same ranks.
-    pub(super) fn duplicate(&self) -> Arc<Self> {
-        // The state is unlocked before the family is locked, as an abort locks them in the other order.
-        let world_size = lock(&self.state).left.len();
-        Self::in_family(world_size, Arc::clone(&self.family))
-    }
-
-    /// A world of some of these ranks, which an abort ends too.
+    /// Returns a world of the first ranks, which an abort ends too. Must not be called with a locked
+    /// state: an abort locks the family before the states.
     pub(super) fn relative(&self, world_size: usize) -> Arc<Self> {
         Self::in_family(world_size, Arc::clone(&self.family))
     }
@@ -113,13 +133,15 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// Brings the `deposit` of `rank`, waits for every rank's, and returns the common result.
-    pub(super) fn combine(
+    /// Waits for the deposit of every rank and returns the common result, which the last rank
+    /// computes.
+    pub(super) fn combine<T: Send + Sync + 'static>(
         &self,
         rank: usize,
         round: u64,
         deposit: Deposit,
-    ) -> Result<Arc<Deposit>, CollectiveError> {
+        result_of: impl FnOnce(Vec<Vec<u8>>) -> Result<T, CollectiveError>,
+    ) -> Result<Arc<T>, CollectiveError> {
         let mut state = lock(&self.state);
         if let Some(ended) = &state.ended {
             return Err(ended.clone());
@@ -128,7 +150,13 @@ impl World {
         if state.deposits.iter().all(Option::is_some) {
             let deposits: Vec<Deposit> =
                 state.deposits.iter_mut().filter_map(Option::take).collect();
-            state.result = Some((round, combine(deposits).map(Arc::new)));
+            let result = expect_equal(&deposits).and_then(|()| {
+                result_of(deposits.into_iter().map(|deposit| deposit.bytes).collect())
+            });
+            state.result = Some((
+                round,
+                result.map(|result| -> CommonResult { Arc::new(result) }),
+            ));
             self.changed.notify_all();
         }
         loop {
@@ -136,7 +164,11 @@ impl World {
             if let Some((finished, result)) = &state.result
                 && *finished == round
             {
-                return result.clone();
+                return result.clone().map(|result| {
+                    result
+                        .downcast()
+                        .expect("all ranks make the same collective")
+                });
             }
             if let Some(ended) = &state.ended {
                 return Err(ended.clone());
@@ -165,7 +197,7 @@ impl World {
         &self,
         rank: usize,
         from: Option<usize>,
-        tag: Tag,
+        tag: Option<u16>,
     ) -> Result<Message, CollectiveError> {
         let mut state = lock(&self.state);
         loop {
@@ -183,7 +215,7 @@ impl World {
     pub(super) fn try_receive(
         &self,
         rank: usize,
-        tag: Tag,
+        tag: Option<u16>,
     ) -> Result<Option<Message>, CollectiveError> {
         lock(&self.state).take(rank, None, tag)
     }
@@ -195,7 +227,7 @@ impl State {
         &mut self,
         rank: usize,
         from: Option<usize>,
-        tag: Tag,
+        tag: Option<u16>,
     ) -> Result<Option<Message>, CollectiveError> {
         let wanted =
             |message: &Message| message.tag == tag && from.is_none_or(|from| message.from == from);
@@ -214,6 +246,31 @@ impl State {
             _ => Ok(None),
         }
     }
+}
+
+/// Rejects deposits to different collectives, or of different lengths.
+fn expect_equal(deposits: &[Deposit]) -> Result<(), CollectiveError> {
+    let root = &deposits[ROOT];
+    for (rank, deposit) in deposits.iter().enumerate() {
+        if (deposit.collective, deposit.root) != (root.collective, root.root) {
+            return Err(CollectiveError::OperationMismatch {
+                rank,
+                expected: root.signature(),
+                got: deposit.signature(),
+            });
+        }
+        if let (Some(expected), Some(got)) = (root.len, deposit.len)
+            && got != expected
+        {
+            return Err(CollectiveError::LengthMismatch {
+                collective: deposit.collective,
+                rank,
+                expected,
+                got,
+            });
+        }
+    }
+    Ok(())
 }
 
 fn has_left(rank: usize) -> CollectiveError {

@@ -26,8 +26,6 @@ mod watched_reduction;
 
 pub use self::alarm::{Alarm, Verdict};
 pub use self::phase::Phase;
-#[cfg(feature = "nccl")]
-pub(crate) use self::rank_status::Call;
 pub use self::rank_status::RankStatus;
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
@@ -60,7 +58,9 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the thread, on a duplicate of `communicator`, which need not be the watched one; in a world of one does nothing.
+    /// Starts the thread on a duplicate of `communicator`; in a world of one does nothing.
+    ///
+    /// `communicator` is not a [`WatchedCommunicator`]: the thread's own calls are not progress.
     ///
     /// When a call noted in `rank_status` has waited for longer than `timeout` for ranks that make no progress, the thread calls
     /// `on_alarm` and then [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
@@ -162,8 +162,7 @@ fn duplicate_in_time(
         });
         let failed = |text: String| CollectiveError::WatchdogThread { rank, text };
         let thread = thread.map_err(|error| failed(error.to_string()))?;
-        // Its own calls must not look like progress of this rank.
-        let duplicate = communicator.unwatched_duplicate();
+        let duplicate = communicator.duplicate();
         drop(done);
         let on_alarm = thread
             .join()

@@ -13,40 +13,8 @@ use super::report::Report;
 /// Calls that can be noted at once; further ones, of more threads, are made all the same.
 const SLOTS: usize = 8;
 
-/// A call that can wait for other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
-    SumF32 = 1,
-    SumF64,
-    SumU64,
-    MaxU64,
-    Broadcast,
-    AllGather,
-    Barrier,
-    Send,
-    Receive,
-    Exchange,
-    ReceiveAny,
-    Answer,
-    Duplicate,
-    NodeMemory,
-    NodeSumF32,
-    NodeSumU64,
-    #[cfg_attr(
-        not(feature = "nccl"),
-        allow(dead_code, reason = "noted by NCCL's calls alone")
-    )]
-    NcclInit,
-    #[cfg_attr(
-        not(feature = "nccl"),
-        allow(dead_code, reason = "noted by NCCL's calls alone")
-    )]
-    NcclSum,
-}
-
-/// Names of the calls, by code; none has the code 0.
-const CALLS: [&str; 19] = [
-    "",
+/// Names of the calls that can wait for other ranks; the code of a call is its index plus one.
+const CALLS: [&str; 18] = [
     "all_reduce_sum",
     "all_reduce_sum_f64",
     "all_reduce_sum_u64",
@@ -67,18 +35,17 @@ const CALLS: [&str; 19] = [
     "ncclAllReduce",
 ];
 
-/// The name of a call from its code; `None` for the code 0 and for unknown ones.
+/// Returns the name of a call from its code; `None` for 0, which is no call, and unknown codes.
 pub(super) fn call_name(code: u64) -> Option<&'static str> {
-    let name = usize::try_from(code)
-        .ok()
-        .and_then(|code| CALLS.get(code))
-        .copied();
-    name.filter(|name| !name.is_empty())
+    CALLS
+        .get(usize::try_from(code.checked_sub(1)?).ok()?)
+        .copied()
 }
 
-/// The code of a call, 0 for no call.
+/// Returns the code of a call.
 pub(super) fn call_code(name: &str) -> u64 {
-    CALLS.iter().position(|&call| call == name).unwrap_or(0) as u64
+    let index = CALLS.iter().position(|&call| call == name);
+    index.expect("every call that is noted has a code") as u64 + 1
 }
 
 /// Where this rank is; shared by the threads of a rank, written without locks.
@@ -222,9 +189,9 @@ impl RankStatus {
             .wrapping_add(self.source.map_or(0, |source| source()))
     }
 
-    /// Notes `call` until the result is dropped.
-    pub(crate) fn note(&self, call: Call) -> Noted<'_> {
-        let stamp = self.stamp(call as u64);
+    /// Notes that this rank waits in `call` until the result is dropped.
+    pub(crate) fn note(&self, call: &'static str) -> Noted<'_> {
+        let stamp = self.stamp(call_code(call));
         let free = |slot: &&AtomicU64| {
             slot.load(Ordering::Relaxed) == 0
                 && slot
@@ -299,9 +266,9 @@ mod tests {
         rank_status.enter(Phase::Backward);
         rank_status.bucket(Some(0));
         assert_eq!(rank_status.report().call, None);
-        let outer = rank_status.note(Call::NodeSumF32);
+        let outer = rank_status.note("node_memory.sum_f32");
         std::thread::sleep(Duration::from_millis(2));
-        let inner = rank_status.note(Call::Exchange);
+        let inner = rank_status.note("exchange");
         let report = rank_status.report();
         assert_eq!(
             (report.epoch, report.step, report.phase, report.bucket),
@@ -346,9 +313,9 @@ mod tests {
         assert!(is_progress(&|| rank_status.at(0, 1)));
         assert!(is_progress(&|| rank_status.advance(1)));
         assert!(is_progress(&|| rank_status.bucket(Some(0))));
-        assert!(is_progress(&|| drop(rank_status.note(Call::Barrier))));
+        assert!(is_progress(&|| drop(rank_status.note("barrier"))));
         assert!(is_progress(&|| std::mem::forget(
-            rank_status.note(Call::Barrier)
+            rank_status.note("barrier")
         )));
         assert!(!is_progress(&|| {}));
         assert!(!is_progress(&|| assert_eq!(rank_status.report().count, 1)));
@@ -370,7 +337,7 @@ mod tests {
     fn more_calls_than_slots_are_not_noted_and_do_no_harm() {
         let rank_status = RankStatus::new();
         let noted: Vec<_> = (0..SLOTS + 2)
-            .map(|_| rank_status.note(Call::Barrier))
+            .map(|_| rank_status.note("barrier"))
             .collect();
         assert_eq!(noted.iter().filter(|noted| noted.slot.is_none()).count(), 2);
         drop(noted);
@@ -378,12 +345,11 @@ mod tests {
     }
 
     #[test]
-    fn every_call_has_its_name() {
-        assert_eq!(Call::NcclSum as usize + 1, CALLS.len());
-        assert_eq!(
-            (call_name(Call::Barrier as u64), call_name(0), call_name(99)),
-            (Some("barrier"), None, None)
-        );
-        assert_eq!(call_code("barrier"), Call::Barrier as u64);
+    fn every_call_has_a_code() {
+        for (index, name) in CALLS.into_iter().enumerate() {
+            assert_eq!(call_code(name), index as u64 + 1);
+            assert_eq!(call_name(call_code(name)), Some(name));
+        }
+        assert_eq!((call_name(0), call_name(99)), (None, None));
     }
 }

@@ -5,17 +5,16 @@
 
 use std::sync::Arc;
 
-use super::rank_status::{Call, RankStatus};
-use crate::communicator::Between;
-use crate::{
-    CollectiveError, Communicator,
-    communicator::{NodeMemory, Topology, WaitPolicy},
-};
+use super::rank_status::RankStatus;
+use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy};
+use crate::{CollectiveError, Communicator};
 
-/// A communicator whose waiting calls are noted in a [`RankStatus`], as are those of its duplicates and its shared memory.
+/// A communicator that notes its waiting calls in a [`RankStatus`], as do its duplicates and its
+/// shared memory.
 ///
-/// A call costs a look at the clock and three atomic writes more. `try_receive_any`, which does not wait, is not noted. A
-/// thread that may wait as long as it likes, for instance for orders in `receive_any`, belongs on a communicator that is not watched.
+/// Noting a call costs one reading of the clock and three atomic writes. `try_receive_any`, which
+/// does not wait, is not noted. A thread that may wait without limit, for instance in `receive_any`,
+/// uses a communicator that is not watched.
 #[derive(Debug)]
 pub struct WatchedCommunicator {
     inner: Arc<dyn Communicator>,
@@ -23,68 +22,49 @@ pub struct WatchedCommunicator {
 }
 
 impl WatchedCommunicator {
-    /// Watches the calls made through this one.
+    /// Watches the calls made through this communicator.
     pub fn new(inner: Arc<dyn Communicator>, rank_status: Arc<RankStatus>) -> Self {
         Self { inner, rank_status }
     }
 }
 
 impl Communicator for WatchedCommunicator {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+    fn topology(&self) -> &Topology {
+        self.inner.topology()
     }
 
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::SumF32);
-        self.inner.all_reduce_sum(values)
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::SumF64);
-        self.inner.all_reduce_sum_f64(values)
-    }
-
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::SumU64);
-        self.inner.all_reduce_sum_u64(values)
-    }
-
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::MaxU64);
-        self.inner.all_reduce_max_u64(values)
+    fn all_reduce(&self, buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        let _noted = self.rank_status.note(buffer.collective());
+        self.inner.all_reduce(buffer)
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Broadcast);
+        let _noted = self.rank_status.note("broadcast");
         self.inner.broadcast(root, bytes)
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let _noted = self.rank_status.note(Call::AllGather);
+        let _noted = self.rank_status.note("all_gather");
         self.inner.all_gather(bytes)
     }
 
     fn barrier(&self) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Barrier);
+        let _noted = self.rank_status.note("barrier");
         self.inner.barrier()
     }
 
     fn finish(&self) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Barrier);
+        let _noted = self.rank_status.note("barrier");
         self.inner.finish()
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Send);
+        let _noted = self.rank_status.note("send");
         self.inner.send(to, tag, bytes)
     }
 
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Receive);
+        let _noted = self.rank_status.note("receive");
         self.inner.receive(from, tag, bytes)
     }
 
@@ -95,12 +75,12 @@ impl Communicator for WatchedCommunicator {
         from: usize,
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::Exchange);
+        let _noted = self.rank_status.note("exchange");
         self.inner.exchange(to, outgoing, from, incoming)
     }
 
     fn receive_any(&self, tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
-        let _noted = self.rank_status.note(Call::ReceiveAny);
+        let _noted = self.rank_status.note("receive_any");
         self.inner.receive_any(tag)
     }
 
@@ -109,33 +89,19 @@ impl Communicator for WatchedCommunicator {
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
-        let _noted = self.rank_status.note(Call::Duplicate);
+        let _noted = self.rank_status.note("duplicate");
         Ok(Arc::new(Self::new(
             self.inner.duplicate()?,
             Arc::clone(&self.rank_status),
         )))
     }
 
-    fn unwatched_duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
-        let _noted = self.rank_status.note(Call::Duplicate);
-        self.inner.unwatched_duplicate()
-    }
-
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
-        let _noted = self.rank_status.note(Call::Duplicate);
+        let _noted = self.rank_status.note("duplicate");
         let part = self.inner.first_ranks(count)?;
         Ok(part.map(|part| -> Arc<dyn Communicator> {
             Arc::new(Self::new(part, Arc::clone(&self.rank_status)))
         }))
-    }
-
-    fn waiting(&self, wait: &mut dyn FnMut()) {
-        let _noted = self.rank_status.note(Call::Answer);
-        wait();
-    }
-
-    fn magnification(&self) -> f64 {
-        self.inner.magnification()
     }
 
     fn supports_threads(&self) -> bool {
@@ -151,7 +117,7 @@ impl Communicator for WatchedCommunicator {
         members: &[usize],
         bytes: usize,
     ) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
-        let _noted = self.rank_status.note(Call::NodeMemory);
+        let _noted = self.rank_status.note("node_memory");
         let memory = self.inner.node_memory(members, bytes)?;
         Ok(memory.map(|inner| -> Box<dyn NodeMemory> {
             Box::new(WatchedMemory {
@@ -168,10 +134,6 @@ impl Communicator for WatchedCommunicator {
     fn library(&self) -> String {
         self.inner.library()
     }
-
-    fn topology(&self) -> &Topology {
-        self.inner.topology()
-    }
 }
 
 /// Shared memory whose reductions are noted.
@@ -182,21 +144,15 @@ struct WatchedMemory {
 }
 
 impl NodeMemory for WatchedMemory {
-    fn sum_f32(
+    fn sum(
         &mut self,
-        values: &mut [f32],
-        between: Option<Between<'_, f32>>,
+        buffer: ReduceBuffer<'_>,
+        between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::NodeSumF32);
-        self.inner.sum_f32(values, between)
-    }
-
-    fn sum_u64(
-        &mut self,
-        values: &mut [u64],
-        between: Option<Between<'_, u64>>,
-    ) -> Result<(), CollectiveError> {
-        let _noted = self.rank_status.note(Call::NodeSumU64);
-        self.inner.sum_u64(values, between)
+        let _noted = self.rank_status.note(match buffer {
+            ReduceBuffer::SumF32(_) => "node_memory.sum_f32",
+            _ => "node_memory.sum_u64",
+        });
+        self.inner.sum(buffer, between)
     }
 }

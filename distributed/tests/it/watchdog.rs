@@ -34,14 +34,11 @@ fn watched(
     let rank_status = Arc::new(RankStatus::new());
     let kept = Arc::clone(alarms);
     let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
-    let communicator = Arc::new(WatchedCommunicator::new(
-        Arc::new(communicator),
-        Arc::clone(&rank_status),
-    ));
     let watchdog =
-        Watchdog::start(&*communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+        Watchdog::start(&communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+    let communicator = WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&rank_status));
     Rank {
-        communicator,
+        communicator: Arc::new(communicator),
         rank_status,
         watchdog,
     }
@@ -386,7 +383,12 @@ fn a_worker_that_waits_for_its_own_server_finds_the_rank_that_this_one_waits_for
         ));
         let beside = Arc::clone(&server);
         let thread = std::thread::spawn(move || beside.serve_or_end_the_job());
-        let mut client = Arc::new(ServerClient::new(plan, link, Some(server)));
+        let mut client = Arc::new(ServerClient::new(
+            plan,
+            link,
+            Some(server),
+            Arc::clone(&rank.rank_status),
+        ));
         let pushed = client.reduce(BucketContext::default(), 0, &mut vec![1.0]);
         assert!(matches!(
             pushed,

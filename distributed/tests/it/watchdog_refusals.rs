@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use distributed::{
     CollectiveError, Communicator,
-    communicator::{Topology, WaitPolicy},
+    communicator::{ReduceBuffer, Topology, WaitPolicy},
     watchdog::Watchdog,
 };
 
@@ -22,13 +22,10 @@ type Outcome<T> = Result<T, CollectiveError>;
 impl Communicator for Unthreaded {
     fn rank(&self) -> usize { 0 }
     fn world_size(&self) -> usize { 2 }
+    fn all_reduce(&self, _: ReduceBuffer<'_>) -> Outcome<()> { unreachable!() }
     fn supports_threads(&self) -> bool { false }
     fn library(&self) -> String { "MPI without threads".to_owned() }
     fn set_wait_policy(&self, policy: WaitPolicy) { self.wait_policies.lock().unwrap().push(policy) }
-    fn all_reduce_sum(&self, _: &mut [f32]) -> Outcome<()> { unreachable!() }
-    fn all_reduce_sum_f64(&self, _: &mut [f64]) -> Outcome<()> { unreachable!() }
-    fn all_reduce_sum_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
-    fn all_reduce_max_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
     fn broadcast(&self, _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
     fn all_gather(&self, _: &[u8]) -> Outcome<Vec<Vec<u8>>> { unreachable!() }
     fn barrier(&self) -> Outcome<()> { unreachable!() }

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::{
     CollectiveError, Communicator,
-    communicator::{NodeMemory, ThreadCommunicator, Topology, WaitPolicy, expect_peer},
+    communicator::{
+        NodeMemory, ReduceBuffer, ThreadCommunicator, Topology, WaitPolicy, expect_peer,
+    },
     run_ranks,
 };
 
@@ -143,42 +145,16 @@ impl VirtualCommunicator {
         self.clock().collective(f64::from_bits(latest[0]), seconds);
         Ok(result)
     }
-
-    fn reduction<T>(
-        &self,
-        values: &mut [T],
-        call: impl FnOnce(&mut [T]) -> Result<(), CollectiveError>,
-    ) -> Result<(), CollectiveError> {
-        self.collective(
-            self.library.reduce(self.magnify(size_of_val(values))),
-            || call(values),
-        )
-    }
 }
 
 impl Communicator for VirtualCommunicator {
-    fn rank(&self) -> usize {
-        self.topology.rank
+    fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    fn world_size(&self) -> usize {
-        self.topology.world_size
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.reduction(values, |values| self.threads.all_reduce_sum(values))
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
-        self.reduction(values, |values| self.threads.all_reduce_sum_f64(values))
-    }
-
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduction(values, |values| self.threads.all_reduce_sum_u64(values))
-    }
-
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduction(values, |values| self.threads.all_reduce_max_u64(values))
+    fn all_reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        let seconds = self.library.reduce(self.magnify(buffer.bytes().len()));
+        self.collective(seconds, || self.threads.all_reduce(buffer))
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
@@ -284,20 +260,12 @@ impl Communicator for VirtualCommunicator {
         })))
     }
 
-    fn magnification(&self) -> f64 {
-        self.magnification
-    }
-
     fn abort(&self, reason: &str, exit_code: i32) {
         self.threads.abort(reason, exit_code);
     }
 
     fn library(&self) -> String {
         format!("virtual {}", self.network)
-    }
-
-    fn topology(&self) -> &Topology {
-        &self.topology
     }
 }
 

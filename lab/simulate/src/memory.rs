@@ -7,12 +7,12 @@
 //! nodes, all copy the sum. With R ranks each meeting takes alpha + beta B (R - 1) / R for a piece of B bytes, as (R - 1) / R of it goes
 //! from rank to rank each time.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytemuck::Pod;
 use distributed::{
     CollectiveError, Communicator,
-    communicator::{Between, NodeMemory},
+    communicator::{BetweenNodes, NodeMemory, ReduceBuffer},
 };
 
 use crate::clock::Clock;
@@ -22,9 +22,17 @@ use crate::record::{Operation, State};
 /// Tag under which ranks of a node bring their pieces: reducers send under it only where there is no shared memory.
 const PIECE_TAG: u16 = u16::MAX - 1;
 
-/// Elements of a piece of memory of `bytes`, rounded up as the reducers do.
-fn elements<T>(bytes: usize, magnification: f64) -> usize {
-    ((bytes / size_of::<T>()) as f64 / magnification).ceil() as usize
+/// Returns the ranges of a buffer that go through memory of `bytes`, rounded up as the reducers do.
+fn pieces(
+    buffer: &ReduceBuffer<'_>,
+    bytes: usize,
+    magnification: f64,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    let length = buffer.len();
+    let elements = ((bytes / buffer.element_bytes()) as f64 / magnification).ceil() as usize;
+    (0..length)
+        .step_by(elements)
+        .map(move |start| start..length.min(start + elements))
 }
 
 /// How long each meeting of `ranks` ranks takes for `bytes`.
@@ -63,72 +71,56 @@ impl VirtualMemory {
             .now
     }
 
-    fn send<T: Pod>(&self, to: usize, values: &[T]) -> Result<(), CollectiveError> {
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
         self.threads
             .send(to, PIECE_TAG, &self.now().to_le_bytes())?;
-        self.threads
-            .send(to, PIECE_TAG, bytemuck::cast_slice(values))
+        self.threads.send(to, PIECE_TAG, bytes)
     }
 
-    /// Fills `values`, and tells the sender's time.
-    fn receive<T: Pod>(&self, from: usize, values: &mut [T]) -> Result<f64, CollectiveError> {
+    /// Fills `bytes`, and returns the sender's time.
+    fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<f64, CollectiveError> {
         let mut time = [0; size_of::<f64>()];
         self.threads.receive(from, PIECE_TAG, &mut time)?;
-        self.threads
-            .receive(from, PIECE_TAG, bytemuck::cast_slice_mut(values))?;
+        self.threads.receive(from, PIECE_TAG, bytes)?;
         Ok(f64::from_le_bytes(time))
-    }
-
-    fn sum<T: Pod>(
-        &self,
-        values: &mut [T],
-        plus: impl Fn(T, T) -> T,
-        mut between: Option<Between<'_, T>>,
-    ) -> Result<(), CollectiveError> {
-        let (first, others) = (self.members[0], &self.members[1..]);
-        for piece in values.chunks_mut(elements::<T>(self.bytes, self.magnification)) {
-            let bytes = size_of_val(piece) as f64 * self.magnification;
-            let seconds = meeting(self.link, self.members.len(), bytes);
-            if self.threads.rank() != first {
-                self.send(first, piece)?;
-                // The first rank comes last to the second meeting.
-                let latest = self.receive(first, piece)?;
-                self.wait(latest, seconds);
-                continue;
-            }
-            let mut latest = self.now();
-            let mut brought = piece.to_vec();
-            for &rank in others {
-                latest = latest.max(self.receive(rank, &mut brought)?);
-                piece
-                    .iter_mut()
-                    .zip(&brought)
-                    .for_each(|(sum, &value)| *sum = plus(*sum, value));
-            }
-            self.wait(latest, seconds);
-            between.as_mut().map_or(Ok(()), |between| between(piece))?;
-            others.iter().try_for_each(|&rank| self.send(rank, piece))?;
-            self.wait(0.0, seconds);
-        }
-        Ok(())
     }
 }
 
 impl NodeMemory for VirtualMemory {
-    fn sum_f32(
+    fn sum(
         &mut self,
-        values: &mut [f32],
-        between: Option<Between<'_, f32>>,
+        mut buffer: ReduceBuffer<'_>,
+        mut between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
-        self.sum(values, |a, b| a + b, between)
-    }
-
-    fn sum_u64(
-        &mut self,
-        values: &mut [u64],
-        between: Option<Between<'_, u64>>,
-    ) -> Result<(), CollectiveError> {
-        self.sum(values, u64::wrapping_add, between)
+        let first = self.members[0];
+        let others = &self.members[1..];
+        for range in pieces(&buffer, self.bytes, self.magnification) {
+            let mut piece = buffer.slice(range.clone());
+            let bytes = piece.bytes().len() as f64 * self.magnification;
+            let seconds = meeting(self.link, self.members.len(), bytes);
+            if self.threads.rank() != first {
+                self.send(first, piece.bytes())?;
+                // The first rank comes last to the second meeting.
+                let latest = self.receive(first, piece.bytes())?;
+                self.wait(latest, seconds);
+                continue;
+            }
+            let mut latest = self.now();
+            let mut received = piece.bytes().to_vec();
+            for &rank in others {
+                latest = latest.max(self.receive(rank, &mut received)?);
+                piece.reduce(&received);
+            }
+            self.wait(latest, seconds);
+            if let Some(between) = &mut between {
+                between(piece)?;
+            }
+            for &rank in others {
+                self.send(rank, buffer.slice(range.clone()).bytes())?;
+            }
+            self.wait(0.0, seconds);
+        }
+        Ok(())
     }
 }
 
@@ -143,44 +135,26 @@ pub(crate) struct RecordedMemory {
     pub(crate) bytes: usize,
 }
 
-impl RecordedMemory {
-    fn sum<T: Pod>(
-        &self,
-        values: &mut [T],
-        mut between: Option<Between<'_, T>>,
+impl NodeMemory for RecordedMemory {
+    fn sum(
+        &mut self,
+        mut buffer: ReduceBuffer<'_>,
+        mut between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
         let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let magnification = state().magnification;
-        for piece in values.chunks_mut(elements::<T>(self.bytes, magnification)) {
-            let seconds = meeting(
-                self.link,
-                self.ranks,
-                size_of_val(piece) as f64 * magnification,
-            );
+        for range in pieces(&buffer, self.bytes, magnification) {
+            let mut piece = buffer.slice(range);
+            let bytes = piece.bytes().len() as f64 * magnification;
+            let seconds = meeting(self.link, self.ranks, bytes);
             state().operations.push(Operation::Meeting { seconds });
-            if let Some(between) = between.as_mut().filter(|_| self.leads) {
+            if let Some(between) = &mut between
+                && self.leads
+            {
                 between(piece)?;
             }
             state().operations.push(Operation::Meeting { seconds });
         }
         Ok(())
-    }
-}
-
-impl NodeMemory for RecordedMemory {
-    fn sum_f32(
-        &mut self,
-        values: &mut [f32],
-        between: Option<Between<'_, f32>>,
-    ) -> Result<(), CollectiveError> {
-        self.sum(values, between)
-    }
-
-    fn sum_u64(
-        &mut self,
-        values: &mut [u64],
-        between: Option<Between<'_, u64>>,
-    ) -> Result<(), CollectiveError> {
-        self.sum(values, between)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::{
     CollectiveError, Communicator,
-    communicator::{NodeMemory, Topology, WaitPolicy, expect_peer},
+    communicator::{NodeMemory, ReduceBuffer, Topology, WaitPolicy, expect_peer},
 };
 
 use crate::communicator::topology;
@@ -139,10 +139,6 @@ impl Recorder {
         Ok(())
     }
 
-    fn reduction<T>(&self, values: &[T]) -> Result<(), CollectiveError> {
-        self.collective(size_of_val(values), |bytes| self.library.reduce(bytes))
-    }
-
     fn refuse<T>(&self, reason: &str) -> Result<T, CollectiveError> {
         Err(CollectiveError::Aborted {
             rank: self.topology.rank,
@@ -152,28 +148,12 @@ impl Recorder {
 }
 
 impl Communicator for Recorder {
-    fn rank(&self) -> usize {
-        self.topology.rank
+    fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    fn world_size(&self) -> usize {
-        self.topology.world_size
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.reduction(values)
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
-        self.reduction(values)
-    }
-
-    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduction(values)
-    }
-
-    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
-        self.reduction(values)
+    fn all_reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        self.collective(buffer.bytes().len(), |bytes| self.library.reduce(bytes))
     }
 
     fn broadcast(&self, _root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
@@ -286,17 +266,9 @@ impl Communicator for Recorder {
         })))
     }
 
-    fn magnification(&self) -> f64 {
-        self.state().magnification
-    }
-
     fn abort(&self, _reason: &str, _exit_code: i32) {}
 
     fn library(&self) -> String {
         "recorder".to_owned()
-    }
-
-    fn topology(&self) -> &Topology {
-        &self.topology
     }
 }

@@ -118,6 +118,7 @@ impl Reductions {
         let mut operations = Vec::with_capacity(self.ranks.len());
         for (recorder, reducer) in &mut self.ranks {
             recorder.begin(magnification);
+            reducer.set_magnification(magnification);
             reducer.sum(&mut buffer)?;
             operations.push(recorder.take());
         }

@@ -67,6 +67,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         .map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
+        unwatched: Arc::clone(&world.unwatched),
         rank_status: Arc::clone(&world.rank_status),
         // It looks once before the first step.
         stop: world.stop.or_after_looks(num_steps + further),

@@ -34,6 +34,8 @@ const MOST_OF_AN_ALARM: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct World {
     pub communicator: Arc<dyn Communicator>,
+    /// The communicator of the watchdog, whose calls are not noted in `rank_status`.
+    pub(crate) unwatched: Arc<dyn Communicator>,
     /// What this rank is doing, for the others' sake.
     pub rank_status: Arc<RankStatus>,
     /// Raised when somebody wants this rank to stop.
@@ -58,12 +60,10 @@ impl World {
         reporter: Reporter,
     ) -> Self {
         let rank_status = Arc::new(RankStatus::new().counting(datasets::progress));
-        let communicator = Arc::new(WatchedCommunicator::new(
-            communicator,
-            Arc::clone(&rank_status),
-        ));
+        let watched = WatchedCommunicator::new(Arc::clone(&communicator), Arc::clone(&rank_status));
         Self {
-            communicator,
+            communicator: Arc::new(watched),
+            unwatched: communicator,
             rank_status,
             stop,
             reporter,
@@ -94,7 +94,7 @@ impl World {
             }
         });
         match Watchdog::start(
-            &*self.communicator,
+            &*self.unwatched,
             Arc::clone(&self.rank_status),
             timeout,
             say,

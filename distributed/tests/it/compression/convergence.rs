@@ -32,7 +32,7 @@ fn distance(kind: &str, error_feedback: bool) -> f64 {
     }
     let expected: Vec<f64> = sum_ab.iter().zip(&sum_a).map(|(ab, a)| ab / a).collect();
     let outcomes = run_ranks(NUM_RANKS, |communicator| {
-        let mut compressor = compressor(kind, &SHAPES).with_error_feedback(error_feedback);
+        let mut compressor = compressor(kind, &SHAPES);
         let (a, b) = problem(communicator.rank());
         let mut x = vec![0.0_f32; 200];
         let mut gradients = vec![0.0_f32; 200];
@@ -41,6 +41,9 @@ fn distance(kind: &str, error_feedback: bool) -> f64 {
                 gradients[index] = a[index] * (x[index] - b[index]);
             }
             compressor.sum(&mut gradients, &communicator).unwrap();
+            if !error_feedback {
+                compressor.restore(step as u64 + 1, &[0.0; 200], (&[], 0));
+            }
             let learning_rate = 0.1 / (1.0 + step as f32 / 30.0);
             x.iter_mut()
                 .zip(&gradients)

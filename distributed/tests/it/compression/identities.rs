@@ -190,22 +190,6 @@ fn warm_up_steps_are_exact_and_leave_no_residual() {
 }
 
 #[test]
-fn without_error_feedback_steps_do_not_depend_on_each_other() {
-    let gradients = vec![vec![super::noise(1, 60), super::noise(2, 60)]; 3];
-    for kind in ["bf16", "f16", "topk:20"] {
-        let steps = sum_on_ranks(&gradients, || {
-            compressor(kind, &[(6, 10)]).with_error_feedback(false)
-        });
-        assert!(
-            steps
-                .iter()
-                .all(|step| step[0].result == steps[0][0].result),
-            "{kind}"
-        );
-    }
-}
-
-#[test]
 fn default_limits_leave_small_tensors_exact() {
     let shapes = [(64, 1), (20, 60), (9, 9), (1, 1500)];
     let gradients = vec![vec![super::noise(1, 2845), super::noise(2, 2845)]; 2];

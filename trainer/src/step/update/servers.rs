@@ -239,7 +239,9 @@ fn connect(
         })
     };
     let server = beside.clone().map(start).transpose()?;
-    Ok((Arc::new(ServerClient::new(servers, link, beside)), server))
+    let rank_status = Arc::clone(&config.rank_status);
+    let client = ServerClient::new(servers, link, beside, rank_status);
+    Ok((Arc::new(client), server))
 }
 
 /// Refuses servers beside workers where two threads of a process may not communicate at once.
