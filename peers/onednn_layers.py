@@ -22,7 +22,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-# As in kernels/examples/kernels/layers.rs.
+# As in kernels/benches/kernels/convolutions.rs.
 NETWORKS = {
     "cifar": """3->16@32k3s1 16->16@32k3s1 16->32@32k3s2 32->32@16k3s1 32->64@16k3s2 64->64@8k3s1 16->32@32k1s2
 32->64@16k1s2""".split(),

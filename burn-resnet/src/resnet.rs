@@ -118,7 +118,7 @@ impl ResNet {
             computation: self.computation,
             ..PassContext::current()
         }
-        .during(|| {
+        .scope(|| {
             let stem = relu(self.bn1.forward(self.conv1.forward(images)));
             let stem = if self.fc.is_some() {
                 pool().forward(stem)

@@ -28,19 +28,8 @@ pub enum Function {
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
+#[inline(never)]
 pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
-    E::activation_forward(isa, function, x, y);
-}
-
-/// dx = f'(x) dy. Where ReLU has a corner the derivative is 0, as in PyTorch.
-///
-/// # Panics
-/// If the lengths differ, or the processor lacks `isa`.
-pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx: &mut [E]) {
-    E::activation_backward(isa, function, x, dy, dx);
-}
-
-pub(crate) fn forward_of<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
     assert!(
         x.len() == y.len(),
         "activation: {} values of x but {} of y",
@@ -57,13 +46,12 @@ pub(crate) fn forward_of<E: Element>(isa: Isa, function: Function, x: &[E], y: &
         });
 }
 
-pub(crate) fn backward_of<E: Element>(
-    isa: Isa,
-    function: Function,
-    x: &[E],
-    dy: &[E],
-    dx: &mut [E],
-) {
+/// dx = f'(x) dy. Where ReLU has a corner the derivative is 0, as in PyTorch.
+///
+/// # Panics
+/// If the lengths differ, or the processor lacks `isa`.
+#[inline(never)]
+pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx: &mut [E]) {
     assert!(
         x.len() == dy.len(),
         "activation: {} values of x but {} of dy",
@@ -222,7 +210,7 @@ fn silu_slope(x: f32, dy: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{same_everywhere, values};
+    use crate::tests::{same_everywhere, values};
     use half::bf16;
 
     const ALL: [Function; 4] = [

@@ -1,6 +1,6 @@
 //! Buffers that are taken and given back, so that after the first step of a training no memory is fresh.
 //!
-//! In: a number of elements. Out: a [`Block`] of so many, 64-byte aligned, whose drop gives the memory back to its [`Arena`].
+//! In: a number of elements. Out: a [`Buffer`] of so many, 64-byte aligned, whose drop gives the memory back to its [`Arena`].
 //! Invariant: equal steps find equal buffers: an arena that has seen one step asks the system for nothing more. A block that
 //! comes again holds what was written last: whoever takes one writes all of it.
 //!
@@ -77,7 +77,7 @@ impl Arena {
     /// # Panics
     /// If so many values fit no slice.
     #[must_use]
-    pub fn take<E: Element>(&self, len: usize) -> Block<E> {
+    pub fn take<E: Element>(&self, len: usize) -> Buffer<E> {
         let num_lines = elements("arena", &[len, size_of::<E>()]).div_ceil(LINE);
         let mut regions = self.lock();
         let taken =
@@ -90,7 +90,7 @@ impl Arena {
         });
         let values = regions[region].memory.line(first).cast();
         drop(regions);
-        Block {
+        Buffer {
             values,
             len,
             region,
@@ -207,7 +207,7 @@ impl Drop for Memory {
 
 /// A buffer of activations that goes back to its arena when dropped.
 #[derive(Debug)]
-pub struct Block<E: Element> {
+pub struct Buffer<E: Element> {
     values: NonNull<E>,
     len: usize,
     /// Where it lies.
@@ -217,11 +217,11 @@ pub struct Block<E: Element> {
 }
 
 // SAFETY: the values belong to the block alone, as a vector's do.
-unsafe impl<E: Element> Send for Block<E> {}
+unsafe impl<E: Element> Send for Buffer<E> {}
 // SAFETY: as above.
-unsafe impl<E: Element> Sync for Block<E> {}
+unsafe impl<E: Element> Sync for Buffer<E> {}
 
-impl<E: Element> Block<E> {
+impl<E: Element> Buffer<E> {
     /// The values as bytes, in the machine's order.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -232,7 +232,7 @@ impl<E: Element> Block<E> {
     }
 }
 
-impl<E: Element> core::ops::Deref for Block<E> {
+impl<E: Element> core::ops::Deref for Buffer<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
@@ -242,14 +242,14 @@ impl<E: Element> core::ops::Deref for Block<E> {
     }
 }
 
-impl<E: Element> core::ops::DerefMut for Block<E> {
+impl<E: Element> core::ops::DerefMut for Buffer<E> {
     fn deref_mut(&mut self) -> &mut [E] {
         // SAFETY: as in `deref`, and `self` is borrowed mutably; no other block has these lines.
         unsafe { core::slice::from_raw_parts_mut(self.values.as_ptr(), self.len) }
     }
 }
 
-impl<E: Element> Drop for Block<E> {
+impl<E: Element> Drop for Buffer<E> {
     fn drop(&mut self) {
         self.arena.lock()[self.region].give_back(self.lines.clone());
     }
@@ -330,7 +330,7 @@ mod tests {
             for thread in 0..4u32 {
                 let arena = arena.clone();
                 scope.spawn(move || {
-                    let mut held: Vec<(f32, Block<f32>)> = Vec::new();
+                    let mut held: Vec<(f32, Buffer<f32>)> = Vec::new();
                     for turn in 0..300u32 {
                         let number = (turn * 7919 + thread * 104_729) % 611;
                         let mut block = arena.take::<f32>(number as usize);

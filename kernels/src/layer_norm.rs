@@ -15,24 +15,6 @@ const PIECE_ROWS: usize = 128;
 /// Sums that run beside each other.
 const LANES: usize = 16;
 
-/// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with the biased variance.
-///
-/// # Shapes
-/// `x`, `y`: `[rows, C]`. `gamma`, `beta`: `[C]`.
-///
-/// # Panics
-/// If a length differs, C is 0, or the processor lacks `isa`.
-pub fn forward<E: Element>(
-    isa: Isa,
-    epsilon: f32,
-    x: &[E],
-    gamma: &[f32],
-    beta: &[f32],
-    y: &mut [E],
-) {
-    E::layer_norm_forward(isa, epsilon, x, gamma, beta, y);
-}
-
 /// Elements of workspace of [`backward`].
 pub fn backward_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * 2 * channels
@@ -49,26 +31,15 @@ pub struct Gradients<'a, E = f32> {
     pub d_beta: &'a mut [f32],
 }
 
-/// All gradients.
+/// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with the biased variance.
 ///
 /// # Shapes
-/// `x`, `dy`: `[rows, C]`. `gamma`: `[C]`. `workspace`: [`backward_workspace_len`] values.
+/// `x`, `y`: `[rows, C]`. `gamma`, `beta`: `[C]`.
 ///
 /// # Panics
 /// If a length differs, C is 0, or the processor lacks `isa`.
-pub fn backward<E: Element>(
-    isa: Isa,
-    epsilon: f32,
-    x: &[E],
-    gamma: &[f32],
-    dy: &[E],
-    wanted: Gradients<'_, E>,
-    workspace: &mut [f32],
-) {
-    E::layer_norm_backward(isa, epsilon, x, gamma, dy, wanted, workspace);
-}
-
-pub(crate) fn forward_of<E: Element>(
+#[inline(never)]
+pub fn forward<E: Element>(
     isa: Isa,
     epsilon: f32,
     x: &[E],
@@ -97,7 +68,15 @@ pub(crate) fn forward_of<E: Element>(
         });
 }
 
-pub(crate) fn backward_of<E: Element>(
+/// All gradients.
+///
+/// # Shapes
+/// `x`, `dy`: `[rows, C]`. `gamma`: `[C]`. `workspace`: [`backward_workspace_len`] values.
+///
+/// # Panics
+/// If a length differs, C is 0, or the processor lacks `isa`.
+#[inline(never)]
+pub fn backward<E: Element>(
     isa: Isa,
     epsilon: f32,
     x: &[E],
@@ -291,7 +270,7 @@ fn sums(len: usize, term: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, doubles, finite_differences, same_everywhere, values};
+    use crate::tests::{assert_close, doubles, finite_differences, same_everywhere, values};
     use half::bf16;
 
     const EPSILON: f64 = 1e-5;

@@ -30,7 +30,7 @@ pub mod pool;
 pub mod scratch;
 
 mod element;
-mod entries;
+mod instances;
 mod pieces;
 mod tiles;
 
@@ -44,4 +44,4 @@ pub use element::{Element, Storage};
 mod readme {}
 
 #[cfg(test)]
-mod testing;
+mod tests;

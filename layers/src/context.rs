@@ -26,7 +26,7 @@ pub struct PassContext {
 
 impl PassContext {
     /// Runs `forward`, in which the layers of this thread find this context.
-    pub fn during<T>(self, forward: impl FnOnce() -> T) -> T {
+    pub fn scope<T>(self, forward: impl FnOnce() -> T) -> T {
         struct Restored(PassContext);
         impl Drop for Restored {
             fn drop(&mut self) {
@@ -60,11 +60,11 @@ mod tests {
             reducer: Some(Arc::new(Nobody)),
             ..PassContext::default()
         };
-        with_reducer().during(|| {
+        with_reducer().scope(|| {
             assert!(has_reducer());
-            PassContext::default().during(|| assert!(!has_reducer()));
+            PassContext::default().scope(|| assert!(!has_reducer()));
             assert!(has_reducer());
-            std::panic::catch_unwind(|| PassContext::default().during(|| panic!("on purpose")))
+            std::panic::catch_unwind(|| PassContext::default().scope(|| panic!("on purpose")))
                 .unwrap_err();
             assert!(has_reducer());
         });

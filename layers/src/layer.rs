@@ -17,7 +17,7 @@ use crate::ops::single::{Operation, computes, single};
 use crate::ops::{
     FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock,
 };
-use crate::{norm, stand_in};
+use crate::{fallback, norm};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
 
@@ -121,7 +121,7 @@ impl Convolved {
             }
             None => {
                 if is_ours {
-                    note_stand_in(&conv);
+                    note_fallback(&conv);
                 }
                 in_f32(input, |input| stock::conv(&conv, input, hook))
             }
@@ -245,10 +245,10 @@ fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
     );
 }
 
-fn note_stand_in(conv: &Conv2d) {
+fn note_fallback(conv: &Conv2d) {
     let [out, group, height, width] = conv.weight.dims();
     let (stride, dilation, groups) = (conv.stride, conv.dilation, conv.groups);
-    stand_in::note(format!(
+    fallback::note(format!(
         "convolution {height}x{width} of {} to {out} channels, groups {groups}, stride {stride:?}, dilation {dilation:?}, padding {:?}",
         group * groups,
         conv.padding

@@ -8,6 +8,7 @@ mod attention;
 mod choices;
 mod context;
 mod elementwise;
+mod fallback;
 mod features;
 mod layer;
 mod layer_norm;
@@ -17,38 +18,40 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
-mod recorded;
-mod stand_in;
 mod stochastic_depth;
-mod stream;
+mod switches;
+mod with_gradient_hook;
 
 pub use attention::attention;
 pub use choices::{Activations, Computation, Convolution, Kernels, Recompute};
 pub use context::PassContext;
 pub use elementwise::{Elementwise, gelu, relu6, silu};
+pub use fallback::fallback_ops;
 pub use features::{Features, in_f32, relu};
-pub use kernels::batch_norm::Rectifier;
-pub use kernels::loss::Loss;
 pub use kernels::simd::Isa;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
-pub use local_norms::locally_normalised;
-pub use loss::loss_sum;
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
-pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients,
-    FusedOptions, FusedOutput, FusedSaved, Gate, GradientHook, HookedParameters, Joined,
-    JoinedGradients, KernelAlone, KernelCalls, KernelTime, LayerOps, NormEnd, NormLink, Residual,
-    StatisticsReducer, batch_norm_train, convolve_by_burn, fused_inference, fused_train, gated,
-    global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
-};
+pub use ops::{GradientHook, StatisticsReducer, gradient_hook};
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d,
     MaxPool2dConfig, global_avg_pool,
 };
-pub use recorded::{Recorded, overwrite, record, records, undisturbed};
-pub use stand_in::stand_ins;
 pub use stochastic_depth::stochastic_depth;
-pub use stream::stream;
+pub use with_gradient_hook::with_gradient_hook;
+
+/// Interfaces for a training engine; a model needs none of them.
+pub mod backend {
+    pub use crate::local_norms::locally_normalised;
+    pub use crate::loss::loss_sum;
+    pub use crate::ops::{Joined, JoinedGradients, overwrite};
+    pub use crate::switches::Switches;
+    pub use kernels::loss::Loss;
+}
+
+/// The time of the CPU kernels of a step.
+pub mod timing {
+    pub use crate::ops::{KernelAlone, KernelCalls, KernelTime, kernel_times};
+}
 
 /// The example of the crate's page, as a test.
 #[cfg(doctest)]

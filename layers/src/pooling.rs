@@ -9,11 +9,11 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::choices::Kernels;
 use crate::context::PassContext;
+use crate::fallback;
 use crate::features::Features;
 use crate::modules::{around, config_around};
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{global_average, stock};
-use crate::stand_in;
 
 around!(
     MaxPool2d,
@@ -134,7 +134,7 @@ fn by_burn(
     operation: impl FnOnce(Tensor<4>) -> Tensor<4>,
 ) -> Features {
     if computes(&tensor, &PassContext::current().computation) {
-        stand_in::note(name());
+        fallback::note(name());
     }
     stock::in_planes(tensor, operation).into()
 }

@@ -118,7 +118,7 @@ fn after_the_first_steps_no_layer_asks_for_memory_as_large_as_its_tensors() {
                 let x = Tensor::from_inner(images.clone()).require_grad();
                 let gradients = context
                     .clone()
-                    .during(|| global_avg_pool(layer(x.clone())))
+                    .scope(|| global_avg_pool(layer(x.clone())))
                     .sum()
                     .backward();
                 assert!(x.grad(&gradients).is_some(), "{name}");

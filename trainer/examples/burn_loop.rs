@@ -26,7 +26,7 @@ use burn_train::{
 };
 use datasets::{ImageDataset, ShapesConfig, shapes};
 use distributed::{Communicator, ROOT, launch, replica::check_fingerprint};
-use layers::stream;
+use layers::with_gradient_hook;
 use trainer::burn_loop::data_parallel;
 
 #[derive(Module, Debug)]
@@ -54,12 +54,12 @@ impl Model {
     /// `[N, 3, H, W]` to `[N, K]`. Streamed layers hand their gradients over while those before them are differentiated.
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.activation.forward(self.conv1.forward(images));
-        let x = stream(&self.conv2, &x).forward(x);
+        let x = with_gradient_hook(&self.conv2, &x).forward(x);
         let x = self.pool.forward(self.activation.forward(x)).flatten(1, 3);
         let x = self
             .activation
-            .forward(stream(&self.linear1, &x).forward(x));
-        stream(&self.linear2, &x).forward(x)
+            .forward(with_gradient_hook(&self.linear1, &x).forward(x));
+        with_gradient_hook(&self.linear2, &x).forward(x)
     }
 
     fn classify(&self, batch: Batch) -> ClassificationOutput {

@@ -66,7 +66,7 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
             for batch in step.micro_batches {
                 let share = batch.labels.len() as f64 / step.global_num_samples as f64;
                 let batch = batch.upload(&device).into_images();
-                let loss = context.clone().during(|| {
+                let loss = context.clone().scope(|| {
                     let logits = model.forward(batch.images);
                     CrossEntropyLossConfig::new()
                         .init(&device)

@@ -66,7 +66,7 @@ impl ImageClassifier for SmallNet {
         ))
     }
 
-    fn heeds_pass_context(&self) -> bool {
+    fn supports_pass_context(&self) -> bool {
         true
     }
 }

@@ -23,7 +23,7 @@ use distributed::{
     replica::{ParameterLayout, read},
     run_ranks,
 };
-use layers::stream;
+use layers::with_gradient_hook;
 use trainer::burn_loop::data_parallel;
 
 #[derive(Module, Debug)]
@@ -42,7 +42,7 @@ impl Net {
 
     fn classify(&self, (x, targets): Batch) -> ClassificationOutput {
         let x = relu(self.first.forward(x));
-        let output = stream(&self.head, &x).forward(x);
+        let output = with_gradient_hook(&self.head, &x).forward(x);
         let loss = CrossEntropyLossConfig::new()
             .init(&output.device())
             .forward(output.clone(), targets.clone());

@@ -68,7 +68,7 @@ fn with_hook(hook: &Arc<Collector>) -> PassContext {
 fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) {
     let hook = Arc::new(Collector::default());
     let images = Tensor::<4>::ones([2, 8, 8, 3], device) * 0.5;
-    let logits = with_hook(&hook).during(|| model.forward(images));
+    let logits = with_hook(&hook).scope(|| model.forward(images));
     let on_tape = gradients(&model, &logits.powf_scalar(2.0).sum().backward());
     let names = names(&model);
     let name = |id: ParamId| {
@@ -145,7 +145,7 @@ fn a_frozen_model_hands_nothing_over() {
     let hook = Arc::new(Collector::default());
     let images = Tensor::<4>::ones([2, 8, 8, 3], &device).require_grad();
     let gradients = with_hook(&hook)
-        .during(|| frozen.forward(images.clone()))
+        .scope(|| frozen.forward(images.clone()))
         .sum()
         .backward();
     assert!(images.grad(&gradients).is_some());

@@ -72,7 +72,7 @@ fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReduc
         reducer,
         ..PassContext::default()
     }
-    .during(|| model.forward(batch.clone()));
+    .scope(|| model.forward(batch.clone()));
     let loss = logits.clone().powi_scalar(2).sum() * (weight / NUM_IMAGES as f64);
     let computed = loss.backward();
     let mut statistics = tensors(&model.valid());

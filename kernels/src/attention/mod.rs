@@ -56,32 +56,8 @@ impl Attention {
     ///
     /// # Panics
     /// If an extent of an image is zero, a length is not that of the shape, the workspace has no slot, or the processor lacks `isa`.
+    #[inline(never)]
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
-        E::attention_forward(self, isa, qkv, y, workspace);
-    }
-
-    /// The gradient `d_qkv`, like `qkv`, from that of the result.
-    ///
-    /// # Panics
-    /// As [`Attention::forward`].
-    pub fn backward<E: Element>(
-        &self,
-        isa: Isa,
-        qkv: &[E],
-        dy: &[E],
-        d_qkv: &mut [E],
-        workspace: &mut [f32],
-    ) {
-        E::attention_backward(self, isa, qkv, dy, d_qkv, workspace);
-    }
-
-    pub(crate) fn forward_of<E: Element>(
-        &self,
-        isa: Isa,
-        qkv: &[E],
-        y: &mut [E],
-        workspace: &mut [f32],
-    ) {
         self.check(qkv.len(), y.len());
         let (image, y) = (y.len() / self.images.max(1), SharedMut::new(y));
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
@@ -100,7 +76,12 @@ impl Attention {
         });
     }
 
-    pub(crate) fn backward_of<E: Element>(
+    /// The gradient `d_qkv`, like `qkv`, from that of the result.
+    ///
+    /// # Panics
+    /// As [`Attention::forward`].
+    #[inline(never)]
+    pub fn backward<E: Element>(
         &self,
         isa: Isa,
         qkv: &[E],

@@ -1,7 +1,7 @@
 //! Attention against its definition in f64, on every instruction set, with one thread and three.
 
 use super::*;
-use crate::testing::{assert_close, doubles, finite_differences, rounded, values, widened};
+use crate::tests::{assert_close, doubles, finite_differences, rounded, values, widened};
 use half::bf16;
 
 const SHAPES: [Attention; 4] = [

@@ -10,7 +10,8 @@ use super::shortcut::Scatter;
 use super::sums::{OPEN, OUTPUT, RECOMPUTED, RECOMPUTED_6, fill_scale};
 use super::{Gate, Saved, ShortcutA, assert_len};
 use crate::Element;
-use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
+use crate::element::{Lanes, PerVector, each_vector};
+use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What becomes of the residual's gradient, g = dy where the gate is open, else 0.
@@ -32,19 +33,8 @@ pub enum ResidualGradient<'a, E = f32> {
 /// # Panics
 /// If a length differs, `count` is not above 0, a residual meets a recomputed gate (behind a residual it is [`Gate::Output`]), or the
 /// processor lacks `isa`.
+#[inline(never)]
 pub fn backward<E: Element>(
-    isa: Isa,
-    saved: &Saved<'_, E>,
-    sums: &[f64],
-    count: f64,
-    dy: &[E],
-    dx: &mut [E],
-    residual: ResidualGradient<'_, E>,
-) {
-    E::backward(isa, saved, sums, count, dy, dx, residual);
-}
-
-pub(crate) fn backward_of<E: Element>(
     isa: Isa,
     saved: &Saved<'_, E>,
     sums: &[f64],

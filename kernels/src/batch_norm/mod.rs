@@ -15,16 +15,12 @@
 //! less in both passes, and y need not be kept for it.
 //! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
 
-pub(crate) mod gradient;
-pub(crate) mod moments;
-pub(crate) mod normalize;
+mod gradient;
+mod moments;
+mod normalize;
 mod shortcut;
-pub(crate) mod sums;
+mod sums;
 
-#[cfg(test)]
-mod bf16_tests;
-#[cfg(test)]
-mod reference;
 #[cfg(test)]
 mod tests;
 

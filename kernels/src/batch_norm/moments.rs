@@ -24,16 +24,8 @@ pub fn moments_workspace_len(rows: usize, channels: usize) -> usize {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn moments<E: Element>(isa: Isa, x: &[E], moments: &mut [f64], workspace: &mut [f32]) {
-    E::batch_moments(isa, x, moments, workspace);
-}
-
-pub(crate) fn moments_of<E: Element>(
-    isa: Isa,
-    x: &[E],
-    moments: &mut [f64],
-    workspace: &mut [f32],
-) {
     let channels = moments.len() / 2;
     let rows = num_rows(x.len(), channels);
     assert_len(

@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use super::sums::fill_scale;
 use super::{Affine, ShortcutA, assert_len, num_rows};
 use crate::Element;
-use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
+use crate::element::{Lanes, PerVector, each_vector};
+use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What ends a normalisation.
@@ -42,18 +43,8 @@ pub enum Residual<'a, E = f32> {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn normalize<E: Element>(
-    isa: Isa,
-    affine: &Affine<'_>,
-    x: &[E],
-    residual: Residual<'_, E>,
-    rectifier: Rectifier,
-    y: &mut [E],
-) {
-    E::normalize(isa, affine, x, residual, rectifier, y);
-}
-
-pub(crate) fn normalize_of<E: Element>(
     isa: Isa,
     affine: &Affine<'_>,
     x: &[E],
@@ -73,19 +64,8 @@ pub(crate) fn normalize_of<E: Element>(
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn scale_shift<E: Element>(
-    isa: Isa,
-    scale: &[f32],
-    shift: &[f32],
-    x: &[E],
-    residual: Residual<'_, E>,
-    rectifier: Rectifier,
-    y: &mut [E],
-) {
-    E::scale_shift(isa, scale, shift, x, residual, rectifier, y);
-}
-
-pub(crate) fn scale_shift_of<E: Element>(
     isa: Isa,
     scale: &[f32],
     shift: &[f32],

@@ -5,8 +5,9 @@
 
 use super::assert_len;
 use crate::Element;
+use crate::element::{Lanes, PerVector, each_vector};
 use crate::pieces::elements;
-use crate::simd::{GenericWork, Kernel, Lanes, PerVector, Simd, each_vector};
+use crate::simd::{GenericWork, Kernel, Simd};
 
 /// The shapes of an option A shortcut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

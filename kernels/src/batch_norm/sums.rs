@@ -30,17 +30,8 @@ fn piece_len(channels: usize) -> usize {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn backward_sums<E: Element>(
-    isa: Isa,
-    saved: &Saved<'_, E>,
-    dy: &[E],
-    sums: &mut [f64],
-    workspace: &mut [f64],
-) {
-    E::backward_sums(isa, saved, dy, sums, workspace);
-}
-
-pub(crate) fn backward_sums_of<E: Element>(
     isa: Isa,
     saved: &Saved<'_, E>,
     dy: &[E],

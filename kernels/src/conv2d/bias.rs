@@ -43,16 +43,8 @@ pub fn bias_gradient_workspace_len(rows: usize, channels: usize) -> usize {
 ///
 /// # Panics
 /// If a length differs, C is 0, or the processor lacks `isa`.
+#[inline(never)]
 pub fn bias_gradient<E: Element>(isa: Isa, dy: &[E], db: &mut [f32], workspace: &mut [f32]) {
-    E::bias_gradient(isa, dy, db, workspace);
-}
-
-pub(crate) fn bias_gradient_of<E: Element>(
-    isa: Isa,
-    dy: &[E],
-    db: &mut [f32],
-    workspace: &mut [f32],
-) {
     let channels = db.len();
     assert!(
         channels > 0 && dy.len().is_multiple_of(channels),
@@ -101,7 +93,7 @@ impl<E: Element> Task for Sums<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, doubles, same_everywhere, values};
+    use crate::tests::{assert_close, doubles, same_everywhere, values};
 
     #[test]
     fn the_gradient_of_a_bias_is_the_sum_over_rows_and_the_same_everywhere() {

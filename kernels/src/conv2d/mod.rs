@@ -8,15 +8,13 @@
 //! sums are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
-pub(crate) mod bias;
+mod bias;
 mod depthwise;
 mod direct;
 mod dot;
 mod gradient_pieces;
 mod pass;
 mod plan;
-#[cfg(test)]
-mod reference;
 mod shape;
 pub(crate) mod statistics;
 #[cfg(test)]
@@ -284,6 +282,7 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    #[inline(never)]
     pub fn forward<E: Element>(
         &self,
         x: &[E],
@@ -296,17 +295,6 @@ impl Conv2d {
             "convolution: packed weights, workspace",
             [packed, workspace],
         );
-        E::conv2d_forward(self, x, packed, y, workspace, epilogue);
-    }
-
-    pub(crate) fn forward_of<E: Element>(
-        &self,
-        x: &[E],
-        packed: &[f32],
-        y: &mut [E],
-        workspace: &mut [f32],
-        epilogue: Epilogue<'_>,
-    ) {
         let moments = match epilogue {
             Epilogue::None => return self.forward_pieces(x, packed, y, workspace, &|_, _, _| ()),
             Epilogue::Bias(bias) => {
@@ -338,6 +326,7 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    #[inline(never)]
     pub fn data_gradient<E: Element>(
         &self,
         dy: &[E],
@@ -350,17 +339,6 @@ impl Conv2d {
             "convolution: packed weights, workspace",
             [packed, workspace],
         );
-        E::conv2d_data_gradient(self, dy, packed, addend, dx, workspace);
-    }
-
-    pub(crate) fn data_gradient_of<E: Element>(
-        &self,
-        dy: &[E],
-        packed: &[f32],
-        addend: Addend<'_, E>,
-        dx: &mut [E],
-        workspace: &mut [f32],
-    ) {
         let operands = Operands {
             input: dy,
             packed,
@@ -402,6 +380,7 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    #[inline(never)]
     pub fn weight_gradient<E: Element>(
         &self,
         x: &[E],
@@ -410,16 +389,6 @@ impl Conv2d {
         workspace: &mut [f32],
     ) {
         assert_on_line("convolution: workspace", [workspace]);
-        E::conv2d_weight_gradient(self, x, dy, dw, workspace);
-    }
-
-    pub(crate) fn weight_gradient_of<E: Element>(
-        &self,
-        x: &[E],
-        dy: &[E],
-        dw: &mut [f32],
-        workspace: &mut [f32],
-    ) {
         self.weight_gradient.run(
             self.isa,
             WeightOperands {

@@ -74,7 +74,7 @@ impl Rows {
 mod tests {
     use super::*;
     use crate::simd::{GenericWork, Isa, Kernel};
-    use crate::testing::values;
+    use crate::tests::values;
 
     /// A matrix to vectors and back into `copy`; checks the vectors on the way.
     struct RoundTrip<'a> {

@@ -10,14 +10,16 @@
     reason = "`Stored` can only be named and called inside the crate"
 )]
 
+mod lanes;
 #[cfg(test)]
 mod tests;
 
 use half::bf16;
 use std::fmt::Debug;
 
-use crate::entries::Entries;
-use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd};
+use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd, bits_of, value_of};
+
+pub(crate) use lanes::{Lanes, PerVector, each_vector};
 
 /// What activations and their gradients are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +48,7 @@ impl Storage {
 }
 
 /// A stored value: `f32` or [`half::bf16`]. Sealed.
-pub trait Element:
-    Copy + Debug + Default + PartialEq + Send + Sync + Stored + Entries + 'static
-{
+pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + 'static {
     /// Rounds to the nearest, ties to even; a NaN stays one.
     fn from_f32(value: f32) -> Self;
 
@@ -231,20 +231,4 @@ impl<S: Simd> Kernel<S> for Widen<'_> {
             );
         }
     }
-}
-
-/// The value of a bf16, given as bits: the upper half of an f32.
-#[inline(always)]
-pub(crate) fn value_of(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-/// The bits of the nearest bf16, ties to even. Without a jump, so that the compiler finds vectors.
-#[inline(always)]
-pub(crate) fn bits_of(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // Rounding up could make an infinity of a NaN.
-    let quiet = bits >> 16 | 0x40;
-    (if value.is_nan() { quiet } else { rounded }) as u16
 }

@@ -13,11 +13,8 @@ mod groups;
 #[cfg(test)]
 mod tests;
 
-use crate::batch_norm::gradient::backward_of;
-use crate::batch_norm::normalize::normalize_of;
-use crate::batch_norm::sums::backward_sums_of;
 use crate::batch_norm::{
-    Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA, workspace_len,
+    self, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA, workspace_len,
 };
 use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
 use crate::conv2d::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, add_weight_gradients};
@@ -130,6 +127,7 @@ impl Layer {
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or an input is neither
     /// stored nor normalised without a residual.
+    #[inline(never)]
     pub fn forward<E: Element>(
         &self,
         input: Input<'_, E>,
@@ -139,22 +137,11 @@ impl Layer {
         moments: &mut [f64],
     ) {
         assert_on_line("layer: packed weights, workspace", [packed, workspace]);
-        E::layer_forward(self, input, packed, z, workspace, moments);
-    }
-
-    pub(crate) fn forward_of<E: Element>(
-        &self,
-        input: Input<'_, E>,
-        packed: &[f32],
-        z: &mut [E],
-        workspace: &mut [f32],
-        moments: &mut [f64],
-    ) {
         let shape = self.whole.shape();
         if let Some(x) = input.stored {
             return self
                 .whole
-                .forward_of(x, packed, z, workspace, Epilogue::Moments(moments));
+                .forward(x, packed, z, workspace, Epilogue::Moments(moments));
         }
         assert_eq!(
             z.len(),
@@ -195,6 +182,7 @@ impl Layer {
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or a residual meets a recomputed gate.
+    #[inline(never)]
     pub fn backward<E: Element>(
         &self,
         given: &Backward<'_, E>,
@@ -205,15 +193,6 @@ impl Layer {
             "layer: packed weights, workspace",
             [given.packed, &*workspace],
         );
-        E::layer_backward(self, given, wanted, workspace);
-    }
-
-    pub(crate) fn backward_of<E: Element>(
-        &self,
-        given: &Backward<'_, E>,
-        wanted: Gradients<'_, E>,
-        workspace: &mut [f32],
-    ) {
         let shape = self.whole.shape();
         assert_eq!(wanted.dw.len(), shape.weight_len(), "layer: length of dw");
         let num_pieces = self.groups.num_pieces();
@@ -290,7 +269,7 @@ impl Layer {
             let norm = group.norm(&given.norm, group.output());
             // SAFETY: each group has its own images.
             let residual = unsafe { to.residual.of_group(&group) };
-            backward_of(
+            batch_norm::backward(
                 self.isa,
                 &norm,
                 given.sums,
@@ -302,7 +281,7 @@ impl Layer {
 
             let x = self.read(given.input, &group, x);
             if self.groups.num_groups() == 1 {
-                group.conv.weight_gradient_of(x, dz, dw, workspace);
+                group.conv.weight_gradient(x, dz, dw, workspace);
             } else {
                 let finished = (index + 1 == groups.end).then_some(&mut *dw);
                 let sums = &mut sums[..group.conv.weight_sums_lens()[0]];
@@ -322,10 +301,10 @@ impl Layer {
             });
             group
                 .conv
-                .data_gradient_of(dz, given.packed, addend, dx, workspace);
+                .data_gradient(dz, given.packed, addend, dx, workspace);
             if let Some(norm) = &given.input.norm {
                 let (of_group, workspace) = doubles(norm_sums).split_at_mut(sums_len);
-                backward_sums_of(
+                batch_norm::backward_sums(
                     self.isa,
                     &group.norm(norm, group.input()),
                     dx,
@@ -357,7 +336,7 @@ impl Layer {
             Gate::Output(_) => panic!("layer: an input behind a residual is stored"),
         };
         let x = scratch(floats, group.input().len());
-        normalize_of(
+        batch_norm::normalize(
             self.isa,
             &norm.affine,
             &norm.x[group.input()],

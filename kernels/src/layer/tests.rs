@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::*;
 use crate::batch_norm::{Affine, backward, backward_sums, normalize};
-use crate::testing::{assert_close, dirty, rounded, values};
+use crate::tests::{assert_close, dirty, rounded, values};
 
 /// What surrounds a layer: its input's normalisation and residual, its own.
 #[derive(Clone, Copy, Debug)]

@@ -15,8 +15,6 @@ pub mod lars;
 pub mod sgd;
 
 #[cfg(test)]
-mod reference;
-#[cfg(test)]
 mod tests;
 
 /// Values in a piece: three streams of 128 KiB.

@@ -23,17 +23,8 @@ const COLUMNS: usize = 64;
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
+#[inline(never)]
 pub fn global_average<E: Element>(
-    isa: Isa,
-    x: &[E],
-    pixels: usize,
-    channels: usize,
-    y: &mut [f32],
-) {
-    E::global_average(isa, x, pixels, channels, y);
-}
-
-pub(crate) fn global_average_of<E: Element>(
     isa: Isa,
     x: &[E],
     pixels: usize,
@@ -54,17 +45,8 @@ pub(crate) fn global_average_of<E: Element>(
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
+#[inline(never)]
 pub fn global_average_backward<E: Element>(
-    isa: Isa,
-    dy: &[f32],
-    pixels: usize,
-    channels: usize,
-    dx: &mut [E],
-) {
-    E::global_average_backward(isa, dy, pixels, channels, dx);
-}
-
-pub(crate) fn global_average_backward_of<E: Element>(
     isa: Isa,
     dy: &[f32],
     pixels: usize,

@@ -72,17 +72,8 @@ impl MaxPoolShape {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E], taps: &mut [u8]) {
-    E::max_pool(isa, shape, x, y, taps);
-}
-
-pub(crate) fn max_pool_of<E: Element>(
-    isa: Isa,
-    shape: MaxPoolShape,
-    x: &[E],
-    y: &mut [E],
-    taps: &mut [u8],
-) {
     assert_len("x", x.len(), shape.input_len());
     assert_len("y", y.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -118,17 +109,8 @@ pub(crate) fn max_pool_of<E: Element>(
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
+#[inline(never)]
 pub fn max_pool_backward<E: Element>(
-    isa: Isa,
-    shape: MaxPoolShape,
-    dy: &[E],
-    taps: &[u8],
-    dx: &mut [E],
-) {
-    E::max_pool_backward(isa, shape, dy, taps, dx);
-}
-
-pub(crate) fn max_pool_backward_of<E: Element>(
     isa: Isa,
     shape: MaxPoolShape,
     dy: &[E],

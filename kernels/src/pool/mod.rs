@@ -7,11 +7,9 @@
 //! Source: Lin et al., arXiv 1312.4400 (global average); the stem of He et al., arXiv 1512.03385, table 1.
 //! Plain versions: `reference`.
 
-pub(crate) mod average;
-pub(crate) mod max;
+mod average;
+mod max;
 
-#[cfg(test)]
-mod reference;
 #[cfg(test)]
 mod tests;
 

@@ -9,8 +9,8 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 mod exp;
-mod lanes;
 mod peak;
 mod portable;
 mod task;
@@ -24,8 +24,8 @@ pub(crate) use amx::Hardware as TileRegisters;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
+pub(crate) use bf16::{bits_of, value_of};
 pub(crate) use exp::exp;
-pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub use task::{Task, vectorized};
 

@@ -1,7 +1,7 @@
 //! Arrays of four that the compiler turns into NEON or SSE; no instruction is named.
 
 use super::{Kernel, PANEL, Simd};
-use crate::element::{bits_of, value_of};
+use super::{bits_of, value_of};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;

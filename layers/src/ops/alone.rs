@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use burn::tensor::bf16;
-use kernels::arena::{Arena, Block};
+use kernels::arena::{Arena, Buffer};
 use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
 use kernels::layer::{Backward, Gradients, Input};
 use kernels::scratch::Scratch;
@@ -280,7 +280,7 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
 }
 
 /// Values of both signs, none of them subnormal.
-fn filled<E: Element>(arena: &Arena, len: usize) -> Block<E> {
+fn filled<E: Element>(arena: &Arena, len: usize) -> Buffer<E> {
     let mut block = arena.take::<E>(len);
     for (index, value) in block.iter_mut().enumerate() {
         *value = E::from_f32(((index * 7919) % 257) as f32 / 128.0 - 1.0);

@@ -17,7 +17,7 @@ use super::LayerOps;
 ///
 /// # Shapes
 /// `[N, H, W, C]` to `[N, C]`, the latter in f32 whatever the input is.
-pub fn global_average(input: Tensor<4>) -> Tensor<2> {
+pub(crate) fn global_average(input: Tensor<4>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as LayerOps>::global_average(
         input.into_dispatch(),
     ))

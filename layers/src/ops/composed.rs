@@ -4,13 +4,13 @@
 //! the sums of each channel pass through the host in f64. Activations of 16 bits are computed with in f32.
 //! Order: views first, then arithmetic, since a view ends burn's fused kernel.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
 use burn::tensor::{DType, FloatDType, TensorData};
 
 use kernels::batch_norm::Rectifier;
+
+use crate::switches::Switches;
 
 use super::statistics::{GradientSums, Moments};
 use super::tables::{Tables, as_row, as_vector};
@@ -18,18 +18,9 @@ use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, LayerOps, NormEnd,
 };
 
-/// Whether the normalisation is composed of burn's operations where there are kernels of ours for it.
-static IS_COMPOSED: AtomicBool = AtomicBool::new(false);
-
-/// Lets the normalisation of this process be composed of burn's operations on a GPU too, or take our kernels there again: to find out
-/// where one computes wrongly or slowly. Nothing changes on other backends.
-pub fn normalise_by_composition(yes: bool) {
-    IS_COMPOSED.store(yes, Ordering::Relaxed);
-}
-
 /// Whether a table is for a backend's own kernels: they know f32 and what is narrower.
 fn has_kernels<B: Backend>(table: &FloatTensor<B>) -> bool {
-    !IS_COMPOSED.load(Ordering::Relaxed)
+    !Switches::current().composed_norms
         && matches!(table.dtype(), DType::F32 | DType::BF16 | DType::F16)
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Where a gated parameter's gradient goes.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub(crate) struct Gate {
     /// Who takes it.
     pub hook: Arc<dyn GradientHook>,
     /// Whose it is.
@@ -32,7 +32,7 @@ pub struct Gate {
 ///
 /// # Shapes
 /// Any; returns the parameter's.
-pub fn gated<const D: usize, const E: usize>(
+pub(crate) fn gated<const D: usize, const E: usize>(
     parameter: &Param<Tensor<D>>,
     input: &Tensor<E>,
     hook: Option<&Arc<dyn GradientHook>>,

@@ -61,7 +61,7 @@ pub fn gradient_hook(
 
 /// Where a layer's gradients go; `None`: to the tape, as of what was made of a parameter by a gate.
 #[derive(Clone, Debug)]
-pub struct HookedParameters {
+pub(crate) struct HookedParameters {
     /// Who takes them.
     pub hook: Arc<dyn GradientHook>,
     /// The convolution's weight.

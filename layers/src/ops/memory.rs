@@ -12,7 +12,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData, f16};
 use half::slice::HalfFloatSliceExt;
 use kernels::Element;
-use kernels::arena::{Arena, Block};
+use kernels::arena::{Arena, Buffer};
 use kernels::scratch::Scratch;
 
 /// Where the operations' results live: one arena for all ranks of the process, filled by the first step.
@@ -100,8 +100,8 @@ pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
 
 /// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
 /// tensor before it writes in place.
-pub(super) fn activation<E: Activation>(block: Block<E>, shape: impl Into<Shape>) -> FlexTensor {
-    struct Owner<E: Element>(Block<E>);
+pub(super) fn activation<E: Activation>(block: Buffer<E>, shape: impl Into<Shape>) -> FlexTensor {
+    struct Owner<E: Element>(Buffer<E>);
     impl<E: Element> AsRef<[u8]> for Owner<E> {
         fn as_ref(&self) -> &[u8] {
             self.0.as_bytes()

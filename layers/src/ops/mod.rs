@@ -28,6 +28,8 @@ pub(crate) mod single;
 mod statistics;
 pub(crate) mod stock;
 mod tables;
+#[cfg(all(test, feature = "flex"))]
+mod tests;
 
 use std::sync::Arc;
 
@@ -39,23 +41,21 @@ use kernels::batch_norm::Rectifier;
 use kernels::simd::Isa;
 
 pub use alone::{KernelAlone, KernelCalls};
-pub use average::global_average;
+pub(crate) use average::global_average;
 pub use clock::{KernelTime, kernel_times};
-pub use composed::normalise_by_composition;
-pub use fused::convolve_by_burn;
-pub use fused::{
+pub(crate) use fused::{
     FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference,
     fused_train,
 };
-pub use gate::{Gate, gated};
-pub use gradient_hook::{GradientHook, HookedParameters, gradient_hook};
+pub(crate) use gate::{Gate, gated};
+pub(crate) use gradient_hook::HookedParameters;
+pub use gradient_hook::{GradientHook, gradient_hook};
 pub use joined_gradients::{Joined, JoinedGradients};
 pub use statistics::StatisticsReducer;
-pub use tables::sum_in_one_stage;
 
 /// What a batch normalisation needs beside its tensors.
 #[derive(Clone, Debug)]
-pub struct BatchNormOptions {
+pub(crate) struct BatchNormOptions {
     /// Added to the variance before the square root.
     pub epsilon: f64,
     /// Sums the statistics over all who compute the batch together; `None`: this batch alone.
@@ -70,7 +70,7 @@ pub struct BatchNormOptions {
 
 impl BatchNormOptions {
     /// Of this batch alone, with nothing after it, on the best instruction set there is.
-    pub fn new(epsilon: f64) -> Self {
+    pub(crate) fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
             reducer: None,
@@ -83,7 +83,7 @@ impl BatchNormOptions {
 
 /// Results of [`LayerOps::batch_norm_train`] on a backend.
 #[derive(ExtensionType)]
-pub struct BatchNormOutput<B: Backend> {
+pub(crate) struct BatchNormOutput<B: Backend> {
     /// `[N, H, W, C]`; where the link to the next layer says so, the input, of which the gradient is nevertheless that of what the next
     /// layer makes of it.
     pub output: FloatTensor<B>,
@@ -98,7 +98,7 @@ pub struct BatchNormOutput<B: Backend> {
 /// What [`LayerOps::batch_norm_train_backward`] needs of the forward pass.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(any(feature = "cuda", feature = "wgpu")))]
-pub struct BatchNormSaved<B: Backend> {
+pub(crate) struct BatchNormSaved<B: Backend> {
     /// `[N, H, W, C]`; as a table `[groups, rows, C]`.
     pub input: FloatTensor<B>,
     /// `[C]`.
@@ -115,7 +115,7 @@ pub struct BatchNormSaved<B: Backend> {
 
 /// What belongs to a normalisation's table beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormEnd {
+pub(crate) struct NormEnd {
     /// Added to the variance before the square root.
     pub epsilon: f64,
     /// Whether something is added to what was normalised.
@@ -126,7 +126,7 @@ pub struct NormEnd {
 
 /// Results of [`LayerOps::batch_norm_train_backward`].
 #[derive(ExtensionType)]
-pub struct BatchNormGradients<B: Backend> {
+pub(crate) struct BatchNormGradients<B: Backend> {
     /// `[N, H, W, C]`.
     pub input: FloatTensor<B>,
     /// `[C]`, summed over this batch only.
@@ -144,7 +144,7 @@ pub struct BatchNormGradients<B: Backend> {
     Fusion: cfg(any(feature = "cuda", feature = "wgpu")),
     Autodiff,
 )]
-pub trait LayerOps: Backend {
+pub(crate) trait LayerOps: Backend {
     /// Normalises each channel by the mean and biased variance over `N * H * W`, scales by
     /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1), rectifies.
     ///
@@ -337,9 +337,23 @@ pub trait LayerOps: Backend {
 #[cfg(feature = "ndarray")]
 impl LayerOps for burn::backend::NdArray {}
 
+/// Returns the values of `source`; on a GPU it writes them to the memory of `target`.
+///
+/// There every holder of `target` has the new values, even if the result is dropped. Keep the result until the device got the work.
+///
+/// # Shapes
+/// Both `[len]`, in f32. Only a flat tensor has no gaps.
+pub fn overwrite(target: &Tensor<1>, source: Tensor<1>) -> Tensor<1> {
+    let target = target.clone().into_dispatch();
+    Tensor::from_dispatch(<Dispatch as LayerOps>::overwrite(
+        target,
+        source.into_dispatch(),
+    ))
+}
+
 /// Results of [`batch_norm_train`].
 #[derive(Debug)]
-pub struct BatchNormTrain {
+pub(crate) struct BatchNormTrain {
     /// `[N, H, W, C]`.
     pub output: Tensor<4>,
     /// `[C]`, over all values of the channel; no gradient flows through it.
@@ -357,7 +371,7 @@ pub struct BatchNormTrain {
 ///
 /// # Collective
 /// With a reducer: one sum in the forward and one in the backward pass.
-pub fn batch_norm_train(
+pub(crate) fn batch_norm_train(
     input: Tensor<4>,
     gamma: Tensor<1>,
     beta: Tensor<1>,

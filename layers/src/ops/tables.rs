@@ -7,26 +7,17 @@
 //! channels, for some hundred multiprocessors. Over groups it is `groups` times as many; what is left is small. It also rounds less.
 //! burn's fused kernels end where a tensor gets fewer dimensions, so that operations between two reductions keep all three.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
 
+use crate::switches::Switches;
+
 /// Values that the first stage leaves: 2,048 vectors of four.
 const MOST_VALUES: usize = 8192;
 /// Of a group; with fewer the second stage would have as much to do as the first.
 const FEWEST_ROWS: usize = 32;
-/// Whether sums have one stage in this process.
-static ONE_STAGE: AtomicBool = AtomicBool::new(false);
-
-/// Lets the normalisation's sums of this process go over all rows at once, as burn has them, or in two stages again: to find out where two
-/// compute wrongly or slowly. What burn's operations compose is meant; our own kernels have an order of their own.
-pub fn sum_in_one_stage(yes: bool) {
-    ONE_STAGE.store(yes, Ordering::Relaxed);
-}
-
 /// How the rows of a channels-last tensor are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tables {
@@ -39,7 +30,7 @@ impl Tables {
     /// Of a tensor `[N, H, W, C]`.
     pub(super) fn of(shape: &Shape) -> Self {
         let [n, h, w, channels] = shape.dims();
-        Self::new(n * h * w, channels, !ONE_STAGE.load(Ordering::Relaxed))
+        Self::new(n * h * w, channels, !Switches::current().one_stage_sums)
     }
 
     /// Of a tensor that [`Tables::view`] made.

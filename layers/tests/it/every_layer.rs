@@ -402,7 +402,7 @@ impl ModuleVisitor for Collected<'_> {
     }
 }
 
-fn during<T>(hook: Option<Arc<dyn GradientHook>>, pass: impl FnOnce() -> T) -> T {
+fn scope<T>(hook: Option<Arc<dyn GradientHook>>, pass: impl FnOnce() -> T) -> T {
     let computation = Computation {
         activations: Activations::F32,
         ..Computation::default()
@@ -412,13 +412,13 @@ fn during<T>(hook: Option<Arc<dyn GradientHook>>, pass: impl FnOnce() -> T) -> T
         hook,
         ..PassContext::default()
     }
-    .during(pass)
+    .scope(pass)
 }
 
 /// The output's checksum.
 fn loss((_, _, _, forward): &Case, parts: &Parts, x: &[f32]) -> f64 {
     let x = Tensor::from_data(TensorData::new(x.to_vec(), [x.len()]), &device());
-    checksum(&values(during(None, || forward(parts, x)).inner()), 50)
+    checksum(&values(scope(None, || forward(parts, x)).inner()), 50)
 }
 
 /// The gradients of the checksum of the output: of the input, then of each parameter whose gradient no hook takes.
@@ -429,7 +429,7 @@ fn gradients(
 ) -> Vec<Vec<f32>> {
     let x =
         Tensor::<1>::from_data(TensorData::new(x.to_vec(), [x.len()]), &device()).require_grad();
-    let y = during(hook, || forward(parts, x.clone())).cast(FloatDType::F32);
+    let y = scope(hook, || forward(parts, x.clone())).cast(FloatDType::F32);
     let weights = TensorData::new(pattern(y.dims()[0], 50), y.dims());
     let gradients = (y.clone() * Tensor::from_data(weights, &y.device()))
         .sum()

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
-mod batch_norm;
 mod differences;
 mod drop_in;
 mod every_layer;
-mod fused;
 mod modules;
 mod number_formats;
 mod random_networks;
 mod running_statistics;
 mod single;
-mod stream;
+mod with_gradient_hook;

@@ -307,7 +307,7 @@ fn networks_compute_what_burns_own_modules_do() {
                     images(&device).require_grad(),
                     images(&device).require_grad(),
                 );
-                let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
+                let found = context().scope(|| Tensor::from((case.ours)(&ours, x.clone().into())));
                 let expected = (case.stock)(&stock, planes.clone().permute([0, 3, 1, 2]))
                     .permute([0, 2, 3, 1]);
                 let off = relative_difference(
@@ -354,7 +354,7 @@ fn networks_compute_what_burns_own_modules_do() {
             );
             let stock = stock.load_record(ours.clone().into_record());
             let x = images(&Device::flex());
-            let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
+            let found = context().scope(|| Tensor::from((case.ours)(&ours, x.clone().into())));
             let expected = (case.stock)(&stock, x.permute([0, 3, 1, 2])).permute([0, 2, 3, 1]);
             let off = relative_difference(&values(found), &values(expected));
             assert!(off <= TOLERANCE, "{}, evaluated: {off:.2e}", case.name);
@@ -377,7 +377,7 @@ fn operations_for_which_burns_own_one_stands_in_are_told_and_others_are_not() {
     for pool in [of_burn, ours] {
         drop(Tensor::from(pool.init().forward(images(&device))));
     }
-    let told = layers::stand_ins();
+    let told = layers::fallback_ops();
     assert!(
         told.contains(&"max pool 2x2, stride [2, 2]".to_owned()),
         "{told:?}"
@@ -422,11 +422,11 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
         let x = images(&device).require_grad();
         // One reader in another format, then two of them, and a residual in the other one.
         let y = relu(ours.norm[0].forward(ours.conv[0].forward(x.clone())));
-        let y = context().during(|| relu(ours.norm[1].forward(ours.conv[1].forward(y))));
+        let y = context().scope(|| relu(ours.norm[1].forward(ours.conv[1].forward(y))));
         let a = ours.norm[2].forward(ours.conv[2].forward(y.clone()));
         let b = ours.norm[0].forward(ours.conv[0].forward(y.clone()));
         let output =
-            relu(context().during(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
+            relu(context().scope(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
         let output = Tensor::from(output).cast(FloatDType::F32);
         let gradients = loss(output.clone()).backward();
         (

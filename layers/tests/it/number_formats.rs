@@ -35,9 +35,9 @@ fn features_of_two_number_formats_are_added_in_that_of_the_pass() {
         };
         let x = random(SHAPE, &device).require_grad();
         let narrow: Features = of(Activations::Bf16)
-            .during(|| Tensor::from(conv.forward(x.clone())))
+            .scope(|| Tensor::from(conv.forward(x.clone())))
             .into();
-        let y = of(activations).during(|| Tensor::from(narrow.clone() + Features::from(x.clone())));
+        let y = of(activations).scope(|| Tensor::from(narrow.clone() + Features::from(x.clone())));
         assert_eq!(y.dtype(), dtype);
         let expected = Tensor::from(narrow).cast(FloatDType::F32) + x.clone();
         let y = y.cast(FloatDType::F32);
@@ -89,7 +89,7 @@ fn factors_of_channels_and_norms_of_burns_take_features_of_16_bits() {
             computation,
             ..PassContext::default()
         }
-        .during(|| Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone())))));
+        .scope(|| Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone())))));
         let (dtype, y) = (y.dtype(), y.cast(FloatDType::F32));
         let gradients = y.clone().powi_scalar(2).sum().backward();
         let gradient = linears[0].weight.val().grad(&gradients).expect("weight");

@@ -222,7 +222,7 @@ fn computed(
         hook: is_hooked.then_some(hook),
         ..PassContext::default()
     };
-    let y = context.during(|| parts.forward(&mut choices, x.clone()));
+    let y = context.scope(|| parts.forward(&mut choices, x.clone()));
     let weights = choices
         .drawn(y.dims(), [0.0, 0.6], dtype, true, &device)
         .val();
@@ -326,7 +326,7 @@ fn layers_that_differ_in_what_they_compute_again_agree_to_the_bit() {
             .fold(Features::from(x.clone()), |y, (context, conv, norm)| {
                 context
                     .clone()
-                    .during(|| relu(norm.forward(conv.forward(y.clone())) + y))
+                    .scope(|| relu(norm.forward(conv.forward(y.clone())) + y))
             });
         let gradients = Tensor::from(y).powi_scalar(2).sum().backward();
         let of_weights = layers

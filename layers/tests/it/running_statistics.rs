@@ -4,10 +4,8 @@ use burn::module::{Module, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Tensor};
-use layers::{
-    BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext,
-    locally_normalised, relu,
-};
+use layers::backend::locally_normalised;
+use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, relu};
 
 use crate::differences::{relative_difference, values};
 
@@ -101,7 +99,7 @@ fn a_norm_that_is_used_twice_moves_its_statistics_in_the_order_of_the_program_wh
                 computation,
                 ..PassContext::default()
             }
-            .during(|| part(&shared, &device));
+            .scope(|| part(&shared, &device));
             let running = [&shared.norm.running_mean, &shared.norm.running_var];
             running.map(|running| values(running.value_sync().inner()))
         });

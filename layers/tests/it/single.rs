@@ -53,7 +53,7 @@ fn run<const D: usize>(
         computation,
         ..PassContext::default()
     };
-    let y = context.during(|| layer(x.clone()));
+    let y = context.scope(|| layer(x.clone()));
     let count = y.shape().num_elements();
     let weights: Vec<f32> = (0..count)
         .map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0)
@@ -131,7 +131,7 @@ fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack
                 computation,
                 ..PassContext::default()
             };
-            let gradients = context.during(|| forward(x.clone()).powi_scalar(2).sum().backward());
+            let gradients = context.scope(|| forward(x.clone()).powi_scalar(2).sum().backward());
             [
                 values(weight.grad(&gradients).expect("weight")),
                 values(bias.grad(&gradients).expect("bias")),
@@ -160,7 +160,7 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
             computation,
             ..PassContext::default()
         };
-        let y = context.during(|| {
+        let y = context.scope(|| {
             if scaled {
                 linear.forward_scaled(x.clone(), &scale)
             } else {
@@ -208,7 +208,7 @@ fn layer_norm_activations_and_attention_equal_burns() {
             ..PassContext::default()
         };
         let gradients = context
-            .during(|| norm.forward(x.clone()))
+            .scope(|| norm.forward(x.clone()))
             .powi_scalar(3)
             .sum()
             .backward();
@@ -266,7 +266,7 @@ fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
             computation,
             ..PassContext::default()
         };
-        let y = context.during(|| Tensor::from(norm.forward(x.clone())));
+        let y = context.scope(|| Tensor::from(norm.forward(x.clone())));
         let gradients = y.powi_scalar(3).sum().backward();
         [norm.gamma.val(), norm.beta.val()]
             .map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
@@ -364,7 +364,7 @@ fn a_relu6_behind_a_norm_has_no_gradient_at_its_corners_whether_the_norm_is_trai
             };
             let conv = conv([8, 8], 3, 1, Same, 1);
             let y =
-                context.during(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
+                context.scope(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
             assert!(
                 values(y.clone().inner())
                     .iter()

@@ -57,7 +57,7 @@ impl ImageClassifier for Computed {
             computation: self.computation,
             ..PassContext::current()
         }
-        .during(|| match &self.network {
+        .scope(|| match &self.network {
             Network::WideResNet(network) => network.forward(images),
             Network::MobileNetV2(network) => network.forward(images),
             Network::ConvNeXt(network) => network.forward(images),
@@ -65,7 +65,7 @@ impl ImageClassifier for Computed {
         })
     }
 
-    fn heeds_pass_context(&self) -> bool {
+    fn supports_pass_context(&self) -> bool {
         true
     }
 

@@ -10,8 +10,8 @@ use burn::nn;
 use burn::optim::{AdamWConfig, AdjustLrFn, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use layers::{
-    LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu,
-    stochastic_depth,
+    LayerNorm, LayerNormConfig, Linear, LinearConfig, attention, gelu, stochastic_depth,
+    with_gradient_hook,
 };
 
 const PATCH: usize = 4;
@@ -154,11 +154,13 @@ impl VisionTransformer {
         let patches =
             self.patches
                 .forward(windows.reshape([n, rows * columns, PATCH * PATCH * channels]));
-        let hook = PassContext::current().hook;
-        let cls = gated(&self.cls_token, &patches, hook.as_ref())
+        let cls = with_gradient_hook(&self.cls_token, &patches)
+            .val()
             .reshape([1, 1, CHANNELS])
             .expand([n, 1, CHANNELS]);
-        let positions = gated(&self.positions, &patches, hook.as_ref()).unsqueeze::<3>();
+        let positions = with_gradient_hook(&self.positions, &patches)
+            .val()
+            .unsqueeze::<3>();
         let dtype = FloatDType::from(patches.dtype());
         let x = Tensor::cat(vec![cls.cast(dtype), patches], 1) + positions.cast(dtype);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));

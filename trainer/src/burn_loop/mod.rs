@@ -21,7 +21,7 @@ use strategy::DataParallel;
 ///
 /// Each rank takes its slice of the items of the training loader, in batches of the loader's size; so the global batch is the world size
 /// times as large. Gradients are the exact mean over the global batch, if the step's loss is the mean over its batch, and travel
-/// while earlier layers are differentiated, where layers hand them over ([`layers::stream`]). All ranks begin with root's parameters.
+/// while earlier layers are differentiated, where layers hand them over ([`layers::with_gradient_hook`]). All ranks begin with root's parameters.
 /// Root alone validates, decides about early stopping, and writes: what it renders and logs of training is of its own slice. Running
 /// statistics of normalisations are averaged at the end of each epoch.
 ///

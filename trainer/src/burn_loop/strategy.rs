@@ -316,7 +316,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         let TrainOutput { grads, item } = self
             .context
             .clone()
-            .during(|| self.learner.train_step(batch));
+            .scope(|| self.learner.train_step(batch));
         self.reducer
             .accumulate_params(&self.learner.model(), grads, how.weight);
         item

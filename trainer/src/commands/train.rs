@@ -261,8 +261,8 @@ fn initial_model<F: ModelFamily>(
 ) -> Result<F::Model> {
     let model = build::<F>(&config.model, request)?;
     ensure!(
-        config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
-        "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
+        config.batch.batch_norm.filled() == BatchNormKind::Local || model.supports_pass_context(),
+        "--batch-norm sync: this model has no synchronised norm, expected one that supports_pass_context; use --batch-norm local"
     );
     let model = match &config.run.weights {
         Some(path) if !goes_on => {

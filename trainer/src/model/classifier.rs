@@ -19,7 +19,7 @@ pub trait ImageClassifier: Module + 'static {
 
     /// Whether its layers are those of crate `layers`, by default not: they take norm statistics over all ranks where that is
     /// asked for, and hand each gradient over while the backward pass goes on. Gradients of other layers are taken after the pass.
-    fn heeds_pass_context(&self) -> bool {
+    fn supports_pass_context(&self) -> bool {
         false
     }
 
@@ -35,7 +35,7 @@ impl ImageClassifier for ResNet {
         ResNet::forward(self, images)
     }
 
-    fn heeds_pass_context(&self) -> bool {
+    fn supports_pass_context(&self) -> bool {
         true
     }
 

@@ -59,7 +59,7 @@ impl Input {
         let device = device.clone();
         let uploaded = steps.map(move |loaded| {
             let loaded = loaded?;
-            let _undisturbed = layers::undisturbed();
+            let _lock = gpu::capture_lock();
             Ok(loaded.map(|batch| batch.upload(&device)))
         });
         Self(match kind {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use burn::tensor::activation::{log_sigmoid, log_softmax};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use datasets::{MixedTargets, Targets};
-use layers::loss_sum;
+use layers::backend::{Loss as KernelLoss, loss_sum};
 
 use crate::config::Filled;
 use crate::config::choices::{CpuKind, LossKind};
@@ -206,7 +206,7 @@ impl Loss for SameBits<CrossEntropy> {
             num_classes,
             &device,
         );
-        loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), smoothed)
+        loss_sum(KernelLoss::SoftmaxCrossEntropy, logits.clone(), smoothed)
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
 
@@ -220,7 +220,7 @@ impl Loss for SameBits<CrossEntropy> {
             .into_iter()
             .zip(shares.split(1, 0));
         let losses: Option<Vec<_>> = samples
-            .map(|(logits, shares)| loss_sum(layers::Loss::SoftmaxCrossEntropy, logits, shares))
+            .map(|(logits, shares)| loss_sum(KernelLoss::SoftmaxCrossEntropy, logits, shares))
             .collect();
         losses.map_or_else(
             || self.0.test_sum(logits, labels),
@@ -239,7 +239,7 @@ impl Loss for SameBits<WeightedCrossEntropy> {
         let shares = self
             .0
             .weighted_shares(targets.clone(), num_classes, &device);
-        loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), shares)
+        loss_sum(KernelLoss::SoftmaxCrossEntropy, logits.clone(), shares)
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
 
@@ -252,7 +252,7 @@ impl Loss for SameBits<BinaryCrossEntropy> {
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
         let present = self.0.present(targets.clone(), num_classes, &device);
-        loss_sum(layers::Loss::SigmoidCrossEntropy, logits.clone(), present).map_or_else(
+        loss_sum(KernelLoss::SigmoidCrossEntropy, logits.clone(), present).map_or_else(
             || self.0.sum(logits, targets),
             |sum| sum.div_scalar(num_classes as f64),
         )

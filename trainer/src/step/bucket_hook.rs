@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::ParamId;
 use burn::tensor::TensorData;
 use distributed::gradients::GradientCollector;
-use layers::{GradientHook, Joined, JoinedGradients};
+use layers::GradientHook;
+use layers::backend::{Joined, JoinedGradients};
 
 use crate::config::UpdateKind;
 use crate::step::readback::Readback;

@@ -209,7 +209,7 @@ impl<M: ImageClassifier> Stepper<M> {
     fn pass(&self, batch: DeviceBatch, loss_factor: Option<f64>) -> Result<Pass> {
         let forward = |batch, has_samples| {
             self.pass_context(has_samples)
-                .during(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
+                .scope(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
         };
         if !batch.labels.is_empty() {
             let (output, loss_sum) = forward(batch, true)?;
@@ -420,7 +420,7 @@ impl<M: ImageClassifier> Stepper<M> {
         match (
             self.communicator.world_size() > 1,
             replica.reducer.overlaps(),
-            self.model.heeds_pass_context(),
+            self.model.supports_pass_context(),
         ) {
             (false, ..) => self.update.route(),
             (true, true, true) => "layer by layer, reduced beside the backward pass",
@@ -447,8 +447,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Trains `model` from now on, tied to its update.
     fn attach(&mut self, model: M) -> Result<()> {
         ensure!(
-            !self.syncs_norm() || model.heeds_pass_context(),
-            "batch norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
+            !self.syncs_norm() || model.supports_pass_context(),
+            "batch norm sync: this model has no synchronised norm, expected one that supports_pass_context; use --batch-norm local"
         );
         let model = if self.config.own_optimizer.is_some() {
             with_ids_by_order(model)
@@ -475,7 +475,7 @@ impl<M: ImageClassifier> Stepper<M> {
             hook: self
                 .update
                 .replica()
-                .filter(|_| self.model.heeds_pass_context())
+                .filter(|_| self.model.supports_pass_context())
                 .map(Replica::hook),
             ..PassContext::default()
         }

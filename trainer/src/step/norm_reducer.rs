@@ -44,7 +44,7 @@ impl StatisticsReducer for NormReducer {
 /// # Errors
 /// The same on all ranks when the last forward pass used batch normalisations of burn's own.
 pub fn expect_synchronised<M: Module>(model: &M) -> Result<()> {
-    let local = layers::locally_normalised(model);
+    let local = layers::backend::locally_normalised(model);
     ensure!(
         local.is_empty(),
         "--batch-norm sync: ranks do not share the statistics of {} (expected layers::BatchNorm, got burn's own BatchNorm). Replace it, or \

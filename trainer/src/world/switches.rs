@@ -6,6 +6,7 @@
 //! is refused.
 
 use anyhow::{Result, bail};
+use layers::backend::Switches;
 
 use crate::config::cli::environment;
 
@@ -33,10 +34,13 @@ pub(super) fn choose_layers() -> Result<()> {
     let is_second = |name, ways, default| {
         is_second(name, ways, environment(name).as_deref().unwrap_or(default))
     };
-    layers::record(!is_second(GRAPH, ["on", "off"], "on")?);
-    layers::sum_in_one_stage(!is_second(SUM_STAGES, ["1", "2"], "2")?);
-    layers::normalise_by_composition(is_second(NORM, ["kernels", "composed"], "kernels")?);
-    layers::convolve_by_burn(is_second(CONVOLUTION, ["kernels", "burn"], "kernels")?);
+    Switches {
+        no_capture: is_second(GRAPH, ["on", "off"], "on")?,
+        one_stage_sums: !is_second(SUM_STAGES, ["1", "2"], "2")?,
+        composed_norms: is_second(NORM, ["kernels", "composed"], "kernels")?,
+        burn_convolutions: is_second(CONVOLUTION, ["kernels", "burn"], "kernels")?,
+    }
+    .apply();
     Ok(())
 }
 

@@ -32,7 +32,7 @@ impl ImageClassifier for Careless {
         self.net.forward(images).cast(FloatDType::BF16)
     }
 
-    fn heeds_pass_context(&self) -> bool {
+    fn supports_pass_context(&self) -> bool {
         true
     }
 }

@@ -104,7 +104,7 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
             computation,
             ..PassContext::default()
         };
-        context.during(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
+        context.scope(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
     };
     // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the gradients are right to a hundredth. In f64 burn's own
     // operations compute them.
@@ -239,7 +239,7 @@ fn every_network_in_bf16_has_the_first_loss_of_f32_to_the_precision_of_bf16() {
             computation,
             ..PassContext::default()
         }
-        .during(|| forward(images));
+        .scope(|| forward(images));
         let loss = log_softmax(logits.cast(FloatDType::F32), 1)
             .slice([0..2, 3..4])
             .sum();

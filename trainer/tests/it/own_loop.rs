@@ -15,7 +15,7 @@ use distributed::{
 };
 use layers::{
     Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Linear,
-    LinearConfig, PassContext, global_avg_pool, gradient_hook, relu, stream,
+    LinearConfig, PassContext, global_avg_pool, gradient_hook, relu, with_gradient_hook,
 };
 use trainer::step::norm_reducer::NormReducer;
 
@@ -77,13 +77,13 @@ impl Net {
                 .permute([0, 2, 3, 1])
         });
         let x = global_avg_pool(x);
-        let x = stream(&self.streamed, &x).forward(x);
+        let x = with_gradient_hook(&self.streamed, &x).forward(x);
         // Its gradient is the sum over both uses: it is taken after the pass.
         let x = PassContext {
             hook: None,
             ..PassContext::current()
         }
-        .during(|| self.twice.forward(layers::gelu(self.twice.forward(x))));
+        .scope(|| self.twice.forward(layers::gelu(self.twice.forward(x))));
         self.head.forward(self.frozen.forward(x))
     }
 }
@@ -182,7 +182,7 @@ fn trained(
             model = model.load_record(saved.into_record());
         }
         let (images, targets) = batch(own.clone(), &device);
-        let logits = context.clone().during(|| model.forward(images));
+        let logits = context.clone().scope(|| model.forward(images));
         let loss = (logits - targets)
             .powi_scalar(2)
             .sum()

@@ -13,7 +13,7 @@ use distributed::{
     replica::{ParameterLayout, write},
     run_ranks,
 };
-use layers::{PassContext, gradient_hook, stream};
+use layers::{PassContext, gradient_hook, with_gradient_hook};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -36,7 +36,7 @@ impl Net {
 
     fn forward(&self, mut x: Tensor<2>) -> Tensor<2> {
         for block in &self.blocks {
-            x = relu(stream(block, &x).forward(x));
+            x = relu(with_gradient_hook(block, &x).forward(x));
         }
         x
     }
@@ -71,7 +71,7 @@ fn gradients(
         hook: is_hooked.then_some(hook),
         ..PassContext::default()
     };
-    let loss = context.during(|| {
+    let loss = context.scope(|| {
         forward(&net, rows(own..own + num_own, &device))
             .powi_scalar(2)
             .mean()
@@ -121,7 +121,7 @@ fn a_block_streamed_twice_in_a_pass_is_refused() {
 #[test]
 fn a_shared_block_is_streamed_with_all_its_uses() {
     let twice = |net: &Net, x: Tensor<2>| {
-        let block = stream(&net.blocks[0], &x);
+        let block = with_gradient_hook(&net.blocks[0], &x);
         block.forward(relu(block.forward(x)))
     };
     assert_eq!(alone(true, twice), alone(false, twice));

@@ -389,7 +389,11 @@ mod recorded {
 
     /// Parameters, moments, norm statistics, losses.
     fn course(optimizer: OptimizerConfig, device: &Device, records: bool) -> [Vec<f32>; 4] {
-        layers::record(records);
+        layers::backend::Switches {
+            no_capture: !records,
+            ..Default::default()
+        }
+        .apply();
         let config = StepConfig {
             optimizer,
             ..config(UpdateKind::Device)

@@ -4,13 +4,14 @@ use super::Finding;
 use super::source::member;
 
 /// The crates of this workspace that a member may know, by their names in manifests.
-const MAY_KNOW: [(&str, &[&str]); 10] = [
+const MAY_KNOW: [(&str, &[&str]); 11] = [
     ("burn-resnet", &["layers"]),
     ("cluster", &["records"]),
     ("datasets", &["kernels"]),
     ("distributed", &[]),
+    ("gpu", &[]),
     ("kernels", &[]),
-    ("layers", &["kernels"]),
+    ("layers", &["gpu", "kernels"]),
     ("records", &[]),
     ("report", &["records"]),
     ("simulate", &["distributed", "records"]),
@@ -25,6 +26,7 @@ const FEW_MAY_KNOW: [(&str, &[&str]); 2] = [
             "burn-resnet",
             "datasets",
             "distributed",
+            "gpu",
             "layers",
             "trainer",
         ],

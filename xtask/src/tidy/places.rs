@@ -8,7 +8,7 @@ const MPI_FOLDER: &str = "distributed/src/mpi/";
 
 /// The only files that may name the crate cudarc.
 const NCCL_FOLDER: &str = "distributed/src/nccl/";
-const RECORDING: &str = "layers/src/recorded.rs";
+const CAPTURE: &str = "gpu/src/capture.rs";
 
 /// Crates that start other programs: what these find in the environment is theirs to read, and what is going on theirs to print.
 const TOOLS: [&str; 3] = ["cluster", "study", "xtask"];
@@ -51,7 +51,7 @@ pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding
 
 /// Unsafe code stays in its files, and each block says why it is sound.
 pub(super) fn unsafe_stays_where_it_belongs(source: &Source) -> Vec<Finding> {
-    let may = [MPI_FOLDER, NCCL_FOLDER, RECORDING]
+    let may = [MPI_FOLDER, NCCL_FOLDER, CAPTURE]
         .iter()
         .any(|place| source.path.starts_with(place))
         || source.member() == "kernels";
@@ -61,7 +61,7 @@ pub(super) fn unsafe_stays_where_it_belongs(source: &Source) -> Vec<Finding> {
         }
         if !may {
             return Some(
-                "`unsafe` outside distributed/src/mpi, distributed/src/nccl, layers/src/recorded.rs and kernels: express it in safe code"
+                "`unsafe` outside distributed/src/mpi, distributed/src/nccl, gpu/src/capture.rs and kernels: express it in safe code"
                     .to_owned(),
             );
         }

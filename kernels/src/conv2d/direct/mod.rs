@@ -21,7 +21,7 @@ use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 use factor::Factor;
 use padded::{Band, copy_band};
-use row_kernel::{Block, max_pixels, select};
+use row_kernel::{PixelBlock, max_pixels, select};
 
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;
@@ -305,7 +305,7 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
             let is_longer = index < longer;
             // SAFETY: inside `x`, `weights` and `out` as `ClassBand::check` asserted; features asserted by `Isa::run`.
             unsafe {
-                let block = Block {
+                let block = PixelBlock {
                     x: x.wrapping_add(pixel * pixel_stride),
                     x_pixel_stride: pixel_stride,
                     x_row_stride: band.row_stride,

@@ -11,7 +11,7 @@ use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; addresses in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Block<X, E> {
+pub(crate) struct PixelBlock<X, E> {
     /// The first pixel's run in the first kernel row.
     pub(crate) x: *const X,
     pub(crate) x_pixel_stride: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Block<X, E> {
     pub(crate) channels: usize,
 }
 
-struct Pixels<'a, X, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a Block<X, E>);
+struct Pixels<'a, X, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a PixelBlock<X, E>);
 
 impl<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Kernel<S>
     for Pixels<'_, X, E, P, NV, AHEAD>
@@ -88,7 +88,7 @@ unsafe fn accumulate<
     const NV: usize,
     const SINGLE: bool,
 >(
-    b: &Block<X, E>,
+    b: &PixelBlock<X, E>,
     x: *const X,
     weights: *const f32,
     sums: &mut [[S::V; NV]; P],
@@ -127,7 +127,7 @@ unsafe fn launch<
     const NV: usize,
     const AHEAD: bool,
 >(
-    block: &Block<X, E>,
+    block: &PixelBlock<X, E>,
 ) {
     if const { P * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
@@ -140,7 +140,7 @@ unsafe fn launch<
 /// run is a whole pixel and seldom in a cache.
 pub(crate) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
     pixels: usize,
-) -> unsafe fn(&Block<X, E>) {
+) -> unsafe fn(&PixelBlock<X, E>) {
     macro_rules! among {
         ($($count:literal)*) => {
             match pixels {

@@ -11,7 +11,7 @@ use super::factor::Factor;
 use super::finish::Finish;
 use super::padded::{Band, copy_band};
 use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
-use super::weight_kernel::{Block, max_run, select};
+use super::weight_kernel::{WeightBlock, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
@@ -476,7 +476,7 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
                 + (tap * run + values.start) * PANEL;
             // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features asserted by `Isa::run`.
             unsafe {
-                let block = Block {
+                let block = WeightBlock {
                     x,
                     x_strides,
                     dy,

@@ -8,7 +8,7 @@ use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; strides in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct WeightBlock {
     pub(crate) x: *const f32,
     /// From one image, row, pixel of the unit to the next.
     pub(crate) x_strides: [usize; 3],
@@ -27,7 +27,9 @@ pub(crate) struct Block {
     pub(crate) accumulate: bool,
 }
 
-struct Products<'a, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool>(&'a Block);
+struct Products<'a, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool>(
+    &'a WeightBlock,
+);
 
 impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool> Kernel<S>
     for Products<'_, R, NV, FULL, DOTS>
@@ -91,7 +93,7 @@ pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(block: &Block) {
+unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(block: &WeightBlock) {
     if const { R * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
@@ -111,7 +113,7 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
 /// The kernel for `values` values of a run and NV vectors.
 pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(
     values: usize,
-) -> unsafe fn(&Block) {
+) -> unsafe fn(&WeightBlock) {
     macro_rules! among {
         ($($count:literal)*) => {
             match values {

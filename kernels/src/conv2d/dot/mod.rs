@@ -5,8 +5,6 @@
 //! Source: Intel, Software Developer's Manual, VDPBF16PS and TDPBF16PS.
 
 pub(super) mod pack;
-#[cfg(test)]
-mod tests;
 
 use core::marker::PhantomData;
 use half::bf16;

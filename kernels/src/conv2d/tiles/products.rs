@@ -104,7 +104,7 @@ impl<T: Tiles> Products for TileProducts<T> {
                         *position = strips.first(strip, tile + index);
                     }
                     let x = band.x.as_ptr().add(image * band.image_stride);
-                    let block = Block {
+                    let block = TileBlock {
                         band,
                         x,
                         positions,
@@ -139,7 +139,7 @@ impl<T: Tiles> Products for TileProducts<T> {
 }
 
 /// Up to two tiles of positions and two panels, or four and one.
-struct Block<'a> {
+struct TileBlock<'a> {
     band: &'a ClassBand<'a, bf16>,
     /// The image's band.
     x: *const bf16,
@@ -147,7 +147,7 @@ struct Block<'a> {
     panel: usize,
 }
 
-impl Block<'_> {
+impl TileBlock<'_> {
     /// L tiles of positions times R panels: four sums at most.
     ///
     /// # Safety

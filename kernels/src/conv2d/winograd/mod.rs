@@ -12,7 +12,7 @@ mod tiles;
 mod transform;
 pub(super) mod weight;
 
-use super::direct::row_kernel::{Block, max_pixels, select};
+use super::direct::row_kernel::{PixelBlock, max_pixels, select};
 use super::pass::{AfterPiece, Operands};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
@@ -234,7 +234,7 @@ fn multiply_channels<S: Simd, const NV: usize>(
             // SAFETY: `tiles` tiles of each position lie in `v` and `m`, and the panels of `channel` in `packed`, by the
             // plan whose lengths the entry asserted. Whole vectors are stored: `out_lanes` leaves room for them.
             unsafe {
-                let block = Block {
+                let block = PixelBlock {
                     x: v.as_ptr().add(position * in_stride + tile * in_lanes),
                     x_pixel_stride: in_lanes,
                     x_row_stride: 0,

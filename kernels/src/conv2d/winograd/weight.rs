@@ -11,7 +11,7 @@ use super::tiles::{GradientTile, Grid, InputTile};
 use super::transform::POSITIONS;
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::direct::weight_kernel::{Block, max_run, select};
+use crate::conv2d::direct::weight_kernel::{WeightBlock, max_run, select};
 use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
 use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
@@ -221,7 +221,7 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
         // SAFETY: `tiles` tiles of the position lie in `v` and `d`, and its panels in `sums`, by the plan whose lengths
         // the entry asserted. Whole vectors of `d` are read: the padded lanes leave room for them.
         unsafe {
-            let block = Block {
+            let block = WeightBlock {
                 x: product.v.as_ptr().add(first),
                 x_strides: [0, 0, product.lanes[0]],
                 dy: product.d.as_ptr().add(channel),

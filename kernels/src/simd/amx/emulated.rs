@@ -4,7 +4,7 @@
 //! and results that are subnormal are zero.
 
 use super::{TILE_ROWS, Tiles, has_given_rows};
-use crate::element::value_of;
+use crate::simd::value_of;
 
 const COLUMNS: usize = 16;
 
@@ -91,7 +91,7 @@ fn flushed(value: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::bits_of;
+    use crate::simd::bits_of;
 
     /// The first element of a product whose left row and right column are given.
     fn first_of_product(left: [f32; 4], right: [f32; 4]) -> f32 {

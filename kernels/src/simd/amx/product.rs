@@ -4,7 +4,7 @@
 //! layout or make a difference of one.
 
 use super::{TILE_ROWS, TILE_VALUES, Tiles};
-use crate::element::bits_of;
+use crate::simd::bits_of;
 
 /// Bytes from one row of a left factor to the next: not a whole line, so that strides are checked.
 const STRIDE_VALUES: usize = TILE_VALUES + 5;

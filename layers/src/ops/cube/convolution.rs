@@ -23,7 +23,6 @@ use cubecl::prelude::*;
 
 use super::empty;
 use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear, factor, zeros};
-use crate::ops::fused::is_by_burn;
 
 /// Of a multiprocessor.
 const MOST_CUBES: usize = 4;
@@ -49,7 +48,10 @@ pub(super) fn convolve(
     options: &ConvOptions<2>,
     is_gradient: bool,
 ) -> Option<CubeTensor> {
-    if is_by_burn() || !keeps_size(&weight.shape(), options) || weight.dtype != table.dtype {
+    if crate::switches::Switches::current().burn_convolutions
+        || !keeps_size(&weight.shape(), options)
+        || weight.dtype != table.dtype
+    {
         return None;
     }
     let [channels_out, channels_in, ..] = weight.shape().dims::<4>();

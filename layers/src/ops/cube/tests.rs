@@ -520,9 +520,13 @@ fn a_layers_normalisation_is_six_launches_of_ours() {
             .count()
     };
     assert_eq!(of_ours(&own), 6, "{own:?}");
-    crate::normalise_by_composition(true);
+    let composed = crate::switches::Switches {
+        composed_norms: true,
+        ..Default::default()
+    };
+    composed.apply();
     let composed = launches(|| drop(layer::<Cube>(Residual::Identity, &device)));
-    crate::normalise_by_composition(false);
+    crate::switches::Switches::default().apply();
     assert_eq!(of_ours(&composed), 0);
     eprintln!(
         "launches of a layer: {} with our kernels {own:?}, {} composed {composed:?}",

@@ -27,7 +27,6 @@ use cubecl::prelude::*;
 use super::convolution::keeps_size;
 use super::norm::add_lanes;
 use super::{empty, vector_of};
-use crate::ops::fused::is_by_burn;
 
 /// Of a cube; each has up to 144 sums in its registers.
 const UNITS: usize = 128;
@@ -50,7 +49,7 @@ pub(super) fn weight_gradient(
     options: &ConvOptions<2>,
 ) -> Option<CubeTensor> {
     let [channels_out, channels_in, kernel, kernel_width] = weight.dims::<4>();
-    let is_ours = !is_by_burn()
+    let is_ours = !crate::switches::Switches::current().burn_convolutions
         && kernel == kernel_width
         && (2..=LARGEST_KERNEL).contains(&kernel)
         && channels_out.max(channels_in) <= MOST_CHANNELS

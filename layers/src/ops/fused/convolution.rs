@@ -5,8 +5,6 @@
 //! summed in f32. burn convolves planes, so tensors pass through permuted views.
 //! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.3, which is what tensor cores do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use burn::backend::Backend;
 use burn::backend::ops::ConvOptions;
 use burn::backend::tensor::FloatTensor;
@@ -16,20 +14,6 @@ use burn::tensor::FloatDType;
 use super::FusedOptions;
 use crate::ops::LayerOps;
 use crate::ops::composed::{round, widen};
-
-static BY_BURN: AtomicBool = AtomicBool::new(false);
-
-/// Whether burn computes all convolutions and their gradients, where kernels of ours else compute some: on burn's GPU backend.
-/// For the whole process; to find out which of both computes wrongly or slowly on a device.
-pub fn convolve_by_burn(yes: bool) {
-    BY_BURN.store(yes, Ordering::Relaxed);
-}
-
-/// Whether it does.
-#[cfg(feature = "cube")]
-pub(in crate::ops) fn is_by_burn() -> bool {
-    BY_BURN.load(Ordering::Relaxed)
-}
 
 /// How a layer's convolution is computed.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::Storage;
-use kernels::arena::Block;
+use kernels::arena::Buffer;
 use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved};
 use kernels::conv2d::{Conv2dShape, Epilogue};
 use kernels::layer::{Backward, Gradients};
@@ -372,7 +372,7 @@ pub(super) fn convolve<E: Activation>(
     input: &Read<'_>,
     weight: &FlexTensor,
     moments: &mut [f64],
-) -> Block<E> {
+) -> Buffer<E> {
     let layer = call.plan();
     let conv = layer.conv();
     let mut output = ARENA.take(conv.shape().output_len());

@@ -19,7 +19,7 @@ use crate::ops::statistics::GradientSums;
 
 /// Between one layer and those that read its output.
 #[derive(Debug)]
-pub struct NormLink {
+pub(crate) struct NormLink {
     /// Whether the output may stay the convolution's raw result, since there is one reader, which normalises it.
     pub(in crate::ops) may_be_raw: bool,
     /// Whether the tape holds a gradient of the output.

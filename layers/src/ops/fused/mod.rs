@@ -26,13 +26,10 @@ use kernels::conv2d::Conv2dShape;
 use kernels::simd::Isa;
 
 pub(super) use call::{Before, LayerCall, shortcut_a};
-pub use convolution::convolve_by_burn;
-#[cfg(feature = "cube")]
-pub(super) use convolution::is_by_burn;
 pub(super) use convolution::{
     convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn,
 };
-pub use link::NormLink;
+pub(crate) use link::NormLink;
 #[cfg(feature = "flex")]
 pub(super) use linked::{LinkedNorm, Statistics};
 
@@ -40,7 +37,7 @@ use crate::choices::{Convolution, Recompute};
 
 /// What is added after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Residual {
+pub(crate) enum Residual {
     /// Nothing.
     None,
     /// A tensor of the output's shape.
@@ -51,7 +48,7 @@ pub enum Residual {
 
 /// A fused operation beside its tensors.
 #[derive(Clone, Debug)]
-pub struct FusedOptions {
+pub(crate) struct FusedOptions {
     /// Step of the square kernel in both directions: 1 or 2.
     pub stride: usize,
     /// Zeros around the image on each side.
@@ -80,7 +77,7 @@ pub struct FusedOptions {
 
 /// Results of [`LayerOps::fused_train`] on a backend.
 #[derive(ExtensionType)]
-pub struct FusedOutput<B: Backend> {
+pub(crate) struct FusedOutput<B: Backend> {
     /// `[N, H_out, W_out, C_out]`; where the link to the next layer says so, the convolution's raw result, of which the gradient is
     /// nevertheless that of what the next layer makes of it.
     pub output: FloatTensor<B>,
@@ -96,7 +93,7 @@ pub struct FusedOutput<B: Backend> {
 
 /// What [`LayerOps::fused_train_backward`] needs of the forward pass, in so far as [`LayerOps::fused_train_kept`] keeps it.
 #[derive(ExtensionType, Clone, Debug)]
-pub struct FusedSaved<B: Backend> {
+pub(crate) struct FusedSaved<B: Backend> {
     /// `[N, H, W, C_in]`.
     pub input: FloatTensor<B>,
     /// `[C_out, C_in / groups, K, K]`.
@@ -127,7 +124,7 @@ pub struct FusedSaved<B: Backend> {
 
 /// Results of [`LayerOps::fused_train_backward`].
 #[derive(ExtensionType)]
-pub struct FusedGradients<B: Backend> {
+pub(crate) struct FusedGradients<B: Backend> {
     /// `[N, H, W, C_in]`, or any tensor if it was not needed.
     pub input: FloatTensor<B>,
     /// `[C_out, C_in / groups, K, K]`.
@@ -151,7 +148,7 @@ pub struct FusedGradients<B: Backend> {
 ///
 /// # Collective
 /// With a reducer: one sum in the forward and one in the backward pass.
-pub fn fused_train(
+pub(crate) fn fused_train(
     input: Tensor<4>,
     weight: Tensor<4>,
     gamma: Tensor<1>,
@@ -184,7 +181,7 @@ pub fn fused_train(
 ///
 /// # Panics
 /// As [`fused_train`].
-pub fn fused_inference(
+pub(crate) fn fused_inference(
     input: Tensor<4>,
     weight: Tensor<4>,
     scale: Tensor<1>,

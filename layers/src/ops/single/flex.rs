@@ -6,7 +6,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Shape, bf16};
-use kernels::arena::Block;
+use kernels::arena::Buffer;
 use kernels::attention::Attention;
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
 use kernels::loss::Loss;
@@ -299,7 +299,7 @@ impl Way {
         dx: &mut [E],
         [wants_dx, wants_dw, wants_db]: Wanted,
         isa: Isa,
-    ) -> [Block<f32>; 2] {
+    ) -> [Buffer<f32>; 2] {
         let (back, channels, images, gradients) = match self {
             Self::Convolution => (Self::Transposed, conv.shape().out_channels, x, dy),
             Self::Transposed => (Self::Convolution, conv.shape().in_channels, dy, x),
@@ -474,7 +474,7 @@ fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
 }
 
 /// A gradient of a parameter's shape.
-fn of_parameter(values: Block<f32>, parameter: &FlexTensor) -> FlexTensor {
+fn of_parameter(values: Buffer<f32>, parameter: &FlexTensor) -> FlexTensor {
     tensor_of(values, parameter.shape())
 }
 

@@ -212,7 +212,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// system refuses threads.
     fn note_fallbacks(&mut self) {
         if !std::mem::replace(&mut self.noted_first_step, true) {
-            for operation in layers::stand_ins() {
+            for operation in layers::fallback_ops() {
                 let note =
                     format!("burn's own operation, which is slower, stands in for the {operation}");
                 self.session.reporter.note(&note);

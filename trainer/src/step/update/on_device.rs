@@ -108,7 +108,7 @@ impl OnDevice {
             early: None,
             loss: Arc::clone(&config.loss),
             // A device without memory of its own launches no kernels that could be recorded.
-            records: layers::records()
+            records: !layers::backend::Switches::current().no_capture
                 && config.loss.is_recordable()
                 && device.memory_pool_usage().is_some(),
             shapes: Shapes::default(),

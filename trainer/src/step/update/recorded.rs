@@ -9,7 +9,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageShape, Targets};
 use distributed::replica::{ParameterLayout, replace, tensors};
-use layers::{PassContext, Recorded, overwrite};
+use gpu::CapturedStep;
+use layers::PassContext;
+use layers::backend::overwrite;
 
 use super::super::Clip;
 use super::on_device::clipped;
@@ -87,7 +89,7 @@ pub(super) struct RecordedStep {
     statistics: Vec<Tensor<1>>,
     statistics_layout: ParameterLayout,
     /// The results, and what must be kept until they are there.
-    recorded: Recorded<(Made, Vec<Tensor<1>>)>,
+    recorded: CapturedStep<(Made, Vec<Tensor<1>>)>,
 }
 
 impl RecordedStep {
@@ -140,7 +142,7 @@ impl RecordedStep {
                 let num_samples = labels.dims()[0];
                 let images = Tensor::from_inner(images.clone().reshape(shape));
                 let logits = PassContext::default()
-                    .during(|| model.forward(images))
+                    .scope(|| model.forward(images))
                     .cast(FloatDType::F32);
                 let loss_sum = loss.sum(logits.clone(), Targets::of(labels));
                 let mean = loss_sum.clone().mul_scalar(1.0 / num_samples as f64);
@@ -168,7 +170,7 @@ impl RecordedStep {
                 )
             }
         };
-        let Some(recorded) = Recorded::record(&device, step) else {
+        let Some(recorded) = CapturedStep::capture(&device, step) else {
             // What it was to write may be spoiled.
             let (flat, statistics) = before.split_at(flat.len());
             optimizer.go_on_in(flat);

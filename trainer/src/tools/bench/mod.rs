@@ -20,7 +20,7 @@ use distributed::{
     Communicator,
     watchdog::{Phase, RankStatus},
 };
-use layers::{KernelCalls, KernelTime, kernel_times};
+use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::Element;
 use crate::simd::Isa;
-use crate::testing::{assert_close, rounded, same_everywhere, stored, values, widened};
+use crate::tests::{assert_close, rounded, same_everywhere, stored, values, widened};
 use half::bf16;
+
+mod reference;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]

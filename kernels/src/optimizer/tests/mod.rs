@@ -6,7 +6,9 @@ use super::adam::{AdamDirection, AdamWUpdate};
 use super::lamb::LambUpdate;
 use super::sgd::SgdUpdate;
 use super::*;
-use crate::testing::{assert_close, same_everywhere, values};
+use crate::tests::{assert_close, same_everywhere, values};
+
+mod reference;
 
 /// A few values, two pieces, or more than a round of pieces.
 fn lens() -> impl Strategy<Value = usize> {

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::*;
 use crate::Element;
+use crate::batch_norm::*;
 use crate::simd::Isa;
-use crate::testing::{rounded, same_everywhere, stored, values, widened};
+use crate::tests::{rounded, same_everywhere, stored, values, widened};
 use half::bf16;
 
 /// Everything that is stored, `[rows, C]` behind one unused element, so that it is not aligned to a vector.

@@ -1,9 +1,19 @@
-//! Batch normalisation in training against a plain f64 calculation, on both bodies.
+//! Batch normalisation in training against a plain f64 calculation, on every CPU body; weights that a fused layer rejects.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use layers::{BatchNormOptions, batch_norm_train};
+use kernels::batch_norm::Rectifier;
+use kernels::simd::Isa;
 
-use crate::differences::{relative_difference, values};
+use super::{
+    BatchNormOptions, FusedOptions, Residual, batch_norm_train, fused_inference, fused_train,
+};
+use crate::{Convolution, Recompute};
+use differences::{relative_difference, values};
+
+#[path = "../../tests/it/differences.rs"]
+mod differences;
 
 /// For values and gradients of f32 arithmetic against f64.
 const TOLERANCE: f64 = 2e-6;
@@ -206,6 +216,62 @@ fn one_value_a_channel_is_normalised_to_beta() {
     let batch = batch_norm_train(x, Tensor::ones([2], &device), beta, options);
     assert_eq!(values(batch.output), [0.5, 0.25]);
     assert_eq!(values(batch.variance), [0.0, 0.0]);
+}
+
+#[test]
+fn a_weight_in_groups_is_refused_by_its_shape() {
+    let options = || FusedOptions {
+        stride: 1,
+        padding: 1,
+        residual: Residual::None,
+        rectifier: Rectifier::Relu,
+        convolution: Convolution::Auto,
+        isa: Isa::detect(),
+        recompute: Recompute::None,
+        norm: BatchNormOptions::new(1e-5),
+        hooked: None,
+        input: None,
+        residual_from: None,
+        output: None,
+    };
+    let device = Device::flex();
+    let (input, weight) = (
+        Tensor::ones([1, 8, 8, 4], &device),
+        Tensor::ones([4, 2, 3, 3], &device),
+    );
+    let channels = || Tensor::<1>::ones([4], &device);
+    type Layer<'a> = Box<dyn Fn() + 'a>;
+    let layers: [Layer<'_>; 2] = [
+        Box::new(|| {
+            drop(fused_train(
+                input.clone(),
+                weight.clone(),
+                channels(),
+                channels(),
+                None,
+                options(),
+            ))
+        }),
+        Box::new(|| {
+            drop(fused_inference(
+                input.clone(),
+                weight.clone(),
+                channels(),
+                channels(),
+                None,
+                options(),
+            ))
+        }),
+    ];
+    for layer in layers {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(layer)).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(
+            text.contains("expected a weight [C_out, 4, K, K]")
+                && text.contains("got [4, 2, 3, 3]"),
+            "{text}"
+        );
+    }
 }
 
 #[cfg(feature = "ndarray")]

@@ -1,12 +1,11 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
+use super::reference;
+use super::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
 use crate::conv2d::pass::{Pass, WeightPass};
-use crate::conv2d::tests::{
-    Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all,
-};
-use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
+use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
 use crate::simd::Isa;
-use crate::testing::{dirty, rounded, widened};
+use crate::tests::{dirty, rounded, widened};
 use crate::{Element, Storage};
 use half::bf16;
 

@@ -1,7 +1,7 @@
 //! Walks a run of values vector by vector, the last one masked.
 
-use super::Simd;
-use crate::element::Stored;
+use super::Stored;
+use crate::simd::Simd;
 
 /// One vector of a run: where it starts, and its mask if it is not whole.
 #[derive(Clone, Copy)]

@@ -1,11 +1,14 @@
 //! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
 //! bf16 equals f32 of the widened inputs, rounded.
 
-use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise, reference};
+use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise};
 use crate::simd::Isa;
-use crate::testing::dirty;
+use crate::tests::dirty;
 use crate::{Element, Storage};
 use half::bf16;
+
+mod dot;
+mod reference;
 
 /// SplitMix64: values in -1..1 from a seed.
 pub(super) struct Random(pub(super) u64);

@@ -8,7 +8,7 @@ use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
-use layers::{PassContext, gradient_hook, stream};
+use layers::{PassContext, gradient_hook, with_gradient_hook};
 
 use crate::differences::values;
 
@@ -74,16 +74,16 @@ impl Net {
 
     fn forward(&self, mut x: Tensor<4>) -> Tensor<2> {
         for block in &self.blocks {
-            x = stream(block, &x).forward(x);
+            x = with_gradient_hook(block, &x).forward(x);
         }
         let features = x.permute([0, 2, 3, 1]);
         // Only the half of a fused layer is streamed.
-        let conv = stream(&self.conv, &features);
+        let conv = with_gradient_hook(&self.conv, &features);
         let x: Tensor<4> = self.norm.forward(conv.forward(features)).into();
         let x: Tensor<2> = x.mean_dims(&[1, 2]).flatten(1, 3);
-        let shared = stream(&self.shared, &x);
+        let shared = with_gradient_hook(&self.shared, &x);
         let x = shared.forward(shared.forward(x));
-        stream(&self.head, &x).forward(x)
+        with_gradient_hook(&self.head, &x).forward(x)
     }
 
     /// Gradients by the tape's end, and what the hook was given before it.
@@ -105,7 +105,7 @@ impl Net {
             device,
         );
         let gradients = context
-            .during(|| self.forward(x.reshape([2, 3, 8, 8])))
+            .scope(|| self.forward(x.reshape([2, 3, 8, 8])))
             .powi_scalar(2)
             .sum()
             .backward();
@@ -215,7 +215,7 @@ fn gradients_of_a_layer_whose_norm_is_frozen_go_to_the_hook_as_those_of_others_d
             hook: Some(hook),
             ..PassContext::default()
         }
-        .during(|| forward(&x));
+        .scope(|| forward(&x));
         let gradients = y.powi_scalar(2).sum().backward();
         assert_eq!(given.lock().unwrap().len(), expected);
         for (id, gradient) in [on_tape(&conv, &gradients), on_tape(&norm, &gradients)].concat() {
@@ -235,7 +235,7 @@ fn a_hook_gets_gradients_in_f32_whatever_the_parameters_are() {
         };
         let ours = layers::Linear::from(linear.clone());
         let x = Tensor::<2>::ones([4, 3], &device).cast(dtype);
-        let streamed = || stream(&linear, &x).forward(x.clone());
+        let streamed = || with_gradient_hook(&linear, &x).forward(x.clone());
         for forward in [&streamed as &dyn Fn() -> Tensor<2>, &|| {
             ours.forward(x.clone())
         }] {
@@ -251,7 +251,7 @@ fn a_hook_gets_gradients_in_f32_whatever_the_parameters_are() {
                 hook: Some(hook),
                 ..PassContext::default()
             }
-            .during(forward)
+            .scope(forward)
             .sum()
             .backward();
             assert_eq!(
@@ -273,7 +273,7 @@ fn without_a_hook_or_a_tape_a_streamed_block_is_the_block() {
         hook: Some(hook),
         ..PassContext::default()
     };
-    let found = context.during(|| net.forward(x.clone()));
+    let found = context.scope(|| net.forward(x.clone()));
     assert_eq!(values(found), values(net.forward(x)));
 }
 

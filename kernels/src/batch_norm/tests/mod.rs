@@ -4,7 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::simd::Isa;
-use crate::testing::{assert_close, doubles, finite_differences, same_everywhere, values};
+use crate::tests::{assert_close, doubles, finite_differences, same_everywhere, values};
+
+mod bf16;
+mod reference;
 
 const EPSILON: f64 = 1e-5;
 

@@ -1,0 +1,38 @@
+//! Parts of the computation that can be switched off, to find out which one is wrong or slow on a device.
+//!
+//! In: the choice of the program, once. Out: the choice for every operation of the process.
+//! Invariant: by default every part is on; a switch changes speed and rounding, never the function.
+
+use std::sync::{PoisonError, RwLock};
+
+/// The parts that are switched off in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// A step is never captured as a CUDA graph. For the program that captures.
+    pub no_capture: bool,
+    /// Sums of a normalisation composed of burn's operations take one stage over all rows, as burn computes them, not two.
+    pub one_stage_sums: bool,
+    /// A GPU composes normalisations of burn's operations instead of our kernels.
+    pub composed_norms: bool,
+    /// A GPU computes all convolutions by burn's operations.
+    pub burn_convolutions: bool,
+}
+
+static CURRENT: RwLock<Switches> = RwLock::new(Switches {
+    no_capture: false,
+    one_stage_sums: false,
+    composed_norms: false,
+    burn_convolutions: false,
+});
+
+impl Switches {
+    /// Applies these switches to the process.
+    pub fn apply(self) {
+        *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = self;
+    }
+
+    /// Returns the switches of the process.
+    pub fn current() -> Self {
+        *CURRENT.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
