@@ -26,7 +26,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "docs/models.md",
     "docs/numerics.md",
     "docs/reference/",
-    "docs/speed.md",
     "docs/studies.md",
     "docs/study.md",
     "jobs/",
