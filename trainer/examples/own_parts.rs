@@ -1,7 +1,7 @@
 //! An optimizer, a loss, a metric and a data set of a researcher's own, with the program's networks and everything else of it.
 //!
-//!     cargo run --release -p trainer --example own_parts -- train --dataset own --optimizer own --epochs 3 --output-dir runs/stripes
-//!     mpirun -n 2 target/release/examples/own_parts train --dataset own --optimizer lamb
+//!     cargo run --release -p trainer --example own_parts -- train --dataset custom --optimizer custom --epochs 3 --output-dir runs/stripes
+//!     mpirun -n 2 target/release/examples/own_parts train --dataset custom --optimizer lamb
 //!     target/release/examples/own_parts eval --checkpoint runs/stripes
 //!
 //! Each part is a method of the model family that has a default: bring one of them or all.

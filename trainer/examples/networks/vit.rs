@@ -128,7 +128,7 @@ impl VisionTransformer {
         }
     }
 
-    /// What `--optimizer own` updates it with: the matrices of its blocks by Muon (Jordan et al. 2024), whose steps have the size of AdamW's (Liu et al.
+    /// What `--optimizer custom` updates it with: the matrices of its blocks by Muon (Jordan et al. 2024), whose steps have the size of AdamW's (Liu et al.
     /// 2025, 2502.16982), all else by AdamW; without weight decay.
     pub(crate) fn optimizer() -> ModuleOptimizer {
         let muon = MuonConfig::new()

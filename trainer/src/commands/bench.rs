@@ -22,7 +22,7 @@ use crate::world::ranks::World;
 /// When flags contradict each other or differ between the ranks, the profile cannot be written, or a step fails.
 pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
-    let watchdog = world.watch(config.sync.timeout()?)?;
+    let watchdog = world.watch(config.sync.timeout())?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         whole_file::check_writable(path)?;

@@ -6,7 +6,7 @@ use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Family, Filled, MeasuredSplit, SplitKind, WeightSource};
+use crate::config::{EvalConfig, Family, MeasuredSplit, SplitKind, WeightSource};
 use crate::measure::gather;
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
@@ -65,7 +65,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
             normalization,
         },
     ) = open::<F>(&config, classes, world).map_err(|error| explained(error, classes.is_some()))?;
-    data::share_checksums(&[&samples], config.data.data_dir.as_deref(), communicator)?;
+    data::share_checksums(&[&samples], config.data.folder(), communicator)?;
     let facts = [("split", split.clone()), ("images", samples.checksum())];
     identity::compare(
         facts.map(|(what, value)| (what.to_owned(), value)).to_vec(),
@@ -83,9 +83,9 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
-        micro_batch_size: config.batch_size_per_rank.filled(),
-        loader_threads: config.data.loader_threads.filled(),
-        input: config.compute.input.filled(),
+        micro_batch_size: config.batch_size_per_rank,
+        loader_threads: config.data.loader_threads,
+        input: config.compute.input,
         loss: F::loss(
             &config.model.read()?,
             loss::cross_entropy(0.0, &config.compute),

@@ -17,9 +17,9 @@ use datasets::{
 use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
-use crate::config::{Family, Filled, InputKind, PredictConfig, WeightSource};
-use crate::model::ImageClassifier;
+use crate::config::{Family, InputKind, PredictConfig, WeightSource};
 use crate::model::family::{ModelFamily, ModelRequest};
+use crate::model::{ImageClassifier, data};
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
@@ -96,7 +96,10 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
 
     let sizing = Sizing {
         size: input.height,
-        shorter_side: trained.data.eval_resize,
+        shorter_side: trained
+            .data
+            .image_files()
+            .and_then(|files| data::sizing(&files.size).shorter_side),
     };
 
     let mut images = Vec::new();
@@ -137,7 +140,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             placements: vec![Placement::default()],
             table: Arc::clone(&table),
         };
-        let pixels = match config.compute.input.filled() {
+        let pixels = match config.compute.input {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
             InputKind::Device => Pixels::Raw(raw),
         };
@@ -156,7 +159,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             "model: expected logits {expected:?}, got {:?}",
             logits.dims()
         );
-        let classes = likeliest(logits, &input.class_names, config.top.filled())?;
+        let classes = likeliest(logits, &input.class_names, config.top)?;
         world.reporter.note(&name);
         for class in &classes {
             world.reporter.note(&format!(

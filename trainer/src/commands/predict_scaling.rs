@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::bench::tell;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{
-    BenchConfig, Family, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
+    BenchConfig, Family, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
     ScalingKind,
 };
 use crate::measure::whole_file;
@@ -137,14 +137,13 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
         }
         ProfileSource::Measured(bench) => {
             let mut profiles = vec![measured::<F>(bench, world)?];
-            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank.filled() > 1 {
-                let batch_size_per_rank = bench.batch_size_per_rank.filled().div_ceil(SECOND_BATCH);
-                profiles.push(measured::<F>(
-                    &(**bench)
-                        .clone()
-                        .with_batch_size_per_rank(batch_size_per_rank),
-                    world,
-                )?);
+            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank > 1 {
+                let batch_size_per_rank = bench.batch_size_per_rank.div_ceil(SECOND_BATCH);
+                let bench = BenchConfig {
+                    batch_size_per_rank,
+                    ..(**bench).clone()
+                };
+                profiles.push(measured::<F>(&bench, world)?);
             }
             Ok(profiles)
         }

@@ -3,10 +3,10 @@
 //! In: flags. Out: a directory. Invariant: an output that cannot be written is refused before anything is read.
 
 use anyhow::{Error, Result};
-use report::Refusal;
+use report::{Refusal, Request};
 
 use crate::config::cli::ReportArgs;
-use crate::config::{ConfigError, report_request};
+use crate::config::{ConfigError, in_range};
 use crate::world::ranks::World;
 
 /// Writes the report.
@@ -14,7 +14,20 @@ use crate::world::ranks::World;
 /// # Errors
 /// When an input is of no known kind or cannot be read, or the output directory holds something else.
 pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
-    let request = report_request(args)?;
+    let target = |target| {
+        in_range(
+            "--target-accuracy",
+            target,
+            "above 0 and at most 1, as 0.8 for 80 %",
+            |target| target > 0.0 && target <= 1.0,
+        )
+    };
+    let request = Request {
+        inputs: args.inputs.clone(),
+        output: args.output.clone().unwrap_or("report".into()),
+        title: args.title.clone(),
+        target_accuracy: args.target_accuracy.map(target).transpose()?,
+    };
     let size = report::write(&request).map_err(as_usage)?;
     world.reporter.note(&format!(
         "report of {} sections with {} figures and {} tables written to {}",

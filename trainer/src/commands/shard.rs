@@ -5,16 +5,20 @@
 use anyhow::Result;
 use datasets::tar_shards;
 
+use crate::config::at_least;
 use crate::config::cli::ShardArgs;
-use crate::config::images_per_shard;
 use crate::world::ranks::World;
+
+/// Default of `--images-per-shard`: at about 110 KB an image, shards of ImageNet have 110 MB.
+const IMAGES_PER_SHARD: usize = 1000;
 
 /// Writes the shards.
 ///
 /// # Errors
 /// When the folder of images has no training split, the target is not empty, a file cannot be read or written, or a signal wishes this to end.
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
-    let images_per_shard = images_per_shard(args)?;
+    let images_per_shard = args.images_per_shard.unwrap_or(IMAGES_PER_SHARD);
+    at_least("--images-per-shard", images_per_shard, 1)?;
     let mut go_on = |name: &str| {
         world.reporter.note(&format!("{name} is written"));
         !world.stop.is_raised()

@@ -14,9 +14,8 @@ use datasets::DatasetSplits;
 use distributed::{Communicator, launch::scheduler_job, replica::ParameterLayout, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
-use crate::config::choices::LossKind;
 use crate::config::cli::TrainArgs;
-use crate::config::{BatchNormKind, ConfigError, Family, Filled, OptimizerKind, TrainConfig};
+use crate::config::{BatchNormKind, ConfigError, Family, LossChoice, OptimizerChoice, TrainConfig};
 use crate::measure::gather;
 use crate::measure::manifest;
 use crate::measure::trace;
@@ -55,7 +54,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // A saved configuration may say another timeout; reading it is watched, too.
     let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
-    let timeout = config.sync.timeout()?;
+    let timeout = config.sync.timeout();
     watchdog
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(timeout));
@@ -63,7 +62,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // Before anything is opened by which ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
-    let (seed, own) = (config.run.seed.filled(), own_data::<F>(&config.model));
+    let (seed, own) = (config.run.seed, own_data::<F>(&config.model));
     let data = data::open(
         &config.data,
         &config.train_split,
@@ -78,20 +77,19 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
             .check()
             .context("--output-dir: expected data that a checkpoint can describe")?;
     }
-    step::check_threads(&config.sync.method(), communicator)?;
+    step::check_threads(&config.sync.method, communicator)?;
     world.rank_status.enter(watchdog::Phase::Starting);
     ensure!(
-        !(config.train_split.drop_last.filled()
-            && data.train.len() < config.batch.global_batch_size.filled()),
+        !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
-        config.batch.global_batch_size.filled(),
+        config.batch.global_batch_size,
         data.train.len()
     );
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
         num_classes: data.train.class_names().len(),
         in_channels: data.train.image_shape().channels,
-        seed: config.run.seed.filled(),
+        seed: config.run.seed,
         zero_gamma: config.run.zero_gamma.unwrap_or(false),
         compute: &config.compute,
         device: &training_device,
@@ -107,7 +105,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
     let own_optimizer = own_optimizer::<F>(&config)?;
 
-    let configured = loss::configured(&config.optimizer, class_weights.as_deref(), &config.compute);
+    let configured = loss::configured(
+        &config.optimizer.loss,
+        class_weights.as_deref(),
+        &config.compute,
+    );
     let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
     let is_used = Arc::strong_count(&configured) > 1;
     expect_options_of_loss::<F>(&config, is_used, class_weights.is_some())?;
@@ -245,11 +247,7 @@ fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
     let Some(directory) = OutputDirectory::to_resume(config)? else {
         return Ok(false);
     };
-    CheckpointStore::new(
-        &directory.checkpoints(),
-        config.run.keep_checkpoints.filled(),
-    )
-    .has_any()
+    CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints).has_any()
 }
 
 /// The model as the run begins: random by its seed, or with the weights of `--weights`, which a run that goes on needs no more.
@@ -261,12 +259,12 @@ fn initial_model<F: ModelFamily>(
 ) -> Result<F::Model> {
     let model = build::<F>(&config.model, request)?;
     ensure!(
-        config.batch.batch_norm.filled() == BatchNormKind::Local || model.supports_pass_context(),
+        config.batch.batch_norm == BatchNormKind::Local || model.supports_pass_context(),
         "--batch-norm sync: this model has no synchronised norm, expected one that supports_pass_context; use --batch-norm local"
     );
     let model = match &config.run.weights {
         Some(path) if !goes_on => {
-            let head = if config.run.new_head.unwrap_or(false) {
+            let head = if config.run.new_head {
                 Head::Own
             } else {
                 Head::OfFile
@@ -302,13 +300,13 @@ fn initial_model<F: ModelFamily>(
     Ok(model)
 }
 
-/// The program's own optimizer, where `--optimizer own` asks for it.
+/// The program's own optimizer, where `--optimizer custom` asks for it.
 fn own_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<OwnOptimizer>> {
-    if config.optimizer.optimizer.filled() != OptimizerKind::Own {
+    if config.optimizer.optimizer != OptimizerChoice::Custom {
         return Ok(None);
     }
     let own = F::optimizer(&config.model.read()?).context(
-        "--optimizer own: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
+        "--optimizer custom: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
     )?;
     Ok(Some(OwnOptimizer(own)))
 }
@@ -320,13 +318,15 @@ fn expect_options_of_loss<F: ModelFamily>(
     is_used: bool,
     has_class_weights: bool,
 ) -> Result<()> {
-    let flags = &config.optimizer;
+    let (is_binary, is_smoothed) = match config.optimizer.loss {
+        LossChoice::CrossEntropy {
+            label_smoothing, ..
+        } => (false, label_smoothing != 0.0),
+        LossChoice::BinaryCrossEntropy => (true, false),
+    };
     let options = [
-        ("--loss", flags.loss.filled() != LossKind::CrossEntropy),
-        (
-            "--label-smoothing",
-            flags.label_smoothing.is_some_and(|share| share != 0.0),
-        ),
+        ("--loss", is_binary),
+        ("--label-smoothing", is_smoothed),
         ("--class-weights", has_class_weights),
     ];
     match options.iter().find(|(_, is_set)| *is_set && !is_used) {
@@ -437,7 +437,7 @@ fn manifest(
         device: format!("{device:?}"),
     };
     let dataset = DatasetFacts {
-        name: config.data.dataset.filled().to_string(),
+        name: config.data.dataset.kind().to_string(),
         num_train: data.train.len(),
         num_val: data.val.as_ref().map_or(0, |val| val.len()),
         num_test: data.test.as_ref().map_or(0, |test| test.len()),

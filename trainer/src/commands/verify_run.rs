@@ -53,7 +53,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
     // A stop would average, after the last step, what the run did not.
     let further = u64::from(averages_early(
-        &config.sync.method(),
+        &config.sync.method,
         config.num_workers(),
         num_steps - 1,
     ));
@@ -162,9 +162,9 @@ fn num_steps(args: &VerifyRunArgs, recording: &Recording) -> Result<u64, ConfigE
 }
 
 fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usize) -> Result<()> {
-    let method = config.sync.method();
+    let method = &config.sync.method;
     ensure!(
-        staleness(&method).is_none(),
+        staleness(method).is_none(),
         "verify-run: expected a run whose ranks wait for each other, got --sync {}",
         method.kind()
     );
@@ -179,11 +179,11 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
 
 /// The flags of the run, for another directory; without what only costs time or is for others to see.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
-    let mut args = (**config).clone();
+    let mut args = config.to_args();
     args.run.output_dir = Some(directory.to_owned());
     (args.run.tensorboard, args.run.tensorboard_every) = (None, None);
     // Ranks that update alone average before they save.
-    if !matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
+    if !matches!(config.sync.method, SyncMethod::LocalSgd { .. }) {
         args.run.checkpoint_every_steps = None;
     }
     args.sync.trace = None;

@@ -1,34 +1,41 @@
-//! Defaults and checks of the flags of a batch.
+//! The section `[batch]`.
 //!
 //! Invariant: global batch size = samples of a forward pass * parts, exactly.
 
-use super::checks::{Filled, at_least, conflict, invalid};
+use super::checks::{at_least, conflict, invalid};
 use super::error::ConfigError;
 use super::sync::SyncMethod;
 use crate::config::choices::{BatchNormKind, DatasetKind};
 use crate::config::cli::BatchArgs;
+use serde::Serialize;
+
+/// The samples of a step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct BatchSection {
+    pub global_batch_size: usize,
+    /// Absent with virtual shards.
+    pub grad_accum_steps: Option<usize>,
+    pub batch_norm: BatchNormKind,
+}
 
 impl BatchArgs {
-    /// Fills the gaps for `num_workers` ranks that train, and refuses what contradicts itself.
-    pub(super) fn fill(
-        &mut self,
+    /// Applies the defaults for `num_workers` training ranks and refuses contradictions.
+    pub(super) fn decide(
+        self,
         dataset: DatasetKind,
         method: &SyncMethod,
         num_workers: usize,
-    ) -> Result<(), ConfigError> {
-        let grad_accum_steps =
-            at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
-        self.grad_accum_steps = method
-            .virtual_shards()
-            .is_none()
-            .then_some(grad_accum_steps);
-        let parts = self.parts(method, num_workers);
-        let default = if matches!(dataset, DatasetKind::Shapes | DatasetKind::Synthetic) {
-            64
-        } else {
-            128
+    ) -> Result<BatchSection, ConfigError> {
+        let passes = at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
+        let shards = method.virtual_shards();
+        let parts = shards.unwrap_or_else(|| passes.saturating_mul(num_workers));
+        let default: usize = match dataset {
+            DatasetKind::Shapes | DatasetKind::Synthetic => 64,
+            _ => 128,
         };
-        let global_batch_size = match (self.global_batch_size, self.batch_size_per_rank.take()) {
+        let global_batch_size = match (self.global_batch_size, self.batch_size_per_rank) {
             (Some(_), Some(_)) => {
                 return Err(conflict(
                     "--global-batch-size",
@@ -39,20 +46,18 @@ impl BatchArgs {
             (None, Some(per_rank)) => {
                 product(at_least("--batch-size-per-rank", per_rank, 1)?, parts)?
             }
-            (None, None) => product(usize::div_ceil(default, parts), parts)?,
-            (Some(global_batch_size), None) => {
-                at_least("--global-batch-size", global_batch_size, 1)?
-            }
+            (None, None) => product(default.div_ceil(parts), parts)?,
+            (Some(size), None) => at_least("--global-batch-size", size, 1)?,
         };
-        if global_batch_size % parts != 0 {
-            let (among, remedy) = match method.virtual_shards() {
+        if !global_batch_size.is_multiple_of(parts) {
+            let (among, remedy) = match shards {
                 Some(shards) => (
                     format!("{shards} virtual shards"),
                     "another --virtual-shards",
                 ),
                 None => (
                     format!(
-                        "{num_workers} rank(s) times {grad_accum_steps} accumulation step(s) \
+                        "{num_workers} rank(s) times {passes} accumulation step(s) \
                          (global = per rank * accumulation * ranks)"
                     ),
                     "--batch-size-per-rank",
@@ -66,26 +71,25 @@ impl BatchArgs {
                 nearest_above: global_batch_size.div_ceil(parts).saturating_mul(parts),
             });
         }
-        self.global_batch_size = Some(global_batch_size);
-        self.batch_norm.get_or_insert(BatchNormKind::Local);
-        Ok(())
+        Ok(BatchSection {
+            global_batch_size,
+            grad_accum_steps: shards.is_none().then_some(passes),
+            batch_norm: self.batch_norm.unwrap_or(BatchNormKind::Local),
+        })
     }
+}
 
-    /// Forward passes that all ranks together make in a step.
+impl BatchSection {
+    /// Returns the forward passes that all ranks together make in a step.
     pub(super) fn parts(&self, method: &SyncMethod, num_workers: usize) -> usize {
         method
             .virtual_shards()
             .unwrap_or_else(|| self.grad_accum_steps().saturating_mul(num_workers))
     }
 
-    /// Forward and backward passes of a step on a rank, but for those of virtual shards.
+    /// Returns the passes that a rank accumulates in a step; 1 with virtual shards.
     pub fn grad_accum_steps(&self) -> usize {
         self.grad_accum_steps.unwrap_or(1)
-    }
-
-    /// Samples of one rank's forward pass.
-    pub(super) fn micro_batch_size(&self, method: &SyncMethod, num_workers: usize) -> usize {
-        self.global_batch_size.filled() / self.parts(method, num_workers)
     }
 }
 

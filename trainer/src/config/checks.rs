@@ -1,112 +1,84 @@
-//! What the checks of single flags have in common.
+//! Checks of single values, and the errors that they return.
 //!
-//! In: a flag's name and value. Out: the value, or a [`ConfigError`].
+//! In: an option and its value. Out: the value, or a [`ConfigError`].
 
 use super::error::ConfigError;
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// A flag of which [`super::TrainConfig`] and its like know that it has a value.
-pub trait Filled {
-    /// Of the flag.
-    type Value;
-
-    /// The value.
-    ///
-    /// # Panics
-    /// If it has none: this is for flags that are filled whenever they are looked at.
-    fn filled(&self) -> Self::Value;
-}
-
-impl<T: Clone> Filled for Option<T> {
-    type Value = T;
-
-    fn filled(&self) -> T {
-        self.clone()
-            .expect("flags are filled before they are looked at")
-    }
-}
-
-/// A `value` that is no less than `least`.
-pub(super) fn at_least<T: PartialOrd + ToString>(
+/// Returns `value` if it is at least `least`.
+pub(crate) fn at_least<T: PartialOrd + Display>(
     option: &'static str,
     value: T,
     least: T,
 ) -> Result<T, ConfigError> {
     if value < least {
-        let expected = format!("at least {}", least.to_string());
-        return Err(invalid(option, expected, value));
+        return Err(invalid(option, format!("at least {least}"), value));
     }
     Ok(value)
 }
 
-/// As [`at_least`] 1, where there is a value.
-pub(super) fn at_least_one<T: PartialOrd + ToString + From<u8> + Copy>(
+/// Returns `value` if it is absent or at least 1.
+pub(super) fn at_least_one<T: PartialOrd + Display + From<u8>>(
     option: &'static str,
     value: Option<T>,
-) -> Result<(), ConfigError> {
-    value.map_or(Ok(()), |value| {
-        at_least(option, value, T::from(1)).map(|_| ())
-    })
+) -> Result<Option<T>, ConfigError> {
+    value
+        .map(|value| at_least(option, value, T::from(1)))
+        .transpose()
 }
 
-/// A `value` within the range, ends included.
+/// Returns `value` if it lies in the range, ends included.
 pub(super) fn within(
     option: &'static str,
     value: usize,
     range: RangeInclusive<usize>,
 ) -> Result<usize, ConfigError> {
-    if !range.contains(&value) {
-        let expected = format!("{} to {}", range.start(), range.end());
-        return Err(invalid(option, expected, value));
+    if range.contains(&value) {
+        return Ok(value);
     }
-    Ok(value)
-}
-
-/// A finite `value` that `accepts`.
-pub(super) fn in_range(
-    option: &'static str,
-    value: f64,
-    expected: impl Into<String>,
-    accepts: impl Fn(f64) -> bool,
-) -> Result<f64, ConfigError> {
-    let expected = match (accepts(value), value.is_finite()) {
-        (true, true) => return Ok(value),
-        (true, false) => format!("a finite number {}", expected.into()),
-        _ => expected.into(),
-    };
+    let expected = format!("{} to {}", range.start(), range.end());
     Err(invalid(option, expected, value))
 }
 
-/// Whether it is 0 up to but not 1.
-pub(super) fn is_share(value: f64) -> bool {
-    (0.0..1.0).contains(&value)
-}
-
-/// Refuses the first of (option, whether it is given, whether it has an effect, what it needs for that) that is given in vain.
-pub(super) fn expect_needs<const N: usize>(
-    rules: [(&'static str, bool, bool, &str); N],
-) -> Result<(), ConfigError> {
-    match rules
-        .into_iter()
-        .find(|(_, is_given, has_effect, _)| *is_given && !has_effect)
-    {
-        None => Ok(()),
-        Some((option, .., needs)) => Err(no_effect(
+/// Returns `value` if it is finite and `accepts` it.
+pub(crate) fn in_range(
+    option: &'static str,
+    value: f64,
+    expected: &str,
+    accepts: impl Fn(f64) -> bool,
+) -> Result<f64, ConfigError> {
+    match (accepts(value), value.is_finite()) {
+        (true, true) => Ok(value),
+        (true, false) => Err(invalid(
             option,
-            format!("without {needs}"),
-            "add that or leave this out",
+            format!("a finite number {expected}"),
+            value,
         )),
+        _ => Err(invalid(option, expected, value)),
     }
 }
 
+/// Returns `value` if it lies above 0.
+pub(super) fn above_0(option: &'static str, value: f64) -> Result<f64, ConfigError> {
+    in_range(option, value, "above 0", |value| value > 0.0)
+}
+
+/// Returns `value` if it lies in `[0, 1)`.
+pub(super) fn share(option: &'static str, value: f64) -> Result<f64, ConfigError> {
+    in_range(option, value, "0 up to but not 1", |value| {
+        (0.0..1.0).contains(&value)
+    })
+}
+
 pub(super) fn conflict(
-    option: &'static str,
+    option: impl Into<Cow<'static, str>>,
     other: impl Into<String>,
     remedy: impl Into<String>,
 ) -> ConfigError {
     ConfigError::Conflict {
-        option,
+        option: option.into(),
         other: other.into(),
         remedy: remedy.into(),
     }

@@ -1,35 +1,47 @@
-//! The configurations of `predict` and `bench`.
+//! The configurations of `predict`, `bench`, `doctor` and `verify`.
 //!
-//! In: their flags. Out: the flags with their gaps filled.
+//! In: their flags. Out: decided values.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{Filled, at_least, invalid, no_effect, within};
+use super::checks::{at_least, invalid, no_effect, within};
+use super::compute::ComputeSection;
+use super::data::{DataSection, TrainSplitSection};
 use super::error::ConfigError;
 use super::family::Family;
-use super::sync::SyncConfig;
+use super::options;
+use super::sync::{SyncConfig, SyncSection, timeout};
 use super::{MAX_CLASSES, MAX_IMAGE_SIDE, netbench, shared_settings};
-use crate::config::choices::{BatchNormKind, Compression, DeviceChoice, LossScaling, UpdateKind};
-use crate::config::cli::{BenchArgs, PredictArgs, SyncArgs};
+use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
+use crate::config::cli::{
+    BenchArgs, DoctorArgs, ModelSection, PredictArgs, TrainSplitArgs, VerifyArgs,
+};
+use serde::Serialize;
 use simulate::{NetworkError, NetworkModel};
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// The most samples of a pass of `bench` and `eval`.
-pub(super) const MOST_SAMPLES: usize = 1 << 20;
+/// Largest number of samples of a pass of `bench` and `eval`.
+pub(super) const MAX_SAMPLES: usize = 1 << 20;
+/// Largest number of simulated ranks.
+pub(super) const MAX_SIMULATED: usize = 4096;
+/// Options of `bench` that do not change a step, or that its result holds anyway.
+#[rustfmt::skip]
+const NO_STEP_OPTIONS: [&str; 11] = ["batch_size_per_rank", "steps", "warmup_steps", "seed", "model", "dtype", "kernels", "device", "threads", "timeout", "trace"];
 
-/// What `trainer predict` names: its flags, filled.
+/// The images that `trainer predict` classifies, and how.
 #[derive(Debug, Clone)]
 pub struct PredictConfig {
-    flags: PredictArgs,
-}
-
-impl Deref for PredictConfig {
-    type Target = PredictArgs;
-
-    fn deref(&self) -> &PredictArgs {
-        &self.flags
-    }
+    /// Checkpoint directory.
+    pub checkpoint: PathBuf,
+    /// Files and folders.
+    pub images: Vec<PathBuf>,
+    /// Classes printed for each image.
+    pub top: usize,
+    /// Whether a JSON line ends the output.
+    pub json: bool,
+    /// Device and threads.
+    pub compute: ComputeSection,
 }
 
 impl PredictConfig {
@@ -38,36 +50,44 @@ impl PredictConfig {
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &PredictArgs, family: &Family) -> Result<Self, ConfigError> {
-        let mut flags = args.clone();
-        at_least("--top", *flags.top.get_or_insert(5), 1)?;
-        flags.compute = flags.compute.decided(family)?;
-        Ok(Self { flags })
+        Ok(Self {
+            checkpoint: args.checkpoint.clone(),
+            images: args.images.clone(),
+            top: at_least("--top", args.top.unwrap_or(5), 1)?,
+            json: args.json,
+            compute: args.compute.decide_for(family)?,
+        })
     }
 }
 
-/// Most ranks that are simulated.
-pub(super) const MOST_SIMULATED: usize = 4096;
-
-/// Options of `bench` that leave a step as it is, or that its result tells by itself.
-#[rustfmt::skip]
-const NO_STEP_OPTIONS: [&str; 11] = ["batch_size_per_rank", "steps", "warmup_steps", "seed", "model", "dtype", "kernels", "device", "threads", "timeout", "trace"];
-
-/// What `trainer bench` measures: its flags, filled.
-#[derive(Debug, Clone, PartialEq)]
+/// The steps that `trainer bench` measures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct BenchConfig {
-    flags: BenchArgs,
+    pub batch_size_per_rank: usize,
+    pub grad_accum_steps: usize,
+    pub steps: usize,
+    pub warmup_steps: usize,
+    pub image_size: usize,
+    pub num_classes: usize,
+    pub batch_norm: BatchNormKind,
+    pub seed: u64,
+    pub model: ModelSection,
+    pub sync: SyncSection,
+    pub compute: ComputeSection,
     /// Name of the model.
+    #[serde(skip)]
     pub model_name: String,
     /// Networks and numbers of ranks to predict the speed for.
+    #[serde(skip)]
     pub simulation: Option<SimulationConfig>,
-}
-
-impl Deref for BenchConfig {
-    type Target = BenchArgs;
-
-    fn deref(&self) -> &BenchArgs {
-        &self.flags
-    }
+    #[serde(skip)]
+    pub profile_output: Option<PathBuf>,
+    #[serde(skip)]
+    pub export_job: Option<PathBuf>,
+    #[serde(skip)]
+    pub json: bool,
 }
 
 impl BenchConfig {
@@ -82,150 +102,121 @@ impl BenchConfig {
     ) -> Result<Self, ConfigError> {
         if args.export_job.is_some() && !family.is_resnet() {
             let because = format!(
-                "on models of the family {}, which other programs do not know",
+                "on models of the family {}, which other programs cannot build",
                 family.name
             );
             return Err(no_effect("--export-job", because, "leave it out"));
         }
-        let mut flags = args.clone();
-        flags.compute = flags.compute.decided(family)?;
-        let device = flags.compute.device.filled();
-        // Steps that warm up are not measured: those that are, are all compressed.
-        if flags.sync.compress.is_some_and(Compression::has_warmup) {
-            flags.sync.compress_warmup_steps.get_or_insert(0);
+        let compute = args.compute.decide_for(family)?;
+        let mut typed = args.sync.clone();
+        // Warm-up steps are not measured: all measured steps are compressed.
+        if typed.compress.is_some_and(|compress| compress.has_warmup()) {
+            typed.compress_warmup_steps.get_or_insert(0);
         }
-        flags.sync.fill(world_size, device)?;
-        flags.sync.expect_offered(device)?;
-        flags.sync.expect_batch_norm(flags.batch_norm)?;
-        flags
-            .sync
-            .expect_loss_scale(LossScaling::of(flags.compute.dtype()))?;
+        let mut sync = typed.clone().decide(world_size, compute.device)?;
+        let keys = BTreeMap::from([("sync", &typed)]);
+        options::expect_effect(&keys, &BTreeMap::from([("sync", &sync)]))?;
+        sync.expect_offered(compute.device)?;
+        let batch_norm = args.batch_norm.unwrap_or(BatchNormKind::Local);
+        sync.expect_batch_norm(batch_norm)?;
+        sync.expect_loss_scale(LossScaling::of(compute.dtype()))?;
         let simulation = simulation(args)?;
-        // What several ranks would take is told only where gradients pass through main memory, as theirs do.
+        // Ranks meet in main memory: a step that predicts several of them is updated there.
         if args.profile_output.is_some() || simulation.is_some() {
             if args.sync.update == Some(UpdateKind::Device) {
-                let because = "with --profile-output or --simulate-network, which tell of ranks that meet in main memory";
+                let because = "with --profile-output or --simulate-network, which describe ranks that meet in main memory";
                 return Err(no_effect("--update device", because, "leave it out"));
             }
-            flags.sync.update = Some(UpdateKind::Host);
+            sync.update = UpdateKind::Host;
         }
-        let model_name = family.decide(&mut flags.model)?;
-        within(
-            "--batch-size-per-rank",
-            *flags.batch_size_per_rank.get_or_insert(128),
-            1..=MOST_SAMPLES,
-        )?;
-        at_least(
-            "--grad-accum-steps",
-            *flags.grad_accum_steps.get_or_insert(1),
-            1,
-        )?;
-        if flags.grad_accum_steps.filled() > 1 {
-            let one_pass = [
-                (
-                    "with --export-job, whose steps are one pass",
-                    flags.export_job.is_some(),
-                ),
-                (
-                    "with --virtual-shards, of which each is a pass",
-                    flags.sync.method().virtual_shards().is_some(),
-                ),
-            ];
-            if let Some((because, _)) = one_pass.into_iter().find(|(_, is_so)| *is_so) {
-                return Err(no_effect("--grad-accum-steps", because, "leave it out"));
-            }
+        let mut model = args.model.clone();
+        let model_name = family.decide(&mut model)?;
+        let grad_accum_steps =
+            at_least("--grad-accum-steps", args.grad_accum_steps.unwrap_or(1), 1)?;
+        let shards = sync.method.virtual_shards();
+        if grad_accum_steps > 1 && args.export_job.is_some() {
+            let because = "with --export-job, whose steps are one pass";
+            return Err(no_effect("--grad-accum-steps", because, "leave it out"));
         }
-        let shards = flags
-            .sync
-            .method()
-            .virtual_shards()
-            .filter(|shards| !shards.is_multiple_of(world_size));
-        if let Some(shards) = shards.filter(|_| flags.export_job.is_some()) {
+        if grad_accum_steps > 1 && shards.is_some() {
+            let because = "with --virtual-shards, each of which is a pass";
+            return Err(no_effect("--grad-accum-steps", because, "leave it out"));
+        }
+        if let Some(shards) = shards
+            && args.export_job.is_some()
+            && !shards.is_multiple_of(world_size)
+        {
             let expected = format!(
                 "a multiple of the {world_size} ranks with --export-job, whose batches are equal"
             );
             return Err(invalid("--virtual-shards", expected, shards));
         }
-        at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
-        // A GPU's fourth step may be recorded, which takes longer than any other.
-        flags
-            .warmup_steps
-            .get_or_insert(if matches!(device, DeviceChoice::Cuda(_)) {
-                5
-            } else {
-                3
-            });
-        within(
-            "--image-size",
-            *flags.image_size.get_or_insert(32),
-            8..=MAX_IMAGE_SIDE,
-        )?;
-        within(
-            "--num-classes",
-            *flags.num_classes.get_or_insert(10),
-            2..=MAX_CLASSES,
-        )?;
-        flags.batch_norm.get_or_insert(BatchNormKind::Local);
-        flags.seed.get_or_insert(0);
-        flags.profile_output = flags
-            .profile_output
-            .map(|path| file_name("--profile-output", path))
-            .transpose()?;
-        flags.export_job = flags
-            .export_job
-            .map(|path| directory_name("--export-job", path))
-            .transpose()?;
+        // A GPU's fourth step may be captured, which takes longer than any other.
+        let warmup_steps = match compute.device {
+            DeviceChoice::Cuda(_) => 5,
+            _ => 3,
+        };
         Ok(Self {
-            flags,
+            batch_size_per_rank: within(
+                "--batch-size-per-rank",
+                args.batch_size_per_rank.unwrap_or(128),
+                1..=MAX_SAMPLES,
+            )?,
+            grad_accum_steps,
+            steps: at_least("--steps", args.steps.unwrap_or(20), 1)?,
+            warmup_steps: args.warmup_steps.unwrap_or(warmup_steps),
+            image_size: within(
+                "--image-size",
+                args.image_size.unwrap_or(32),
+                8..=MAX_IMAGE_SIDE,
+            )?,
+            num_classes: within(
+                "--num-classes",
+                args.num_classes.unwrap_or(10),
+                2..=MAX_CLASSES,
+            )?,
+            batch_norm,
+            seed: args.seed.unwrap_or(0),
+            model,
+            sync,
+            compute,
             model_name,
             simulation,
+            profile_output: file_name("--profile-output", args.profile_output.as_ref())?,
+            export_job: directory_name("--export-job", args.export_job.as_ref())?,
+            json: args.json,
         })
     }
 
-    /// Samples of one rank in one step.
+    /// Returns the samples of one rank in one step.
     pub fn samples_per_rank(&self) -> usize {
-        self.batch_size_per_rank.filled() * self.grad_accum_steps.filled()
+        self.batch_size_per_rank * self.grad_accum_steps
     }
 
-    /// The same with other samples of one rank in one pass.
-    pub fn with_batch_size_per_rank(mut self, samples: usize) -> Self {
-        self.flags.batch_size_per_rank = Some(samples);
-        self
-    }
-
-    /// How the ranks' gradients or parameters become one.
+    /// Returns the synchronisation as the code that makes steps takes it.
     pub fn sync_config(&self) -> SyncConfig {
-        SyncConfig::of(&self.sync, self.compute.device.filled())
+        self.sync.config(self.compute.device)
     }
 
-    /// The options that change a step but for those that every result tells, under the names that a study has for them.
+    /// Returns the options that change a step, except those that every result holds, under the names
+    /// that a study uses.
     pub fn step_options(&self) -> BTreeMap<String, String> {
-        let options = super::settings(&self.flags)
-            .into_iter()
-            .map(|(option, value)| {
-                let key = option
-                    .trim_start_matches("--")
-                    .rsplit('.')
-                    .next()
-                    .unwrap_or_default()
-                    .replace('-', "_");
-                (key, value.trim_matches('"').to_owned())
-            });
+        let mut options = BTreeMap::new();
+        for (option, value) in super::settings(self) {
+            let key = option.trim_start_matches("--");
+            let key = key.rsplit('.').next().unwrap_or(key).replace('-', "_");
+            if !NO_STEP_OPTIONS.contains(&key.as_str()) {
+                options.insert(key, value.trim_matches('"').to_owned());
+            }
+        }
         options
-            .filter(|(key, _)| !NO_STEP_OPTIONS.contains(&key.as_str()))
-            .collect()
     }
 
-    /// What must be equal on all ranks, as (option, value): what root alone writes need not.
+    /// Returns what must be equal on all ranks, as (option, value); outputs of root are not compared.
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        let sync = SyncArgs {
-            trace: None,
-            ..self.sync.clone()
-        };
-        let mut settings = shared_settings(&BenchArgs {
-            sync,
-            ..self.flags.clone()
-        });
+        let mut config = self.clone();
+        config.sync.trace = None;
+        let mut settings = shared_settings(&config);
         for (option, path) in [
             ("--export-job", &self.export_job),
             ("--trace", &self.sync.trace),
@@ -236,7 +227,89 @@ impl BenchConfig {
     }
 }
 
-/// What is simulated after a measurement.
+/// The environment that `trainer doctor` examines.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DoctorConfig {
+    /// The data set.
+    pub data: DataSection,
+    /// Its training images.
+    pub train_split: TrainSplitSection,
+    /// Device and threads.
+    pub compute: ComputeSection,
+    /// Where runs would be written.
+    pub output_dir: PathBuf,
+    /// Longest wait for another rank.
+    pub timeout: Duration,
+    /// Whether a JSON line ends the output.
+    pub json: bool,
+}
+
+impl DoctorConfig {
+    /// Decides the examination.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &DoctorArgs) -> Result<Self, ConfigError> {
+        if args.data.download == Some(true) {
+            return Err(no_effect(
+                "--download",
+                "with doctor, which downloads nothing",
+                "leave it out; train downloads",
+            ));
+        }
+        let (data, train_split) = args.data.clone().decide_with(TrainSplitArgs::default())?;
+        Ok(Self {
+            data,
+            train_split,
+            compute: args.compute.decide_for(&Family::RESNET)?,
+            output_dir: args.output_dir.clone().unwrap_or("runs".into()),
+            timeout: timeout(args.timeout, 30)?,
+            json: args.json,
+        })
+    }
+}
+
+/// The checks of `trainer verify`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifyConfig {
+    /// Shorter checks.
+    pub quick: bool,
+    /// The checks to make; `None` is all.
+    pub only: Option<Vec<String>>,
+    /// Folder of the files outside the program.
+    pub data_dir: Option<PathBuf>,
+    /// File of the result.
+    pub output: Option<PathBuf>,
+    /// Device and threads.
+    pub compute: ComputeSection,
+}
+
+impl VerifyConfig {
+    /// Decides the verification; `names` are those of all checks.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &VerifyArgs, names: &[&str]) -> Result<Self, ConfigError> {
+        for name in args.only.iter().flatten() {
+            if !names.contains(&name.as_str()) {
+                let expected = format!("some of {}", names.join(","));
+                return Err(invalid("--only", expected, name));
+            }
+        }
+        if let Some(folder) = args.data_dir.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(invalid("--data-dir", "a folder", folder.display()));
+        }
+        Ok(Self {
+            quick: args.quick,
+            only: args.only.clone(),
+            data_dir: args.data_dir.clone(),
+            output: file_name("--output", args.output.as_ref())?,
+            compute: args.compute.decide_for(&Family::RESNET)?,
+        })
+    }
+}
+
+/// A simulation that follows a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulationConfig {
     /// The network.
@@ -252,7 +325,7 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
             Some(_) => Err(no_effect(
                 "--simulate-ranks",
                 "without --simulate-network",
-                "add that or leave this out",
+                "add --simulate-network or remove --simulate-ranks",
             )),
         };
     };
@@ -265,7 +338,7 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
     Ok(Some(SimulationConfig { network, ranks }))
 }
 
-/// The network that `text` names, describes, or is the file of.
+/// Returns the network that `text` names or describes, or that is in the file `text`.
 pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkModel, ConfigError> {
     if netbench::names_a_measurement(text) {
         return netbench::measured_network(option, Path::new(text.trim()));
@@ -288,33 +361,39 @@ pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkM
 pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(), ConfigError> {
     match ranks
         .iter()
-        .find(|ranks| !(1..=MOST_SIMULATED).contains(*ranks))
+        .find(|ranks| !(1..=MAX_SIMULATED).contains(*ranks))
     {
         None => Ok(()),
         Some(ranks) => {
-            let expected = format!("1 to {MOST_SIMULATED} ranks");
+            let expected = format!("1 to {MAX_SIMULATED} ranks");
             Err(invalid(option, expected, ranks))
         }
     }
 }
 
-/// A directory that is there or can be made: no file of that name.
-fn directory_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
-    if path.exists() && !path.is_dir() {
-        let (expected, got) = (
-            "the name of a directory".to_owned(),
-            format!("the file {}", path.display()),
-        );
-        return Err(invalid(option, expected, got));
+/// Returns the path of a directory that exists or can be made.
+fn directory_name(
+    option: &'static str,
+    path: Option<&PathBuf>,
+) -> Result<Option<PathBuf>, ConfigError> {
+    match path {
+        Some(path) if path.exists() && !path.is_dir() => {
+            let got = format!("the file {}", path.display());
+            Err(invalid(option, "the name of a directory", got))
+        }
+        path => Ok(path.cloned()),
     }
-    Ok(path)
 }
 
-/// The path of a file to be written.
-pub(super) fn file_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
-    if path.file_name().is_none() || path.is_dir() {
-        let (expected, got) = ("the name of a file".to_owned(), path.display().to_string());
-        return Err(invalid(option, expected, got));
+/// Returns the path of a file to be written.
+pub(super) fn file_name(
+    option: &'static str,
+    path: Option<&PathBuf>,
+) -> Result<Option<PathBuf>, ConfigError> {
+    match path {
+        Some(path) if path.file_name().is_none() || path.is_dir() => {
+            Err(invalid(option, "the name of a file", path.display()))
+        }
+        path => Ok(path.cloned()),
     }
-    Ok(path)
 }

@@ -1,78 +1,126 @@
-//! Defaults and checks of the flags of device, number format and threads.
+//! The section `[compute]`: device, number format and threads.
 
-use super::checks::{Filled, conflict, invalid, within};
-use super::data::MOST_THREADS;
+use super::checks::{conflict, invalid, within};
+use super::data::MAX_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
 use crate::config::choices::{
-    ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind, RecomputeKind,
+    ConvolutionKind, CpuKind, DeviceChoice, Dtype, InputKind, KernelsKind, RecomputeKind,
 };
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Device, number format and threads of a rank. Options that the model's family does not support are
+/// absent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct ComputeSection {
+    pub device: DeviceChoice,
+    pub input: InputKind,
+    pub kernels: Option<KernelsKind>,
+    pub dtype: Option<Dtype>,
+    pub convolution: Option<ConvolutionKind>,
+    pub recompute: Option<RecomputeKind>,
+    pub cpu: Option<CpuKind>,
+    pub threads: Option<usize>,
+}
+
+impl Default for ComputeSection {
+    /// Returns the preferred device of this machine, with defaults for every option of a model.
+    fn default() -> Self {
+        let device = DeviceChoice::preferred();
+        Self {
+            device,
+            input: device.input(),
+            kernels: None,
+            dtype: None,
+            convolution: None,
+            recompute: None,
+            cpu: None,
+            threads: None,
+        }
+    }
+}
+
+impl From<ComputeSection> for ComputeArgs {
+    fn from(section: ComputeSection) -> Self {
+        Self {
+            device: Some(section.device),
+            input: Some(section.input),
+            kernels: section.kernels,
+            dtype: section.dtype,
+            convolution: section.convolution,
+            recompute: section.recompute,
+            cpu: section.cpu,
+            threads: section.threads,
+        }
+    }
+}
+
 impl ComputeArgs {
-    /// These flags with their gaps filled, for a model of this family on this machine.
+    /// Decides this section for a model of the family on this machine.
     ///
     /// # Errors
-    /// When they contradict each other or have no effect on such a model, or this program or processor has not what they name.
-    pub fn decided(mut self, family: &Family) -> Result<Self, ConfigError> {
-        family.reject_inapplicable_options(&BTreeMap::from([("compute", self)]))?;
-        self.fill(family.options)?;
-        self.expect_offered()?;
-        Ok(self)
+    /// When flags contradict each other or have no effect on such a model, or this program or CPU
+    /// lacks what they name.
+    pub(super) fn decide_for(self, family: &Family) -> Result<ComputeSection, ConfigError> {
+        let section = self.decide(family.options)?;
+        let key = |section| BTreeMap::from([("compute", section)]);
+        family.expect_effect(&key(self), &key(ComputeArgs::from(section)))?;
+        section.expect_offered()?;
+        Ok(section)
     }
 
-    /// Fills the gaps, and refuses what contradicts itself. What the model's family does not heed stays open.
-    pub(super) fn fill(&mut self, heeded: &[ModelOption]) -> Result<(), ConfigError> {
-        let heeds = |option| heeded.contains(&option);
-        let device = *self.device.get_or_insert_with(DeviceChoice::preferred);
-        self.input.get_or_insert(device.input());
-        if heeds(ModelOption::Kernels) {
-            self.kernels.get_or_insert(KernelsKind::Fused);
-        }
-        if heeds(ModelOption::Dtype) {
-            self.dtype.get_or_insert(Dtype::F32);
-        }
-        if heeds(ModelOption::Convolution) {
-            self.convolution.get_or_insert(ConvolutionKind::Auto);
-        }
-        if heeds(ModelOption::Recompute) {
-            self.recompute.get_or_insert(RecomputeKind::None);
-        }
-        if heeds(ModelOption::Cpu) {
-            self.cpu.get_or_insert(CpuKind::Auto);
-        }
-        if let Some(threads) = self.threads {
-            within("--threads", threads, 1..=MOST_THREADS)?;
-        }
-        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
-        if let Some(recompute) = self
-            .recompute
-            .filter(|recompute| *recompute != RecomputeKind::None)
-        {
-            self.expect_own_kernels("--recompute", &format!("{recompute} are computed again"))?;
-        }
-        let option = match self.dtype() {
-            Dtype::F32 => return Ok(()),
-            Dtype::Bf16 => "--dtype bf16",
-            Dtype::F16 => "--dtype f16",
+    /// Applies the defaults and refuses contradictions. `supported`: options of the model's family.
+    pub(super) fn decide(self, supported: &[ModelOption]) -> Result<ComputeSection, ConfigError> {
+        let device = self.device.unwrap_or_else(DeviceChoice::preferred);
+        let supports = |option| supported.contains(&option);
+        let section = ComputeSection {
+            device,
+            input: self.input.unwrap_or(device.input()),
+            kernels: supports(ModelOption::Kernels)
+                .then(|| self.kernels.unwrap_or(KernelsKind::Fused)),
+            dtype: supports(ModelOption::Dtype).then(|| self.dtype.unwrap_or(Dtype::F32)),
+            convolution: supports(ModelOption::Convolution)
+                .then(|| self.convolution.unwrap_or(ConvolutionKind::Auto)),
+            recompute: supports(ModelOption::Recompute)
+                .then(|| self.recompute.unwrap_or(RecomputeKind::None)),
+            cpu: supports(ModelOption::Cpu).then(|| self.cpu.unwrap_or(CpuKind::Auto)),
+            threads: match self.threads {
+                Some(threads) => Some(within("--threads", threads, 1..=MAX_THREADS)?),
+                None => None,
+            },
         };
+        let recompute = section.recompute.unwrap_or(RecomputeKind::None);
+        if recompute != RecomputeKind::None {
+            section.expect_own_kernels("--recompute")?;
+        }
+        if section.convolution == Some(ConvolutionKind::Direct) {
+            section.expect_own_kernels("--convolution direct")?;
+        }
         // burn's ndarray has no numbers of 16 bits.
-        if kernels != KernelsKind::Fused || device == DeviceChoice::Ndarray {
+        if section.dtype() != Dtype::F32
+            && (section.kernels() != KernelsKind::Fused || device == DeviceChoice::Ndarray)
+        {
             return Err(conflict(
-                option,
-                format!("--device {device} --kernels {kernels}"),
+                format!("--dtype {}", section.dtype()),
+                format!("--device {device} --kernels {}", section.kernels()),
                 "numbers of 16 bits need --device cuda or flex, and --kernels fused",
             ));
         }
-        Ok(())
+        Ok(section)
     }
+}
 
-    /// Refuses `option`, by which something `happens`, where the layers are not computed by our own kernels.
-    fn expect_own_kernels(&self, option: &'static str, happens: &str) -> Result<(), ConfigError> {
-        let (device, dtype) = (self.device.filled(), self.dtype());
-        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
+impl ComputeSection {
+    /// Refuses `option` where Lockstep's own kernels do not compute the layers.
+    fn expect_own_kernels(&self, option: &'static str) -> Result<(), ConfigError> {
+        let device = self.device;
+        let kernels = self.kernels();
+        let dtype = self.dtype();
         if device == DeviceChoice::Flex && kernels == KernelsKind::Fused && dtype != Dtype::F16 {
             return Ok(());
         }
@@ -80,21 +128,18 @@ impl ComputeArgs {
             option,
             format!("--device {device} --kernels {kernels} --dtype {dtype}"),
             format!(
-                "{happens} by our own kernels alone: --device flex, --kernels fused, --dtype f32 or bf16; or leave it out"
+                "it needs Lockstep's own kernels: --device flex, --kernels fused, --dtype f32 or bf16; or remove {option}"
             ),
         ))
     }
 
-    /// Refuses what this program or processor has not; and a convolution without effect, which checkpoints of earlier runs may have.
+    /// Refuses a device or instruction set that this program or CPU lacks.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
-        if self.convolution == Some(ConvolutionKind::Direct) {
-            self.expect_own_kernels("--convolution direct", "it is done")?;
-        }
-        let (device, built_in) = (self.device.filled(), DeviceChoice::built_in());
-        if !built_in.contains(&device.backend()) {
+        let built_in = DeviceChoice::built_in();
+        if !built_in.contains(&self.device.backend()) {
             return Err(ConfigError::DeviceNotBuilt {
-                device: device.to_string(),
-                backend: device.backend(),
+                device: self.device.to_string(),
+                backend: self.device.backend(),
                 built_in,
             });
         }
@@ -102,16 +147,21 @@ impl ComputeArgs {
         Ok(())
     }
 
-    /// Number format of activations: f32 for a model that knows no other.
+    /// Returns the kernels of the layers.
+    pub fn kernels(&self) -> KernelsKind {
+        self.kernels.unwrap_or(KernelsKind::Fused)
+    }
+
+    /// Returns the number format of activations.
     pub fn dtype(&self) -> Dtype {
         self.dtype.unwrap_or(Dtype::F32)
     }
 }
 
-/// The instruction set that `--cpu` names.
+/// Returns the instruction set that `--cpu` names.
 ///
 /// # Errors
-/// When this processor does not offer it.
+/// When this CPU lacks it.
 pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> {
     let cpu = cpu.unwrap_or(CpuKind::Auto);
     let isa = match cpu {
@@ -128,10 +178,7 @@ pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> 
         .collect();
     Err(invalid(
         "--cpu",
-        format!(
-            "an instruction set of this processor ({})",
-            offered.join(", ")
-        ),
+        format!("an instruction set of this CPU ({})", offered.join(", ")),
         cpu,
     ))
 }

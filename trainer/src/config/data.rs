@@ -1,219 +1,412 @@
-//! Defaults and checks of the flags of data: what each data set needs is there, and what it does not know is refused.
+//! The sections `[data]` and `[train-split]`: which images, and how training changes them.
 //!
-//! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
+//! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: [`DataSection`] and [`TrainSplitSection`].
+//! Invariant: no file is opened.
 
-use super::checks::{
-    Filled, at_least_one, conflict, in_range, invalid, missing, no_effect, within,
-};
+use super::checks::{at_least_one, conflict, in_range, invalid, missing, no_effect, within};
 use super::error::ConfigError;
+use super::options;
 use crate::config::choices::{
-    AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution, SamplerKind,
+    AugmentKind, CropScale, DatasetKind, OnBadImageKind, Resolution, SamplerKind,
 };
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 use datasets::rand_augment::MAX_MAGNITUDE;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
-/// Height and width of images where nobody says, pixels.
+/// Default height and width of images, pixels.
 const DEFAULT_SIDE: usize = 32;
-
-/// Largest image side that is still augmented by default: a crop of four pixels means nothing to larger ones.
+/// Largest image side that is augmented by default: on larger images a crop of four pixels has no
+/// visible effect.
 const MAX_AUGMENTED_SIZE: usize = 64;
-
-/// The largest height and width of images, pixels.
+/// Largest height and width of images, pixels.
 pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
-
-/// The most images that are made in memory.
-const MOST_MADE_IMAGES: usize = 1 << 24;
-
-/// The most classes.
+/// Largest number of images made in memory.
+const MAX_MADE_IMAGES: usize = 1 << 24;
+/// Largest number of classes.
 pub(crate) const MAX_CLASSES: usize = 1 << 16;
+/// Largest number of threads that compute or prepare batches on a rank.
+pub(super) const MAX_THREADS: usize = 1 << 10;
+/// End of the remedy for a missing `--data-dir`.
+const NO_FILES: &str = "or --dataset shapes, which needs no files";
 
-/// The most threads that a rank computes with, and that prepare its batches.
-pub(super) const MOST_THREADS: usize = 1 << 10;
+/// The images of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DataSection {
+    /// The data set with its options.
+    #[serde(flatten)]
+    pub dataset: DatasetChoice,
+    /// Normalisation that replaces that of the data set.
+    #[serde(flatten)]
+    pub normalization: Option<NormalizationChoice>,
+    /// Number of images used of the val split and of the test split.
+    pub limit_test: Option<usize>,
+    /// Threads of a rank that prepare batches.
+    pub loader_threads: usize,
+}
+
+/// A data set with the options that it takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(
+    tag = "dataset",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub enum DatasetChoice {
+    /// Drawn figures.
+    Shapes {
+        shapes_test: usize,
+        shapes_seed: u64,
+    },
+    /// CIFAR-10.
+    Cifar10(CifarFiles),
+    /// CIFAR-100.
+    Cifar100(CifarFiles),
+    /// A folder of images.
+    ImageFolder(ImageFiles),
+    /// Tar files.
+    Shards(ImageFiles),
+    /// Parquet files.
+    Parquet(ImageFiles),
+    /// Random pixels.
+    Synthetic {
+        image_size: usize,
+        synthetic_test: usize,
+        synthetic_classes: usize,
+    },
+    /// The data set of the model family.
+    Custom,
+}
+
+/// The files of CIFAR.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CifarFiles {
+    /// The folder of the binary release.
+    pub data_dir: PathBuf,
+    /// Whether absent files are downloaded.
+    pub download: bool,
+}
+
+/// Encoded images of any size.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ImageFiles {
+    /// The folder of the data set.
+    pub data_dir: PathBuf,
+    /// The size that the model takes.
+    #[serde(flatten)]
+    pub size: ImageSize,
+    /// Treatment of images that cannot be decoded.
+    pub on_bad_image: OnBadImageKind,
+    /// Name of the split to evaluate instead of val or test.
+    pub eval_split: Option<String>,
+}
+
+/// How image files become images of the model's size.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged, rename_all_fields = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub enum ImageSize {
+    /// Squeezed to a square.
+    Square { image_size: usize },
+    /// Read at their own size; cropped.
+    Cropped {
+        resolution: Resolution,
+        eval_resize: usize,
+    },
+}
+
+/// Mean and standard deviation of each channel.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct NormalizationChoice {
+    pub normalize_mean: Vec<f64>,
+    pub normalize_std: Vec<f64>,
+}
+
+/// What only training does with the images.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct TrainSplitSection {
+    pub shapes_train: Option<usize>,
+    pub synthetic_train: Option<usize>,
+    pub limit_train: Option<usize>,
+    pub val_fraction: Option<f64>,
+    /// Absent for the default, a shuffled order.
+    pub sampler: Option<SamplerKind>,
+    pub augment: AugmentKind,
+    /// Present with `--augment resized-crop`.
+    pub crop_scale: Option<CropScale>,
+    pub rand_augment: Option<f64>,
+    pub mixup: Option<f64>,
+    pub cutmix: Option<f64>,
+    pub drop_last: bool,
+}
 
 impl DataArgs {
-    /// These flags and those of the train split with their gaps filled, for who does not train.
-    pub(super) fn decided(
-        mut self,
-        mut split: TrainSplitArgs,
-    ) -> Result<(Self, TrainSplitArgs), ConfigError> {
-        self.fill(&mut split)?;
-        self.expect_offered()?;
-        Ok((self, split))
+    /// Decides this section and the train split for a command that does not train.
+    pub(super) fn decide_with(
+        self,
+        split: TrainSplitArgs,
+    ) -> Result<(DataSection, TrainSplitSection), ConfigError> {
+        let typed = BTreeMap::from([("data", self.clone())]);
+        let data = self.decide()?;
+        options::expect_effect(&typed, &BTreeMap::from([("data", &data)]))?;
+        data.expect_offered()?;
+        let split = split.decide(&data)?;
+        Ok((data, split))
     }
 
-    /// Fills the gaps, those of how many images are made to train on, too, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, split: &mut TrainSplitArgs) -> Result<(), ConfigError> {
-        let kind = *self.dataset.get_or_insert(DatasetKind::Shapes);
-        refuse_foreign_options(self, split, kind)?;
-        let made = 1..=MOST_MADE_IMAGES;
-        match kind {
-            DatasetKind::Shapes => {
-                within(
-                    "--shapes-train",
-                    *split.shapes_train.get_or_insert(10_000),
-                    made.clone(),
-                )?;
-                within(
-                    "--shapes-test",
-                    *self.shapes_test.get_or_insert(2_000),
-                    made,
-                )?;
-                self.shapes_seed.get_or_insert(0);
-            }
-            DatasetKind::Own => {}
-            DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
-            DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => {
-                expect_folder(self, kind)?;
-                self.fill_size_of_files()?;
-                self.on_bad_image.get_or_insert(OnBadImageKind::Fail);
-            }
-            DatasetKind::Synthetic => {
-                self.fill_image_size()?;
-                within(
-                    "--synthetic-train",
-                    *split.synthetic_train.get_or_insert(10_000),
-                    made.clone(),
-                )?;
-                within(
+    /// Applies the defaults and refuses contradictions.
+    pub(super) fn decide(self) -> Result<DataSection, ConfigError> {
+        let kind = self.dataset.unwrap_or(DatasetKind::Shapes);
+        let made = 1..=MAX_MADE_IMAGES;
+        let dataset = match kind {
+            DatasetKind::Shapes => DatasetChoice::Shapes {
+                shapes_test: within("--shapes-test", self.shapes_test.unwrap_or(2_000), made)?,
+                shapes_seed: self.shapes_seed.unwrap_or(0),
+            },
+            DatasetKind::Cifar10 => DatasetChoice::Cifar10(self.cifar_files()?),
+            DatasetKind::Cifar100 => DatasetChoice::Cifar100(self.cifar_files()?),
+            DatasetKind::ImageFolder => DatasetChoice::ImageFolder(
+                self.image_files("give the folder that holds train/<class>/ and val/<class>/")?,
+            ),
+            DatasetKind::Shards => DatasetChoice::Shards(self.image_files(
+                "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images)",
+            )?),
+            DatasetKind::Parquet => DatasetChoice::Parquet(
+                self.image_files("give the folder of the data set as it was downloaded")?,
+            ),
+            DatasetKind::Synthetic => DatasetChoice::Synthetic {
+                image_size: self.square()?,
+                synthetic_test: within(
                     "--synthetic-test",
-                    *self.synthetic_test.get_or_insert(2_000),
+                    self.synthetic_test.unwrap_or(2_000),
                     made,
-                )?;
-                within(
+                )?,
+                synthetic_classes: within(
                     "--synthetic-classes",
-                    *self.synthetic_classes.get_or_insert(10),
+                    self.synthetic_classes.unwrap_or(10),
                     2..=MAX_CLASSES,
-                )?;
-            }
-        }
-        self.download = kind.is_cifar().then_some(self.download.unwrap_or(false));
-        check_normalization(self)?;
-        at_least_one("--limit-test", self.limit_test)?;
+                )?,
+            },
+            DatasetKind::Custom => DatasetChoice::Custom,
+        };
         let threads = if kind.is_of_files() { 2 } else { 1 };
-        within(
-            "--loader-threads",
-            *self.loader_threads.get_or_insert(threads),
-            0..=MOST_THREADS,
-        )?;
-        Ok(())
+        Ok(DataSection {
+            dataset,
+            normalization: normalization(self.normalize_mean, self.normalize_std)?,
+            limit_test: at_least_one("--limit-test", self.limit_test)?,
+            loader_threads: within(
+                "--loader-threads",
+                self.loader_threads.unwrap_or(threads),
+                0..=MAX_THREADS,
+            )?,
+        })
     }
 
-    fn fill_image_size(&mut self) -> Result<(), ConfigError> {
+    fn folder(&self, remedy: &str) -> Result<PathBuf, ConfigError> {
+        self.data_dir.clone().ok_or_else(|| {
+            let kind = self.dataset.unwrap_or(DatasetKind::Shapes);
+            missing(
+                "--data-dir",
+                format!("--dataset {kind} is read from files"),
+                format!("{remedy}, {NO_FILES}"),
+            )
+        })
+    }
+
+    fn cifar_files(&self) -> Result<CifarFiles, ConfigError> {
+        Ok(CifarFiles {
+            data_dir: self.folder(
+                "give the folder of the binary release (with --download it is fetched into it)",
+            )?,
+            download: self.download.unwrap_or(false),
+        })
+    }
+
+    fn image_files(&self, remedy: &str) -> Result<ImageFiles, ConfigError> {
+        Ok(ImageFiles {
+            data_dir: self.folder(remedy)?,
+            size: self.size()?,
+            on_bad_image: self.on_bad_image.unwrap_or(OnBadImageKind::Fail),
+            eval_split: self.eval_split.clone(),
+        })
+    }
+
+    fn square(&self) -> Result<usize, ConfigError> {
         within(
             "--image-size",
-            *self.image_size.get_or_insert(DEFAULT_SIDE),
+            self.image_size.unwrap_or(DEFAULT_SIDE),
             8..=MAX_IMAGE_SIDE,
-        )?;
-        Ok(())
+        )
     }
 
-    /// Fills how images of any size are brought to that of the model.
-    fn fill_size_of_files(&mut self) -> Result<(), ConfigError> {
+    fn size(&self) -> Result<ImageSize, ConfigError> {
         let Some(resolution) = &self.resolution else {
-            if self.eval_resize.is_some() {
-                return Err(no_effect(
-                    "--eval-resize",
-                    "without --resolution",
-                    "give both, or leave this out",
-                ));
-            }
-            return self.fill_image_size();
+            return Ok(ImageSize::Square {
+                image_size: self.square()?,
+            });
         };
         if self.image_size.is_some() {
             return Err(conflict(
                 "--resolution",
                 "--image-size",
-                "both say the height and width of images; give one of them",
+                "both set the height and width of images; give one of them",
             ));
         }
-        resolution
-            .sides()
-            .try_for_each(|side| within("--resolution", side, 8..=MAX_IMAGE_SIDE).map(drop))?;
+        for side in resolution.sides() {
+            within("--resolution", side, 8..=MAX_IMAGE_SIDE)?;
+        }
         let side = resolution.in_evaluation();
-        // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision's evaluation since.
-        let shorter_side = *self.eval_resize.get_or_insert((side * 256 + 112) / 224);
-        within("--eval-resize", shorter_side, side..=2 * MAX_IMAGE_SIDE)?;
-        Ok(())
+        // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision.
+        let shorter_side = self.eval_resize.unwrap_or((side * 256 + 112) / 224);
+        Ok(ImageSize::Cropped {
+            resolution: resolution.clone(),
+            eval_resize: within("--eval-resize", shorter_side, side..=2 * MAX_IMAGE_SIDE)?,
+        })
     }
+}
 
-    /// Refuses to fetch what this program cannot fetch.
+impl DataSection {
+    /// Refuses features that this program was built without.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
-        if self.download == Some(true) && !cfg!(feature = "download") {
-            return Err(no_effect(
-                "--download",
-                "in this program",
-                "rebuild with --features download",
-            ));
-        }
-        if self.dataset == Some(DatasetKind::Parquet) && !cfg!(feature = "parquet") {
-            return Err(no_effect(
+        match &self.dataset {
+            DatasetChoice::Cifar10(files) | DatasetChoice::Cifar100(files)
+                if files.download && !cfg!(feature = "download") =>
+            {
+                Err(no_effect(
+                    "--download",
+                    "in this program",
+                    "rebuild with --features download",
+                ))
+            }
+            DatasetChoice::Parquet(_) if !cfg!(feature = "parquet") => Err(no_effect(
                 "--dataset parquet",
                 "in this program",
                 "rebuild with --features parquet, or make tar shards",
-            ));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// Height and width of the images, pixels.
+    /// Returns the encoded images of any size, if the data set has such.
+    pub fn image_files(&self) -> Option<&ImageFiles> {
+        match &self.dataset {
+            DatasetChoice::ImageFolder(files)
+            | DatasetChoice::Shards(files)
+            | DatasetChoice::Parquet(files) => Some(files),
+            _ => None,
+        }
+    }
+
+    /// Returns the folder of the data set.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.dataset {
+            DatasetChoice::Cifar10(files) | DatasetChoice::Cifar100(files) => Some(&files.data_dir),
+            _ => self.image_files().map(|files| files.data_dir.as_path()),
+        }
+    }
+
+    pub(super) fn folder_mut(&mut self) -> Option<&mut PathBuf> {
+        match &mut self.dataset {
+            DatasetChoice::Cifar10(files) | DatasetChoice::Cifar100(files) => {
+                Some(&mut files.data_dir)
+            }
+            DatasetChoice::ImageFolder(files)
+            | DatasetChoice::Shards(files)
+            | DatasetChoice::Parquet(files) => Some(&mut files.data_dir),
+            _ => None,
+        }
+    }
+
+    /// Returns the sizes of `--resolution`.
+    pub fn resolution(&self) -> Option<&Resolution> {
+        match &self.image_files()?.size {
+            ImageSize::Cropped { resolution, .. } => Some(resolution),
+            ImageSize::Square { .. } => None,
+        }
+    }
+
+    /// Returns the name of the split that replaces val or test.
+    pub fn eval_split(&self) -> Option<&str> {
+        self.image_files()?.eval_split.as_deref()
+    }
+
+    /// Returns height and width of images that have a fixed size, pixels.
     pub(super) fn image_size(&self) -> usize {
-        self.image_size.unwrap_or(DEFAULT_SIDE)
+        match (&self.dataset, self.image_files()) {
+            (DatasetChoice::Synthetic { image_size, .. }, _) => *image_size,
+            (
+                _,
+                Some(ImageFiles {
+                    size: ImageSize::Square { image_size },
+                    ..
+                }),
+            ) => *image_size,
+            _ => DEFAULT_SIDE,
+        }
+    }
+}
+
+impl DatasetChoice {
+    /// Returns the choice without its options.
+    pub fn kind(&self) -> DatasetKind {
+        match self {
+            Self::Shapes { .. } => DatasetKind::Shapes,
+            Self::Cifar10(_) => DatasetKind::Cifar10,
+            Self::Cifar100(_) => DatasetKind::Cifar100,
+            Self::ImageFolder(_) => DatasetKind::ImageFolder,
+            Self::Shards(_) => DatasetKind::Shards,
+            Self::Parquet(_) => DatasetKind::Parquet,
+            Self::Synthetic { .. } => DatasetKind::Synthetic,
+            Self::Custom => DatasetKind::Custom,
+        }
     }
 }
 
 impl TrainSplitArgs {
-    /// Fills the gaps that the data set leaves, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, data: &DataArgs) -> Result<(), ConfigError> {
-        let kind = data.dataset.filled();
-        // Shapes are drawn with random pose already, and random pixels have no pose.
+    /// Applies the defaults for a data set and refuses contradictions.
+    pub(super) fn decide(self, data: &DataSection) -> Result<TrainSplitSection, ConfigError> {
+        let kind = data.dataset.kind();
+        let resolution = data.resolution();
+        // Shapes are drawn with a random pose already, and random pixels have no pose.
         let crops =
             kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
-        at_least_one("--limit-train", self.limit_train)?;
-        // The default is not written down: it is the order of all runs that do not name one.
-        self.sampler
-            .take_if(|sampler| *sampler == SamplerKind::Shuffle);
-        if let Some(share) = self.val_fraction {
-            in_range("--val-fraction", share, "above 0 and below 1", |share| {
-                share > 0.0 && share < 1.0
-            })?;
-            if let Some(name) = &data.eval_split {
-                let remedy = format!("{name} is the val split; remove one of them");
-                return Err(conflict("--val-fraction", "--eval-split", remedy));
-            }
-        }
-        let augment = *self.augment.get_or_insert(match data.resolution {
+        let augment = self.augment.unwrap_or(match resolution {
             Some(_) => AugmentKind::ResizedCrop,
             None if crops => AugmentKind::CropFlip,
             None => AugmentKind::None,
         });
-        if augment != AugmentKind::ResizedCrop
-            && data.resolution.as_ref().is_some_and(Resolution::varies)
-        {
+        let is_resized = augment == AugmentKind::ResizedCrop;
+        if !is_resized && resolution.is_some_and(Resolution::varies) {
             return Err(conflict(
                 "--augment",
                 "--resolution with several sizes",
                 "only --augment resized-crop, its default, makes images of any size",
             ));
         }
-        if augment == AugmentKind::ResizedCrop {
-            self.crop_scale.get_or_insert_default();
-        } else if let Some((option, _)) = self
-            .of_resized_crop()
-            .into_iter()
-            .find(|(_, is_given)| *is_given)
-        {
-            return Err(no_effect(
-                option,
-                format!("with --augment {augment}"),
-                "it is for --augment resized-crop",
-            ));
+        if let Some(share) = self.val_fraction {
+            in_range("--val-fraction", share, "above 0 and below 1", |share| {
+                share > 0.0 && share < 1.0
+            })?;
+            if let Some(name) = data.eval_split() {
+                let remedy = format!("{name} is the val split; remove one of them");
+                return Err(conflict("--val-fraction", "--eval-split", remedy));
+            }
         }
-        let magnitude = self.rand_augment.unwrap_or(0.0);
-        in_range("--rand-augment", magnitude, "0 to 10", |magnitude| {
-            (0.0..=MAX_MAGNITUDE).contains(&magnitude)
-        })?;
-        self.drop_last.get_or_insert(false);
-        for (option, alpha) in self.mixes() {
+        if let Some(magnitude) = self.rand_augment {
+            in_range("--rand-augment", magnitude, "0 to 10", |magnitude| {
+                (0.0..=MAX_MAGNITUDE).contains(&magnitude)
+            })?;
+        }
+        for (option, alpha) in [("--mixup", self.mixup), ("--cutmix", self.cutmix)] {
             in_range(
                 option,
                 alpha.unwrap_or(1.0),
@@ -221,146 +414,74 @@ impl TrainSplitArgs {
                 |alpha| alpha > 0.0 && alpha <= 100.0,
             )?;
         }
-        Ok(())
-    }
-
-    /// Refuses what a device cannot do that makes its images.
-    pub(super) fn expect_input(&self, input: InputKind) -> Result<(), ConfigError> {
-        let given = self.mixes().into_iter().find(|(_, alpha)| alpha.is_some());
-        match given.filter(|_| input == InputKind::Device) {
-            None => Ok(()),
-            Some((option, _)) => Err(conflict(
-                option,
-                "--input device, the default of --device cuda",
-                "images are mixed in main memory; give --input host",
-            )),
-        }
-    }
-
-    fn of_resized_crop(&self) -> [(&'static str, bool); 2] {
-        [
-            ("--crop-scale", self.crop_scale.is_some()),
-            ("--rand-augment", self.rand_augment.is_some()),
-        ]
-    }
-
-    fn mixes(&self) -> [(&'static str, Option<f64>); 2] {
-        [("--mixup", self.mixup), ("--cutmix", self.cutmix)]
+        let made = |option, images: Option<usize>, of| {
+            (kind == of)
+                .then(|| within(option, images.unwrap_or(10_000), 1..=MAX_MADE_IMAGES))
+                .transpose()
+        };
+        Ok(TrainSplitSection {
+            shapes_train: made("--shapes-train", self.shapes_train, DatasetKind::Shapes)?,
+            synthetic_train: made(
+                "--synthetic-train",
+                self.synthetic_train,
+                DatasetKind::Synthetic,
+            )?,
+            limit_train: at_least_one("--limit-train", self.limit_train)?,
+            val_fraction: self.val_fraction,
+            sampler: self
+                .sampler
+                .filter(|sampler| *sampler != SamplerKind::Shuffle),
+            augment,
+            crop_scale: is_resized.then(|| self.crop_scale.unwrap_or_default()),
+            rand_augment: self.rand_augment.filter(|_| is_resized),
+            mixup: self.mixup,
+            cutmix: self.cutmix,
+            drop_last: self.drop_last.unwrap_or(false),
+        })
     }
 }
 
-/// Options that only some data sets know.
-fn refuse_foreign_options(
-    args: &DataArgs,
-    split: &TrainSplitArgs,
-    kind: DatasetKind,
-) -> Result<(), ConfigError> {
-    use DatasetKind::{Cifar10, Cifar100, ImageFolder, Parquet, Shapes, Shards, Synthetic};
-    let download = args.download == Some(true);
-    let known: [(&'static str, bool, &[DatasetKind]); 13] = [
-        (
-            "--data-dir",
-            args.data_dir.is_some(),
-            &[Cifar10, Cifar100, ImageFolder, Shards, Parquet],
-        ),
-        ("--download", download, &[Cifar10, Cifar100]),
-        (
-            "--image-size",
-            args.image_size.is_some(),
-            &[ImageFolder, Shards, Parquet, Synthetic],
-        ),
-        (
-            "--resolution",
-            args.resolution.is_some(),
-            &[ImageFolder, Shards, Parquet],
-        ),
-        (
-            "--eval-resize",
-            args.eval_resize.is_some(),
-            &[ImageFolder, Shards, Parquet],
-        ),
-        (
-            "--on-bad-image",
-            args.on_bad_image.is_some(),
-            &[ImageFolder, Shards, Parquet],
-        ),
-        (
-            "--eval-split",
-            args.eval_split.is_some(),
-            &[ImageFolder, Shards, Parquet],
-        ),
-        ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
-        ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),
-        ("--shapes-seed", args.shapes_seed.is_some(), &[Shapes]),
-        (
-            "--synthetic-train",
-            split.synthetic_train.is_some(),
-            &[Synthetic],
-        ),
-        (
-            "--synthetic-test",
-            args.synthetic_test.is_some(),
-            &[Synthetic],
-        ),
-        (
-            "--synthetic-classes",
-            args.synthetic_classes.is_some(),
-            &[Synthetic],
-        ),
-    ];
-    for (option, is_given, kinds) in known {
-        if is_given && !kinds.contains(&kind) {
-            let names: Vec<String> = kinds.iter().map(DatasetKind::to_string).collect();
-            let remedy = format!(
-                "it is for --dataset {}; leave it out or change the data set",
-                names.join(", ")
-            );
-            return Err(no_effect(option, format!("with --dataset {kind}"), remedy));
-        }
+impl TrainSplitSection {
+    /// Returns the number of training images made in memory; 0 for a data set of files.
+    pub fn num_made(&self) -> usize {
+        self.shapes_train.or(self.synthetic_train).unwrap_or(0)
     }
-    Ok(())
 }
 
-fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> {
-    if args.data_dir.is_some() {
-        return Ok(());
-    }
-    Err(missing("--data-dir", format!("--dataset {kind} is read from files"), match kind {
-            DatasetKind::Shards => "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images), or --dataset shapes, which needs no files".to_owned(),
-            DatasetKind::Parquet => "give the folder of the data set as it was downloaded, or --dataset shapes, which needs no files".to_owned(),
-            _ if kind.is_cifar() => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
-            _ => "give the folder that holds train/<class>/ and val/<class>/, or --dataset shapes, which needs no files".to_owned(),
-        }))
-}
-
-fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
-    match (&args.normalize_mean, &args.normalize_std) {
-        (None, None) => Ok(()),
+fn normalization(
+    mean: Option<Vec<f64>>,
+    std: Option<Vec<f64>>,
+) -> Result<Option<NormalizationChoice>, ConfigError> {
+    let half = |option, given: &str| {
+        missing(
+            option,
+            format!("{given} was given alone"),
+            "give both or neither",
+        )
+    };
+    match (mean, std) {
+        (None, None) => Ok(None),
         (Some(mean), Some(std)) => {
             channels(
                 "--normalize-mean",
-                mean,
+                &mean,
                 "three numbers from 0 to 1",
                 |mean| (0.0..=1.0).contains(&mean),
             )?;
             channels(
                 "--normalize-std",
-                std,
+                &std,
                 "three numbers above 0 that 32 bits hold in full (1.2e-38 to 3.4e38)",
                 |std| std > 0.0 && (std as f32).is_normal(),
-            )
+            )?;
+            Ok(Some(NormalizationChoice {
+                normalize_mean: mean,
+                normalize_std: std,
+            }))
         }
-        (Some(_), None) => Err(half_a_normalization("--normalize-std", "--normalize-mean")),
-        (None, Some(_)) => Err(half_a_normalization("--normalize-mean", "--normalize-std")),
+        (Some(_), None) => Err(half("--normalize-std", "--normalize-mean")),
+        (None, Some(_)) => Err(half("--normalize-mean", "--normalize-std")),
     }
-}
-
-fn half_a_normalization(option: &'static str, given: &str) -> ConfigError {
-    missing(
-        option,
-        format!("{given} was given alone"),
-        "give both or neither",
-    )
 }
 
 fn channels(
@@ -376,13 +497,10 @@ fn channels(
     {
         return Ok(());
     }
+    let values: Vec<String> = values.iter().map(f64::to_string).collect();
     Err(invalid(
         option,
         format!("{expected}, one a channel, separated by commas"),
-        values
-            .iter()
-            .map(f64::to_string)
-            .collect::<Vec<_>>()
-            .join(","),
+        values.join(","),
     ))
 }

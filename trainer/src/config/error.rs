@@ -55,7 +55,7 @@ pub enum ConfigError {
     /// Two options contradict each other.
     #[error("{option} contradicts {other}: {remedy}")]
     Conflict {
-        option: &'static str,
+        option: Cow<'static, str>,
         other: String,
         remedy: String,
     },

@@ -1,22 +1,24 @@
 //! The configuration of `eval`.
 //!
-//! In: its flags, and the configuration a checkpoint was trained with. Out: the flags with their gaps filled.
+//! In: its flags, and the configuration a checkpoint was trained with. Out: decided values.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{Filled, at_least, conflict, invalid, missing, no_effect, within};
-use super::commands::MOST_SAMPLES;
+use super::checks::{conflict, invalid, missing, no_effect, within};
+use super::commands::MAX_SAMPLES;
+use super::compute::ComputeSection;
+use super::data::{DataSection, DatasetChoice, TrainSplitSection};
 use super::error::ConfigError;
 use super::family::Family;
+use super::sync::timeout;
 use super::{TrainConfig, file, shared_settings};
-use crate::config::choices::{DatasetKind, SplitKind};
-use crate::config::cli::{DataArgs, EvalArgs, TrainSplitArgs};
+use crate::config::choices::SplitKind;
+use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
-use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The most bytes of test images that are drawn because a checkpoint says so: its numbers may be anybody's.
-const MOST_DRAWN_BYTES: u64 = 4 << 30;
+/// Largest memory for images drawn because a checkpoint asks for them: the file is not trusted.
+const MAX_DRAWN_BYTES: u64 = 4 << 30;
 
 /// Where parameters are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,12 +34,12 @@ pub enum WeightSource {
 pub enum MeasuredSplit {
     /// The split of this name.
     Named(String),
-    /// A part of the training images, which `--val-fraction` divided.
+    /// A part of the training images, divided by `--val-fraction`.
     PartOfTrain(SplitKind),
 }
 
 impl MeasuredSplit {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> String {
         match self {
             Self::Named(name) => name.clone(),
@@ -46,29 +48,42 @@ impl MeasuredSplit {
     }
 }
 
-/// What `trainer eval` measures: its flags, filled, of which the model and the data set are those of the checkpoint unless typed.
-#[derive(Debug, Clone, PartialEq)]
+/// What `trainer eval` measures. Model and data set are those of the checkpoint unless typed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct EvalConfig {
-    flags: EvalArgs,
-    /// What is made to be trained on: as little as can be, unless it is measured.
-    pub train_split: TrainSplitArgs,
+    /// Samples of one rank in one forward pass.
+    pub batch_size_per_rank: usize,
+    /// Whether labels are compared by position.
+    pub allow_changed_classes: bool,
+    /// The split of `--split`.
+    pub split: Option<SplitKind>,
+    /// Longest wait for another rank, seconds.
+    timeout: u64,
+    /// The network.
+    pub model: ModelSection,
+    /// The images.
+    pub data: DataSection,
+    /// Device and threads.
+    pub compute: ComputeSection,
+    /// Training images, no more than needed.
+    #[serde(skip)]
+    pub train_split: TrainSplitSection,
     /// Seed of the run, by which `--val-fraction` chose.
+    #[serde(skip)]
     pub seed: u64,
-    /// What is measured: the first of these that is there and has labels.
+    /// What is measured: the first of these that exists and has labels.
+    #[serde(skip)]
     pub candidates: Vec<MeasuredSplit>,
     /// The parameters.
+    #[serde(skip)]
     pub weights: WeightSource,
+    /// Whether a JSON line ends the output.
+    #[serde(skip)]
+    pub json: bool,
 }
 
-impl Deref for EvalConfig {
-    type Target = EvalArgs;
-
-    fn deref(&self) -> &EvalArgs {
-        &self.flags
-    }
-}
-
-/// The sections that `eval` shares with `train`, for laying its flags over the options of a trained run.
+/// The sections that `eval` shares with `train`, to lay its flags over the options of a run.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct DataSections {
@@ -78,8 +93,7 @@ struct DataSections {
 }
 
 impl EvalConfig {
-    /// Decides the evaluation. `trained` is the configuration that the checkpoint of `--checkpoint` holds: its model
-    /// is used, and its data set unless flags say otherwise.
+    /// Decides the evaluation. `trained` is the configuration in the checkpoint of `--checkpoint`.
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
@@ -91,24 +105,28 @@ impl EvalConfig {
         family: &Family,
         trained: Option<&TrainConfig>,
     ) -> Result<Self, ConfigError> {
-        let mut flags = args.clone();
-        within(
+        let batch_size_per_rank = within(
             "--batch-size-per-rank",
-            *flags.batch_size_per_rank.get_or_insert(128),
-            1..=MOST_SAMPLES,
+            args.batch_size_per_rank.unwrap_or(128),
+            1..=MAX_SAMPLES,
         )?;
-        flags.compute = flags.compute.decided(family)?;
-        flags.timeout = Some(Self::timeout(args)?.as_secs());
+        let compute = args.compute.decide_for(family)?;
+        let timeout = Self::timeout(args)?.as_secs();
         let weights = Self::weights(args)?;
-        let (train_split, seed) = match &weights {
-            WeightSource::File(_) => (fill_for_file(&mut flags, family)?, 0),
+        let (model, (data, train_split), seed) = match &weights {
+            WeightSource::File(_) => {
+                let model = model_of_flags(args, family)?;
+                (model, data_of_flags(args)?, 0)
+            }
             WeightSource::Checkpoint(_) => {
                 let trained =
                     trained.expect("the caller reads the checkpoint's configuration first");
-                (
-                    fill_like(trained, &mut flags, family)?,
-                    trained.run.seed.filled(),
-                )
+                if let Some(flag) = args.model.first_flag() {
+                    let because = "with --checkpoint, which names the network";
+                    return Err(no_effect(flag, because, "leave it out"));
+                }
+                let model = trained.model_of(family)?;
+                (model, data_like(trained, args)?, trained.run.seed)
             }
         };
         let named = |name: &str| MeasuredSplit::Named(name.to_owned());
@@ -118,10 +136,8 @@ impl EvalConfig {
                 .map(|_| MeasuredSplit::PartOfTrain(kind))
         };
         let train = || part(SplitKind::Train).unwrap_or_else(|| named("train"));
-        let val = || {
-            part(SplitKind::Val)
-                .unwrap_or_else(|| named(flags.data.eval_split.as_deref().unwrap_or("val")))
-        };
+        let val =
+            || part(SplitKind::Val).unwrap_or_else(|| named(data.eval_split().unwrap_or("val")));
         let candidates = match (&args.data.eval_split, args.split) {
             (Some(name), _) => vec![named(name)],
             (None, Some(SplitKind::Train)) => vec![train()],
@@ -130,15 +146,22 @@ impl EvalConfig {
             (None, None) => vec![named("test"), val()],
         };
         Ok(Self {
-            flags,
+            batch_size_per_rank,
+            allow_changed_classes: args.allow_changed_classes,
+            split: args.split,
+            timeout,
+            model,
+            data,
+            compute,
             train_split,
             seed,
             candidates,
             weights,
+            json: args.json,
         })
     }
 
-    /// Where the parameters are read from, as can be told before a checkpoint is read.
+    /// Returns the source of the parameters; known before a checkpoint is read.
     ///
     /// # Errors
     /// When there is no source, or two.
@@ -155,163 +178,132 @@ impl EvalConfig {
         }
     }
 
-    /// The longest wait for another rank, as can be told before a checkpoint is read.
+    /// Returns the longest wait for another rank; known before a checkpoint is read.
     ///
     /// # Errors
     /// When it is 0.
     pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
-        Ok(Duration::from_secs(at_least(
-            "--timeout",
-            args.timeout.unwrap_or(120),
-            1,
-        )?))
+        timeout(args.timeout, 120)
     }
 
-    /// What must be equal on all ranks, as (option, value).
+    /// Returns what must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        // A machine's own, and it need not be text.
-        let data = DataArgs {
-            data_dir: None,
-            ..self.data.clone()
-        };
-        let mut settings = shared_settings(&EvalArgs {
-            data,
-            ..self.flags.clone()
-        });
-        let weights = match &self.weights {
+        let mut config = self.clone();
+        // Each machine has its own folder, whose name need not be UTF-8.
+        if let Some(folder) = config.data.folder_mut() {
+            folder.clear();
+        }
+        let mut settings = shared_settings(&config);
+        let (option, path) = match &self.weights {
             WeightSource::File(path) => ("--weights", path),
             WeightSource::Checkpoint(path) => ("--checkpoint", path),
         };
-        settings.push((weights.0.to_owned(), weights.1.display().to_string()));
+        settings.push((option.to_owned(), path.display().to_string()));
         settings
     }
 }
 
-/// A weights file tells nothing of itself.
-fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
-    if flags.allow_changed_classes {
-        let because = "with --weights, a file that tells no class names";
+/// Returns the network that the flags name: a weights file does not.
+fn model_of_flags(args: &EvalArgs, family: &Family) -> Result<ModelSection, ConfigError> {
+    if args.allow_changed_classes {
+        let because = "with --weights, a file without class names";
         return Err(no_effect(
             "--allow-changed-classes",
             because,
             "leave it out",
         ));
     }
-    if family.is_resnet()
-        && !flags
-            .model
-            .0
-            .keys()
-            .any(|key| key == "model" || key == "depth")
-    {
+    let names_one = ["model", "depth"]
+        .iter()
+        .any(|key| args.model.0.contains_key(*key));
+    if family.is_resnet() && !names_one {
         return Err(missing(
             "--model",
-            "a weights file does not tell its network",
+            "a weights file does not name its network",
             "give for example --model resnet20",
         ));
     }
-    family.decide(&mut flags.model)?;
-    if flags.data.dataset.is_none() {
+    let mut model = args.model.clone();
+    family.decide(&mut model)?;
+    Ok(model)
+}
+
+fn data_of_flags(args: &EvalArgs) -> Result<(DataSection, TrainSplitSection), ConfigError> {
+    if args.data.dataset.is_none() {
         return Err(missing(
             "--dataset",
-            "a weights file does not tell what it was trained on",
+            "a weights file does not name its training data",
             "give for example --dataset cifar10 --data-dir DIR",
         ));
     }
-    let train_split;
-    (flags.data, train_split) = flags.data.clone().decided(TrainSplitArgs::default())?;
-    Ok(train_split)
+    args.data.clone().decide_with(TrainSplitArgs::default())
 }
 
-/// The model of a trained run, and its data where no flags say otherwise.
-fn fill_like(
+/// Returns the data of a trained run, flags winning.
+fn data_like(
     trained: &TrainConfig,
-    flags: &mut EvalArgs,
-    family: &Family,
-) -> Result<TrainSplitArgs, ConfigError> {
-    if let Some(flag) = flags.model.first_flag() {
-        return Err(no_effect(
-            flag,
-            "with --checkpoint, which tells the network",
-            "leave it out",
-        ));
-    }
-    flags.model = trained.model_of(family)?;
-    let below = DataSections {
-        data: trained.data.clone(),
-        train_split: trained.train_split.clone(),
-    };
+    args: &EvalArgs,
+) -> Result<(DataSection, TrainSplitSection), ConfigError> {
+    let below = trained.to_args();
     let typed = DataSections {
-        data: flags.data.clone(),
+        data: args.data.clone(),
         train_split: TrainSplitArgs::default(),
     };
-    let merged: DataSections = file::laid_over(&below, &typed)?;
-    let val_fraction = merged.train_split.val_fraction;
-    let (data, mut split) = merged.data.decided(merged.train_split)?;
-    let needs_train = match flags.split {
+    let DataSections { data, train_split } = file::laid_over(
+        &DataSections {
+            data: below.data,
+            train_split: below.train_split,
+        },
+        &typed,
+    )?;
+    let val_fraction = train_split.val_fraction;
+    let needs_train = match args.split {
         Some(SplitKind::Train) => true,
         Some(SplitKind::Val) => val_fraction.is_some(),
-        // What is drawn has a test split.
+        // Drawn data sets have a test split.
         Some(SplitKind::Test) | None => false,
     };
-    // What is drawn to be trained on is not drawn here unless it is measured; there is one image of it, as no split is empty.
-    let drawn = |number: Option<usize>| number.map(|number| if needs_train { number } else { 1 });
-    split = TrainSplitArgs {
-        shapes_train: drawn(split.shapes_train),
-        synthetic_train: drawn(split.synthetic_train),
-        limit_train: split.limit_train.filter(|_| needs_train),
+    // One training image is drawn where none is measured, as no split is empty.
+    let drawn = |number: Option<usize>| if needs_train { number } else { Some(1) };
+    let (data, split) = data.decide_with(TrainSplitArgs {
+        shapes_train: drawn(train_split.shapes_train),
+        synthetic_train: drawn(train_split.synthetic_train),
+        limit_train: train_split.limit_train.filter(|_| needs_train),
         val_fraction,
         ..TrainSplitArgs::default()
-    };
-    expect_few_drawn(&data, &split, &typed.data)?;
-    flags.data = data;
-    Ok(split)
+    })?;
+    expect_few_drawn(&data, &split, &args.data)?;
+    Ok((data, split))
 }
 
-/// Refuses to draw more images than fit into memory because a checkpoint says so.
+/// Refuses to draw more images than fit into memory because a checkpoint asks for them.
 fn expect_few_drawn(
-    data: &DataArgs,
-    split: &TrainSplitArgs,
+    data: &DataSection,
+    split: &TrainSplitSection,
     typed: &DataArgs,
 ) -> Result<(), ConfigError> {
-    let (option, num_train, num_test, typed) = match data.dataset.filled() {
-        DatasetKind::Shapes => (
-            "--shapes-test",
-            split.shapes_train,
-            data.shapes_test,
-            typed.shapes_test,
-        ),
-        DatasetKind::Synthetic => (
-            "--synthetic-test",
-            split.synthetic_train,
-            data.synthetic_test,
-            typed.synthetic_test,
-        ),
-        DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
-        DatasetKind::Shards | DatasetKind::Parquet | DatasetKind::Own => return Ok(()),
+    let (option, num_test, typed) = match data.dataset {
+        DatasetChoice::Shapes { shapes_test, .. } => {
+            ("--shapes-test", shapes_test, typed.shapes_test)
+        }
+        DatasetChoice::Synthetic { synthetic_test, .. } => {
+            ("--synthetic-test", synthetic_test, typed.synthetic_test)
+        }
+        _ => return Ok(()),
     };
-    let (num_train, num_test, side) = (
-        num_train.filled(),
-        num_test.filled(),
-        data.image_size() as u64,
-    );
-    let fits = |number: usize| (number as u64).saturating_mul(3 * side * side) <= MOST_DRAWN_BYTES;
-    let expected =
-        || format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag");
+    let side = data.image_size() as u64;
+    let fits = |number: usize| (number as u64).saturating_mul(3 * side * side) <= MAX_DRAWN_BYTES;
     if typed.is_none() && !fits(num_test) {
-        return Err(invalid(
-            option,
-            expected(),
-            format!("the checkpoint's {num_test} images"),
-        ));
+        let expected =
+            format!("at most {MAX_DRAWN_BYTES} bytes of images, or the number as a flag");
+        let got = format!("the checkpoint's {num_test} images");
+        return Err(invalid(option, expected, got));
     }
+    let num_train = split.num_made();
     if !fits(num_train) {
-        let expected = format!("training images of at most {MOST_DRAWN_BYTES} bytes");
-        return Err(invalid(
-            "--split",
-            expected,
-            format!("the checkpoint's {num_train} images"),
-        ));
+        let expected = format!("training images of at most {MAX_DRAWN_BYTES} bytes");
+        let got = format!("the checkpoint's {num_train} images");
+        return Err(invalid("--split", expected, got));
     }
     Ok(())
 }

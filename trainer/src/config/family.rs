@@ -1,4 +1,4 @@
-//! What the configuration knows of a model family: its name, its flags by key, and which general options it heeds.
+//! What the configuration knows of a model family: its name, its flags by key, and which general options it supports.
 //!
 //! In: the flags of a model as typed or saved. Out: the same, filled and checked by the family.
 //! Invariant: an option that would change nothing about a model is refused; a saved section names its family, but for
@@ -21,7 +21,7 @@ use toml::{Table, Value};
 /// The key of a saved section that names its family.
 const FAMILY: &str = "family";
 
-/// An option of how a network is made or computed that a family may heed.
+/// An option of how a network is made or computed that a family may support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelOption {
@@ -59,7 +59,7 @@ type Decide = fn(Table) -> Result<(Table, String), ConfigError>;
 pub struct Family {
     /// In checkpoints.
     pub(crate) name: &'static str,
-    /// The general options that it heeds.
+    /// The general options that it supports.
     pub(crate) options: &'static [ModelOption],
     pub(crate) decide: Decide,
 }
@@ -128,32 +128,29 @@ impl Family {
         ))
     }
 
-    /// Refuses general options among `args`, by section and key, that have no effect on this family.
-    pub(super) fn reject_inapplicable_options(
+    /// Refuses the first general option that was `typed`, by section and key, that this family does not
+    /// support.
+    pub(super) fn expect_effect(
         &self,
-        args: &impl Serialize,
+        typed: &impl Serialize,
+        decided: &impl Serialize,
     ) -> Result<(), ConfigError> {
-        let table = file::table(args)?;
-        for option in OPTIONS
+        let typed = file::table(typed)?;
+        let decided = file::table(decided)?;
+        let mut of_families = OPTIONS
             .iter()
-            .filter(|option| file::get(&table, option.key).is_some())
-        {
-            if option
-                .heeded_as
-                .is_some_and(|heeded| !self.options.contains(&heeded))
-            {
+            .filter(|option| option.model_option.is_some());
+        match of_families.find(|option| option.is_in_vain(&typed, &decided)) {
+            None => Ok(()),
+            Some(option) => {
                 let name = match option.key {
                     "compute.cpu" => "--cpu, or LOCKSTEP_CPU,".to_owned(),
                     key => options::flag(key),
                 };
-                return Err(no_effect(
-                    name,
-                    format!("on models of the family {}", self.name),
-                    "leave it out",
-                ));
+                let because = format!("on models of the family {}", self.name);
+                Err(no_effect(name, because, "leave it out"))
             }
         }
-        Ok(())
     }
 }
 

@@ -5,10 +5,12 @@
 
 use super::error::ConfigError;
 use super::options::{OPTIONS, OptionFacts};
+use super::resolve::Sections;
 use crate::config::DatasetKind;
 use crate::config::cli::TrainArgs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::error::Error;
 use std::fs;
 use std::path::Path;
 use toml::{Table, Value};
@@ -44,12 +46,22 @@ pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> 
     })
 }
 
-/// Refuses what a file could not hold: numbers from 2^63 on, since integers of TOML are signed, and paths that are no text.
-pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
-    table(args).map(drop)
+/// Returns decided sections as flags.
+pub(super) fn args(sections: &Sections) -> Result<TrainArgs, ConfigError> {
+    table(sections)?
+        .try_into()
+        .map_err(|error: toml::de::Error| merge_error(&error))
 }
 
-/// Flags by key.
+fn merge_error(error: &dyn Error) -> ConfigError {
+    ConfigError::Syntax {
+        origin: "merged options".to_owned(),
+        problem: error.to_string(),
+    }
+}
+
+/// Returns options by section and key. Refuses what TOML cannot hold: numbers from 2^63 on, since its
+/// integers are signed, and paths that are not UTF-8.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
         let problem = format!(
@@ -65,9 +77,9 @@ pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
 
 /// The flags laid over the file's options.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
-    [file, flags].into_iter().try_for_each(expect_writable)?;
     let mut args: TrainArgs = laid_over(file, flags)?;
-    (args.resume, args.recipe) = (flags.resume, flags.recipe);
+    args.resume = flags.resume;
+    args.recipe = flags.recipe;
     Ok(args)
 }
 
@@ -76,12 +88,8 @@ pub(super) fn laid_over<T: DeserializeOwned>(
     below: &impl Serialize,
     flags: &impl Serialize,
 ) -> Result<T, ConfigError> {
-    let syntax = |problem: String| ConfigError::Syntax {
-        origin: "merged options".to_owned(),
-        problem,
-    };
-    let mut below = Table::try_from(below).map_err(|error| syntax(error.to_string()))?;
-    let flags = Table::try_from(flags).map_err(|error| syntax(error.to_string()))?;
+    let mut below = table(below)?;
+    let flags = table(flags)?;
     // The rows of the model are those of residual networks; what the flags of another family mean to each other only it knows.
     let is_own = get(&below, "model.family").is_some();
     let rows = || {
@@ -124,7 +132,7 @@ pub(super) fn laid_over<T: DeserializeOwned>(
     }
     Value::Table(below)
         .try_into()
-        .map_err(|error: toml::de::Error| syntax(error.to_string()))
+        .map_err(|error: toml::de::Error| merge_error(&error))
 }
 
 pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {

@@ -1,8 +1,8 @@
-//! A training run as decided: every gap in the flags filled, every contradiction refused.
+//! The configuration of a command: flags as typed ([`cli`]), and what they were decided to mean.
 //!
-//! In: [`TrainArgs`], a TOML file and the world size. Out: [`TrainConfig`].
-//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an option without
-//! effect is an error, and absent from the filled flags; what [`TrainConfig::to_toml`] prints resolves to the same configuration.
+//! In: flags, a TOML file and the world size. Out: [`TrainConfig`] and its like.
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an option
+//! without effect is an error; [`TrainConfig::to_toml`] prints what resolves to the same configuration.
 
 pub mod choices;
 pub mod cli;
@@ -12,7 +12,6 @@ mod checks;
 mod commands;
 mod compute;
 mod data;
-mod doctor;
 mod error;
 mod eval;
 mod family;
@@ -24,80 +23,86 @@ mod optimizer;
 mod options;
 mod predict_scaling;
 pub mod recipes;
-mod report;
 mod resolve;
 mod run;
 mod saved;
 mod scaling_method;
 mod schedule;
-mod shard;
 mod sync;
-mod verify;
 
 pub use crate::config::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind,
-    DeviceChoice, Dtype, InputKind, KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind,
-    OnOff, OptimizerKind, PlacementKind, RecomputeKind, ReductionChoice, SamplerKind, ScalingKind,
-    ScheduleKind, ShortcutKind, SplitKind, SyncKind, UpdateKind,
+    DeviceChoice, Dtype, Figure, InputKind, KernelsKind, LossScaling, Monitor, OnBadImageKind,
+    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, RecomputeKind,
+    ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, ShortcutKind, SplitKind, SyncKind,
+    UpdateKind,
 };
-pub use crate::config::choices::{Figure, Monitor, RateFactor};
-pub use checks::Filled;
-pub use commands::{BenchConfig, PredictConfig, SimulationConfig};
+pub use batch::BatchSection;
+pub(crate) use checks::{at_least, in_range};
+pub use commands::{BenchConfig, DoctorConfig, PredictConfig, SimulationConfig, VerifyConfig};
+pub use compute::ComputeSection;
 pub(crate) use compute::instruction_set;
+pub use data::{
+    CifarFiles, DataSection, DatasetChoice, ImageFiles, ImageSize, NormalizationChoice,
+    TrainSplitSection,
+};
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
-pub use doctor::DoctorConfig;
 pub use error::ConfigError;
 pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
 pub(crate) use family::decided;
 pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;
+pub use optimizer::{Decay, LossChoice, Moments, Momentum, OptimizerChoice, OptimizerSection};
 pub use predict_scaling::{
     NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig,
 };
-pub use report::report_request;
+pub use resolve::Sections;
+pub use run::{OnNonFinite, RunSection};
 pub use scaling_method::scaling_method_name;
-pub use shard::images_per_shard;
-pub use sync::{Staleness, SyncConfig, SyncMethod};
-pub use verify::VerifyConfig;
+pub use schedule::{ScheduleChoice, ScheduleSection};
+pub use sync::{Staleness, SyncConfig, SyncMethod, SyncSection};
 
 use crate::config::choices::Resolution;
 use crate::config::cli::{ModelSection, TrainArgs};
 use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
 
-/// Everything a training run needs to know: its flags, of which each that has an effect is [filled](Filled), and what they mean
-/// together. They are what is printed, compared and saved.
+/// The configuration of a training run: its sections, which are printed, compared and saved.
 ///
-/// `Deserialize` is for what this program wrote itself into a checkpoint: it asks nothing of this machine.
+/// `Deserialize` is for what this program wrote into a checkpoint: it does not look at this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "serde_json::Value", into = "saved::SavedConfig")]
+#[serde(try_from = "saved::SavedFlags", into = "saved::SavedSections")]
 pub struct TrainConfig {
-    flags: TrainArgs,
+    sections: Sections,
+    /// Whether this start resumes a run.
+    pub resume: bool,
     /// For run directories and reports.
     model_name: String,
-    /// The options that the model's family heeds.
-    heeded: Vec<ModelOption>,
-    /// All ranks, those that only serve, too.
+    /// The options that the model's family supports.
+    supported: Vec<ModelOption>,
+    /// All ranks, including those that only serve.
     world_size: usize,
 }
 
 impl Deref for TrainConfig {
-    type Target = TrainArgs;
+    type Target = Sections;
 
-    fn deref(&self) -> &TrainArgs {
-        &self.flags
+    fn deref(&self) -> &Sections {
+        &self.sections
     }
 }
 
 impl TrainConfig {
-    /// Decides what was left open and refuses what contradicts itself, for a residual network.
+    /// Decides the configuration of a residual network.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot be read.
+    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot
+    /// be read.
     pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
         Self::resolve_for(&Family::RESNET, args, world_size)
     }
@@ -105,7 +110,7 @@ impl TrainConfig {
     /// As [`resolve`](Self::resolve), for a model of this family.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve); also for an option that the family does not heed.
+    /// As [`resolve`](Self::resolve); also for an option that the family does not support.
     pub fn resolve_for(
         family: &Family,
         args: &TrainArgs,
@@ -121,8 +126,8 @@ impl TrainConfig {
         Self::decide(args, family, world_size)
     }
 
-    /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
-    /// place of the file of `--config`; flags win.
+    /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as
+    /// [`to_toml`](Self::to_toml) printed them, in place of the file of `--config`; flags win.
     ///
     /// # Errors
     /// As [`resolve_for`](Self::resolve_for).
@@ -133,114 +138,119 @@ impl TrainConfig {
         world_size: usize,
     ) -> Result<Self, ConfigError> {
         let mut saved = file::parse(saved, "the saved run.toml")?;
-        // That of the session before is its own.
+        // Each session has its own trace.
         saved.sync.trace = None;
         family.expect("--resume", saved.model.family())?;
         Self::decide(file::merged(&saved, args)?, family, world_size)
     }
 
-    /// The configuration that [`to_toml`](Self::to_toml) printed.
+    /// Returns the configuration that [`to_toml`](Self::to_toml) printed.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
-        Self::decide(
-            file::parse(text, "the TOML text")?,
-            &Family::RESNET,
-            world_size,
-        )
+        let args = file::parse(text, "the TOML text")?;
+        Self::decide(args, &Family::RESNET, world_size)
     }
 
-    fn decide(args: TrainArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
+    fn decide(
+        mut args: TrainArgs,
+        family: &Family,
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
         assert!(world_size > 0, "world_size: expected at least 1, got 0");
-        let mut flags = TrainArgs {
-            config: None,
-            recipe: None,
-            allow_changed_data: false,
-            ..args
-        };
-        family.reject_inapplicable_options(&flags)?;
-        let model_name = family.decide(&mut flags.model)?;
-        resolve::fill(&mut flags, family.options, world_size)?;
-        resolve::expect_offered(&flags)?;
+        let resume = args.resume;
+        let typed = file::table(&args)?;
+        let model_name = family.decide(&mut args.model)?;
+        let sections = Sections::decide(args, family.options, world_size)?;
+        family.expect_effect(&typed, &sections)?;
+        options::expect_effect(&typed, &sections)?;
+        sections.expect_offered()?;
         Ok(Self {
-            flags,
+            sections,
+            resume,
             model_name,
-            heeded: family.options.to_vec(),
+            supported: family.options.to_vec(),
             world_size,
         })
     }
 
-    /// The same, written to `directory`; its other files are found from any folder.
+    /// Returns these options as flags.
+    pub fn to_args(&self) -> TrainArgs {
+        file::parse(&self.to_toml(), "the decided options")
+            .expect("sections have the keys of flags")
+    }
+
+    /// Returns this configuration for a run in `directory`, its other paths absolute.
     pub(crate) fn in_directory(self, directory: &Path) -> Self {
         let mut config = self.with_absolute_paths();
-        config.flags.run.name = None;
-        config.flags.run.output_dir = Some(directory.to_owned());
+        config.sections.run.name = None;
+        config.sections.run.output_dir = Some(directory.to_owned());
         config
     }
 
-    /// The same, its files but the output directory found from any folder.
+    /// Returns this configuration with all paths absolute, except the output directory.
     pub(crate) fn with_absolute_paths(mut self) -> Self {
-        let TrainArgs { data, run, .. } = &mut self.flags;
-        for path in [&mut data.data_dir, &mut run.weights, &mut run.tensorboard]
-            .into_iter()
-            .flatten()
-        {
+        let Sections { data, run, .. } = &mut self.sections;
+        let paths = [
+            data.folder_mut(),
+            run.weights.as_mut(),
+            run.tensorboard.as_mut(),
+        ];
+        for path in paths.into_iter().flatten() {
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
         }
         self
     }
 
-    /// The same, begun as `before` was: with what counts at the first start alone.
+    /// Returns this configuration with the options that count only at the first start as in `before`.
     pub(crate) fn begun_as(mut self, before: &Self) -> Self {
-        let (run, began) = (&mut self.flags.run, &before.flags.run);
-        run.weights.clone_from(&began.weights);
-        (run.new_head, run.zero_gamma) = (began.new_head, began.zero_gamma);
+        let run = &mut self.sections.run;
+        run.weights.clone_from(&before.run.weights);
+        run.new_head = before.run.new_head;
+        run.zero_gamma = before.run.zero_gamma;
         self
     }
 
-    /// A sentence on each option that is given otherwise than the run of `before` began with, and counts at the first start alone.
+    /// Returns a sentence for each option that differs from `before` and counts only at the first start.
     pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
         let now = self.clone().with_absolute_paths();
         let (now, was) = (&now.run, &before.run);
-        let given = [
+        let ignored = [
             (
                 "--weights",
                 now.weights.is_some() && now.weights != was.weights,
             ),
-            (
-                "--new-head",
-                now.new_head == Some(true) && now.new_head != was.new_head,
-            ),
+            ("--new-head", now.new_head && !was.new_head),
             (
                 "--zero-gamma",
                 now.zero_gamma == Some(true) && now.zero_gamma != was.zero_gamma,
             ),
         ];
-        let ignored = given.into_iter().filter(|(_, is_ignored)| *is_ignored);
+        let ignored = ignored.into_iter().filter(|(_, is_ignored)| *is_ignored);
         ignored
             .map(|(option, _)| {
-                format!("resume: {option} has no effect, as the run goes on from its checkpoint")
+                format!("resume: {option} has no effect, as the run continues from its checkpoint")
             })
             .collect()
     }
 
-    /// The same, of a start with `--resume` or without.
+    /// Returns this configuration for a start with or without `--resume`.
     pub(crate) fn resuming(mut self, resume: bool) -> Self {
-        self.flags.resume = resume;
+        self.resume = resume;
         self
     }
 
-    /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.
+    /// Returns the configuration as TOML that `--config` accepts, without `--resume`.
     pub fn to_toml(&self) -> String {
-        toml::to_string(&self.flags)
+        toml::to_string(&self.sections)
             .expect("options are numbers, text, flags and lists, which TOML has")
     }
 
-    /// The flags of a model that this family is to build.
+    /// Returns the flags of a model that this family builds.
     ///
     /// # Errors
-    /// When the run was one of another family.
+    /// When the run was of another family.
     pub fn model_of(&self, family: &Family) -> Result<ModelSection, ConfigError> {
         family.expect("--checkpoint", self.model.family())?;
         let mut model = self.model.clone();
@@ -248,46 +258,49 @@ impl TrainConfig {
         Ok(model)
     }
 
-    /// Name of the run: that of `--name`, or model, data set, the options that runs are compared by where they are not the default, and
-    /// seed, such as `resnet20-shapes-seed0` or `resnet20-shapes-adamw-lr0.003-seed0`.
+    /// Returns the name of the run: that of `--name`, or model, data set, changed options and seed,
+    /// such as `resnet20-shapes-adamw-lr0.003-seed0`.
     pub fn run_name(&self) -> String {
         if let Some(name) = &self.run.name {
             return name.clone();
         }
         let mut parts = vec![
             self.model_name.clone(),
-            self.data.dataset.filled().to_string(),
+            self.data.dataset.kind().to_string(),
         ];
-        parts.extend(name::changes(&self.flags, &self.heeded, self.world_size));
-        parts.push(format!("seed{}", self.run.seed.filled()));
+        parts.extend(name::changes(
+            &self.to_args(),
+            &self.supported,
+            self.world_size,
+        ));
+        parts.push(format!("seed{}", self.run.seed));
         parts.join("-")
     }
 
-    /// How many ranks train.
+    /// Returns the number of ranks that train.
     pub fn num_workers(&self) -> usize {
-        self.sync.method().num_workers(self.world_size)
+        self.sync.method.num_workers(self.world_size)
     }
 
-    /// Samples of one rank's forward pass: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly, or, with
-    /// virtual shards, times their number.
+    /// Returns the samples of one rank's forward pass.
     pub fn micro_batch_size(&self) -> usize {
-        self.batch
-            .micro_batch_size(&self.sync.method(), self.num_workers())
+        let parts = self.batch.parts(&self.sync.method, self.num_workers());
+        self.batch.global_batch_size / parts
     }
 
-    /// Learning rate after warmup.
+    /// Returns the learning rate after warmup.
     pub fn peak_learning_rate(&self) -> f64 {
         self.optimizer
-            .peak_learning_rate(self.batch.global_batch_size.filled())
+            .peak_learning_rate(self.batch.global_batch_size)
     }
 
-    /// How the ranks' gradients or parameters become one.
+    /// Returns the synchronisation as the code that makes steps takes it.
     pub fn sync_config(&self) -> SyncConfig {
-        SyncConfig::of(&self.sync, self.compute.device.filled())
+        self.sync.config(self.compute.device)
     }
 
-    /// SHA-256 in hexadecimal of what must be equal on all ranks: version, world size, `--resume` and all options but
-    /// the paths, threads and device of the machine.
+    /// Returns the SHA-256, in hexadecimal, of what must be equal on all ranks: version, world size,
+    /// `--resume` and all options but the paths, threads and device of the machine.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
         digest.update(format!(
@@ -296,7 +309,7 @@ impl TrainConfig {
             self.num_workers(),
             self.resume
         ));
-        for (key, value) in shared_settings(&self.flags) {
+        for (key, value) in shared_settings(&self.sections) {
             digest.update(format!("{key}={value}\n"));
         }
         digest
@@ -306,70 +319,60 @@ impl TrainConfig {
             .collect()
     }
 
-    /// What keeps this run from being the continuation of one with the configuration `before`: the options that would
-    /// change the course of the parameters. Another length is a difference only where the schedule would change with it and
-    /// `--schedule-epochs` does not say so.
+    /// Returns the options that keep this run from continuing one with the configuration `before`,
+    /// because they change the course of the parameters. Another length counts only if the schedule
+    /// changes with it and `--schedule-epochs` is absent.
     pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
-        let (old, new) = (before.settings(), self.settings());
-        let find = |settings: &[(String, String)], key: &str| {
-            settings
-                .iter()
-                .find(|(other, _)| other == key)
-                .map_or("unset".to_owned(), |(_, value)| value.clone())
+        let old: BTreeMap<String, String> = before.settings().into_iter().collect();
+        let new: BTreeMap<String, String> = self.settings().into_iter().collect();
+        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let value = |settings: &BTreeMap<String, String>, key: &str| {
+            settings.get(key).map_or("unset".to_owned(), String::clone)
         };
-        let mut keys: Vec<&String> = old.iter().chain(&new).map(|(key, _)| key).collect();
-        keys.sort();
-        keys.dedup();
-        let mut differences: Vec<ConfigDifference> = keys
-            .into_iter()
-            .filter(|key| options::is(key, |option| option.on_resume == OnResume::Fixed))
-            .map(|key| ConfigDifference {
-                key: key.clone(),
-                before: find(&old, key),
-                now: find(&new, key),
-            })
-            .filter(|difference| difference.before != difference.now)
-            .collect();
-        let (planned, was) = (
-            self.schedule.planned_epochs(),
-            before.schedule.planned_epochs(),
-        );
+        let mut differences = Vec::new();
+        for key in keys {
+            let is_fixed = options::is(key, |option| option.on_resume == OnResume::Fixed);
+            if is_fixed && old.get(key) != new.get(key) {
+                differences.push(ConfigDifference {
+                    key: key.clone(),
+                    before: value(&old, key),
+                    now: value(&new, key),
+                });
+            }
+        }
+        let planned = self.schedule.planned_epochs();
+        let was = before.schedule.planned_epochs();
         if self.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
-            let (key, before, now) = (
-                "schedule.epochs".to_owned(),
-                was.to_string(),
-                planned.to_string(),
-            );
-            differences.push(ConfigDifference { key, before, now });
+            differences.push(ConfigDifference {
+                key: "schedule.epochs".to_owned(),
+                before: was.to_string(),
+                now: planned.to_string(),
+            });
         }
         differences
     }
 
-    /// Whether a step depends on how many epochs are planned.
     fn depends_on_epochs(&self) -> bool {
-        self.schedule.depends_on_epochs()
-            || self
-                .data
-                .resolution
-                .as_ref()
-                .is_some_and(Resolution::depends_on_epochs)
+        let sizes = self.data.resolution();
+        self.schedule.schedule.depends_on_epochs()
+            || sizes.is_some_and(Resolution::depends_on_epochs)
     }
 
-    /// All options with effect as (`section.key`, value), sorted.
+    /// Returns all options as (`section.key`, value), sorted.
     pub fn settings(&self) -> Vec<(String, String)> {
-        settings(&self.flags)
+        settings(&self.sections)
     }
 
-    /// What must be equal on all ranks, as (option, value).
+    /// Returns what must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        let mut settings = shared_settings(&self.flags);
+        let mut settings = shared_settings(&self.sections);
         settings.push(("--resume".to_owned(), self.resume.to_string()));
         settings.push(("--trace".to_owned(), self.sync.trace.is_some().to_string()));
         settings
     }
 }
 
-/// All options that are given as (`section.key`, value), sorted; those that belong to no section as (`--key`, value).
+/// Returns all options as (`section.key`, value), sorted; those of no section as (`--key`, value).
 fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
     let mut settings = Vec::new();
@@ -387,7 +390,8 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     settings
 }
 
-/// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
+/// Returns the options that must be equal on all ranks: all but the paths, threads and device of the
+/// machine.
 fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
     let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
     settings(args)
@@ -396,7 +400,7 @@ fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
         .collect()
 }
 
-/// One option that two configurations do not agree on.
+/// An option that differs between two configurations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigDifference {
     /// `section.key` as in the TOML file.

@@ -1,16 +1,16 @@
-//! Defaults and checks of the flags that name a residual network.
+//! The flags of residual networks.
 
-use super::checks::{Filled, conflict, invalid, missing};
+use super::checks::{conflict, invalid, missing};
 use super::error::ConfigError;
 use crate::config::choices::ShortcutKind;
 use crate::config::cli::ModelArgs;
 use burn_resnet::{ResNetConfig, Shortcut};
 
-/// The deepest network that is made; the deepest published has 1,202 layers.
-const MOST_LAYERS: usize = 10_000;
+/// Weighted layers of the deepest network; the deepest published has 1,202.
+const MAX_LAYERS: usize = 10_000;
 
 impl ModelArgs {
-    /// The residual network with `depth` weighted layers and no parameters in its shortcuts.
+    /// Returns the flags of the network with `depth` weighted layers and no parameters in its shortcuts.
     pub fn resnet(depth: usize) -> Self {
         Self {
             model: Some(format!("resnet{depth}")),
@@ -19,68 +19,70 @@ impl ModelArgs {
         }
     }
 
-    /// Fills the gaps, and refuses what contradicts itself. The name tells the depth.
+    /// Applies the defaults and refuses contradictions; the name implies the depth.
     ///
     /// # Errors
     /// When the flags contradict each other, or there is no such network.
     pub(crate) fn fill(&mut self) -> Result<(), ConfigError> {
-        let depth = self.depth.take();
-        let named = match self.model.as_deref() {
-            None | Some("resnet") => None,
-            Some(name) => Some(ResNetConfig::from_name(name)?.depth()),
-        };
-        if self.model.as_deref() == Some("resnet") && depth.is_none() {
-            return Err(missing(
-                "--depth",
-                "--model resnet does not tell the depth",
-                "add it, or give --model resnet20",
-            ));
-        }
-        if let (Some(named), Some(depth)) = (named, depth)
-            && named != depth
-        {
-            return Err(conflict(
-                "--depth",
-                format!("--model resnet{named}"),
-                "give one of them",
-            ));
-        }
-        let network = match (named, &self.model) {
-            (Some(_), Some(name)) => ResNetConfig::from_name(name)?,
-            _ => ResNetConfig::from_name(&format!("resnet{}", depth.unwrap_or(20)))?,
-        };
-        if network.depth() > MOST_LAYERS {
-            let expected = format!("a network of at most {MOST_LAYERS} layers");
+        let network = self.network()?;
+        if network.depth() > MAX_LAYERS {
+            let expected = format!("a network of at most {MAX_LAYERS} layers");
             return Err(invalid("--model", expected, network.name()));
         }
-        self.model = Some(network.name());
         if !network.is_small() && self.shortcut == Some(ShortcutKind::A) {
+            let name = network.name();
             return Err(conflict(
                 "--shortcut a",
-                format!("--model {}", network.name()),
-                format!(
-                    "that is ImageNet's; the one for small images is cifar-{}",
-                    network.name()
-                ),
+                format!("--model {name}"),
+                format!("that is ImageNet's; the one for small images is cifar-{name}"),
             ));
         }
-        self.shortcut.get_or_insert(match network.shortcut() {
+        self.model = Some(network.name());
+        self.depth = None;
+        self.shortcut = Some(match network.shortcut() {
             Shortcut::A => ShortcutKind::A,
             Shortcut::B => ShortcutKind::B,
         });
         Ok(())
     }
 
-    /// The network that filled flags name, but for what only the data tell.
+    /// Returns the network that these flags name, without what only the data determine.
     ///
     /// # Errors
-    /// When there is no such network.
+    /// When the flags contradict each other, or there is no such network.
     pub fn network(&self) -> Result<ResNetConfig, ConfigError> {
-        Ok(ResNetConfig::from_name(&self.name())?)
+        let network = match (self.model.as_deref(), self.depth) {
+            (Some("resnet"), None) => {
+                return Err(missing(
+                    "--depth",
+                    "--model resnet does not name the depth",
+                    "add it, or give --model resnet20",
+                ));
+            }
+            (None | Some("resnet"), depth) => {
+                ResNetConfig::from_name(&format!("resnet{}", depth.unwrap_or(20)))?
+            }
+            (Some(name), depth) => {
+                let network = ResNetConfig::from_name(name)?;
+                if depth.is_some_and(|depth| depth != network.depth()) {
+                    return Err(conflict(
+                        "--depth",
+                        format!("--model {name}"),
+                        "give one of them",
+                    ));
+                }
+                network
+            }
+        };
+        Ok(match self.shortcut {
+            Some(ShortcutKind::A) => network.with_shortcut(Shortcut::A),
+            Some(ShortcutKind::B) => network.with_shortcut(Shortcut::B),
+            None => network,
+        })
     }
 
-    /// Name such as `resnet20`.
+    /// Returns a name such as `resnet20`; empty before the defaults are applied.
     pub fn name(&self) -> String {
-        self.model.filled()
+        self.model.clone().unwrap_or_default()
     }
 }

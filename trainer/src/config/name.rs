@@ -1,11 +1,12 @@
 //! Options in the name of a run.
 //!
-//! In: filled flags. Out: a short word for each option that runs are commonly compared by and that is not the default.
+//! In: decided flags. Out: a short word for each option that runs are commonly compared by and that is not the default.
 //! Invariant: options that may change when a run is resumed, and options of the machine, are no part of a name.
 
 use super::cli::TrainArgs;
 use super::family::ModelOption;
-use super::resolve;
+use super::file;
+use super::resolve::Sections;
 
 /// An option of a name.
 struct Named {
@@ -39,7 +40,11 @@ const NAMED: [Named; 8] = [
 ];
 
 /// The words of the options in `flags` that are not what they are by default, the other options being as they are.
-pub(super) fn changes(flags: &TrainArgs, heeded: &[ModelOption], world_size: usize) -> Vec<String> {
+pub(super) fn changes(
+    flags: &TrainArgs,
+    supported: &[ModelOption],
+    world_size: usize,
+) -> Vec<String> {
     let changed = NAMED.iter().filter_map(
         |Named {
              prefix,
@@ -47,11 +52,12 @@ pub(super) fn changes(flags: &TrainArgs, heeded: &[ModelOption], world_size: usi
              clear,
          }| {
             let given = value(flags)?;
-            let mut default = flags.clone();
-            clear(&mut default);
+            let mut cleared = flags.clone();
+            clear(&mut cleared);
             // Without the option the others may contradict each other: then they were chosen for it.
-            let is_default = resolve::fill(&mut default, heeded, world_size).is_ok()
-                && value(&default).as_ref() == Some(&given);
+            let default = Sections::decide(cleared, supported, world_size)
+                .and_then(|sections| file::args(&sections));
+            let is_default = default.is_ok_and(|default| value(&default).as_ref() == Some(&given));
             (!is_default).then(|| format!("{prefix}{}", word(&given)))
         },
     );

@@ -5,6 +5,7 @@
 use super::checks::{at_least, in_range, invalid, no_effect};
 use super::commands::file_name;
 use super::error::ConfigError;
+use super::sync::timeout;
 use crate::config::choices::ReductionChoice;
 use crate::config::cli::NetbenchArgs;
 use clap::ValueEnum;
@@ -50,17 +51,17 @@ impl NetbenchConfig {
     pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let expected = format!("above 0 and at most {MOST_SECONDS}");
         let seconds = args.seconds_per_point.unwrap_or(1.0);
-        let seconds = in_range("--seconds-per-point", seconds, expected, |seconds| {
+        let seconds = in_range("--seconds-per-point", seconds, &expected, |seconds| {
             seconds > 0.0 && seconds <= MOST_SECONDS
         })?;
-        let timeout = at_least("--timeout", args.timeout.unwrap_or(120), 1)?;
-        if timeout as f64 <= 2.0 * seconds {
+        let timeout = timeout(args.timeout, 120)?;
+        if timeout.as_secs_f64() <= 2.0 * seconds {
             return Err(invalid(
                 "--timeout",
                 format!(
                     "more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"
                 ),
-                format!("{timeout} s"),
+                format!("{} s", timeout.as_secs()),
             ));
         }
         let all = || {
@@ -91,12 +92,8 @@ impl NetbenchConfig {
             most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
             ranks: ranks(args, world_size)?,
             reductions,
-            output: args
-                .output
-                .clone()
-                .map(|path| file_name("--output", path))
-                .transpose()?,
-            timeout: Duration::from_secs(timeout),
+            output: file_name("--output", args.output.as_ref())?,
+            timeout,
             json: args.json,
         })
     }

@@ -1,361 +1,273 @@
-//! Defaults and checks of the flags of descent and loss.
+//! The section `[optimizer]`: optimizer, loss, and what else changes an update.
 
-use super::checks::{Filled, at_least, conflict, expect_needs, in_range, is_share, no_effect};
+use super::checks::{above_0, at_least, conflict, in_range, share};
 use super::error::ConfigError;
-use crate::config::choices::{Dtype, LossKind, LossScaling, OptimizerKind, RateFactor, SyncKind};
+use crate::config::choices::{
+    ClassWeights, Dtype, LossKind, LossScaling, OptimizerKind, RateFactor,
+};
 use crate::config::cli::OptimizerArgs;
+use serde::Serialize;
+
+/// Optimizer, loss, and what else changes an update.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct OptimizerSection {
+    #[serde(flatten)]
+    pub optimizer: OptimizerChoice,
+    pub learning_rate: f64,
+    pub scale_learning_rate: bool,
+    /// Present with `--scale-learning-rate`.
+    pub reference_batch_size: Option<usize>,
+    #[serde(flatten)]
+    pub loss: LossChoice,
+    pub clip_grad_norm: Option<f64>,
+    pub freeze: Option<Vec<String>>,
+    pub learning_rate_factors: Option<Vec<RateFactor>>,
+    pub clip_grad_value: Option<f64>,
+    pub ema_decay: Option<f64>,
+    pub loss_scale: LossScaling,
+}
+
+/// An optimizer with the options that it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(
+    tag = "optimizer",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub enum OptimizerChoice {
+    /// Stochastic gradient descent with momentum.
+    Sgd {
+        #[serde(flatten)]
+        momentum: Momentum,
+        #[serde(flatten)]
+        decay: Decay,
+    },
+    /// Adam with decoupled weight decay.
+    Adamw {
+        #[serde(flatten)]
+        moments: Moments,
+        #[serde(flatten)]
+        decay: Decay,
+    },
+    /// Descent with momentum, its step scaled for each tensor.
+    Lars {
+        #[serde(flatten)]
+        momentum: Momentum,
+        trust_coefficient: f64,
+        #[serde(flatten)]
+        decay: Decay,
+    },
+    /// Adam's direction, its step scaled for each tensor.
+    Lamb {
+        #[serde(flatten)]
+        moments: Moments,
+        #[serde(flatten)]
+        decay: Decay,
+    },
+    /// The optimizer of the model family.
+    Custom,
+}
+
+/// Options of sgd and lars.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct Momentum {
+    pub momentum: f64,
+    pub nesterov: bool,
+}
+
+/// Options of adamw and lamb.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct Moments {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+}
+
+/// Weight decay.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct Decay {
+    pub weight_decay: f64,
+    /// Absent where nothing decays and no step is scaled.
+    pub decay_norm_and_bias: Option<bool>,
+}
+
+/// A loss with the options that it takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(
+    tag = "loss",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub enum LossChoice {
+    /// Of the softmax over all classes.
+    CrossEntropy {
+        label_smoothing: f64,
+        class_weights: Option<ClassWeights>,
+    },
+    /// Of a sigmoid for each class.
+    BinaryCrossEntropy,
+}
 
 impl OptimizerArgs {
-    fn fill_loss(&mut self) -> Result<(), ConfigError> {
-        let loss = *self.loss.get_or_insert(LossKind::CrossEntropy);
-        if loss != LossKind::CrossEntropy && self.class_weights.is_some() {
-            return Err(no_effect(
-                "--class-weights",
-                format!("with --loss {loss}"),
-                "it is for --loss cross-entropy",
-            ));
-        }
-        if loss == LossKind::CrossEntropy {
-            let smoothing = *self.label_smoothing.get_or_insert(0.0);
-            return in_range(
-                "--label-smoothing",
-                smoothing,
-                "0 up to but not 1",
-                is_share,
-            )
-            .map(drop);
-        }
-        match self.label_smoothing {
-            None => Ok(()),
-            Some(_) => Err(no_effect(
-                "--label-smoothing",
-                format!("with --loss {loss}"),
-                "it is for --loss cross-entropy",
-            )),
-        }
-    }
-
-    /// Fills the gaps for activations of `dtype`, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, dtype: Dtype) -> Result<(), ConfigError> {
-        let kind = *self.optimizer.get_or_insert(OptimizerKind::Sgd);
-        self.reject_inapplicable(kind)?;
-        let default = match kind {
-            OptimizerKind::Sgd => 0.1,
-            OptimizerKind::Adamw | OptimizerKind::Lamb | OptimizerKind::Own => 1e-3,
-            OptimizerKind::Lars => 1.0,
+    /// Applies the defaults for activations of `dtype` and refuses contradictions.
+    pub(super) fn decide(self, dtype: Dtype) -> Result<OptimizerSection, ConfigError> {
+        let kind = self.optimizer.unwrap_or(OptimizerKind::Sgd);
+        let (learning_rate, epsilon, weight_decay) = match kind {
+            OptimizerKind::Sgd => (0.1, 0.0, 1e-4),
+            OptimizerKind::Lars => (1.0, 0.0, 1e-4),
+            OptimizerKind::Adamw | OptimizerKind::Custom => (1e-3, 1e-8, 0.01),
+            OptimizerKind::Lamb => (1e-3, 1e-6, 0.01),
         };
-        in_range(
-            "--learning-rate",
-            *self.learning_rate.get_or_insert(default),
-            "above 0",
-            |rate| rate > 0.0,
-        )?;
-        if *self.scale_learning_rate.get_or_insert(false) {
-            at_least(
-                "--reference-batch-size",
-                *self.reference_batch_size.get_or_insert(128),
-                1,
-            )?;
-        } else if self.reference_batch_size.is_some() {
-            let because = "without --scale-learning-rate";
-            return Err(no_effect(
-                "--reference-batch-size",
-                because,
-                "add that or leave this out",
+        let adapts = matches!(kind, OptimizerKind::Lars | OptimizerKind::Lamb);
+        let decay = || self.decay(weight_decay, adapts);
+        let optimizer = match kind {
+            OptimizerKind::Sgd => OptimizerChoice::Sgd {
+                momentum: self.momentum()?,
+                decay: decay()?,
+            },
+            OptimizerKind::Adamw => OptimizerChoice::Adamw {
+                moments: self.moments(epsilon)?,
+                decay: decay()?,
+            },
+            OptimizerKind::Lars => OptimizerChoice::Lars {
+                momentum: self.momentum()?,
+                trust_coefficient: above_0(
+                    "--trust-coefficient",
+                    self.trust_coefficient.unwrap_or(0.001),
+                )?,
+                decay: decay()?,
+            },
+            OptimizerKind::Lamb => OptimizerChoice::Lamb {
+                moments: self.moments(epsilon)?,
+                decay: decay()?,
+            },
+            OptimizerKind::Custom => OptimizerChoice::Custom,
+        };
+        if self.clip_grad_value.is_some() && self.clip_grad_norm.is_some() {
+            return Err(conflict(
+                "--clip-grad-value",
+                "--clip-grad-norm",
+                "choose one of them",
             ));
-        }
-        if kind.has_momentum() {
-            self.fill_momentum(kind)?;
-        } else if kind.has_two_moments() {
-            self.fill_moments(kind)?;
-        }
-        if kind != OptimizerKind::Own {
-            self.fill_decay(kind)?;
-        }
-        self.fill_loss()?;
-        if let Some(norm) = self.clip_grad_norm {
-            in_range("--clip-grad-norm", norm, "above 0", |norm| norm > 0.0)?;
-        }
-        if let Some(size) = self.clip_grad_value {
-            in_range("--clip-grad-value", size, "above 0", |size| size > 0.0)?;
-            if self.clip_grad_norm.is_some() {
-                return Err(conflict(
-                    "--clip-grad-value",
-                    "--clip-grad-norm",
-                    "choose one of them",
-                ));
-            }
         }
         for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
-            in_range(
-                "--learning-rate-factors",
-                *factor,
-                "above 0 for every part",
-                |factor| factor > 0.0,
-            )?;
+            let expected = "above 0 for every part";
+            in_range("--learning-rate-factors", *factor, expected, |factor| {
+                factor > 0.0
+            })?;
         }
-        if let Some(decay) = self.ema_decay {
-            in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;
-        }
-        self.loss_scale.get_or_insert(LossScaling::of(dtype));
-        Ok(())
+        let scale_learning_rate = self.scale_learning_rate.unwrap_or(false);
+        let reference = at_least(
+            "--reference-batch-size",
+            self.reference_batch_size.unwrap_or(128),
+            1,
+        )?;
+        let above_0 = |option, value: Option<f64>| value.map(|value| above_0(option, value));
+        Ok(OptimizerSection {
+            optimizer,
+            learning_rate: in_range(
+                "--learning-rate",
+                self.learning_rate.unwrap_or(learning_rate),
+                "above 0",
+                |rate| rate > 0.0,
+            )?,
+            scale_learning_rate,
+            reference_batch_size: scale_learning_rate.then_some(reference),
+            loss: match self.loss.unwrap_or(LossKind::CrossEntropy) {
+                LossKind::CrossEntropy => LossChoice::CrossEntropy {
+                    label_smoothing: share(
+                        "--label-smoothing",
+                        self.label_smoothing.unwrap_or(0.0),
+                    )?,
+                    class_weights: self.class_weights,
+                },
+                LossKind::BinaryCrossEntropy => LossChoice::BinaryCrossEntropy,
+            },
+            clip_grad_norm: above_0("--clip-grad-norm", self.clip_grad_norm).transpose()?,
+            freeze: self.freeze,
+            learning_rate_factors: self
+                .learning_rate_factors
+                .filter(|_| kind != OptimizerKind::Custom),
+            clip_grad_value: above_0("--clip-grad-value", self.clip_grad_value).transpose()?,
+            ema_decay: self
+                .ema_decay
+                .map(|decay| share("--ema-decay", decay))
+                .transpose()?,
+            loss_scale: self.loss_scale.unwrap_or(LossScaling::of(dtype)),
+        })
     }
 
-    /// Refuses options of other optimizers than the chosen one.
-    fn reject_inapplicable(&self, kind: OptimizerKind) -> Result<(), ConfigError> {
-        let (sgd_or_lars, adamw_or_lamb) = ("--optimizer sgd or lars", "--optimizer adamw or lamb");
-        let (is_lars, has_momentum, has_two_moments) = (
-            kind == OptimizerKind::Lars,
-            kind.has_momentum(),
-            kind.has_two_moments(),
-        );
-        let (is_built_in, built_in) = (
-            kind != OptimizerKind::Own,
-            "--optimizer sgd, adamw, lars or lamb",
-        );
-        let rules = [
-            (
-                "--weight-decay",
-                self.weight_decay.is_some(),
-                is_built_in,
-                built_in,
-            ),
-            (
-                "--decay-norm-and-bias",
-                self.decay_norm_and_bias.is_some(),
-                is_built_in,
-                built_in,
-            ),
-            (
-                "--learning-rate-factors",
-                self.learning_rate_factors.is_some(),
-                is_built_in,
-                built_in,
-            ),
-            (
-                "--momentum",
-                self.momentum.is_some(),
-                has_momentum,
-                sgd_or_lars,
-            ),
-            (
-                "--nesterov",
-                self.nesterov.is_some(),
-                has_momentum,
-                sgd_or_lars,
-            ),
-            (
-                "--beta1",
-                self.beta1.is_some(),
-                has_two_moments,
-                adamw_or_lamb,
-            ),
-            (
-                "--beta2",
-                self.beta2.is_some(),
-                has_two_moments,
-                adamw_or_lamb,
-            ),
-            (
-                "--epsilon",
-                self.epsilon.is_some(),
-                has_two_moments,
-                adamw_or_lamb,
-            ),
-            (
-                "--trust-coefficient",
-                self.trust_coefficient.is_some(),
-                is_lars,
-                "--optimizer lars",
-            ),
-        ];
-        expect_needs(rules)
-    }
-
-    fn fill_momentum(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
-        let momentum = *self.momentum.get_or_insert(0.9);
-        in_range("--momentum", momentum, "0 up to but not 1", is_share)?;
-        if *self.nesterov.get_or_insert(false) && momentum == 0.0 {
+    fn momentum(&self) -> Result<Momentum, ConfigError> {
+        let momentum = share("--momentum", self.momentum.unwrap_or(0.9))?;
+        let nesterov = self.nesterov.unwrap_or(false);
+        if nesterov && momentum == 0.0 {
             return Err(conflict(
                 "--nesterov",
                 "--momentum 0",
                 "give a momentum above 0, or --nesterov=false",
             ));
         }
-        if kind == OptimizerKind::Lars {
-            let coefficient = *self.trust_coefficient.get_or_insert(0.001);
-            in_range(
-                "--trust-coefficient",
-                coefficient,
-                "above 0",
-                |coefficient| coefficient > 0.0,
-            )?;
-        }
-        Ok(())
+        Ok(Momentum { momentum, nesterov })
     }
 
-    fn fill_moments(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
-        in_range(
-            "--beta1",
-            *self.beta1.get_or_insert(0.9),
-            "0 up to but not 1",
-            is_share,
+    fn moments(&self, epsilon: f64) -> Result<Moments, ConfigError> {
+        Ok(Moments {
+            beta1: share("--beta1", self.beta1.unwrap_or(0.9))?,
+            beta2: share("--beta2", self.beta2.unwrap_or(0.999))?,
+            // A smaller value would be 0 as f32.
+            epsilon: in_range(
+                "--epsilon",
+                self.epsilon.unwrap_or(epsilon),
+                "above 1e-38",
+                |epsilon| epsilon > 1e-38,
+            )?,
+        })
+    }
+
+    /// Returns the decay of an optimizer; one that `adapts` scales the step of each tensor.
+    fn decay(&self, default: f64, adapts: bool) -> Result<Decay, ConfigError> {
+        let weight_decay = in_range(
+            "--weight-decay",
+            self.weight_decay.unwrap_or(default),
+            "0 or more",
+            |decay| decay >= 0.0,
         )?;
-        in_range(
-            "--beta2",
-            *self.beta2.get_or_insert(0.999),
-            "0 up to but not 1",
-            is_share,
-        )?;
-        let default = if kind == OptimizerKind::Lamb {
-            1e-6
-        } else {
-            1e-8
-        };
-        let epsilon = *self.epsilon.get_or_insert(default);
-        // A smaller one would be 0 as f32.
-        in_range("--epsilon", epsilon, "above 1e-38", |epsilon| {
-            epsilon > 1e-38
-        })?;
-        Ok(())
+        Ok(Decay {
+            weight_decay,
+            decay_norm_and_bias: (weight_decay > 0.0 || adapts)
+                .then(|| self.decay_norm_and_bias.unwrap_or(!adapts)),
+        })
     }
+}
 
-    fn fill_decay(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
-        let default = if kind.has_momentum() { 1e-4 } else { 0.01 };
-        let weight_decay = *self.weight_decay.get_or_insert(default);
-        in_range("--weight-decay", weight_decay, "0 or more", |decay| {
-            decay >= 0.0
-        })?;
-        if weight_decay > 0.0 || kind.adapts() {
-            self.decay_norm_and_bias
-                .get_or_insert(kind.decays_norm_and_bias());
-        } else if self.decay_norm_and_bias.take() == Some(false) {
-            return Err(no_effect(
-                "--decay-norm-and-bias=false",
-                "with --weight-decay 0",
-                "leave it out",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Refuses what a rank cannot do that is updated on its device.
-    pub(super) fn expect_update(&self, is_on_device: bool) -> Result<(), ConfigError> {
-        let kind = self.optimizer.filled();
-        let is_other = !matches!(kind, OptimizerKind::Sgd | OptimizerKind::Adamw);
-        let rules = [
-            (
-                kind.flag(),
-                is_other,
-                "devices update by sgd or adamw; give --update host",
-            ),
-            (
-                "--learning-rate-factors",
-                self.learning_rate_factors.is_some(),
-                "devices update all parameters alike; give --update host",
-            ),
-            (
-                "--ema-decay",
-                self.ema_decay.is_some(),
-                "the average is kept in main memory; give --update host",
-            ),
-        ];
-        match rules
-            .into_iter()
-            .find(|(_, is_given, _)| is_on_device && *is_given)
-        {
-            None => Ok(()),
-            Some((option, _, remedy)) => Err(conflict(
-                option,
-                "--update device, the default of --device cuda",
-                remedy,
-            )),
-        }
-    }
-
-    /// Refuses what ranks cannot do that synchronise in this way.
-    pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
-        let kind = self.optimizer.filled();
-        let sums = sync == SyncKind::Allreduce;
-        let serves = matches!(
-            sync,
-            SyncKind::ParameterServer | SyncKind::AsyncParameterServer
-        );
-        let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);
-        let clipping = "only --sync allreduce has the whole mean gradient before the update";
-        let rules = [
-            (
-                kind.flag(),
-                !sums && kind != OptimizerKind::Sgd,
-                "servers, and ranks that run apart, update by sgd alone; use --sync allreduce",
-            ),
-            (
-                "--learning-rate-factors",
-                serves && self.learning_rate_factors.is_some(),
-                "servers update all parameters alike; use --sync allreduce or local-sgd",
-            ),
-            (
-                "--ema-decay",
-                drifts_apart && self.ema_decay.is_some(),
-                "its ranks have parameters of their own after a step; use --sync allreduce or parameter-server",
-            ),
-            (
-                "--clip-grad-norm",
-                !sums && self.clip_grad_norm.is_some(),
-                clipping,
-            ),
-            (
-                "--clip-grad-value",
-                !sums && self.clip_grad_value.is_some(),
-                clipping,
-            ),
-        ];
-        match rules.into_iter().find(|(_, is_refused, _)| *is_refused) {
-            None => Ok(()),
-            Some((option, _, remedy)) => Err(conflict(option, format!("--sync {sync}"), remedy)),
-        }
-    }
-
-    /// Learning rate after warmup: scaled by global batch size / reference batch size if asked for
-    /// (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
+impl OptimizerSection {
+    /// Returns the learning rate after warmup: with `--scale-learning-rate` it grows with the global
+    /// batch size (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
     pub(super) fn peak_learning_rate(&self, global_batch_size: usize) -> f64 {
-        let learning_rate = self.learning_rate.filled();
         match self.reference_batch_size {
-            None => learning_rate,
-            Some(reference) => learning_rate * global_batch_size as f64 / reference as f64,
+            None => self.learning_rate,
+            Some(reference) => self.learning_rate * global_batch_size as f64 / reference as f64,
         }
     }
 }
 
-impl OptimizerKind {
-    /// With its flag.
-    fn flag(self) -> &'static str {
+impl OptimizerChoice {
+    /// Returns the choice without its options.
+    pub fn kind(&self) -> OptimizerKind {
         match self {
-            Self::Sgd => "--optimizer sgd",
-            Self::Adamw => "--optimizer adamw",
-            Self::Lars => "--optimizer lars",
-            Self::Lamb => "--optimizer lamb",
-            Self::Own => "--optimizer own",
+            Self::Sgd { .. } => OptimizerKind::Sgd,
+            Self::Adamw { .. } => OptimizerKind::Adamw,
+            Self::Lars { .. } => OptimizerKind::Lars,
+            Self::Lamb { .. } => OptimizerKind::Lamb,
+            Self::Custom => OptimizerKind::Custom,
         }
-    }
-
-    /// Whether it has first and second moments.
-    fn has_two_moments(self) -> bool {
-        matches!(self, Self::Adamw | Self::Lamb)
-    }
-
-    /// Whether it has velocities.
-    fn has_momentum(self) -> bool {
-        matches!(self, Self::Sgd | Self::Lars)
-    }
-
-    /// Whether it scales the step of each tensor.
-    fn adapts(self) -> bool {
-        matches!(self, Self::Lars | Self::Lamb)
-    }
-
-    /// Whether parameters of one axis decay, and are adapted, unless asked for otherwise.
-    pub(crate) fn decays_norm_and_bias(self) -> bool {
-        !self.adapts()
     }
 }

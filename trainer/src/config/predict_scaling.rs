@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use simulate::{Link, NetworkModel};
 
 use super::checks::{at_least, invalid, no_effect};
-use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
+use super::commands::{BenchConfig, MAX_SIMULATED, file_name, network_model, simulated_ranks};
 use super::error::ConfigError;
 use super::family::Family;
 use super::netbench::names_a_measurement;
@@ -186,19 +186,15 @@ fn scaling(args: &PredictScalingArgs, family: &Family) -> Result<ScalingConfig, 
     let methods = args.methods.as_ref().unwrap_or(&all);
     let methods = methods
         .iter()
-        .map(|text| scaling_method(text, &sync, MOST_SIMULATED))
+        .map(|text| scaling_method(text, &sync, MAX_SIMULATED))
         .collect::<Result<_, _>>()?;
     Ok(ScalingConfig {
         profile: profile(args, family)?,
         networks: networks(args)?,
         ranks,
         methods,
-        scaling: args.scaling.unwrap_or_default(),
-        output: args
-            .output
-            .clone()
-            .map(|path| file_name("--output", path))
-            .transpose()?,
+        scaling: args.scaling.unwrap_or(ScalingKind::Weak),
+        output: file_name("--output", args.output.as_ref())?,
     })
 }
 
@@ -231,7 +227,7 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
         2 => Err(no_effect(
             "a second --profile",
             "without --scaling strong",
-            "add that or leave it out",
+            "add --scaling strong or remove one of the files",
         )),
         number => Err(invalid(
             "--profile",

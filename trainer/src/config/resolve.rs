@@ -1,102 +1,234 @@
-//! Decides every option of a run: fills in the defaults, checks the ranges, refuses contradictions.
+//! The sections of a run: each decided by itself, then checked against the others.
 //!
-//! In: flags as typed, the world size. Out: the same flags, of which each that has an effect is filled.
-//! Invariant: no file is opened here, and but for [`expect_offered`] nothing depends on the machine, so that all ranks decide alike
-//! and a saved configuration is read anywhere.
+//! In: typed flags, the world size. Out: [`Sections`].
+//! Invariant: no file is opened, and except in [`Sections::expect_offered`] nothing depends on the
+//! machine: all ranks decide alike, and a saved configuration can be read anywhere.
 
-use super::checks::{Filled, invalid};
+use super::batch::BatchSection;
+use super::checks::{conflict, invalid, no_effect};
+use super::compute::ComputeSection;
+use super::data::{DataSection, TrainSplitSection};
 use super::error::ConfigError;
 use super::family::ModelOption;
-use super::sync::SyncConfig;
-use crate::config::choices::{BatchNormKind, Resolution};
-use crate::config::cli::TrainArgs;
+use super::optimizer::{OptimizerChoice, OptimizerSection};
+use super::run::{OnNonFinite, RunSection};
+use super::schedule::ScheduleSection;
+use super::sync::{SyncMethod, SyncSection};
+use crate::config::choices::{BatchNormKind, InputKind, OptimizerKind, Resolution, SyncKind};
+use crate::config::cli::{ModelSection, TrainArgs};
+use serde::Serialize;
 
-/// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
-/// alone, and so is the section of the model, which its family fills. `heeded`: the options that this family heeds.
-pub(super) fn fill(
-    args: &mut TrainArgs,
-    heeded: &[ModelOption],
-    world_size: usize,
-) -> Result<(), ConfigError> {
-    super::file::expect_writable(args)?;
-    args.data.fill(&mut args.train_split)?;
-    let dataset = args.data.dataset.filled();
-    args.compute.fill(heeded)?;
-    args.sync.fill(world_size, args.compute.device.filled())?;
-    args.sync.expect_batch(&args.batch)?;
-    let method = args.sync.method();
-    args.batch
-        .fill(dataset, &method, method.num_workers(world_size))?;
-    args.optimizer.fill(args.compute.dtype())?;
-    args.optimizer.expect_sync(args.sync.sync.filled())?;
-    let sync = SyncConfig::of(&args.sync, args.compute.device.filled());
-    args.optimizer
-        .expect_update(sync.updates_on_device(world_size))?;
-    args.sync
-        .expect_loss_scale(args.optimizer.loss_scale.filled())?;
-    args.run.fill(heeded)?;
-    args.run.expect_sync(args.sync.sync.filled())?;
-    let num_parts = args.batch.parts(&method, method.num_workers(world_size));
-    let joins_norms = world_size > 1 && args.batch.batch_norm.filled() == BatchNormKind::Sync;
-    args.run.expect_noise(
-        &sync,
-        num_parts,
-        joins_norms,
-        sync.updates_on_device(world_size),
-    )?;
-    args.train_split.fill(&args.data)?;
-    args.train_split.expect_input(args.compute.input.filled())?;
-    args.schedule.fill(
-        dataset,
-        args.data
-            .resolution
-            .as_ref()
-            .is_some_and(Resolution::depends_on_epochs),
-    )
+/// The sections of a run as `run.toml` holds them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "each section has its own documentation")]
+pub struct Sections {
+    pub model: ModelSection,
+    pub data: DataSection,
+    pub train_split: TrainSplitSection,
+    pub batch: BatchSection,
+    pub sync: SyncSection,
+    pub optimizer: OptimizerSection,
+    pub schedule: ScheduleSection,
+    pub run: RunSection,
+    pub compute: ComputeSection,
 }
 
-/// Refuses what this program or this processor has not, paths without a name, which only a file can say, and those that the files of
-/// a run cannot name.
-pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
-    let TrainArgs {
-        data, sync, run, ..
-    } = args;
-    for (option, path) in [
-        ("--data-dir", &data.data_dir),
-        ("--trace", &sync.trace),
-        ("--weights", &run.weights),
-        ("--output-dir", &run.output_dir),
-        ("--tensorboard", &run.tensorboard),
-    ] {
-        if path
-            .as_ref()
-            .is_some_and(|path| path.as_os_str().is_empty())
-        {
-            let (expected, got) = (
-                "a path, `.` for the present folder".to_owned(),
-                "an empty one".to_owned(),
-            );
-            return Err(invalid(option, expected, got));
-        }
+impl Sections {
+    /// Decides all sections but that of the model, which its family has decided. `supported`: options
+    /// of that family.
+    pub(super) fn decide(
+        args: TrainArgs,
+        supported: &[ModelOption],
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
+        let data = args.data.decide()?;
+        let dataset = data.dataset.kind();
+        let compute = args.compute.decide(supported)?;
+        let sync = args.sync.decide(world_size, compute.device)?;
+        args.batch.expect_method(&sync.method)?;
+        let num_workers = sync.method.num_workers(world_size);
+        let has_planned_sizes = data.resolution().is_some_and(Resolution::depends_on_epochs);
+        let sections = Self {
+            model: args.model,
+            train_split: args.train_split.decide(&data)?,
+            batch: args.batch.decide(dataset, &sync.method, num_workers)?,
+            optimizer: args.optimizer.decide(compute.dtype())?,
+            schedule: args.schedule.decide(dataset, has_planned_sizes)?,
+            run: args.run.decide(supported)?,
+            data,
+            sync,
+            compute,
+        };
+        sections.expect_compatible(world_size)?;
+        Ok(sections)
     }
-    // As the files of a run name them.
-    for (option, path) in [
-        ("--data-dir", &data.data_dir),
-        ("--weights", &run.weights),
-        ("--tensorboard", &run.tensorboard),
-    ] {
-        let whole = path
-            .as_ref()
-            .and_then(|path| std::path::absolute(path).ok());
-        if let Some(path) = whole.filter(|path| path.to_str().is_none()) {
-            let (expected, got) = (
-                "a path in UTF-8, also of the folders above".to_owned(),
-                path.display().to_string(),
-            );
-            return Err(invalid(option, expected, got));
+
+    /// Refuses options of different sections that contradict each other.
+    fn expect_compatible(&self, world_size: usize) -> Result<(), ConfigError> {
+        let kind = self.sync.method.kind();
+        let sums = kind == SyncKind::Allreduce;
+        let waits = sums || kind == SyncKind::ParameterServer;
+        let serves = matches!(
+            kind,
+            SyncKind::ParameterServer | SyncKind::AsyncParameterServer
+        );
+        let sync = format!("--sync {kind}");
+        let update = "--update device, the default of --device cuda";
+        let input = "--input device, the default of --device cuda";
+        let on_device = self
+            .sync
+            .config(self.compute.device)
+            .updates_on_device(world_size);
+        let makes_images = self.compute.input == InputKind::Device;
+        let optimizer = self.optimizer.optimizer.kind();
+        let factors = self.optimizer.learning_rate_factors.is_some();
+        let averages = self.optimizer.ema_decay.is_some();
+        let skips = matches!(self.run.on_non_finite, OnNonFinite::Skip { .. });
+        let clipping = "only --sync allreduce has the whole mean gradient before the update";
+        self.sync.expect_batch_norm(self.batch.batch_norm)?;
+        let contradictions = [
+            (
+                !sums && optimizer != OptimizerKind::Sgd,
+                format!("--optimizer {optimizer}"),
+                sync.as_str(),
+                "parameter servers and local SGD support only --optimizer sgd; use --sync allreduce",
+            ),
+            (
+                serves && factors,
+                "--learning-rate-factors".to_owned(),
+                &sync,
+                "servers update all parameters alike; use --sync allreduce or local-sgd",
+            ),
+            (
+                !waits && averages,
+                "--ema-decay".to_owned(),
+                &sync,
+                "parameters differ between its ranks after a step; use --sync allreduce or parameter-server",
+            ),
+            (
+                !sums && self.optimizer.clip_grad_norm.is_some(),
+                "--clip-grad-norm".to_owned(),
+                &sync,
+                clipping,
+            ),
+            (
+                !sums && self.optimizer.clip_grad_value.is_some(),
+                "--clip-grad-value".to_owned(),
+                &sync,
+                clipping,
+            ),
+            (
+                !sums && skips,
+                "--on-non-finite skip".to_owned(),
+                &sync,
+                "only with --sync allreduce can all ranks skip a step before it is made",
+            ),
+            (
+                on_device
+                    && !matches!(
+                        self.optimizer.optimizer,
+                        OptimizerChoice::Sgd { .. } | OptimizerChoice::Adamw { .. }
+                    ),
+                format!("--optimizer {optimizer}"),
+                update,
+                "devices update by sgd or adamw; give --update host",
+            ),
+            (
+                on_device && factors,
+                "--learning-rate-factors".to_owned(),
+                update,
+                "devices update all parameters alike; give --update host",
+            ),
+            (
+                on_device && averages,
+                "--ema-decay".to_owned(),
+                update,
+                "the average is kept in main memory; give --update host",
+            ),
+            (
+                makes_images && self.train_split.mixup.is_some(),
+                "--mixup".to_owned(),
+                input,
+                "images are mixed in main memory; give --input host",
+            ),
+            (
+                makes_images && self.train_split.cutmix.is_some(),
+                "--cutmix".to_owned(),
+                input,
+                "images are mixed in main memory; give --input host",
+            ),
+        ];
+        for (is_so, option, other, remedy) in contradictions {
+            if is_so {
+                return Err(conflict(option, other, remedy));
+            }
         }
+        self.sync.expect_loss_scale(self.optimizer.loss_scale)?;
+        self.expect_noise(world_size, on_device)
     }
-    args.data.expect_offered()?;
-    args.compute.expect_offered()?;
-    args.sync.expect_offered(args.compute.device.filled())
+
+    /// Refuses to measure the noise of gradients where a step lacks the gradients of small batches.
+    fn expect_noise(&self, world_size: usize, on_device: bool) -> Result<(), ConfigError> {
+        if !self.run.gradient_noise {
+            return Ok(());
+        }
+        let method = &self.sync.method;
+        let num_parts = self.batch.parts(method, method.num_workers(world_size));
+        let (other, remedy) = match method {
+            _ if world_size > 1 && self.batch.batch_norm == BatchNormKind::Sync => (
+                "--batch-norm sync".to_owned(),
+                "the gradient of a rank is not that of a small batch there; measure with --batch-norm local",
+            ),
+            SyncMethod::Allreduce { compression, .. } if compression.is_some() => (
+                format!("--compress {compression}"),
+                "a compressed sum is not the sum of the ranks' gradients; remove one of them",
+            ),
+            SyncMethod::Allreduce { .. } if on_device => (
+                "--update device".to_owned(),
+                "gradients are summed on the device; give --update host",
+            ),
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => {
+                return Err(no_effect(
+                    "--gradient-noise",
+                    "with one pass a step, whose gradient is the sum",
+                    "train on several ranks, or give --grad-accum-steps 2 or more",
+                ));
+            }
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } => return Ok(()),
+            method => (
+                format!("--sync {}", method.kind()),
+                "no rank has the sum of all gradients; use --sync allreduce",
+            ),
+        };
+        Err(conflict("--gradient-noise", other, remedy))
+    }
+
+    /// Refuses features that this program or CPU lacks, empty paths, and paths that the files of a
+    /// run cannot hold.
+    pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
+        let run = &self.run;
+        let paths = [
+            ("--data-dir", self.data.folder(), true),
+            ("--trace", self.sync.trace.as_deref(), false),
+            ("--weights", run.weights.as_deref(), true),
+            ("--output-dir", run.output_dir.as_deref(), false),
+            ("--tensorboard", run.tensorboard.as_deref(), true),
+        ];
+        for (option, path, is_saved) in paths {
+            let Some(path) = path else { continue };
+            if path.as_os_str().is_empty() {
+                let expected = "a path, `.` for the current folder";
+                return Err(invalid(option, expected, "an empty one"));
+            }
+            let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            if is_saved && whole.to_str().is_none() {
+                let expected = "a path in UTF-8, also of the folders above";
+                return Err(invalid(option, expected, whole.display()));
+            }
+        }
+        self.data.expect_offered()?;
+        self.compute.expect_offered()?;
+        self.sync.expect_offered(self.compute.device)
+    }
 }

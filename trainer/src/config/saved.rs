@@ -1,78 +1,75 @@
 //! The configuration in a checkpoint.
 //!
-//! In: what this program wrote there as JSON. Out: [`TrainConfig`].
-//! Invariant: flags that are read here are filled and checked as typed ones are, but for what depends on the machine.
+//! In: JSON that this program wrote. Out: [`TrainConfig`].
+//! Invariant: saved flags are decided and checked as typed ones are, except for what depends on the
+//! machine.
 
-use anyhow::{Result, ensure};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
+use super::cli::TrainArgs;
 use super::family::{Family, ModelOption};
-use super::{TrainConfig, resolve};
-use crate::config::cli::TrainArgs;
+use super::{Sections, TrainConfig};
+use anyhow::{Error, Result, ensure};
+use serde::{Deserialize, Serialize};
 
-/// As it is written.
-#[derive(Serialize, Deserialize)]
-pub(super) struct SavedConfig {
-    /// Those that have an effect, by section and key as in a TOML file.
-    flags: TrainArgs,
-    /// What the flags of another family than the residual networks do not tell.
-    own_model: Option<OwnModel>,
-    /// All ranks, those that only serve, too.
+/// The configuration as it is written.
+#[derive(Serialize)]
+pub(super) struct SavedSections {
+    flags: Sections,
+    own_model: Option<SavedModel>,
     world_size: usize,
 }
 
-/// What a program that has not the family needs to know of a model.
+/// The configuration as it is read.
+#[derive(Deserialize)]
+pub(super) struct SavedFlags {
+    flags: TrainArgs,
+    own_model: Option<SavedModel>,
+    world_size: usize,
+}
+
+/// The facts of a model of another family than the residual networks, for programs without it.
 #[derive(Serialize, Deserialize)]
-struct OwnModel {
+struct SavedModel {
     name: String,
-    /// The general options that it heeds.
+    /// The options that its family supports.
     takes: Vec<ModelOption>,
 }
 
-impl From<TrainConfig> for SavedConfig {
-    fn from(
-        TrainConfig {
-            flags,
-            model_name,
-            heeded,
-            world_size,
-        }: TrainConfig,
-    ) -> Self {
-        let is_own = flags.model.family() != Family::RESNET.name;
+impl From<TrainConfig> for SavedSections {
+    fn from(config: TrainConfig) -> Self {
+        let is_custom = config.model.family() != Family::RESNET.name;
         Self {
-            flags,
-            own_model: is_own.then_some(OwnModel {
-                name: model_name,
-                takes: heeded,
+            flags: config.sections,
+            own_model: is_custom.then_some(SavedModel {
+                name: config.model_name,
+                takes: config.supported,
             }),
-            world_size,
+            world_size: config.world_size,
         }
     }
 }
 
-impl TryFrom<Value> for TrainConfig {
-    type Error = anyhow::Error;
+impl TryFrom<SavedFlags> for TrainConfig {
+    type Error = Error;
 
-    fn try_from(value: Value) -> Result<Self> {
-        let SavedConfig {
+    fn try_from(saved: SavedFlags) -> Result<Self> {
+        let SavedFlags {
             mut flags,
             own_model,
             world_size,
-        } = serde_json::from_value(value)?;
+        } = saved;
         ensure!(world_size > 0, "world_size: expected at least 1, got 0");
-        let (model_name, heeded) = match own_model {
-            Some(OwnModel { name, takes }) => (name, takes),
+        let (model_name, supported) = match own_model {
+            Some(SavedModel { name, takes }) => (name, takes),
             None => (
                 Family::RESNET.decide(&mut flags.model)?,
                 Family::RESNET.options.to_vec(),
             ),
         };
-        resolve::fill(&mut flags, &heeded, world_size)?;
         Ok(Self {
-            flags,
+            sections: Sections::decide(flags, &supported, world_size)?,
+            resume: false,
             model_name,
-            heeded,
+            supported,
             world_size,
         })
     }

@@ -4,9 +4,11 @@
 //! of `train` with the same meaning give. Invariant: what [`scaling_method_name`] writes is read as the same method.
 
 use clap::ValueEnum;
+use std::collections::BTreeMap;
 
 use super::checks::invalid;
 use super::error::ConfigError;
+use super::options;
 use super::sync::{SyncConfig, SyncMethod};
 use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
 use crate::config::cli::SyncArgs;
@@ -80,9 +82,13 @@ pub(super) fn scaling_method(
     if args.reduction == Some(ReductionChoice::Nccl) {
         return Err(unread());
     }
-    args.fill(most_ranks, DeviceChoice::Flex)
-        .map_err(|error| refuse(&format!(": {error}")))?;
-    Ok(SyncConfig::of(&args, DeviceChoice::Flex))
+    let keys = BTreeMap::from([("sync", args.clone())]);
+    args.decide(most_ranks, DeviceChoice::Flex)
+        .and_then(|section| {
+            options::expect_effect(&keys, &BTreeMap::from([("sync", &section)]))?;
+            Ok(section.config(DeviceChoice::Flex))
+        })
+        .map_err(|error| refuse(&format!(": {error}")))
 }
 
 /// The method in one word.

@@ -1,94 +1,100 @@
-//! Defaults and checks of the flags of a run's length and of the course of its learning rate.
+//! The section `[schedule]`: length of the run and course of the learning rate.
 
-use super::checks::{Filled, at_least, in_range, invalid, no_effect};
+use super::checks::{above_0, at_least, in_range, invalid};
 use super::error::ConfigError;
 use crate::config::choices::{DatasetKind, ScheduleKind};
 use crate::config::cli::ScheduleArgs;
+use serde::Serialize;
+
+/// Length of the run and course of the learning rate.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct ScheduleSection {
+    pub epochs: u64,
+    pub schedule_epochs: Option<u64>,
+    #[serde(flatten)]
+    pub schedule: ScheduleChoice,
+    pub warmup_epochs: f64,
+    /// Absent without warmup.
+    pub warmup_start_factor: Option<f64>,
+}
+
+/// A schedule with the options that it takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(
+    tag = "schedule",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub enum ScheduleChoice {
+    /// The same rate after warmup.
+    Constant,
+    /// Multiplied by gamma at each milestone.
+    Multistep { milestones: Vec<u64>, gamma: f64 },
+    /// Half a cosine from the rate to zero.
+    Cosine,
+    /// A cosine rise, then a cosine fall to almost zero.
+    OneCycle,
+}
 
 impl ScheduleArgs {
-    /// Fills the gaps for a data set, whose images may have sizes that depend on the planned epochs, and refuses what contradicts itself.
-    pub(super) fn fill(
-        &mut self,
+    /// Applies the defaults and refuses contradictions. With `has_planned_sizes` the sizes of images
+    /// depend on the planned epochs.
+    pub(super) fn decide(
+        self,
         dataset: DatasetKind,
         has_planned_sizes: bool,
-    ) -> Result<(), ConfigError> {
-        let epochs = *self.epochs.get_or_insert(match dataset {
+    ) -> Result<ScheduleSection, ConfigError> {
+        let default = match dataset {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => 200,
             DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => 90,
-            DatasetKind::Shapes | DatasetKind::Synthetic | DatasetKind::Own => 5,
-        });
-        at_least("--epochs", epochs, 1)?;
-        let kind = *self.schedule.get_or_insert(ScheduleKind::Cosine);
+            DatasetKind::Shapes | DatasetKind::Synthetic | DatasetKind::Custom => 5,
+        };
+        let epochs = at_least("--epochs", self.epochs.unwrap_or(default), 1)?;
+        let schedule = match self.schedule.unwrap_or(ScheduleKind::Cosine) {
+            ScheduleKind::Constant => ScheduleChoice::Constant,
+            ScheduleKind::Multistep => self.multistep(epochs)?,
+            ScheduleKind::Cosine => ScheduleChoice::Cosine,
+            ScheduleKind::OneCycle => ScheduleChoice::OneCycle,
+        };
         if let Some(planned) = self.schedule_epochs {
             at_least("--schedule-epochs", planned, 1)?;
-            let remedy = match kind {
-                ScheduleKind::Multistep => "leave it out; --milestones says when the rate falls",
-                _ => "leave it out",
-            };
-            if !self.depends_on_epochs() && !has_planned_sizes {
-                return Err(no_effect(
-                    "--schedule-epochs",
-                    format!("with --schedule {kind}"),
-                    remedy,
-                ));
-            }
         }
-        self.fill_warmup(kind)?;
-        self.fill_milestones(kind, epochs)
-    }
-
-    fn fill_warmup(&mut self, kind: ScheduleKind) -> Result<(), ConfigError> {
-        let planned = self.planned_epochs();
-        let is_one_cycle = kind == ScheduleKind::OneCycle;
+        let schedule_epochs = self
+            .schedule_epochs
+            .filter(|_| schedule.depends_on_epochs() || has_planned_sizes);
+        let planned = schedule_epochs.unwrap_or(epochs);
+        let is_one_cycle = schedule == ScheduleChoice::OneCycle;
         let (default_warmup, default_start) = match is_one_cycle {
             // The published shape: 30 % of the run rising, from 1/25 of the peak.
             true => (0.3 * planned as f64, 0.04),
             false => (if planned >= 5 { 1.0 } else { 0.0 }, 0.1),
         };
-        let warmup_epochs = *self.warmup_epochs.get_or_insert(default_warmup);
-        in_range(
+        let least = if is_one_cycle { "above" } else { "at least" };
+        let warmup_epochs = in_range(
             "--warmup-epochs",
-            warmup_epochs,
-            format!(
-                "{} 0 and less than the {planned} epochs of the schedule",
-                if is_one_cycle { "above" } else { "at least" }
-            ),
+            self.warmup_epochs.unwrap_or(default_warmup),
+            &format!("{least} 0 and less than the {planned} epochs of the schedule"),
             |warmup| warmup < planned as f64 && (warmup > 0.0 || (warmup == 0.0 && !is_one_cycle)),
         )?;
-        if warmup_epochs > 0.0 {
-            let factor = *self.warmup_start_factor.get_or_insert(default_start);
-            in_range("--warmup-start-factor", factor, "0 to 1", |factor| {
-                (0.0..=1.0).contains(&factor)
-            })?;
-        } else if self.warmup_start_factor.is_some() {
-            return Err(no_effect(
-                "--warmup-start-factor",
-                "without warmup",
-                "leave it out or add --warmup-epochs 1",
-            ));
-        }
-        Ok(())
+        let start_factor = in_range(
+            "--warmup-start-factor",
+            self.warmup_start_factor.unwrap_or(default_start),
+            "0 to 1",
+            |factor| (0.0..=1.0).contains(&factor),
+        )?;
+        Ok(ScheduleSection {
+            epochs,
+            schedule_epochs,
+            schedule,
+            warmup_epochs,
+            warmup_start_factor: (warmup_epochs > 0.0).then_some(start_factor),
+        })
     }
 
-    fn fill_milestones(&mut self, kind: ScheduleKind, epochs: u64) -> Result<(), ConfigError> {
-        if kind != ScheduleKind::Multistep {
-            let given = [
-                ("--milestones", self.milestones.is_some()),
-                ("--gamma", self.gamma.is_some()),
-            ];
-            return match given.into_iter().find(|(_, is_given)| *is_given) {
-                None => Ok(()),
-                Some((option, _)) => {
-                    let because = format!("with --schedule {kind}");
-                    Err(no_effect(
-                        option,
-                        because,
-                        "add --schedule multistep or leave it out",
-                    ))
-                }
-            };
-        }
-        // He et al. 2015, section 4.2: at 32k and 48k of 64k steps.
+    fn multistep(&self, epochs: u64) -> Result<ScheduleChoice, ConfigError> {
         if epochs < 2 {
             return Err(invalid(
                 "--epochs",
@@ -96,7 +102,8 @@ impl ScheduleArgs {
                 epochs,
             ));
         }
-        let milestones = self.milestones.get_or_insert_with(|| {
+        // He et al. 2015, section 4.2: at 32k and 48k of 64k steps.
+        let milestones = self.milestones.clone().unwrap_or_else(|| {
             let mut milestones = vec![epochs / 2, epochs - epochs.div_ceil(4)];
             milestones.dedup();
             milestones
@@ -104,35 +111,48 @@ impl ScheduleArgs {
         let ascend = milestones.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = milestones.iter().all(|epoch| (1..epochs).contains(epoch));
         if !ascend || !inside || milestones.is_empty() {
+            let got: Vec<String> = milestones.iter().map(u64::to_string).collect();
             return Err(invalid(
                 "--milestones",
                 format!("ascending epochs from 1 and below the {epochs} of the run"),
-                milestones
-                    .iter()
-                    .map(u64::to_string)
-                    .collect::<Vec<_>>()
-                    .join(","),
+                got.join(","),
             ));
         }
-        in_range(
-            "--gamma",
-            *self.gamma.get_or_insert(0.1),
-            "above 0",
-            |gamma| gamma > 0.0,
-        )?;
-        Ok(())
+        Ok(ScheduleChoice::Multistep {
+            milestones,
+            gamma: above_0("--gamma", self.gamma.unwrap_or(0.1))?,
+        })
     }
+}
 
-    /// Epochs over which the rate runs its course.
+impl ScheduleSection {
+    /// Returns the epochs of the whole schedule.
     pub fn planned_epochs(&self) -> u64 {
-        self.schedule_epochs.unwrap_or(self.epochs.filled())
+        self.schedule_epochs.unwrap_or(self.epochs)
+    }
+}
+
+impl ScheduleChoice {
+    /// Returns true if the rate of a step depends on the number of planned epochs.
+    pub fn depends_on_epochs(&self) -> bool {
+        matches!(self, Self::Cosine | Self::OneCycle)
     }
 
-    /// Whether the rate of a step depends on how many epochs are planned.
-    pub fn depends_on_epochs(&self) -> bool {
-        matches!(
-            self.schedule.filled(),
-            ScheduleKind::Cosine | ScheduleKind::OneCycle
-        )
+    /// Returns the epochs after which the rate is multiplied by gamma.
+    pub fn milestones(&self) -> &[u64] {
+        match self {
+            Self::Multistep { milestones, .. } => milestones,
+            _ => &[],
+        }
+    }
+
+    /// Returns the choice without its options.
+    pub fn kind(&self) -> ScheduleKind {
+        match self {
+            Self::Constant => ScheduleKind::Constant,
+            Self::Multistep { .. } => ScheduleKind::Multistep,
+            Self::Cosine => ScheduleKind::Cosine,
+            Self::OneCycle => ScheduleKind::OneCycle,
+        }
     }
 }

@@ -1,58 +1,83 @@
-//! Defaults and checks of the flags of synchronisation.
+//! The section `[sync]`: how the gradients or parameters of all ranks are combined.
 //!
-//! In: flags, the number of ranks. Out: the flags with their gaps filled, [`SyncConfig`] and [`SyncMethod`] of them.
-//! Invariant: what belongs to one method only lives inside that method.
+//! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`], and [`SyncConfig`] for code that makes steps.
+//! Invariant: an option of one method exists only in that method.
 
-use std::time::Duration;
-
-use super::checks::{Filled, at_least, conflict, expect_needs, in_range, invalid, missing, within};
+use super::checks::{at_least, conflict, in_range, invalid, missing, within};
 use super::error::ConfigError;
-use crate::config::choices::LossScaling;
 use crate::config::choices::{
-    BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind,
-    UpdateKind,
+    BatchNormKind, Compression, DeviceChoice, LossScaling, OnOff, PlacementKind, ReductionChoice,
+    SyncKind, UpdateKind,
 };
 use crate::config::cli::{BatchArgs, SyncArgs};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// Each has a slot of sums of its own.
-const MOST_VIRTUAL_SHARDS: usize = 65_536;
-
+/// Largest number of virtual shards: each has its own slot of sums.
+const MAX_VIRTUAL_SHARDS: usize = 65_536;
 /// Bytes of a MiB.
-pub(super) const MIB: f64 = 1024.0 * 1024.0;
+const MIB: f64 = 1024.0 * 1024.0;
+/// Default of `--timeout`, seconds.
+const DEFAULT_TIMEOUT: u64 = 120;
 
-/// How the ranks' gradients or parameters become one, for those who make steps or predict them.
+/// How the gradients or parameters of all ranks are combined.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are the flags of the same name")]
+pub struct SyncSection {
+    /// The method with the options that it takes.
+    #[serde(flatten)]
+    pub method: SyncMethod,
+    pub overlap: OnOff,
+    pub bucket_mib: Option<f64>,
+    pub update: UpdateKind,
+    /// Seconds.
+    pub timeout: u64,
+    pub trace: Option<PathBuf>,
+}
+
+/// Synchronisation as the code that makes or predicts steps takes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SyncConfig {
-    /// What is brought together, and when.
+    /// The method with the options that it takes.
     pub method: SyncMethod,
-    /// Largest gradient bucket; `None`: as the size of the gradients suggests.
+    /// Largest gradient bucket; `None`: derived from the size of the gradients.
     pub bucket_cap_bytes: Option<usize>,
-    /// Whether gradients travel beside the backward pass.
+    /// Whether gradients travel during the backward pass.
     pub overlap: bool,
-    /// The GPU that sums where GPUs do, if `--device` tells its index; otherwise that of the rank's index on its node.
+    /// The GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index on its node.
     pub gpu: Option<usize>,
     /// Where gradients become parameters.
     pub update: UpdateKind,
 }
 
 impl Default for SyncConfig {
-    /// What no flags mean, on a processor.
+    /// Returns the meaning of no flags on a CPU.
     fn default() -> Self {
-        let mut args = SyncArgs::default();
-        args.fill(1, DeviceChoice::Flex)
-            .expect("no flags contradict each other");
-        Self::of(&args, DeviceChoice::Flex)
+        Self {
+            method: SyncMethod::Allreduce {
+                reduction: ReductionChoice::Hierarchical,
+                compression: Compression::default(),
+                compress_warmup_steps: 0,
+            },
+            bucket_cap_bytes: None,
+            overlap: true,
+            gpu: None,
+            update: UpdateKind::Host,
+        }
     }
 }
 
-/// What is brought together, and when.
-#[derive(Debug, Clone, PartialEq)]
+/// A method of synchronisation with the options that it takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "MethodKeys")]
 pub enum SyncMethod {
     /// Every step sums all gradients.
     Allreduce {
-        /// How.
+        /// Algorithm of the sum, unless gradients are compressed.
         reduction: ReductionChoice,
-        /// What goes over the wire.
+        /// Encoding of the gradients.
         compression: Compression,
         /// Steps sent uncompressed.
         compress_warmup_steps: u64,
@@ -64,14 +89,14 @@ pub enum SyncMethod {
     },
     /// Servers hold the parameters and make the updates.
     ParameterServer {
-        /// How many.
+        /// Number of servers.
         servers: usize,
-        /// Where they are.
+        /// The ranks that are servers.
         placement: PlacementKind,
-        /// `None`: every update waits for all ranks. Otherwise ranks run apart by so many steps at most.
+        /// `None`: every update waits for all ranks.
         asynchronous: Option<Staleness>,
     },
-    /// Ranks update alone and average their parameters now and then.
+    /// Ranks update independently and average their parameters at intervals.
     LocalSgd {
         /// Steps between two averagings.
         every: u64,
@@ -80,175 +105,109 @@ pub enum SyncMethod {
     },
 }
 
-/// How far ranks may run apart.
+/// How far ranks may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staleness {
     /// Steps; `None` is without bound.
     pub bound: Option<u64>,
 }
 
-impl SyncConfig {
-    /// What filled flags mean on `device`.
-    pub fn of(args: &SyncArgs, device: DeviceChoice) -> Self {
-        let gpu = match device {
-            DeviceChoice::Cuda(gpu) if args.reduction == Some(ReductionChoice::Nccl) => gpu,
-            _ => None,
-        };
-        Self {
-            method: args.method(),
-            bucket_cap_bytes: args.bucket_mib.map(|mib| (mib * MIB).round() as usize),
-            overlap: args.overlap.filled() == OnOff::On,
-            gpu,
-            update: args.update.filled(),
-        }
-    }
+/// The options of a method as a file holds them.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct MethodKeys {
+    sync: Option<SyncKind>,
+    reduction: Option<ReductionChoice>,
+    virtual_shards: Option<usize>,
+    compress: Option<Compression>,
+    compress_warmup_steps: Option<u64>,
+    servers: Option<usize>,
+    server_placement: Option<PlacementKind>,
+    staleness: Option<u64>,
+    every: Option<u64>,
+    from_step: Option<u64>,
+}
 
-    /// Whether one of `world_size` ranks is updated on its device: there is nobody to meet. NCCL is used where it was asked for.
-    pub fn updates_on_device(&self, world_size: usize) -> bool {
-        let has_to_do = match self.method {
+impl From<SyncMethod> for MethodKeys {
+    fn from(method: SyncMethod) -> Self {
+        let keys = Self {
+            sync: Some(method.kind()),
+            ..Self::default()
+        };
+        match method {
             SyncMethod::Allreduce {
-                reduction,
                 compression,
+                compress_warmup_steps,
                 ..
-            } => compression.is_some() || reduction == ReductionChoice::Nccl,
-            _ => true,
-        };
-        self.update == UpdateKind::Device && world_size == 1 && !has_to_do
+            } if compression.is_some() => Self {
+                compress: Some(compression),
+                compress_warmup_steps: compression.has_warmup().then_some(compress_warmup_steps),
+                ..keys
+            },
+            SyncMethod::Allreduce { reduction, .. } => Self {
+                reduction: Some(reduction),
+                ..keys
+            },
+            SyncMethod::Exact { virtual_shards } => Self {
+                reduction: Some(ReductionChoice::Exact),
+                virtual_shards: Some(virtual_shards),
+                ..keys
+            },
+            SyncMethod::ParameterServer {
+                servers,
+                placement,
+                asynchronous,
+            } => Self {
+                servers: Some(servers),
+                server_placement: Some(placement),
+                staleness: asynchronous.and_then(|staleness| staleness.bound),
+                ..keys
+            },
+            SyncMethod::LocalSgd { every, from_step } => Self {
+                every: Some(every),
+                from_step: Some(from_step).filter(|step| *step > 0),
+                ..keys
+            },
+        }
     }
 }
 
-impl SyncMethod {
-    /// The choice without its details.
-    pub fn kind(&self) -> SyncKind {
-        match self {
-            Self::Allreduce { .. } | Self::Exact { .. } => SyncKind::Allreduce,
-            Self::ParameterServer {
-                asynchronous: None, ..
-            } => SyncKind::ParameterServer,
-            Self::ParameterServer { .. } => SyncKind::AsyncParameterServer,
-            Self::LocalSgd { from_step: 0, .. } => SyncKind::LocalSgd,
-            Self::LocalSgd { .. } => SyncKind::PostLocalSgd,
-        }
-    }
-
-    /// The number of parts that a global batch is computed in whatever the number of ranks, if there is such a one.
-    pub fn virtual_shards(&self) -> Option<usize> {
-        match self {
-            Self::Exact { virtual_shards } => Some(*virtual_shards),
+impl SyncSection {
+    /// Returns what these options mean on `device`.
+    pub(super) fn config(&self, device: DeviceChoice) -> SyncConfig {
+        let gpu = match (device, &self.method) {
+            (
+                DeviceChoice::Cuda(gpu),
+                SyncMethod::Allreduce {
+                    reduction: ReductionChoice::Nccl,
+                    ..
+                },
+            ) => gpu,
             _ => None,
-        }
-    }
-
-    /// How many ranks of `world_size` train.
-    pub fn num_workers(&self, world_size: usize) -> usize {
-        match self {
-            Self::ParameterServer {
-                servers,
-                placement: PlacementKind::Own,
-                ..
-            } => world_size - servers,
-            _ => world_size,
-        }
-    }
-}
-
-impl SyncArgs {
-    /// Fills the gaps for a world and a device, and refuses what contradicts itself.
-    pub(super) fn fill(
-        &mut self,
-        world_size: usize,
-        device: DeviceChoice,
-    ) -> Result<(), ConfigError> {
-        let kind = *self.sync.get_or_insert(SyncKind::Allreduce);
-        reject_inapplicable(self, kind)?;
-        match kind {
-            SyncKind::Allreduce => self.fill_allreduce(world_size)?,
-            SyncKind::ParameterServer | SyncKind::AsyncParameterServer => {
-                self.fill_servers(world_size)?
-            }
-            SyncKind::LocalSgd | SyncKind::PostLocalSgd => self.fill_local_sgd(kind)?,
-        }
-        if let Some(mib) = &mut self.bucket_mib {
-            in_range("--bucket-mib", *mib, "0.001 to 4096 MiB", |mib| {
-                (0.001..=4096.0).contains(&mib)
-            })?;
-            *mib = (*mib * MIB).round() / MIB;
-        }
-        self.overlap.get_or_insert(OnOff::On);
-        self.timeout = Some(self.timeout()?.as_secs());
-        self.update.get_or_insert(device.update());
-        Ok(())
-    }
-
-    fn fill_allreduce(&mut self, world_size: usize) -> Result<(), ConfigError> {
-        match self
-            .compress
-            .take()
-            .filter(|compression| compression.is_some())
-        {
-            None => _ = self.reduction.get_or_insert(ReductionChoice::Hierarchical),
-            Some(compression) => {
-                if let Some(reduction) = self.reduction {
-                    return Err(conflict(
-                        "--compress",
-                        format!("--reduction {reduction}"),
-                        "each compression has a sum of its own; give one of them",
-                    ));
-                }
-                self.compress = Some(compression);
-                if compression.has_warmup() {
-                    self.compress_warmup_steps.get_or_insert(10);
-                }
-            }
-        }
-        if self.reduction == Some(ReductionChoice::Exact) {
-            within(
-                "--virtual-shards",
-                *self.virtual_shards.get_or_insert(8),
-                world_size..=MOST_VIRTUAL_SHARDS,
-            )?;
-        }
-        Ok(())
-    }
-
-    fn fill_servers(&mut self, world_size: usize) -> Result<(), ConfigError> {
-        let placement = *self.server_placement.get_or_insert(PlacementKind::Beside);
-        let servers = at_least("--servers", *self.servers.get_or_insert(1), 1)?;
-        let most = match placement {
-            PlacementKind::Beside => world_size,
-            PlacementKind::Own => world_size - 1,
         };
-        if servers > most {
-            return Err(invalid(
-                "--servers",
-                format!("at most {most} of {world_size} ranks with --server-placement {placement}"),
-                servers,
-            ));
+        SyncConfig {
+            method: self.method.clone(),
+            bucket_cap_bytes: self.bucket_mib.map(|mib| (mib * MIB).round() as usize),
+            overlap: self.overlap == OnOff::On,
+            gpu,
+            update: self.update,
         }
-        Ok(())
     }
 
-    fn fill_local_sgd(&mut self, kind: SyncKind) -> Result<(), ConfigError> {
-        at_least("--every", *self.every.get_or_insert(8), 1)?;
-        if kind == SyncKind::LocalSgd {
-            return Ok(());
-        }
-        let from_step = self.from_step.ok_or_else(|| {
-            missing(
-                "--from-step",
-                "post-local-sgd begins with steps that sum all gradients",
-                "give their number, or --sync local-sgd",
-            )
-        })?;
-        at_least("--from-step", from_step, 1)?;
-        Ok(())
+    /// Returns the longest wait for another rank.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
     }
 
-    /// Refuses a sum on GPUs where this program or the device has none.
+    /// Refuses NCCL if this program or the device lacks it.
     pub(super) fn expect_offered(&self, device: DeviceChoice) -> Result<(), ConfigError> {
-        if self.reduction != Some(ReductionChoice::Nccl) {
+        let SyncMethod::Allreduce {
+            reduction: ReductionChoice::Nccl,
+            ..
+        } = self.method
+        else {
             return Ok(());
-        }
+        };
         if !cfg!(feature = "nccl") {
             return Err(invalid(
                 "--reduction",
@@ -262,172 +221,239 @@ impl SyncArgs {
             _ => Err(conflict(
                 "--reduction nccl",
                 format!("--device {device}"),
-                "it sums on GPUs; give --device cuda, or another reduction",
+                "NCCL sums on GPUs; give --device cuda, or another reduction",
             )),
         }
     }
 
-    /// What filled flags bring together, and when.
-    pub fn method(&self) -> SyncMethod {
-        let servers = |asynchronous| SyncMethod::ParameterServer {
-            servers: self.servers.filled(),
-            placement: self.server_placement.filled(),
-            asynchronous,
-        };
-        match self.sync.filled() {
-            SyncKind::Allreduce => match self.reduction {
-                Some(ReductionChoice::Exact) => SyncMethod::Exact {
-                    virtual_shards: self.virtual_shards.filled(),
-                },
-                reduction => SyncMethod::Allreduce {
-                    reduction: reduction.unwrap_or(ReductionChoice::Hierarchical),
-                    compression: self.compress.unwrap_or_default(),
-                    compress_warmup_steps: self.compress_warmup_steps.unwrap_or(0),
-                },
-            },
-            SyncKind::ParameterServer => servers(None),
-            SyncKind::AsyncParameterServer => servers(Some(Staleness {
-                bound: self.staleness,
-            })),
-            SyncKind::LocalSgd | SyncKind::PostLocalSgd => SyncMethod::LocalSgd {
-                every: self.every.filled(),
-                from_step: self.from_step.unwrap_or(0),
-            },
-        }
-    }
-
-    /// The longest wait that these flags allow, filled or not: a program starts before its whole configuration is known.
-    ///
-    /// # Errors
-    /// When it is 0.
-    pub fn timeout(&self) -> Result<Duration, ConfigError> {
-        Ok(Duration::from_secs(at_least(
-            "--timeout",
-            self.timeout.unwrap_or(120),
-            1,
-        )?))
-    }
-
-    /// Refuses flags of a batch that the method cannot do, as they were typed.
-    pub(super) fn expect_batch(&self, batch: &BatchArgs) -> Result<(), ConfigError> {
-        self.expect_batch_norm(batch.batch_norm)?;
-        match self.method() {
-            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some_and(|steps| steps > 1) => {
-                Err(conflict(
-                    "--grad-accum-steps",
-                    "--reduction exact",
-                    "the virtual shards of a rank are its accumulation; give --virtual-shards",
-                ))
-            }
-            SyncMethod::Exact { .. } if batch.batch_size_per_rank.is_some() => Err(conflict(
-                "--batch-size-per-rank",
-                "--reduction exact",
-                "its batches must not depend on the number of ranks; give --global-batch-size",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses statistics over all ranks where they do not make their passes together, or must not depend on each other's order.
-    pub(super) fn expect_batch_norm(
-        &self,
-        batch_norm: Option<BatchNormKind>,
-    ) -> Result<(), ConfigError> {
-        let syncs_norm = batch_norm == Some(BatchNormKind::Sync);
-        match self.method() {
-            SyncMethod::Exact { .. } if syncs_norm => Err(conflict(
+    /// Refuses batch statistics over all ranks with methods that cannot sum them.
+    pub(super) fn expect_batch_norm(&self, batch_norm: BatchNormKind) -> Result<(), ConfigError> {
+        match &self.method {
+            _ if batch_norm == BatchNormKind::Local => Ok(()),
+            SyncMethod::Exact { .. } => Err(conflict(
                 "--batch-norm sync",
                 "--reduction exact",
-                "statistics over all ranks are sums in the ranks' order; use local ones, which are those of a virtual shard",
+                "statistics over all ranks are sums in the order of the ranks; use --batch-norm local, \
+                 the statistics of a virtual shard",
             )),
             SyncMethod::LocalSgd { .. }
             | SyncMethod::ParameterServer {
                 asynchronous: Some(_),
                 ..
-            } if syncs_norm => Err(conflict(
+            } => Err(conflict(
                 "--batch-norm sync",
-                format!("--sync {}", self.sync.filled()),
-                "ranks that run apart cannot sum their statistics; use --batch-norm local",
+                format!("--sync {}", self.method.kind()),
+                "ranks that run independently cannot sum their statistics; use --batch-norm local",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Refuses to leave out steps whose gradients overflow where ranks do not make them together.
+    /// Refuses dynamic loss scaling with methods whose ranks do not skip the same steps.
     pub(super) fn expect_loss_scale(&self, scaling: LossScaling) -> Result<(), ConfigError> {
-        match (self.sync.filled(), scaling) {
-            (SyncKind::Allreduce, _) | (_, LossScaling::None | LossScaling::Fixed(_)) => Ok(()),
-            (kind, LossScaling::Dynamic) => Err(conflict(
-                "--loss-scale dynamic (the default of --dtype f16)",
-                format!("--sync {kind}"),
-                "only with --sync allreduce do all ranks leave out the same steps; use it, or a fixed --loss-scale \
-                 such as 1024, or --dtype bf16",
-            )),
+        let kind = self.method.kind();
+        if kind == SyncKind::Allreduce || scaling != LossScaling::Dynamic {
+            return Ok(());
+        }
+        Err(conflict(
+            "--loss-scale dynamic (the default of --dtype f16)",
+            format!("--sync {kind}"),
+            "only with --sync allreduce do all ranks skip the same steps; use it, or a fixed --loss-scale \
+             such as 1024, or --dtype bf16",
+        ))
+    }
+}
+
+impl SyncConfig {
+    /// Returns true if each of `world_size` ranks is updated on its device: only a single rank that
+    /// neither compresses, sums exactly nor asked for NCCL.
+    pub fn updates_on_device(&self, world_size: usize) -> bool {
+        let is_plain_sum = match self.method {
+            SyncMethod::Allreduce {
+                reduction,
+                compression,
+                ..
+            } => !compression.is_some() && reduction != ReductionChoice::Nccl,
+            _ => false,
+        };
+        self.update == UpdateKind::Device && world_size == 1 && is_plain_sum
+    }
+}
+
+impl SyncMethod {
+    /// Returns the choice without its options.
+    pub fn kind(&self) -> SyncKind {
+        match self {
+            Self::Allreduce { .. } | Self::Exact { .. } => SyncKind::Allreduce,
+            Self::ParameterServer {
+                asynchronous: None, ..
+            } => SyncKind::ParameterServer,
+            Self::ParameterServer { .. } => SyncKind::AsyncParameterServer,
+            Self::LocalSgd { from_step: 0, .. } => SyncKind::LocalSgd,
+            Self::LocalSgd { .. } => SyncKind::PostLocalSgd,
+        }
+    }
+
+    /// Returns the number of parts of a global batch, if it does not depend on the number of ranks.
+    pub fn virtual_shards(&self) -> Option<usize> {
+        match self {
+            Self::Exact { virtual_shards } => Some(*virtual_shards),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of ranks of `world_size` that train.
+    pub fn num_workers(&self, world_size: usize) -> usize {
+        match self {
+            Self::ParameterServer {
+                servers,
+                placement: PlacementKind::Own,
+                ..
+            } => world_size - servers,
+            _ => world_size,
         }
     }
 }
 
-/// Options of other methods than the chosen one.
-fn reject_inapplicable(args: &SyncArgs, kind: SyncKind) -> Result<(), ConfigError> {
-    use SyncKind::{Allreduce, AsyncParameterServer, LocalSgd, ParameterServer, PostLocalSgd};
-    let is_exact = args.reduction == Some(ReductionChoice::Exact);
-    let compresses = args.compress.is_some_and(Compression::has_warmup);
-    let servers = [ParameterServer, AsyncParameterServer].as_slice();
-    let rules = [
-        (
-            "--reduction",
-            args.reduction.is_some(),
-            kind == Allreduce,
-            "--sync allreduce",
-        ),
-        (
-            "--compress",
-            args.compress.is_some(),
-            kind == Allreduce,
-            "--sync allreduce",
-        ),
-        (
-            "--compress-warmup-steps",
-            args.compress_warmup_steps.is_some(),
-            compresses,
-            "--compress powersgd or topk",
-        ),
-        (
-            "--virtual-shards",
-            args.virtual_shards.is_some(),
-            is_exact,
-            "--reduction exact",
-        ),
-        (
-            "--servers",
-            args.servers.is_some(),
-            servers.contains(&kind),
-            "--sync parameter-server",
-        ),
-        (
-            "--server-placement",
-            args.server_placement.is_some(),
-            servers.contains(&kind),
-            "--sync parameter-server",
-        ),
-        (
-            "--staleness",
-            args.staleness.is_some(),
-            kind == AsyncParameterServer,
-            "--sync async-parameter-server",
-        ),
-        (
-            "--every",
-            args.every.is_some(),
-            [LocalSgd, PostLocalSgd].contains(&kind),
-            "--sync local-sgd",
-        ),
-        (
-            "--from-step",
-            args.from_step.is_some(),
-            kind == PostLocalSgd,
-            "--sync post-local-sgd",
-        ),
-    ];
-    expect_needs(rules)
+impl SyncArgs {
+    /// Applies the defaults for a world and a device and refuses contradictions.
+    pub(super) fn decide(
+        self,
+        world_size: usize,
+        device: DeviceChoice,
+    ) -> Result<SyncSection, ConfigError> {
+        let method = match self.sync.unwrap_or(SyncKind::Allreduce) {
+            SyncKind::Allreduce => self.allreduce(world_size)?,
+            SyncKind::ParameterServer => self.servers(world_size, None)?,
+            SyncKind::AsyncParameterServer => {
+                let bound = self.staleness;
+                self.servers(world_size, Some(Staleness { bound }))?
+            }
+            SyncKind::LocalSgd => SyncMethod::LocalSgd {
+                every: self.every()?,
+                from_step: 0,
+            },
+            SyncKind::PostLocalSgd => {
+                let from_step = self.from_step.ok_or_else(|| {
+                    missing(
+                        "--from-step",
+                        "post-local-sgd begins with steps that sum all gradients",
+                        "give their number, or --sync local-sgd",
+                    )
+                })?;
+                SyncMethod::LocalSgd {
+                    every: self.every()?,
+                    from_step: at_least("--from-step", from_step, 1)?,
+                }
+            }
+        };
+        let whole_bytes = |mib: f64| {
+            let expected = "0.001 to 4096 MiB";
+            in_range("--bucket-mib", mib, expected, |mib| {
+                (0.001..=4096.0).contains(&mib)
+            })
+            .map(|mib| (mib * MIB).round() / MIB)
+        };
+        Ok(SyncSection {
+            method,
+            overlap: self.overlap.unwrap_or(OnOff::On),
+            bucket_mib: self.bucket_mib.map(whole_bytes).transpose()?,
+            update: self.update.unwrap_or(device.update()),
+            timeout: self.timeout()?.as_secs(),
+            trace: self.trace,
+        })
+    }
+
+    fn allreduce(&self, world_size: usize) -> Result<SyncMethod, ConfigError> {
+        let compression = self.compress.unwrap_or_default();
+        match self.reduction {
+            Some(reduction) if compression.is_some() => Err(conflict(
+                "--compress",
+                format!("--reduction {reduction}"),
+                "each compression has its own sum; give one of them",
+            )),
+            Some(ReductionChoice::Exact) => Ok(SyncMethod::Exact {
+                virtual_shards: within(
+                    "--virtual-shards",
+                    self.virtual_shards.unwrap_or(8),
+                    world_size..=MAX_VIRTUAL_SHARDS,
+                )?,
+            }),
+            reduction => Ok(SyncMethod::Allreduce {
+                reduction: reduction.unwrap_or(ReductionChoice::Hierarchical),
+                compression,
+                compress_warmup_steps: match compression.has_warmup() {
+                    true => self.compress_warmup_steps.unwrap_or(10),
+                    false => 0,
+                },
+            }),
+        }
+    }
+
+    fn servers(
+        &self,
+        world_size: usize,
+        asynchronous: Option<Staleness>,
+    ) -> Result<SyncMethod, ConfigError> {
+        let placement = self.server_placement.unwrap_or(PlacementKind::Beside);
+        let servers = at_least("--servers", self.servers.unwrap_or(1), 1)?;
+        let most = match placement {
+            PlacementKind::Beside => world_size,
+            PlacementKind::Own => world_size - 1,
+        };
+        if servers > most {
+            return Err(invalid(
+                "--servers",
+                format!("at most {most} of {world_size} ranks with --server-placement {placement}"),
+                servers,
+            ));
+        }
+        Ok(SyncMethod::ParameterServer {
+            servers,
+            placement,
+            asynchronous,
+        })
+    }
+
+    fn every(&self) -> Result<u64, ConfigError> {
+        at_least("--every", self.every.unwrap_or(8), 1)
+    }
+
+    /// Returns the longest wait that these flags allow. A program needs it before its whole
+    /// configuration is known.
+    ///
+    /// # Errors
+    /// When it is 0.
+    pub fn timeout(&self) -> Result<Duration, ConfigError> {
+        timeout(self.timeout, DEFAULT_TIMEOUT)
+    }
+}
+
+/// Returns the longest wait for another rank.
+pub(super) fn timeout(typed: Option<u64>, default: u64) -> Result<Duration, ConfigError> {
+    at_least("--timeout", typed.unwrap_or(default), 1).map(Duration::from_secs)
+}
+
+impl BatchArgs {
+    /// Refuses flags that contradict exact sums.
+    pub(super) fn expect_method(&self, method: &SyncMethod) -> Result<(), ConfigError> {
+        let SyncMethod::Exact { .. } = method else {
+            return Ok(());
+        };
+        if self.grad_accum_steps.is_some_and(|steps| steps > 1) {
+            return Err(conflict(
+                "--grad-accum-steps",
+                "--reduction exact",
+                "a rank accumulates over its virtual shards; give --virtual-shards",
+            ));
+        }
+        if self.batch_size_per_rank.is_some() {
+            return Err(conflict(
+                "--batch-size-per-rank",
+                "--reduction exact",
+                "its batches must not depend on the number of ranks; give --global-batch-size",
+            ));
+        }
+        Ok(())
+    }
 }

@@ -19,8 +19,11 @@ use datasets::{
 };
 use distributed::{Communicator, communicator::Topology};
 
-use crate::config::cli::{DataArgs, TrainSplitArgs, environment};
-use crate::config::{AugmentKind, DatasetKind, Filled, OnBadImageKind, TrainConfig};
+use crate::config::cli::environment;
+use crate::config::{
+    AugmentKind, CifarFiles, DataSection, DatasetChoice, DatasetKind, ImageFiles, ImageSize,
+    NormalizationChoice, OnBadImageKind, TrainConfig, TrainSplitSection,
+};
 use crate::measure::report::Reporter;
 use crate::world::ranks;
 
@@ -33,9 +36,9 @@ const CROP_PAD: usize = 4;
 /// When its batches leave no step.
 pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
     let plan = ShardPlan::new(ShardConfig {
-        seed: config.run.seed.filled(),
-        drop_last: config.train_split.drop_last.filled(),
-        ..ShardConfig::new(data.train.len(), config.batch.global_batch_size.filled())
+        seed: config.run.seed,
+        drop_last: config.train_split.drop_last,
+        ..ShardConfig::new(data.train.len(), config.batch.global_batch_size)
     })?;
     Ok(plan.num_steps() as u64)
 }
@@ -47,72 +50,77 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 /// # Errors
 /// When files are missing or broken, there is nothing to evaluate on, a second val split is asked for, or a download fails.
 pub fn open(
-    config: &DataArgs,
-    split: &TrainSplitArgs,
+    config: &DataSection,
+    split: &TrainSplitSection,
     seed: u64,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
-    let mut splits = match config.dataset.filled() {
-        DatasetKind::Shapes => shapes::open(&ShapesConfig {
-            num_train: split.shapes_train.filled(),
-            num_test: config.shapes_test.filled(),
-            seed: config.shapes_seed.filled(),
+    let mut splits = match &config.dataset {
+        DatasetChoice::Shapes {
+            shapes_test,
+            shapes_seed,
+        } => shapes::open(&ShapesConfig {
+            num_train: split.num_made(),
+            num_test: *shapes_test,
+            seed: *shapes_seed,
         })?,
-        DatasetKind::Cifar10 => open_cifar(Cifar::Ten, config, communicator, reporter)?,
-        DatasetKind::Cifar100 => open_cifar(Cifar::Hundred, config, communicator, reporter)?,
-        DatasetKind::ImageFolder => {
-            let how = folder_of_rank(
-                sizing(config),
-                on_bad_image(config),
-                communicator.topology(),
-            )?;
-            image_folder::open(config.data_dir.filled(), &how)?
+        DatasetChoice::Cifar10(files) => open_cifar(Cifar::Ten, files, communicator, reporter)?,
+        DatasetChoice::Cifar100(files) => {
+            open_cifar(Cifar::Hundred, files, communicator, reporter)?
         }
-        DatasetKind::Shards => {
-            let how = shards_of_rank(config, communicator, None)?;
-            tar_shards::open(config.data_dir.filled(), &how)?
+        DatasetChoice::ImageFolder(files) => image_folder::open(
+            &files.data_dir,
+            &folder_of_rank(files, communicator.topology())?,
+        )?,
+        DatasetChoice::Shards(files) => {
+            tar_shards::open(&files.data_dir, &shards_of_rank(files, communicator, None)?)?
         }
-        DatasetKind::Parquet => open_parquet(config, communicator.topology())?,
-        DatasetKind::Own => {
+        DatasetChoice::Parquet(files) => open_parquet(files, communicator.topology())?,
+        DatasetChoice::Custom => {
             let splits = own()?.context(
-                "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
+                "--dataset custom: expected a program whose model family has a data set, got none; choose another, such as shapes",
             )?;
-            let mut all = [Split::Train, Split::Val, Split::Test]
-                .into_iter()
-                .filter_map(|split| splits.get(split));
-            all.try_for_each(|split| expect_labels(&**split))?;
+            for split in Split::ALL.into_iter().filter_map(|split| splits.get(split)) {
+                expect_labels(&**split)?;
+            }
             splits
         }
-        DatasetKind::Synthetic => {
-            let side = config.image_size.filled();
-            synthetic::open(&SyntheticConfig {
-                num_train: split.synthetic_train.filled(),
-                num_test: config.synthetic_test.filled(),
-                num_classes: config.synthetic_classes.filled(),
-                shape: ImageShape {
-                    height: side,
-                    width: side,
-                    channels: 3,
-                },
-                seed: 0,
-            })?
-        }
+        DatasetChoice::Synthetic {
+            image_size,
+            synthetic_test,
+            synthetic_classes,
+        } => synthetic::open(&SyntheticConfig {
+            num_train: split.num_made(),
+            num_test: *synthetic_test,
+            num_classes: *synthetic_classes,
+            shape: ImageShape {
+                height: *image_size,
+                width: *image_size,
+                channels: 3,
+            },
+            seed: 0,
+        })?,
     };
     splits.notes.iter().for_each(|note| reporter.warn(note));
     tell_notes(&*splits.train, reporter);
-    if let Some(name) = &config.eval_split {
-        let is_test = Split::of_name(name) == Some(Split::Test);
-        // The test split that chooses the best model is no val split, and is called what it is.
-        splits.val = match is_test {
-            true => None,
-            false => Some(open_named(
-                config,
-                name,
-                Some(splits.train.class_names()),
-                communicator,
-            )?),
+    if let Some(files) = config.image_files()
+        && let Some(name) = &files.eval_split
+    {
+        let named = Split::of_name(name);
+        if named == Some(Split::Train) {
+            reporter.warn(&format!(
+                "--eval-split {name}: the best model is chosen by training images, so its figures are too good. Use another split, or --val-fraction"
+            ));
+        }
+        // The test split that chooses the best model keeps its name.
+        splits.val = match named {
+            Some(Split::Test) => None,
+            _ => {
+                let classes = Some(splits.train.class_names());
+                Some(open_named(config, files, name, classes, communicator)?)
+            }
         };
     }
     if let Some(share) = split.val_fraction {
@@ -215,17 +223,16 @@ pub fn is_absent(error: &anyhow::Error) -> bool {
 /// # Errors
 /// As [`open`], and when the split is not there or has no labels.
 pub fn open_split(
-    config: &DataArgs,
-    split: &TrainSplitArgs,
+    config: &DataSection,
+    split: &TrainSplitSection,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
     name: &str,
     classes: Option<&[String]>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<OpenedSplit> {
-    let kind = config.dataset.filled();
-    if !kind.is_of_files() {
-        let whole = TrainSplitArgs {
+    let Some(files) = config.image_files() else {
+        let whole = TrainSplitSection {
             val_fraction: None,
             ..split.clone()
         };
@@ -234,15 +241,15 @@ pub fn open_split(
             .and_then(|split| splits.get(split))
             .cloned();
         let samples = samples.ok_or_else(|| NoSuchSplit {
-            dataset: kind,
+            dataset: config.dataset.kind(),
             name: name.to_owned(),
         })?;
         return Ok(OpenedSplit {
             samples,
             normalization: splits.normalization,
         });
-    }
-    let samples = open_named(config, name, classes, communicator)?;
+    };
+    let samples = open_named(config, files, name, classes, communicator)?;
     let samples = limited(samples, config.limit_test, reporter)?;
     Ok(OpenedSplit {
         samples,
@@ -253,28 +260,25 @@ pub fn open_split(
 /// Opens the split of files that has this name.
 /// Collective: all ranks.
 fn open_named(
-    config: &DataArgs,
+    config: &DataSection,
+    files: &ImageFiles,
     name: &str,
     classes: Option<&[String]>,
     communicator: &dyn Communicator,
 ) -> Result<Arc<dyn ImageDataset>> {
-    let dir: PathBuf = config.data_dir.filled();
-    Ok(match config.dataset.filled() {
-        DatasetKind::Shards => {
-            let how = shards_of_rank(config, communicator, Some(name))?;
+    let dir = &files.data_dir;
+    Ok(match config.dataset {
+        DatasetChoice::Shards(_) => {
+            let how = shards_of_rank(files, communicator, Some(name))?;
             tar_shards::open_split(dir, name, classes, &how)?
         }
         #[cfg(feature = "parquet")]
-        DatasetKind::Parquet => {
-            let how = parquet_of_rank(config, communicator.topology())?;
+        DatasetChoice::Parquet(_) => {
+            let how = parquet_of_rank(files, communicator.topology())?;
             parquet_files::open_split(dir, name, classes, &how)?
         }
         _ => {
-            let how = folder_of_rank(
-                sizing(config),
-                on_bad_image(config),
-                communicator.topology(),
-            )?;
+            let how = folder_of_rank(files, communicator.topology())?;
             image_folder::open_split(dir, name, classes, &how)?
         }
     })
@@ -293,15 +297,18 @@ fn limited(
     })
 }
 
-/// The normalisation of flags, else the data set's.
-fn normalization(of_data: Normalization, config: &DataArgs) -> Normalization {
+/// Returns the normalisation of the flags, otherwise that of the data set.
+fn normalization(of_data: Normalization, config: &DataSection) -> Normalization {
     let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
-    match (&config.normalize_mean, &config.normalize_std) {
-        (Some(mean), Some(std)) => Normalization {
-            mean: floats(mean),
-            std: floats(std),
+    match &config.normalization {
+        Some(NormalizationChoice {
+            normalize_mean,
+            normalize_std,
+        }) => Normalization {
+            mean: floats(normalize_mean),
+            std: floats(normalize_std),
         },
-        _ => of_data,
+        None => of_data,
     }
 }
 
@@ -329,16 +336,12 @@ fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
 }
 
 /// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
-fn folder_of_rank(
-    sizing: Sizing,
-    on_bad_image: OnBadImage,
-    topology: &Topology,
-) -> Result<ImageFolderConfig> {
-    let of_node = ImageFolderConfig::new(sizing);
+fn folder_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ImageFolderConfig> {
+    let of_node = ImageFolderConfig::new(sizing(&files.size));
     Ok(ImageFolderConfig {
         memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
         num_threads: ranks::share_of_threads(topology)?,
-        on_bad_image,
+        on_bad_image: on_bad_image(files),
         ..of_node
     })
 }
@@ -347,7 +350,7 @@ fn folder_of_rank(
 ///
 /// `only` is the name of the split that is wanted, where not all are.
 fn shards_of_rank(
-    config: &DataArgs,
+    files: &ImageFiles,
     communicator: &dyn Communicator,
     only: Option<&str>,
 ) -> Result<TarShardsConfig> {
@@ -359,19 +362,19 @@ fn shards_of_rank(
     };
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let how = TarShardsConfig {
-        sizing: sizing(config),
-        on_bad_image: on_bad_image(config),
+        sizing: sizing(&files.size),
+        on_bad_image: on_bad_image(files),
         num_threads: ranks::share_of_threads(topology)?,
         cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
     };
-    let dir: PathBuf = config.data_dir.filled();
+    let dir = &files.data_dir;
     for reads in [
         communicator.rank() == distributed::ROOT,
         topology.local_rank == 0,
     ] {
         if reads {
             // What keeps the headers from being read keeps the shards from being opened, which says so.
-            let _ = tar_shards::index(&dir, &how, only);
+            let _ = tar_shards::index(dir, &how, only);
         }
         communicator.barrier()?;
     }
@@ -379,45 +382,48 @@ fn shards_of_rank(
 }
 
 #[cfg(feature = "parquet")]
-fn open_parquet(config: &DataArgs, topology: &Topology) -> Result<DatasetSplits> {
+fn open_parquet(files: &ImageFiles, topology: &Topology) -> Result<DatasetSplits> {
     Ok(parquet_files::open(
-        config.data_dir.filled(),
-        &parquet_of_rank(config, topology)?,
+        &files.data_dir,
+        &parquet_of_rank(files, topology)?,
     )?)
 }
 
 #[cfg(feature = "parquet")]
-fn parquet_of_rank(config: &DataArgs, topology: &Topology) -> Result<ParquetConfig> {
+fn parquet_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ParquetConfig> {
     let num_threads = ranks::share_of_threads(topology)?;
     Ok(ParquetConfig {
-        sizing: sizing(config),
-        on_bad_image: on_bad_image(config),
+        sizing: sizing(&files.size),
+        on_bad_image: on_bad_image(files),
         num_threads,
     })
 }
 
 #[cfg(not(feature = "parquet"))]
-fn open_parquet(_config: &DataArgs, _topology: &Topology) -> Result<DatasetSplits> {
+fn open_parquet(_files: &ImageFiles, _topology: &Topology) -> Result<DatasetSplits> {
     anyhow::bail!(
         "dataset parquet: this program was built without it, expected the cargo feature `parquet`; rebuild with --features parquet"
     )
 }
 
-fn on_bad_image(config: &DataArgs) -> OnBadImage {
-    match config.on_bad_image.filled() {
+fn on_bad_image(files: &ImageFiles) -> OnBadImage {
+    match files.on_bad_image {
         OnBadImageKind::Fail => OnBadImage::Fail,
         OnBadImageKind::Skip => OnBadImage::Skip,
     }
 }
 
-/// How image files become samples, in training without a crop and in testing.
-pub fn sizing(config: &DataArgs) -> Sizing {
-    match &config.resolution {
-        Some(resolution) => Sizing {
+/// Returns how image files become samples, in training without a crop and in testing.
+pub fn sizing(size: &ImageSize) -> Sizing {
+    match size {
+        ImageSize::Cropped {
+            resolution,
+            eval_resize,
+        } => Sizing {
             size: resolution.in_evaluation(),
-            shorter_side: Some(config.eval_resize.filled()),
+            shorter_side: Some(*eval_resize),
         },
-        None => Sizing::square(config.image_size.filled()),
+        ImageSize::Square { image_size } => Sizing::square(*image_size),
     }
 }
 
@@ -459,13 +465,13 @@ pub fn share_checksums(
 }
 
 /// The loader's form of the configured augmentation.
-pub fn augment(split: &TrainSplitArgs) -> Augment {
-    match split.augment.filled() {
+pub fn augment(split: &TrainSplitSection) -> Augment {
+    match split.augment {
         AugmentKind::None => Augment::None,
         AugmentKind::CropFlip => Augment::CropFlip { pad: CROP_PAD },
         AugmentKind::Trivial => Augment::Trivial { pad: CROP_PAD },
         AugmentKind::ResizedCrop => {
-            let scale = split.crop_scale.filled();
+            let scale = split.crop_scale.unwrap_or_default();
             let crop = ResizedCrop {
                 min_scale: scale.min,
                 max_scale: scale.max,
@@ -481,34 +487,34 @@ pub fn augment(split: &TrainSplitArgs) -> Augment {
 #[cfg(feature = "download")]
 fn open_cifar(
     which: Cifar,
-    config: &DataArgs,
+    files: &CifarFiles,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
-    if config.download.filled() {
+    if files.download {
         if communicator.rank() == distributed::ROOT {
             let name = which.name();
-            datasets::download::download(which, config.data_dir.filled(), &mut |done, total| {
+            datasets::download::download(which, &files.data_dir, &mut |done, total| {
                 reporter.download(name, done, total)
             })?;
         }
         communicator.barrier()?;
     }
-    Ok(cifar::open(config.data_dir.filled(), which)?)
+    Ok(cifar::open(&files.data_dir, which)?)
 }
 
 #[cfg(not(feature = "download"))]
 fn open_cifar(
     which: Cifar,
-    config: &DataArgs,
+    files: &CifarFiles,
     _communicator: &dyn Communicator,
     _reporter: &Reporter,
 ) -> Result<DatasetSplits> {
     anyhow::ensure!(
-        !config.download.filled(),
+        !files.download,
         "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
     );
-    Ok(cifar::open(config.data_dir.filled(), which)?)
+    Ok(cifar::open(&files.data_dir, which)?)
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::cli::{ComputeArgs, ModelSection};
+use crate::config::ComputeSection;
+use crate::config::cli::ModelSection;
 use crate::config::{
     ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, RecomputeKind, decided,
     instruction_set,
@@ -37,14 +38,14 @@ pub struct ModelRequest<'a> {
     /// Start the last normalisation of every block at zero, for a family that heeds [`ModelOption::ZeroGamma`].
     pub zero_gamma: bool,
     /// How the layers are computed, for a family that heeds it.
-    pub compute: &'a ComputeArgs,
+    pub compute: &'a ComputeSection,
     /// Where the parameters live: an autodiff device for training.
     pub device: &'a Device,
 }
 
 impl<'a> ModelRequest<'a> {
     /// For images of three channels, with seed 0.
-    pub fn new(num_classes: usize, compute: &'a ComputeArgs, device: &'a Device) -> Self {
+    pub fn new(num_classes: usize, compute: &'a ComputeSection, device: &'a Device) -> Self {
         Self {
             num_classes,
             in_channels: 3,
@@ -61,15 +62,14 @@ impl<'a> ModelRequest<'a> {
     /// # Errors
     /// When this processor lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
-        let ComputeArgs {
-            kernels,
+        let ComputeSection {
             convolution,
             recompute,
             cpu,
             ..
         } = *self.compute;
         Ok(Computation {
-            kernels: match kernels.unwrap_or(KernelsKind::Fused) {
+            kernels: match self.compute.kernels() {
                 KernelsKind::Stock => Kernels::Stock,
                 KernelsKind::Fused => Kernels::Fused,
             },
@@ -130,12 +130,12 @@ pub trait ModelFamily {
         Ok(None)
     }
 
-    /// What updates the parameters with `--optimizer own`, at the schedule's learning rate; by default nothing.
+    /// What updates the parameters with `--optimizer custom`, at the schedule's learning rate; by default nothing.
     fn optimizer(_args: &Self::Args) -> Option<ModuleOptimizer> {
         None
     }
 
-    /// The data set of `--dataset own`; by default none.
+    /// The data set of `--dataset custom`; by default none.
     ///
     /// # Errors
     /// When it cannot be opened.

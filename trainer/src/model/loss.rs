@@ -11,9 +11,7 @@ use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use datasets::{MixedTargets, Targets};
 use layers::backend::{Loss as KernelLoss, loss_sum};
 
-use crate::config::Filled;
-use crate::config::choices::{CpuKind, LossKind};
-use crate::config::cli::{ComputeArgs, OptimizerArgs};
+use crate::config::{ComputeSection, CpuKind, LossChoice};
 
 /// Share of a mixed image above which binary cross entropy counts its class as present: that of Wightman et al.
 const PRESENT_FROM: f64 = 0.2;
@@ -290,41 +288,45 @@ pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device)
         })
 }
 
-/// The loss that the options say; `class_weights` are one a class.
+/// Returns the loss of the options; `class_weights` has one weight a class.
 pub fn configured(
-    options: &OptimizerArgs,
+    choice: &LossChoice,
     class_weights: Option<&[f64]>,
-    compute: &ComputeArgs,
+    compute: &ComputeSection,
 ) -> Arc<dyn Loss> {
-    match options.loss.filled() {
-        LossKind::CrossEntropy => match class_weights {
-            Some(weights) => {
-                let weights = weights.iter().map(|weight| *weight as f32).collect();
-                arc(
-                    WeightedCrossEntropy {
-                        label_smoothing: options.label_smoothing.filled(),
-                        weights,
-                    },
-                    compute,
-                )
-            }
-            None => cross_entropy(options.label_smoothing.filled(), compute),
-        },
-        LossKind::BinaryCrossEntropy => arc(
-            BinaryCrossEntropy {
-                threshold: PRESENT_FROM,
+    match (choice, class_weights) {
+        (
+            LossChoice::CrossEntropy {
+                label_smoothing, ..
             },
-            compute,
-        ),
+            Some(weights),
+        ) => {
+            let weights = weights.iter().map(|weight| *weight as f32).collect();
+            let loss = WeightedCrossEntropy {
+                label_smoothing: *label_smoothing,
+                weights,
+            };
+            arc(loss, compute)
+        }
+        (
+            LossChoice::CrossEntropy {
+                label_smoothing, ..
+            },
+            None,
+        ) => cross_entropy(*label_smoothing, compute),
+        (LossChoice::BinaryCrossEntropy, _) => {
+            let threshold = PRESENT_FROM;
+            arc(BinaryCrossEntropy { threshold }, compute)
+        }
     }
 }
 
 /// Cross entropy, with the same bits on every processor where `--cpu` names an instruction set.
-pub fn cross_entropy(label_smoothing: f64, compute: &ComputeArgs) -> Arc<dyn Loss> {
+pub fn cross_entropy(label_smoothing: f64, compute: &ComputeSection) -> Arc<dyn Loss> {
     arc(CrossEntropy { label_smoothing }, compute)
 }
 
-fn arc<L: Loss + 'static>(loss: L, compute: &ComputeArgs) -> Arc<dyn Loss>
+fn arc<L: Loss + 'static>(loss: L, compute: &ComputeSection) -> Arc<dyn Loss>
 where
     SameBits<L>: Loss,
 {
@@ -487,9 +489,9 @@ mod tests {
                 };
                 let rows = [[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25], [0.0, 1.0, 0.0]];
                 let logits = Tensor::<2>::from_floats(rows, &device).require_grad();
-                let compute = ComputeArgs {
+                let compute = ComputeSection {
                     cpu: Some(cpu),
-                    ..ComputeArgs::default()
+                    ..ComputeSection::default()
                 };
                 let loss = arc(
                     WeightedCrossEntropy {
@@ -554,9 +556,9 @@ mod tests {
                 .flat_map(|values| values.try_to_vec::<f32>().unwrap())
                 .collect()
         }
-        let named = ComputeArgs {
+        let named = ComputeSection {
             cpu: Some(CpuKind::Portable),
-            ..ComputeArgs::default()
+            ..ComputeSection::default()
         };
         let (smoothed, binary) = (
             CrossEntropy {

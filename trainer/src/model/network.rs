@@ -6,10 +6,10 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
-use burn_resnet::{Head, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_with};
+use burn_resnet::{Head, ResNet, ResNetConfig, WeightsError, load_weights_with};
 
 use crate::config::cli::ModelArgs;
-use crate::config::{ConfigError, Family, Filled, ModelOption, ShortcutKind};
+use crate::config::{ConfigError, Family, ModelOption};
 use crate::measure::report::Reporter;
 use crate::model::family::{ModelFamily, ModelRequest};
 
@@ -53,15 +53,10 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         request.num_classes > 0,
         "classes: expected at least 1, got 0"
     );
-    let shortcut = match model.shortcut.filled() {
-        ShortcutKind::A => Shortcut::A,
-        ShortcutKind::B => Shortcut::B,
-    };
     Ok(model
         .network()?
         .with_num_classes(request.num_classes)
         .with_in_channels(request.in_channels)
-        .with_shortcut(shortcut)
         .with_zero_gamma(request.zero_gamma)
         .with_computation(request.computation()?))
 }

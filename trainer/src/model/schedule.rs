@@ -5,7 +5,7 @@
 //! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016, 1608.03983, equation 5
 //! without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep He et al. 2015, 1512.03385, section 4.2.
 
-use crate::config::{Filled, ScheduleKind, TrainConfig};
+use crate::config::{ScheduleChoice, TrainConfig};
 use std::f64::consts::PI;
 
 /// One-cycle ends at this share of its first rate.
@@ -23,10 +23,7 @@ pub struct LearningRate {
     warmup_steps: u64,
     total_steps: u64,
     steps_per_epoch: u64,
-    kind: ScheduleKind,
-    /// Epochs after which the rate is multiplied by gamma.
-    milestones: Vec<u64>,
-    gamma: f64,
+    course: ScheduleChoice,
 }
 
 impl LearningRate {
@@ -41,17 +38,14 @@ impl LearningRate {
         );
         let schedule = &config.schedule;
         let total_steps = schedule.planned_epochs().saturating_mul(steps_per_epoch);
-        let warmup_steps =
-            (schedule.warmup_epochs.filled() * steps_per_epoch as f64).round() as u64;
+        let warmup_steps = (schedule.warmup_epochs * steps_per_epoch as f64).round() as u64;
         Self {
             peak: config.peak_learning_rate(),
             start_factor: schedule.warmup_start_factor.unwrap_or(1.0),
             warmup_steps: warmup_steps.min(total_steps - 1),
             total_steps,
             steps_per_epoch,
-            kind: schedule.schedule.filled(),
-            milestones: schedule.milestones.clone().unwrap_or_default(),
-            gamma: schedule.gamma.unwrap_or(1.0),
+            course: schedule.schedule.clone(),
         }
     }
 
@@ -61,12 +55,11 @@ impl LearningRate {
     /// 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k. The first step after warmup has
     /// the peak.
     pub fn at(&self, step: u64) -> f64 {
-        match self.kind {
-            // Their rate at the end itself is nothing, or next to it: nobody trains longer to stand still.
-            ScheduleKind::Cosine | ScheduleKind::OneCycle => {
-                self.planned(step.min(self.total_steps - 1))
-            }
-            ScheduleKind::Constant | ScheduleKind::Multistep => self.planned(step),
+        // A course that ends at zero keeps its last rate, so that longer training still moves.
+        if self.course.depends_on_epochs() {
+            self.planned(step.min(self.total_steps - 1))
+        } else {
+            self.planned(step)
         }
     }
 
@@ -74,25 +67,23 @@ impl LearningRate {
     fn planned(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let progress = step as f64 / self.warmup_steps as f64;
-            let rise = match self.kind {
-                ScheduleKind::OneCycle => 1.0 - half_cosine(progress),
+            let rise = match self.course {
+                ScheduleChoice::OneCycle => 1.0 - half_cosine(progress),
                 _ => progress,
             };
             return self.peak * (self.start_factor + (1.0 - self.start_factor) * rise);
         }
         let progress =
             (step - self.warmup_steps) as f64 / (self.total_steps - self.warmup_steps) as f64;
-        match self.kind {
-            ScheduleKind::Constant => self.peak,
-            ScheduleKind::Multistep => {
+        match &self.course {
+            ScheduleChoice::Constant => self.peak,
+            ScheduleChoice::Multistep { milestones, gamma } => {
                 let has_passed = |epoch: &&u64| step >= epoch.saturating_mul(self.steps_per_epoch);
-                self.peak
-                    * self
-                        .gamma
-                        .powi(self.milestones.iter().filter(has_passed).count() as i32)
+                let num_passed = milestones.iter().filter(has_passed).count();
+                self.peak * gamma.powi(num_passed as i32)
             }
-            ScheduleKind::Cosine => self.peak * half_cosine(progress),
-            ScheduleKind::OneCycle => {
+            ScheduleChoice::Cosine => self.peak * half_cosine(progress),
+            ScheduleChoice::OneCycle => {
                 let last = self.peak * self.start_factor * ONE_CYCLE_FINAL_FACTOR;
                 last + (self.peak - last) * half_cosine(progress)
             }
@@ -113,6 +104,7 @@ fn half_cosine(progress: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ScheduleKind;
     use crate::config::cli::TrainArgs;
     use proptest::prelude::*;
 
@@ -159,14 +151,14 @@ mod tests {
             let warmup = schedule.warmup_steps;
             for step in 1..=warmup {
                 // A milestone may lie inside the warmup; the first step after it then is below the peak.
-                if step < warmup || schedule.kind != ScheduleKind::Multistep {
+                if step < warmup || schedule.course.kind() != ScheduleKind::Multistep {
                     prop_assert!(schedule.at(step) > schedule.at(step - 1));
                 }
             }
             for step in warmup + 1..schedule.total_steps() + 5 {
                 prop_assert!(schedule.at(step) <= schedule.at(step - 1));
             }
-            if schedule.kind != ScheduleKind::Multistep {
+            if schedule.course.kind() != ScheduleKind::Multistep {
                 prop_assert_eq!(schedule.at(warmup), 0.4);
             }
         }

@@ -20,7 +20,6 @@ use distributed::{
     },
 };
 
-use crate::config::Filled;
 use crate::measure::gather::{found_by_root, from_root, to_root};
 use crate::model::ImageClassifier;
 use crate::run::checkpoint::{
@@ -51,7 +50,7 @@ impl<'a> Checkpointer<'a> {
         let store = |directory: &OutputDirectory| {
             CheckpointStore::new(
                 &directory.checkpoints(),
-                session.config.run.keep_checkpoints.filled(),
+                session.config.run.keep_checkpoints,
             )
         };
         Self {

@@ -6,18 +6,22 @@ use anyhow::{Error, Result};
 use datasets::{DatasetSplits, class_sizes};
 use records::{DatasetFacts, Manifest};
 
-use crate::config::TrainConfig;
+use crate::config::{LossChoice, TrainConfig};
 use crate::run::best::BestRule;
 use crate::run::run_files::RunFiles;
 
 /// One weight a class, where classes have weights.
 pub fn class_weights(config: &TrainConfig, data: &DatasetSplits) -> Result<Option<Vec<f64>>> {
-    let weights = config
-        .optimizer
-        .class_weights
-        .as_ref()
-        .map(|weights| weights.of(&class_sizes(&*data.train)));
-    weights.transpose().map_err(Error::msg)
+    match &config.optimizer.loss {
+        LossChoice::CrossEntropy {
+            class_weights: Some(weights),
+            ..
+        } => weights
+            .of(&class_sizes(&*data.train))
+            .map(Some)
+            .map_err(Error::msg),
+        _ => Ok(None),
+    }
 }
 
 /// The manifest's lines for the head of the log.

@@ -32,7 +32,7 @@ pub fn check(
     let splits = Split::ALL.map(|split| (split, data.get(split)));
     let there: Vec<&Arc<dyn ImageDataset>> =
         splits.iter().filter_map(|(_, samples)| *samples).collect();
-    data::share_checksums(&there, config.data.data_dir.as_deref(), communicator)?;
+    data::share_checksums(&there, config.data.folder(), communicator)?;
     let facts = splits.into_iter().flat_map(|(split, samples)| {
         let checksum = samples.map_or(String::new(), |samples| samples.checksum());
         let len = samples.map_or(0, |samples| samples.len());

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use records::{RunProgress, Seconds};
 
-use crate::config::Filled;
 use crate::measure::gather::{RankTimes, rank_seconds};
 use crate::measure::metrics::StepLine;
 use crate::measure::whole_file::replace;
@@ -40,8 +39,8 @@ impl ProgressFile {
     pub fn new(session: &Session<'_>) -> Self {
         let record = RunProgress {
             started: session.manifest.started.clone(),
-            epochs: session.config.schedule.epochs.filled(),
-            global_batch_size: session.config.batch.global_batch_size.filled() as u64,
+            epochs: session.config.schedule.epochs,
+            global_batch_size: session.config.batch.global_batch_size as u64,
             ..RunProgress::default()
         };
         Self {

@@ -10,7 +10,7 @@ use datasets::{DatasetSplits, ImageDataset};
 use distributed::reduction::CompressionKind;
 
 use crate::config::{
-    BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig,
+    BatchNormKind, Compression, ConfigDifference, DatasetChoice, SyncMethod, TrainConfig,
 };
 use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
@@ -51,10 +51,7 @@ impl Resumption {
         data: &DatasetSplits,
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
-        let store = CheckpointStore::new(
-            &directory.checkpoints(),
-            config.run.keep_checkpoints.filled(),
-        );
+        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints);
         let (Some(checkpoint), damaged) = store.resume()? else {
             ensure!(
                 !directory.has_ended(),
@@ -75,7 +72,7 @@ impl Resumption {
             averaged_early: false,
         };
         let steps_per_epoch = steps_per_epoch(config, data)?;
-        resumption.check_epochs(config.schedule.epochs.filled())?;
+        resumption.check_epochs(config.schedule.epochs)?;
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
         resumption
@@ -163,8 +160,10 @@ impl Resumption {
             let change =
                 format!("resume: the {split} split has changed: expected {before}, got {got}");
             if !allow_changed_data {
-                let of_shards = match config.data.dataset.filled() {
-                    DatasetKind::Shards => " (a MANIFEST made or removed since changes it too)",
+                let of_shards = match config.data.dataset {
+                    DatasetChoice::Shards(_) => {
+                        " (a MANIFEST made or removed since changes it too)"
+                    }
                     _ => "",
                 };
                 bail!(
@@ -269,9 +268,9 @@ fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
     let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
     config
         .schedule
-        .milestones
+        .schedule
+        .milestones()
         .iter()
-        .flatten()
         .copied()
         .filter(is_passed)
         .collect()
@@ -280,11 +279,9 @@ fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
 /// A sentence on each option that may change and yet moves the parameters by more than roundings.
 fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> {
     let mut changes = Vec::new();
-    let normalised_together = |config: &TrainConfig| match config.batch.batch_norm.filled() {
+    let normalised_together = |config: &TrainConfig| match config.batch.batch_norm {
         BatchNormKind::Local => config.micro_batch_size(),
-        BatchNormKind::Sync => {
-            config.batch.global_batch_size.filled() / config.batch.grad_accum_steps.filled()
-        }
+        BatchNormKind::Sync => config.batch.global_batch_size / config.batch.grad_accum_steps(),
     };
     let (now, was) = (normalised_together(config), normalised_together(before));
     if now != was {
@@ -295,14 +292,17 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
     let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
     if now != was
         && matches!(
-            config.sync.compress,
-            Some(Compression(CompressionKind::TopK { .. }))
+            config.sync.method,
+            SyncMethod::Allreduce {
+                compression: Compression(CompressionKind::TopK { .. }),
+                ..
+            }
         )
     {
         changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
     }
     let (now, was) = (config.num_workers(), before.num_workers());
-    match config.sync.method() {
+    match config.sync.method {
         _ if now == was => {}
         SyncMethod::LocalSgd { .. } => {
             changes.push(format!(
@@ -323,7 +323,7 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
         config.run.checkpoint_every_steps,
         before.run.checkpoint_every_steps,
     );
-    if now != was && matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
+    if now != was && matches!(config.sync.method, SyncMethod::LocalSgd { .. }) {
         changes.push(
             "--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint"
                 .to_owned(),
@@ -344,7 +344,7 @@ fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u6
     let meets = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
     let last = progress.step.checked_sub(1);
     last.is_some_and(|last| {
-        !meets && averages_early(&before.sync.method(), before.num_workers(), last)
+        !meets && averages_early(&before.sync.method, before.num_workers(), last)
     })
 }
 
@@ -360,8 +360,7 @@ fn change_of_sizes(config: &TrainConfig, before: &TrainConfig) -> Option<String>
     );
     let resolution = config
         .data
-        .resolution
-        .as_ref()
+        .resolution()
         .filter(|resolution| resolution.depends_on_epochs())?;
     (now != was).then(|| format!("resume: --resolution {resolution} is of {now} epochs now, of {was} before: images change their size in other ones"))
 }
@@ -375,14 +374,10 @@ fn change_of_schedule(
 ) -> Option<String> {
     let (new, old) = (&config.schedule, &before.schedule);
     let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
-    let (epochs, was) = (new.epochs.filled(), old.epochs.filled());
+    let (epochs, was) = (new.epochs, old.epochs);
     let schedule = match (new.planned_epochs(), old.planned_epochs()) {
-        _ if (new.schedule, &new.milestones, new.gamma)
-            != (old.schedule, &old.milestones, old.gamma) =>
-        {
-            "has other milestones".to_owned()
-        }
-        (now, then) if new.depends_on_epochs() && now != then => {
+        _ if new.schedule != old.schedule => "has other milestones".to_owned(),
+        (now, then) if new.schedule.depends_on_epochs() && now != then => {
             format!("is stretched from {then} to {now} epochs")
         }
         _ if epochs == was => return None,
@@ -390,7 +385,7 @@ fn change_of_schedule(
     };
     Some(format!(
         "resume: {epochs} epochs, {was} were planned; the {} schedule {schedule}: learning rate {:.3e} at the next step, {:.3e} before the change",
-        new.schedule.filled(),
+        new.schedule.kind(),
         rate(config),
         rate(before)
     ))

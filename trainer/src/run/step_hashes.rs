@@ -44,7 +44,7 @@ impl OwnHashes {
     /// None yet; `None` where ranks run apart, and no two runs are alike, and where the device updates, which would be waited for.
     pub fn of_run(config: &TrainConfig) -> Option<Self> {
         let is_on_device = config.sync_config().updates_on_device(config.num_workers());
-        (staleness(&config.sync.method()).is_none() && !is_on_device).then(Self::default)
+        (staleness(&config.sync.method).is_none() && !is_on_device).then(Self::default)
     }
 
     /// Writes no more: what follows is no part of what a repetition of the run's beginning would compute.

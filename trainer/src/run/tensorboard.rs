@@ -82,7 +82,7 @@ impl<'a> Tensorboard<'a> {
         });
         if file.is_some()
             && matches!(
-                session.config.sync.method(),
+                session.config.sync.method,
                 SyncMethod::ParameterServer { .. }
             )
         {

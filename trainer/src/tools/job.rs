@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use burn::module::Module;
+use burn_resnet::Shortcut;
 use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
@@ -16,7 +17,7 @@ use records::{JOB_SCHEMA, Job, SgdFacts};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::config::cli::ModelArgs;
-use crate::config::{BenchConfig, Filled};
+use crate::config::{BenchConfig, ShortcutKind};
 use crate::measure::whole_file::{make_folder, write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
@@ -29,6 +30,11 @@ pub fn job(
     sgd: &SgdConfig,
 ) -> Result<Job> {
     let model: ModelArgs = config.model.read()?;
+    let network = model.network()?;
+    let shortcut = match network.shortcut() {
+        Shortcut::A => ShortcutKind::A,
+        Shortcut::B => ShortcutKind::B,
+    };
     let SgdConfig {
         momentum,
         nesterov,
@@ -38,12 +44,12 @@ pub fn job(
     Ok(Job {
         schema: JOB_SCHEMA.to_owned(),
         model: model.name(),
-        depth: model.network()?.depth(),
-        shortcut: model.shortcut.filled().to_string(),
-        num_classes: config.num_classes.filled(),
-        image_size: config.image_size.filled(),
+        depth: network.depth(),
+        shortcut: shortcut.to_string(),
+        num_classes: config.num_classes,
+        image_size: config.image_size,
         ranks,
-        batch_size_per_rank: config.batch_size_per_rank.filled(),
+        batch_size_per_rank: config.batch_size_per_rank,
         num_batches,
         learning_rate,
         sgd: SgdFacts {

@@ -19,10 +19,10 @@ use distributed::{
     watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
 };
 
+use crate::config::ComputeSection;
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;
-use crate::config::cli::ComputeArgs;
-use crate::config::{DeviceChoice, Dtype, Filled};
+use crate::config::{DeviceChoice, Dtype};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
@@ -138,23 +138,23 @@ impl World {
     ///
     /// # Errors
     /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
-    pub fn prepare_compute(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
+    pub fn prepare_compute(&self, compute: &ComputeSection) -> Result<(Device, usize)> {
         self.prepare(compute, self.is_only_rank)
     }
 
     /// As [`prepare_compute`](Self::prepare_compute), for a rank that will wait for threads of its own that compute as ranks.
-    pub fn prepare_compute_of_threads(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
+    pub fn prepare_compute_of_threads(&self, compute: &ComputeSection) -> Result<(Device, usize)> {
         self.prepare(compute, false)
     }
 
-    fn prepare(&self, compute: &ComputeArgs, caller_included: bool) -> Result<(Device, usize)> {
+    fn prepare(&self, compute: &ComputeSection, caller_included: bool) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
         let num_threads = compute
             .threads
             .map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, caller_included)?;
         switches::choose_layers()?;
-        let device = device(compute.device.filled(), topology)?;
+        let device = device(compute.device, topology)?;
         let dtype = match compute.dtype() {
             Dtype::F32 => FloatDType::F32,
             Dtype::Bf16 => FloatDType::BF16,

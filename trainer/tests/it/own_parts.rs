@@ -19,7 +19,7 @@ use trainer::run::checkpoint::{CheckpointStore, find};
 use crate::fixture::{Run, TINY, flags};
 use example::OwnParts;
 
-const OWN: &str = "--model resnet8 --dataset own --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
+const OWN: &str = "--model resnet8 --dataset custom --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
 
 fn run_as<F: ModelFamily<Model = ResNet>>(
     world_size: usize,
@@ -39,7 +39,7 @@ fn refusal<F: ModelFamily<Model = ResNet>>(lines: &[&str]) -> String {
 #[test]
 fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
     let options =
-        "--optimizer own --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
+        "--optimizer custom --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
     let run = own(1, &format!("{options} --eval-every-epochs 6"));
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();
@@ -77,7 +77,7 @@ fn the_best_model_of_an_own_loss_is_that_of_the_lowest_loss_or_of_a_named_metric
 
 #[test]
 fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_restart() {
-    let exact = "--optimizer own --learning-rate 0.001 --schedule constant --reduction exact --virtual-shards 2";
+    let exact = "--optimizer custom --learning-rate 0.001 --schedule constant --reduction exact --virtual-shards 2";
     let one = own(1, exact).parameter_hash();
     assert_eq!(own(2, exact).parameter_hash(), one);
     let half = own(2, &format!("{exact} --epochs 1"));
@@ -87,7 +87,7 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
         .unwrap();
     assert_eq!(resumed.parameter_hash(), one);
     assert_ne!(
-        own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(),
+        own(1, &exact.replace("--optimizer custom", "--optimizer adamw")).parameter_hash(),
         one
     );
 }
@@ -135,8 +135,8 @@ fn logits_for_fewer_classes_than_the_labels_are_refused_with_both_shapes() {
 
 #[test]
 fn the_state_of_another_own_optimizer_is_refused() {
-    let half = own(1, "--optimizer own --schedule constant --epochs 1");
-    let lines = [OWN, "--optimizer own --schedule constant --resume"];
+    let half = own(1, "--optimizer custom --schedule constant --epochs 1");
+    let lines = [OWN, "--optimizer custom --schedule constant --resume"];
     let message = format!(
         "{:#}",
         half.again()
@@ -157,11 +157,11 @@ fn what_a_program_does_not_bring_is_refused() {
     let run = Run::in_new_directory();
     let error = run
         .again()
-        .try_go(1, &flags(&[TINY, "--optimizer own"]))
+        .try_go(1, &flags(&[TINY, "--optimizer custom"]))
         .unwrap_err();
     let message = format!("{error:#}");
     assert!(
-        message.contains("--optimizer own") && message.contains("brings an optimizer"),
+        message.contains("--optimizer custom") && message.contains("brings an optimizer"),
         "{message}"
     );
     assert!(
@@ -170,7 +170,7 @@ fn what_a_program_does_not_bring_is_refused() {
     );
     let message = refusal::<ResNetFamily>(&[OWN]);
     assert!(
-        message.contains("--dataset own") && message.contains("brings a data set"),
+        message.contains("--dataset custom") && message.contains("brings a data set"),
         "{message}"
     );
 }

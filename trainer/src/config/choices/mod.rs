@@ -1,24 +1,18 @@
-//! The named choices of a run: data set, device, schedule and the like, each with one spelling for flags and files.
+//! The named choices of a run, each with one spelling for flags and files.
 //!
 //! In: text of the command line or of a TOML file. Out: enums.
-//! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
+//! Invariant: `Display`, clap and serde agree on the spelling.
 
 mod class_weights;
-mod compute;
-mod crop_scale;
 mod device;
 mod loss_scaling;
 mod monitor;
-mod rate_factor;
 mod resolution;
 
 pub use class_weights::ClassWeights;
-pub use compute::{ConvolutionKind, CpuKind, Dtype, KernelsKind, RecomputeKind};
-pub use crop_scale::CropScale;
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
 pub use monitor::{Figure, Monitor};
-pub use rate_factor::RateFactor;
 pub use resolution::Resolution;
 
 use clap::ValueEnum;
@@ -27,203 +21,276 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Where the samples come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DatasetKind {
-    /// Ten classes of drawn geometric figures, made in memory: needs no files.
-    Shapes,
-    /// CIFAR-10, the original binary release.
-    Cifar10,
-    /// CIFAR-100 with its fine labels, the original binary release.
-    Cifar100,
-    /// A folder `train/<class>/*` and `test/<class>/*` (or `val`) of images.
-    ImageFolder,
-    /// Tar files `train-*.tar` and `val-*.tar` (or `test-*.tar`) of images and labels, as WebDataset names them.
-    Shards,
-    /// Parquet files `train-*` and `validation-*` of images and labels, as Hugging Face publishes them.
-    Parquet,
-    /// Random pixels and random labels, for measuring speed.
-    Synthetic,
-    /// That of the program's model family.
-    Own,
+/// Defines enums whose variants are spelled in kebab case by clap, serde and `Display`.
+macro_rules! choices {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$note:meta])* $variant:ident),+ $(,)? })+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $name {
+            $($(#[$note])* $variant,)+
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let value = self.to_possible_value().expect("no variant is skipped");
+                f.pad(value.get_name())
+            }
+        }
+    )+};
 }
 
-/// Shortcut of a block that changes the shape (He et al. 2015, section 4.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShortcutKind {
-    /// Identity with zero-padded channels, without parameters: the paper's choice for CIFAR.
-    A,
-    /// A 1x1 convolution with normalisation.
-    B,
+choices! {
+    /// A data set.
+    DatasetKind {
+        /// Ten classes of drawn figures, made in memory.
+        Shapes,
+        /// CIFAR-10, the original binary release.
+        Cifar10,
+        /// CIFAR-100 with its fine labels, the original binary release.
+        Cifar100,
+        /// A folder of images: `train/<class>/*` and `test/<class>/*` or `val/<class>/*`.
+        ImageFolder,
+        /// Tar files `train-*.tar` and `val-*.tar` or `test-*.tar`, named as WebDataset does.
+        Shards,
+        /// Parquet files `train-*` and `validation-*`, as Hugging Face publishes them.
+        Parquet,
+        /// Random pixels and random labels, for measuring speed.
+        Synthetic,
+        /// The data set of a custom program.
+        Custom,
+    }
+
+    /// Shortcut of a block that changes the shape (He et al. 2015, section 4.2).
+    ShortcutKind {
+        /// Identity with zero-padded channels, without parameters: the paper's choice for CIFAR.
+        A,
+        /// A 1x1 convolution with normalisation.
+        B,
+    }
+
+    /// The samples of the batch statistics in training.
+    BatchNormKind {
+        /// The micro batch of each rank.
+        Local,
+        /// The micro batches of all ranks together.
+        Sync,
+    }
+
+    /// A loss.
+    LossKind {
+        /// Of the softmax over all classes.
+        CrossEntropy,
+        /// Of a sigmoid for each class.
+        BinaryCrossEntropy,
+    }
+
+    /// Random changes of the training images.
+    AugmentKind {
+        /// The unchanged images.
+        None,
+        /// Four pixels of padding, a random crop and a random horizontal flip.
+        CropFlip,
+        /// One operation of TrivialAugment, then as crop-flip.
+        Trivial,
+        /// A random part of the image, resized and flipped at random.
+        ResizedCrop,
+    }
+
+    /// A split of a data set.
+    SplitKind {
+        /// Training images, without those of `--val-fraction`.
+        Train,
+        /// Images that choose the best model: a split of the data set, or those of `--val-fraction`.
+        Val,
+        /// Images that measure the result.
+        Test,
+    }
+
+    /// The order of the training images in an epoch.
+    SamplerKind {
+        /// A random order of all images, each once.
+        Shuffle,
+        /// As many draws with replacement, every class with the same probability.
+        Balanced,
+    }
+
+    /// Treatment of an image file that cannot be decoded.
+    OnBadImageKind {
+        /// Stop and name the file.
+        Fail,
+        /// Leave the file out, with a note.
+        Skip,
+    }
+
+    /// Treatment of a step whose loss or gradient is not finite.
+    OnNonFiniteKind {
+        /// Stop all ranks, naming step, rank and parameter.
+        Stop,
+        /// Skip the step on all ranks, and count it.
+        Skip,
+    }
+
+    /// An optimizer.
+    OptimizerKind {
+        /// Stochastic gradient descent with momentum.
+        Sgd,
+        /// Adam with decoupled weight decay.
+        Adamw,
+        /// Descent with momentum, its step scaled for each tensor.
+        Lars,
+        /// Adam's direction, its step scaled for each tensor.
+        Lamb,
+        /// The optimizer of a custom program.
+        Custom,
+    }
+
+    /// Course of the learning rate over the run.
+    ScheduleKind {
+        /// The same rate after warmup.
+        Constant,
+        /// Multiplied by gamma at each milestone.
+        Multistep,
+        /// Half a cosine from the rate to zero.
+        Cosine,
+        /// A cosine rise, then a cosine fall to almost zero.
+        OneCycle,
+    }
+
+    /// Where the images of a batch are cropped, flipped and normalised.
+    InputKind {
+        /// In the loader's threads; f32 pixels are uploaded.
+        Host,
+        /// On the device; u8 pixels are uploaded one step ahead.
+        Device,
+    }
+
+    /// Where gradients become parameters.
+    UpdateKind {
+        /// In main memory, by Lockstep's own kernel.
+        Host,
+        /// On the device, for a single rank that only sums; results are read a step later. Several
+        /// ranks update as host does, while a thread waits for the gradients and copies them.
+        Device,
+    }
+
+    /// A method of synchronisation.
+    SyncKind {
+        /// Every step sums all gradients.
+        Allreduce,
+        /// Servers sum the gradients of all ranks, update the parameters and send them back.
+        ParameterServer,
+        /// Servers update the parameters with the gradients of each rank as they arrive.
+        AsyncParameterServer,
+        /// Ranks update independently and average their parameters at intervals.
+        LocalSgd,
+        /// Sums all gradients at first, then local SGD.
+        PostLocalSgd,
+    }
+
+    /// An algorithm that sums gradients.
+    ReductionChoice {
+        /// The collective of the MPI library.
+        Mpi,
+        /// Around a ring of ranks.
+        Ring,
+        /// Recursive halving and doubling.
+        HalvingDoubling,
+        /// Inside each machine, then between machines.
+        Hierarchical,
+        /// The same bits on any number of ranks.
+        Exact,
+        /// NVIDIA's NCCL on the GPUs of the ranks.
+        Nccl,
+    }
+
+    /// The batch that stays the same as ranks are added.
+    ScalingKind {
+        /// The batch of each rank.
+        Weak,
+        /// The global batch.
+        Strong,
+    }
+
+    /// The ranks that are parameter servers.
+    PlacementKind {
+        /// The first ranks, which train as well.
+        Beside,
+        /// The last ranks, which only serve.
+        Own,
+    }
+
+    /// A switch.
+    OnOff {
+        /// In use.
+        On,
+        /// Not in use.
+        Off,
+    }
+
+    /// Kernels of the layers.
+    KernelsKind {
+        /// burn's operations one after the other.
+        Stock,
+        /// One fused operation a layer; Lockstep's own kernels on flex.
+        Fused,
+    }
+
+    /// Algorithm of Lockstep's own convolutions.
+    ConvolutionKind {
+        /// Winograd's algorithm where it is faster, direct elsewhere.
+        Auto,
+        /// Direct everywhere.
+        Direct,
+    }
+
+    /// What the backward pass computes again instead of keeping it in memory.
+    RecomputeKind {
+        /// Nothing.
+        None,
+        /// Normalisations with their residual and ReLU.
+        Norms,
+        /// The results of the convolutions.
+        Convolutions,
+    }
+
+    /// The instruction set of Lockstep's own kernels.
+    CpuKind {
+        /// The best that the CPU has.
+        Auto,
+        /// AVX-512 without its bf16 instructions.
+        Avx512,
+        /// AVX2 with FMA.
+        Avx2,
+        /// The baseline of the target.
+        Portable,
+    }
+
+    /// The number format of activations and their gradients; all else is f32.
+    Dtype {
+        /// 32-bit floating point.
+        F32,
+        /// bfloat16: half the memory, 8 bits of precision.
+        Bf16,
+        /// IEEE half precision: 11 bits of precision, a short range.
+        F16,
+    }
 }
 
-/// Over which samples the batch statistics of training are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BatchNormKind {
-    /// The micro batch of each rank on its own.
-    Local,
-    /// The micro batches of all ranks together.
-    Sync,
-}
+impl DatasetKind {
+    /// Returns true for the two CIFAR sets.
+    pub fn is_cifar(self) -> bool {
+        matches!(self, Self::Cifar10 | Self::Cifar100)
+    }
 
-/// What a model is trained by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LossKind {
-    /// Of the softmax over all classes.
-    CrossEntropy,
-    /// Of a sigmoid for each class.
-    BinaryCrossEntropy,
-}
-
-/// Random changes of the training images.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AugmentKind {
-    /// The images as they are.
-    None,
-    /// Four pixels of padding, a random crop and a random horizontal flip.
-    CropFlip,
-    /// The same after one operation of TrivialAugment.
-    Trivial,
-    /// A random part of the image brought to its size, and a random horizontal flip.
-    ResizedCrop,
-}
-
-/// A split of a data set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SplitKind {
-    /// Training images, without those of `--val-fraction`.
-    Train,
-    /// Images by which the best model is chosen: a split of the data set, or those of `--val-fraction`.
-    Val,
-    /// Images to measure the result by.
-    Test,
-}
-
-/// The order in which an epoch reads the training images.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SamplerKind {
-    /// A random order of all images, each once.
-    Shuffle,
-    /// As many draws with replacement, every class with the same probability.
-    Balanced,
-}
-
-/// What to do with an image file that cannot be decoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnBadImageKind {
-    /// Stop and name the file.
-    Fail,
-    /// Leave it out and say so.
-    Skip,
-}
-
-/// What to do with a step whose loss or gradient is not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnNonFiniteKind {
-    /// End the run on all ranks, naming step, rank and parameter.
-    Stop,
-    /// Leave the step out on all ranks, and count it.
-    Skip,
-}
-
-/// What makes parameters of gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OptimizerKind {
-    /// Stochastic gradient descent with momentum.
-    Sgd,
-    /// Adam with decoupled weight decay.
-    Adamw,
-    /// Descent with momentum, its step scaled for each tensor.
-    Lars,
-    /// Adam's direction, its step scaled for each tensor.
-    Lamb,
-    /// That of the program's model family.
-    Own,
-}
-
-/// How the learning rate moves over the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ScheduleKind {
-    /// The same rate after warmup.
-    Constant,
-    /// Multiplied by gamma at each milestone.
-    Multistep,
-    /// Half a cosine from the rate to zero.
-    Cosine,
-    /// A cosine rise, then a cosine fall to almost zero.
-    OneCycle,
-}
-
-/// Who crops, flips and normalises the images of a batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum InputKind {
-    /// The loader's threads; f32 pixels go to the device.
-    #[default]
-    Host,
-    /// The device; u8 pixels go to it, one step ahead.
-    Device,
-}
-
-/// Where gradients become parameters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UpdateKind {
-    /// In main memory, by our own kernel.
-    #[default]
-    Host,
-    /// On the device, which gradients do not leave, where a rank trains alone and does nothing but sum; results are read a step
-    /// later. Else as host, as ranks meet in main memory, but a thread waits for the gradients and copies them.
-    Device,
-}
-
-/// What the ranks bring together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SyncKind {
-    /// Every step sums all gradients.
-    Allreduce,
-    /// Servers take the gradients of all ranks, update the parameters and send them back.
-    ParameterServer,
-    /// Servers update the parameters with each rank's gradients as they come.
-    AsyncParameterServer,
-    /// Ranks update alone and average their parameters now and then.
-    LocalSgd,
-    /// Sums all gradients at first, then local SGD.
-    PostLocalSgd,
-}
-
-/// How gradients are summed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReductionChoice {
-    /// The collective of the communication library.
-    Mpi,
-    /// Around a ring of ranks.
-    Ring,
-    /// Recursive halving and doubling.
-    HalvingDoubling,
-    /// Inside each machine, then between machines.
-    Hierarchical,
-    /// The same bits on any number of ranks.
-    Exact,
-    /// NVIDIA's NCCL on the ranks' GPUs.
-    Nccl,
+    /// Returns true if the images are files of any size.
+    pub fn is_of_files(self) -> bool {
+        matches!(self, Self::ImageFolder | Self::Shards | Self::Parquet)
+    }
 }
 
 impl ReductionChoice {
-    /// The algorithm over the ranks' messages that it names; `None` for the one that sums on GPUs.
+    /// Returns the algorithm over messages between ranks; `None` for NCCL.
     pub fn kind(self) -> Option<ReductionKind> {
         Some(match self {
             Self::Mpi => ReductionKind::Library,
@@ -236,60 +303,23 @@ impl ReductionChoice {
     }
 }
 
-/// What stays as ranks are added.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ScalingKind {
-    /// The batch of each rank.
-    #[default]
-    Weak,
-    /// The global batch.
-    Strong,
-}
-
-/// Where parameter servers are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PlacementKind {
-    /// On the first ranks, which train as well.
-    Beside,
-    /// On the last ranks, which do nothing else.
-    Own,
-}
-
-/// A switch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnOff {
-    /// In use.
-    On,
-    /// Not in use.
-    Off,
-}
-
-/// What gradients are on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// Encoding of gradients between ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Compression(pub CompressionKind);
 
 impl Compression {
-    /// Whether anything is compressed.
+    /// Returns true if gradients are compressed.
     pub fn is_some(self) -> bool {
         self.0 != CompressionKind::None
     }
 
-    /// Whether its first steps may go uncompressed.
+    /// Returns true if the first steps may be sent uncompressed.
     pub fn has_warmup(self) -> bool {
         matches!(
             self.0,
             CompressionKind::PowerSgd { .. } | CompressionKind::TopK { .. }
         )
-    }
-}
-
-impl Default for Compression {
-    fn default() -> Self {
-        Self(CompressionKind::None)
     }
 }
 
@@ -303,13 +333,90 @@ impl FromStr for Compression {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(Self)
+        let kind = text.parse();
+        kind.map(Self)
             .map_err(|error: ParseCompressionError| error.to_string())
     }
 }
 
-/// Writes how serde reads and writes a type by its `FromStr` and `Display`.
+/// The smallest and the largest share of an image's area in a random crop, as `0.08:1`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CropScale {
+    /// Above 0.
+    pub min: f64,
+    /// At most 1, and no less than `min`.
+    pub max: f64,
+}
+
+impl Default for CropScale {
+    /// That of Szegedy et al. 2014 (1409.4842), and of torchvision.
+    fn default() -> Self {
+        Self {
+            min: 0.08,
+            max: 1.0,
+        }
+    }
+}
+
+impl fmt::Display for CropScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.min, self.max)
+    }
+}
+
+impl FromStr for CropScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text
+            .split_once(':')
+            .and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
+        match parsed {
+            Some((min, max)) if 0.0 < min && min <= max && max <= 1.0 => Ok(Self { min, max }),
+            _ => Err(format!(
+                "expected two shares above 0 and up to 1, the smaller one first, such as 0.08:1, got `{text}`"
+            )),
+        }
+    }
+}
+
+/// A factor on the learning rate of a part of the model, as `layer1=0.1`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RateFactor {
+    /// Names of the fields from the model's root, dotted.
+    pub part: String,
+    /// On the learning rate.
+    pub factor: f64,
+}
+
+impl fmt::Display for RateFactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.part, self.factor)
+    }
+}
+
+impl FromStr for RateFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text
+            .split_once('=')
+            .and_then(|(part, factor)| Some((part.trim(), factor.trim().parse().ok()?)));
+        match parsed {
+            Some((part, factor)) if !part.is_empty() => Ok(Self {
+                part: part.to_owned(),
+                factor,
+            }),
+            _ => Err(format!(
+                "expected a part of the model and a number, such as layer1=0.1, got `{text}`"
+            )),
+        }
+    }
+}
+
+/// Implements how serde reads and writes a type by its `FromStr` and `Display`.
 macro_rules! text_in_files {
     ($($kind:ty),+) => {$(
         impl TryFrom<String> for $kind {
@@ -336,61 +443,3 @@ text_in_files!(
     RateFactor,
     Compression
 );
-
-/// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
-macro_rules! spelled_as_in_clap {
-    ($($kind:ty),+) => {$(
-        impl fmt::Display for $kind {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let value = self.to_possible_value().expect("no variant is skipped");
-                f.pad(value.get_name())
-            }
-        }
-
-        impl FromStr for $kind {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                <Self as ValueEnum>::from_str(text, false)
-            }
-        }
-    )+};
-}
-
-spelled_as_in_clap!(
-    DatasetKind,
-    ShortcutKind,
-    BatchNormKind,
-    LossKind,
-    AugmentKind,
-    SamplerKind,
-    SplitKind,
-    OnBadImageKind,
-    OnNonFiniteKind,
-    ScalingKind,
-    OptimizerKind,
-    ScheduleKind,
-    KernelsKind,
-    InputKind,
-    UpdateKind,
-    ConvolutionKind,
-    RecomputeKind,
-    CpuKind,
-    Dtype,
-    SyncKind,
-    ReductionChoice,
-    PlacementKind,
-    OnOff
-);
-
-impl DatasetKind {
-    /// Whether it is one of the two CIFAR sets.
-    pub fn is_cifar(self) -> bool {
-        matches!(self, Self::Cifar10 | Self::Cifar100)
-    }
-
-    /// Whether its images are files of any size.
-    pub fn is_of_files(self) -> bool {
-        matches!(self, Self::ImageFolder | Self::Shards | Self::Parquet)
-    }
-}

@@ -65,11 +65,17 @@ pub type Cli = CliOf<ModelArgs>;
 impl<A: Args + Default> CliOf<A> {
     /// The definitions of commands and flags, under the name that this program was started by.
     pub fn definitions() -> clap::Command {
+        // So that the range of an option answers a negative number.
+        let with_numbers = |argument: Arg| {
+            let takes_values = argument.get_action().takes_values();
+            argument.allow_negative_numbers(takes_values)
+        };
+        let definitions = Self::command().mut_subcommands(|command| command.mut_args(with_numbers));
         let program = std::env::args_os().next().unwrap_or_default();
         match Path::new(&program).file_name() {
             // clap takes a name that lives as long as the program.
-            Some(name) => Self::command().name(&*name.to_string_lossy().into_owned().leak()),
-            None => Self::command(),
+            Some(name) => definitions.name(&*name.to_string_lossy().into_owned().leak()),
+            None => definitions,
         }
     }
 

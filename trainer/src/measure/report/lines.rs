@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::format::{bytes, grouped, seconds, time_left};
-use crate::config::{Filled, TrainConfig};
+use crate::config::TrainConfig;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{
     BenchResult, Best, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds,
@@ -466,7 +466,7 @@ pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> V
     let batch = &config.batch;
     let product = format!(
         "global batch {} = {} a rank * {} accumulated * {} ranks",
-        batch.global_batch_size.filled(),
+        batch.global_batch_size,
         config.micro_batch_size(),
         batch.grad_accum_steps(),
         config.num_workers()

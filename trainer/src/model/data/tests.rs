@@ -136,14 +136,14 @@ fn without_the_first_rank_s_data_the_others_read_for_themselves() {
 #[test]
 fn ranks_share_their_node_s_memory_and_processors() {
     let nodes = ["a", "a", "a", "b"].map(String::from);
-    let [of_three, alone] = [0, 3].map(|rank| {
-        folder_of_rank(
-            Sizing::square(8),
-            OnBadImage::Skip,
-            &Topology::from_nodes(rank, &nodes),
-        )
-        .unwrap()
-    });
+    let files = ImageFiles {
+        data_dir: PathBuf::new(),
+        size: ImageSize::Square { image_size: 8 },
+        on_bad_image: OnBadImageKind::Skip,
+        eval_split: None,
+    };
+    let [of_three, alone] =
+        [0, 3].map(|rank| folder_of_rank(&files, &Topology::from_nodes(rank, &nodes)).unwrap());
     assert_eq!(
         alone.memory_limit_bytes,
         ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes

@@ -10,7 +10,7 @@ use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, th
 use distributed::watchdog::Phase;
 
 use super::Training;
-use crate::config::{Filled, InputKind, SamplerKind};
+use crate::config::{InputKind, OnNonFinite, SamplerKind};
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use crate::model::ImageClassifier;
@@ -60,11 +60,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             loader_config(session, &self.progress),
         );
         let mut epoch = Epoch {
-            input: Input::start(
-                loader,
-                session.config.compute.input.filled(),
-                self.stepper.device(),
-            ),
+            input: Input::start(loader, session.config.compute.input, self.stepper.device()),
             num_steps,
             own: ScoreSums::default(),
             earlier: self.progress.epoch_scores,
@@ -117,7 +113,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
         seed_draws(
             self.stepper.device(),
-            (config.seed.filled(), self.session.communicator.rank()),
+            (config.seed, self.session.communicator.rank()),
             context.step,
         );
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
@@ -176,14 +172,14 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
 
     /// Returns true if the step under way has a line, apart from the last one of an epoch, which always has.
     fn is_line_due(&self) -> bool {
-        let every = self.session.config.run.log_every_steps.filled();
+        let every = self.session.config.run.log_every_steps;
         (self.progress.step_in_epoch + 1).is_multiple_of(every)
             || self.session.reporter.is_step_due()
     }
 
     fn averages_early(&self, step: u64) -> bool {
         let config = self.session.config;
-        averages_early(&config.sync.method(), config.num_workers(), step)
+        averages_early(&config.sync.method, config.num_workers(), step)
     }
 
     /// How the last step's gradient is spread, for TensorBoard.
@@ -233,15 +229,15 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let (session, step, method) = (
             self.session,
             self.progress.step,
-            self.session.config.sync.method(),
+            &self.session.config.sync.method,
         );
         let stop = session.stop.is_raised();
-        let must_sync = match distance(&method, step) {
+        let must_sync = match distance(method, step) {
             Some(distance) => {
                 let vote = epoch
                     .vote
                     .get_or_insert_with(|| StopVote::new(&*session.communicator, distance, step));
-                vote.meets_after(step, stop, must_sync || meets_after(&method, step))?
+                vote.meets_after(step, stop, must_sync || meets_after(method, step))?
             }
             None => must_sync,
         };
@@ -356,7 +352,10 @@ fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
 
 /// Counts a step that all ranks left out, and gives up when there are too many.
 fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
-    let Some(limit) = session.config.run.max_skipped_steps else {
+    let OnNonFinite::Skip {
+        max_skipped_steps: limit,
+    } = session.config.run.on_non_finite
+    else {
         return Ok(());
     };
     progress.skipped_steps += 1;
@@ -377,15 +376,15 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
         session.communicator.rank(),
         session.communicator.world_size(),
     );
-    let num_shards = config.sync.method().virtual_shards().unwrap_or(world_size);
+    let num_shards = config.sync.method.virtual_shards().unwrap_or(world_size);
     let own_shards = own_shards(num_shards, rank, world_size);
     let config_of_plan = ShardConfig {
         num_samples: session.data.train.len(),
-        global_batch_size: config.batch.global_batch_size.filled(),
-        seed: config.run.seed.filled(),
+        global_batch_size: config.batch.global_batch_size,
+        seed: config.run.seed,
         epoch,
         shuffle: true,
-        drop_last: config.train_split.drop_last.filled(),
+        drop_last: config.train_split.drop_last,
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
@@ -401,8 +400,7 @@ fn image_shape(session: &Session<'_>, epoch: u64) -> Option<ImageShape> {
     let config = session.config;
     let resolution = config
         .data
-        .resolution
-        .as_ref()
+        .resolution()
         .filter(|resolution| resolution.varies())?;
     let side = resolution.in_epoch(epoch, config.schedule.planned_epochs());
     Some(ImageShape {
@@ -421,15 +419,15 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
             mixup: config.train_split.mixup,
             cutmix: config.train_split.cutmix,
         },
-        raw: config.compute.input.filled() == InputKind::Device,
-        seed: config.run.seed.filled(),
+        raw: config.compute.input == InputKind::Device,
+        seed: config.run.seed,
         epoch: progress.epoch,
         first_step: progress.step_in_epoch as usize,
         ..LoaderConfig::new(
             config.micro_batch_size(),
             session.data.normalization.clone(),
         )
-        .with_threads(config.data.loader_threads.filled())
+        .with_threads(config.data.loader_threads)
     }
 }
 

@@ -11,7 +11,6 @@ use distributed::watchdog::Phase;
 use records::{EvaluationByClass, FinalTest};
 
 use super::Training;
-use crate::config::Filled;
 use crate::measure::gather::found_by_root;
 use crate::model::ImageClassifier;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, by_class, evaluate};
@@ -35,15 +34,14 @@ impl<M: ImageClassifier> Training<'_, M> {
         let Session {
             config, best_rule, ..
         } = self.session;
-        self.progress.epoch >= config.schedule.epochs.filled()
-            || best_rule.is_exhausted(&self.progress)
+        self.progress.epoch >= config.schedule.epochs || best_rule.is_exhausted(&self.progress)
     }
 
     pub(super) fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
         let Session { config, data, .. } = self.session;
         let num_epochs = self.progress.epoch + 1;
-        if num_epochs != config.schedule.epochs.filled()
-            && !num_epochs.is_multiple_of(config.run.eval_every_epochs.filled())
+        if num_epochs != config.schedule.epochs
+            && !num_epochs.is_multiple_of(config.run.eval_every_epochs)
         {
             return Ok(None);
         }
@@ -75,8 +73,8 @@ impl<M: ImageClassifier> Training<'_, M> {
         } = self.session;
         let how = EvaluateConfig {
             micro_batch_size: config.micro_batch_size(),
-            loader_threads: config.data.loader_threads.filled(),
-            input: config.compute.input.filled(),
+            loader_threads: config.data.loader_threads,
+            input: config.compute.input,
             loss: Arc::clone(&self.session.loss),
             metrics: self.session.metrics.clone(),
             reporter: (*reporter).clone(),

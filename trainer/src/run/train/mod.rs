@@ -16,7 +16,7 @@ use distributed::{replica::check_fingerprint, watchdog::Phase};
 use records::{EpochRecord, FinalTest};
 
 use crate::config::{
-    BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig,
+    BatchNormKind, Decay, LossScaling, Moments, Momentum, OnNonFinite, OptimizerChoice, TrainConfig,
 };
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
@@ -119,7 +119,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     session
         .reporter
         .note(&format!("gradients {}", stepper.gradient_route()));
-    let vain = vain_compression(&config.sync.method(), || stepper.reduction_state());
+    let vain = vain_compression(&config.sync.method, || stepper.reduction_state());
     lost.iter()
         .chain(&vain)
         .chain(&forgotten)
@@ -128,11 +128,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
-    let times = SessionTimes::starting_at(
-        progress.step + config.run.warmup_steps.filled(),
-        timer,
-        energy,
-    );
+    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, timer, energy);
     let mut training = Training {
         session,
         tensorboard: Tensorboard::open(session, progress.step),
@@ -264,7 +260,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             || self
                 .progress
                 .epoch
-                .is_multiple_of(config.run.checkpoint_every_epochs.filled())
+                .is_multiple_of(config.run.checkpoint_every_epochs)
         {
             self.save()?;
         }
@@ -303,7 +299,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             .unwrap_or(&session.communicator);
         let world = self.times.take_epoch().gather(communicator)?;
         self.progress_file.epoch(&world);
-        let scales_loss = session.config.optimizer.loss_scale.filled() != LossScaling::None;
+        let scales_loss = session.config.optimizer.loss_scale != LossScaling::None;
         let cost = EpochCost {
             epoch: progress.epoch,
             step: progress.step,
@@ -419,9 +415,9 @@ fn step_config(session: &Session<'_>) -> StepConfig {
             .clip_grad_norm
             .map(Clip::Norm)
             .or(config.optimizer.clip_grad_value.map(Clip::Value)),
-        loss_scale: config.optimizer.loss_scale.filled(),
-        sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
-        skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
+        loss_scale: config.optimizer.loss_scale,
+        sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
+        skips_non_finite: config.run.on_non_finite != OnNonFinite::Stop,
         gradient_noise: noise_batches(config),
         sync: config.sync_config(),
         server_link: session.server_link.clone(),
@@ -433,42 +429,43 @@ fn step_config(session: &Session<'_>) -> StepConfig {
 fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
     let batches = NoiseBatches {
         small: config.micro_batch_size(),
-        large: config.batch.global_batch_size.filled(),
+        large: config.batch.global_batch_size,
     };
-    config
-        .run
-        .gradient_noise
-        .unwrap_or(false)
-        .then_some(batches)
+    config.run.gradient_noise.then_some(batches)
 }
 
 /// The optimizer of a run.
 pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
-    let flags = &config.optimizer;
-    let (kind, weight_decay) = (flags.optimizer.filled(), flags.weight_decay.unwrap_or(0.0));
-    let decay_norm_and_bias = flags
-        .decay_norm_and_bias
-        .unwrap_or(kind.decays_norm_and_bias());
-    let sgd = || SgdConfig {
-        momentum: flags.momentum.unwrap_or(0.0),
-        nesterov: flags.nesterov.unwrap_or(false),
-        weight_decay,
-        decay_norm_and_bias,
+    let sgd = |momentum: Momentum, decay: Decay| SgdConfig {
+        momentum: momentum.momentum,
+        nesterov: momentum.nesterov,
+        weight_decay: decay.weight_decay,
+        decay_norm_and_bias: decay.decay_norm_and_bias.unwrap_or(true),
     };
-    let adam = || AdamConfig {
-        betas: [flags.beta1.filled(), flags.beta2.filled()],
-        epsilon: flags.epsilon.filled(),
-        weight_decay,
-        decay_norm_and_bias,
+    let adam = |moments: Moments, decay: Decay| AdamConfig {
+        betas: [moments.beta1, moments.beta2],
+        epsilon: moments.epsilon,
+        weight_decay: decay.weight_decay,
+        decay_norm_and_bias: decay.decay_norm_and_bias.unwrap_or(true),
     };
-    match kind {
-        // One of the program's own stands in the place of plain descent.
-        OptimizerKind::Sgd | OptimizerKind::Own => OptimizerConfig::Sgd(sgd()),
-        OptimizerKind::Adamw => OptimizerConfig::AdamW(adam()),
-        OptimizerKind::Lars => OptimizerConfig::Lars {
-            sgd: sgd(),
-            trust_coefficient: flags.trust_coefficient.filled(),
+    match config.optimizer.optimizer {
+        OptimizerChoice::Sgd { momentum, decay } => OptimizerConfig::Sgd(sgd(momentum, decay)),
+        OptimizerChoice::Adamw { moments, decay } => OptimizerConfig::AdamW(adam(moments, decay)),
+        OptimizerChoice::Lars {
+            momentum,
+            trust_coefficient,
+            decay,
+        } => OptimizerConfig::Lars {
+            sgd: sgd(momentum, decay),
+            trust_coefficient,
         },
-        OptimizerKind::Lamb => OptimizerConfig::Lamb(adam()),
+        OptimizerChoice::Lamb { moments, decay } => OptimizerConfig::Lamb(adam(moments, decay)),
+        // A custom optimizer takes the place of plain descent.
+        OptimizerChoice::Custom => OptimizerConfig::Sgd(SgdConfig {
+            momentum: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+            decay_norm_and_bias: true,
+        }),
     }
 }

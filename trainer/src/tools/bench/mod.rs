@@ -24,7 +24,7 @@ use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, PlacementKind,
+    BatchNormKind, BenchConfig, InputKind, KernelsKind, LossScaling, PlacementKind, SyncMethod,
     scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
@@ -100,12 +100,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
-        seed: config.seed.filled(),
-        ..ModelRequest::new(
-            config.num_classes.filled(),
-            &config.compute,
-            &training_device,
-        )
+        seed: config.seed,
+        ..ModelRequest::new(config.num_classes, &config.compute, &training_device)
     };
     let model = build::<F>(&config.model, &request)?;
     let step_config = step_config(config, &world.rank_status);
@@ -141,16 +137,16 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         ..step_config
     };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
-    if let Some(vain) = vain_compression(&config.sync.method(), || stepper.reduction_state()) {
+    if let Some(vain) = vain_compression(&config.sync.method, || stepper.reduction_state()) {
         bail!(vain);
     }
 
     let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
-    let num_steps = config.warmup_steps.filled() + config.steps.filled();
+    let num_steps = config.warmup_steps + config.steps;
     let num_observed = num_observed(config, &*communicator)?;
     let steps =
         (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
-    let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
+    let mut input = Input::start(steps, config.compute.input, stepper.device());
     let (measured, calls) = measure_steps(
         config,
         world,
@@ -273,7 +269,7 @@ fn measure_steps<M: ImageClassifier>(
     let mut before = Before::now();
     let mut times = OwnTimes::default();
     let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
-    let (num_warmup, num_measured) = (config.warmup_steps.filled(), config.steps.filled());
+    let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
     // Where a device updates, a step's scores come with the next step.
     let mut scores = Vec::with_capacity(num_steps);
@@ -360,12 +356,12 @@ fn result(
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,
-        batch_size_per_rank: config.batch_size_per_rank.filled(),
-        grad_accum_steps: config.grad_accum_steps.filter(|passes| *passes > 1),
+        batch_size_per_rank: config.batch_size_per_rank,
+        grad_accum_steps: Some(config.grad_accum_steps).filter(|passes| *passes > 1),
         global_batch_size: config.samples_per_rank() * communicator.world_size(),
         options: config.step_options(),
-        steps: config.steps.filled(),
-        warmup_steps: config.warmup_steps.filled(),
+        steps: config.steps,
+        warmup_steps: config.warmup_steps,
         measured_unix_s: Some(measured.used.unix_s),
         images_per_second: stats.mean,
         step_milliseconds_median: stats.step_milliseconds_median,
@@ -377,7 +373,7 @@ fn result(
         kernels_alone: BTreeMap::new(),
         activation_walks: 0.0,
         device_kernels: measured.device_kernels.clone(),
-        minor_faults_per_step: measured.used.num_page_faults as f64 / config.steps.filled() as f64,
+        minor_faults_per_step: measured.used.num_page_faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: measured.device_memory_bytes,
@@ -389,7 +385,7 @@ fn result(
         losses: global_losses(communicator, &measured.scores)?,
         bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
         compression_error: measured.traffic.total.relative_error(),
-        method: scaling_method_name(&config.sync.method()),
+        method: scaling_method_name(&config.sync.method),
         gradients: measured.gradients.to_owned(),
         communication: communicator.library(),
     })
@@ -397,7 +393,14 @@ fn result(
 
 /// Mean over the ranks. What a rank that meets nobody spends there is no waiting.
 fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
-    let is_alone = times.len() == 1 && config.sync.server_placement != Some(PlacementKind::Own);
+    let has_servers = matches!(
+        config.sync.method,
+        SyncMethod::ParameterServer {
+            placement: PlacementKind::Own,
+            ..
+        }
+    );
+    let is_alone = times.len() == 1 && !has_servers;
     let sum: f64 = times.iter().map(|rank| rank.seconds.communication).sum();
     if is_alone {
         0.0
@@ -408,7 +411,7 @@ fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
 
 /// How many further steps all ranks make: none if one of them computes on a processor.
 fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
-    let mut with_kernels = [u64::from(config.compute.device.filled().launches_kernels())];
+    let mut with_kernels = [u64::from(config.compute.device.launches_kernels())];
     communicator.all_reduce_sum_u64(&mut with_kernels)?;
     Ok(if with_kernels == [communicator.world_size() as u64] {
         NUM_OBSERVED
@@ -456,35 +459,34 @@ fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<Strin
 /// This rank's share of a few global batches.
 fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
     let global_batch_size = config.samples_per_rank() * communicator.world_size();
-    let side = config.image_size.filled();
+    let side = config.image_size;
     let data = synthetic::open(&SyntheticConfig {
         num_train: NUM_BATCHES * global_batch_size,
         num_test: 1,
-        num_classes: config.num_classes.filled(),
+        num_classes: config.num_classes,
         shape: datasets::ImageShape {
             height: side,
             width: side,
             channels: 3,
         },
-        seed: config.seed.filled(),
+        seed: config.seed,
     })?;
     let num_shards = config
         .sync
-        .method()
+        .method
         .virtual_shards()
         .unwrap_or(communicator.world_size());
     let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
     let plan = ShardPlan::new(ShardConfig {
-        seed: config.seed.filled(),
+        seed: config.seed,
         drop_last: true,
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
         ..ShardConfig::new(data.train.len(), global_batch_size)
     })?;
-    let micro_batch_size =
-        global_batch_size.div_ceil(num_shards * config.grad_accum_steps.filled());
-    let raw = config.compute.input.filled() == InputKind::Device;
+    let micro_batch_size = global_batch_size.div_ceil(num_shards * config.grad_accum_steps);
+    let raw = config.compute.input == InputKind::Device;
     let how = LoaderConfig {
         num_threads: 0,
         raw,
@@ -502,7 +504,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
         class_weights: Vec::new(),
         clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),
-        sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
+        sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         skips_non_finite: false,
         gradient_noise: None,
         sync: config.sync_config(),

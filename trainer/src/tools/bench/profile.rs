@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use distributed::replica::ParameterLayout;
 use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile, is_of_rank};
 
-use crate::config::{BenchConfig, Filled};
+use crate::config::BenchConfig;
 use crate::measure::gather::RankTimes;
 use crate::measure::manifest::cpu_model;
 use crate::step::sync_plan::bucket_cap_bytes;
@@ -25,7 +25,7 @@ pub(super) fn of(
     layout: &ParameterLayout,
     config: &BenchConfig,
 ) -> ProfileFile {
-    let steps = config.steps.filled() as f64;
+    let steps = config.steps as f64;
     let mean_s = slowest.steps.total.as_secs_f64() / steps;
     let part = |seconds: f64| seconds / steps;
     let seconds = &slowest.seconds;
@@ -39,7 +39,7 @@ pub(super) fn of(
     let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
     let step_s = mean_s - waiting_s;
     // Gradients leave in the last of the backward passes.
-    let passes = config.grad_accum_steps.filled() as f64;
+    let passes = config.grad_accum_steps as f64;
     let before_last_s = backward_s * (passes - 1.0) / passes;
     let parameters = layout
         .entries()
@@ -69,7 +69,7 @@ pub(super) fn of(
             .into_iter()
             .filter(|(key, _)| is_of_rank(key))
             .collect(),
-        steps: config.steps.filled(),
+        steps: config.steps,
         step_s,
         step_spread_s: OF_DIFFERENCES * slowest.steps.milliseconds_jitter / 1e3,
         forward_s,

@@ -23,9 +23,9 @@ use super::gradients::{self, GradientFacts};
 use super::machine::{self, GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
 use super::network::{self, SumFacts};
 use super::storage::{self, OutputFacts};
-use crate::config::cli::ComputeArgs;
+use crate::config::ComputeSection;
 use crate::config::cli::environment;
-use crate::config::{DoctorConfig, Filled, instruction_set};
+use crate::config::{DoctorConfig, instruction_set};
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather;
 use crate::measure::report::Reporter;
@@ -257,14 +257,14 @@ fn executable_sha256() -> io::Result<String> {
     }
 }
 
-fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> {
+fn compute(config: &ComputeSection, world: &World) -> Result<ComputeFacts, String> {
     let (_, threads) = world
         .prepare_compute(config)
         .map_err(|error| format!("{error:#}"))?;
     let instruction_set = instruction_set(config.cpu).map_err(|error| error.to_string())?;
     Ok(ComputeFacts {
-        device: config.device.filled().to_string(),
-        is_gpu: config.device.filled().backend() == "cuda",
+        device: config.device.to_string(),
+        is_gpu: config.device.backend() == "cuda",
         threads,
         instruction_set: format!("{instruction_set:?}"),
     })
@@ -291,7 +291,7 @@ fn data(
             .collect(),
         Err(_) => Vec::new(),
     };
-    data::share_checksums(&to_share, config.data.data_dir.as_deref(), communicator)?;
+    data::share_checksums(&to_share, config.data.folder(), communicator)?;
     let facts = splits.map(|splits| DataFacts {
         name: splits.train.name().trim_end_matches(" train").to_owned(),
         splits: Split::ALL

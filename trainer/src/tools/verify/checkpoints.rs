@@ -19,8 +19,8 @@ use super::Subject;
 use super::comparison::{Comparison, Finding};
 use super::learning::{Amount, trained};
 use super::reference::{ABSENT, reference};
-use crate::config::Filled;
-use crate::config::cli::{ComputeArgs, ModelArgs};
+use crate::config::ComputeSection;
+use crate::config::cli::ModelArgs;
 use crate::measure::metrics::ScoreSums;
 use crate::model::data;
 use crate::model::family::ModelRequest;
@@ -78,7 +78,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-fn network(compute: &ComputeArgs, device: &Device) -> Result<ResNet> {
+fn network(compute: &ComputeSection, device: &Device) -> Result<ResNet> {
     let config = ModelArgs::resnet(DEPTH);
     // Other weights than any that are loaded.
     resnet(
@@ -107,7 +107,7 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
     let how = EvaluateConfig {
         micro_batch_size: 50,
         loader_threads: 0,
-        input: subject.compute().input.filled(),
+        input: subject.compute().input,
         loss: Arc::new(CrossEntropy::default()),
         metrics: Vec::new(),
         reporter: subject.world.reporter.clone(),

@@ -87,7 +87,7 @@ pub(super) fn trained(
     directory: &Path,
 ) -> Result<Outcome<ResNet>> {
     let mut args = TrainArgs {
-        compute: *subject.compute(),
+        compute: (*subject.compute()).into(),
         ..TrainArgs::default()
     };
     args.model = ModelSection::from_iter([("model", amount.model)]);

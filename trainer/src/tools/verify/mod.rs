@@ -26,8 +26,9 @@ use burn::tensor::Device;
 use burn_resnet::ResNet;
 use serde::Serialize;
 
-use crate::config::cli::{ComputeArgs, TrainArgs};
-use crate::config::{Filled, VerifyConfig};
+use crate::config::ComputeSection;
+use crate::config::VerifyConfig;
+use crate::config::cli::TrainArgs;
 use crate::run::train::Outcome;
 use crate::world::panics;
 use crate::world::ranks::World;
@@ -50,7 +51,7 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn compute(&self) -> &ComputeArgs {
+    fn compute(&self) -> &ComputeSection {
         &self.config.compute
     }
 }
@@ -203,9 +204,9 @@ pub fn verify(
         checks.push(check);
     }
     Ok(Verification {
-        device: config.compute.device.filled().to_string(),
+        device: config.compute.device.to_string(),
         dtype: config.compute.dtype().to_string(),
-        kernels: config.compute.kernels.filled().to_string(),
+        kernels: config.compute.kernels().to_string(),
         threads,
         version: concat!(
             env!("CARGO_PKG_VERSION"),

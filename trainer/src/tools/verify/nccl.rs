@@ -20,9 +20,9 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     };
 
     use super::comparison::Comparison;
-    use crate::config::{DeviceChoice, Filled};
+    use crate::config::DeviceChoice;
 
-    let DeviceChoice::Cuda(gpu) = subject.compute().device.filled() else {
+    let DeviceChoice::Cuda(gpu) = subject.compute().device else {
         return Ok(Finding::Skipped(
             "NCCL sums on NVIDIA GPUs: --device cuda".to_owned(),
         ));

@@ -2,8 +2,8 @@
 //!
 //! In: device and number format. Out: tolerances. Source: docs/numerics.md, which lists them.
 
-use crate::config::cli::ComputeArgs;
-use crate::config::{DeviceChoice, Dtype, Filled};
+use crate::config::ComputeSection;
+use crate::config::{DeviceChoice, Dtype};
 
 /// What a device rounds the factors of its products to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub(super) enum Precision {
 }
 
 impl Precision {
-    pub(super) fn of(compute: &ComputeArgs) -> Self {
-        match compute.device.filled() {
+    pub(super) fn of(compute: &ComputeSection) -> Self {
+        match compute.device {
             _ if compute.dtype() != Dtype::F32 => Self::Half,
             DeviceChoice::Cuda(_) => Self::Tensor,
             DeviceChoice::Flex | DeviceChoice::Ndarray => Self::Single,

@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 
-use crate::config::cli::ComputeArgs;
+use crate::config::ComputeSection;
 use crate::config::{ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
 
 /// Why a comparison with the reference is skipped.
@@ -10,9 +10,9 @@ pub(super) const ABSENT: &str =
     "this program was built without the reference: rebuild with the cargo feature flex";
 
 /// The reference, if it is part of this program; `compute` tells threads and instruction set.
-pub(super) fn reference(compute: &ComputeArgs) -> Option<(Device, ComputeArgs)> {
-    let compute = ComputeArgs {
-        device: Some(DeviceChoice::Flex),
+pub(super) fn reference(compute: &ComputeSection) -> Option<(Device, ComputeSection)> {
+    let compute = ComputeSection {
+        device: DeviceChoice::Flex,
         kernels: Some(KernelsKind::Fused),
         dtype: Some(Dtype::F32),
         convolution: Some(ConvolutionKind::Auto),

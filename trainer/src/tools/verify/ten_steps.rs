@@ -9,7 +9,7 @@ use super::Subject;
 use super::comparison::{Comparison, Finding, of_largest, relative_l2};
 use super::reference::{ABSENT, reference};
 use super::trainee::{ADAMW, Lesson, SGD, Trainee};
-use crate::config::cli::ComputeArgs;
+use crate::config::ComputeSection;
 
 pub(super) const EXPECTATION: &str = "ten training steps equal those of the reference on Flex in f32, over batches one of which is short";
 
@@ -73,7 +73,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     Ok(Finding::Compared(comparisons))
 }
 
-fn course(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Course> {
+fn course(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Course> {
     course_of(Trainee::new(lesson, compute, device)?)
 }
 
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn rules_that_are_off_by_a_twentieth_or_leave_decay_out_are_seen_in_f32() -> Result<()> {
         let (device, compute) =
-            reference(&ComputeArgs::default()).expect("this test is built with the reference");
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
         let (depth, batch_size) = size(true);
         let update = |optimizer| {
             let lesson = Lesson {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn images_that_stay_those_of_the_first_batch_are_seen_at_the_widest_tolerance() -> Result<()> {
         let (device, compute) =
-            reference(&ComputeArgs::default()).expect("this test is built with the reference");
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
         for optimizer in [SGD, ADAMW] {
             let lesson = Lesson {
                 depth: 8,

@@ -11,8 +11,9 @@ use burn_resnet::ResNet;
 use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, communicator::SingleCommunicator};
 
-use crate::config::cli::{ComputeArgs, ModelArgs};
-use crate::config::{Filled, LossScaling, SyncConfig};
+use crate::config::ComputeSection;
+use crate::config::cli::ModelArgs;
+use crate::config::{LossScaling, SyncConfig};
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
@@ -60,14 +61,14 @@ pub(super) struct Trainee {
 
 impl Trainee {
     /// Trained by one rank.
-    pub(super) fn new(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Self> {
+    pub(super) fn new(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Self> {
         Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
     }
 
     /// Trained by several ranks, of which this is one, with norm statistics over all.
     pub(super) fn of_rank(
         lesson: Lesson,
-        compute: &ComputeArgs,
+        compute: &ComputeSection,
         device: &Device,
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
@@ -108,7 +109,7 @@ impl Trainee {
             skips_non_finite: false,
             gradient_noise: None,
             sync: SyncConfig {
-                update: compute.device.filled().update(),
+                update: compute.device.update(),
                 ..SyncConfig::default()
             },
             server_link: None,
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn an_epoch_ends_with_the_short_batch_and_training_goes_on_after_it() -> Result<()> {
         let (device, compute) =
-            reference(&ComputeArgs::default()).expect("this test is built with the reference");
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
         let lesson = Lesson {
             depth: 8,
             batch_size: 4,
