@@ -170,39 +170,33 @@ pub enum CommandOf<A: Args> {
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EvalArgs {
-    /// Weights to measure: safetensors or a PyTorch checkpoint (needs --model and --dataset) [default: none; this or --checkpoint]
+    /// Weights to measure, with --model and --dataset [default: none; this or --checkpoint]
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub weights: Option<PathBuf>,
 
-    /// Checkpoint directory to measure; model, data set and normalisation are those of its run [default: none; this or --weights]
+    /// Checkpoint directory to measure [default: none; this or --weights]
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub checkpoint: Option<PathBuf>,
 
-    /// Split to measure: train, val or test; a checkpoint's --val-fraction divides train and val [default: test, else val]
-    #[arg(
-        long,
-        value_enum,
-        value_name = "SPLIT",
-        hide_possible_values = true,
-        conflicts_with = "eval_split"
-    )]
+    /// Split to measure [default: test, else val]
+    #[arg(long, value_name = "SPLIT", conflicts_with = "eval_split")]
     pub split: Option<SplitKind>,
 
     /// Samples of one rank in one forward pass [default: 128]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
 
-    /// With --checkpoint: match labels to its classes by position, not by name [default: off]
+    /// Match labels to the classes of --checkpoint by position, not by name [default: off]
     #[arg(long)]
     pub allow_changed_classes: bool,
 
-    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    /// Longest wait for ranks without progress before all stop, seconds [default: 120]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Print one JSON object as the last line: loss, accuracy, classes, confusion_matrix [default: off]
+    /// Print one JSON object as the last line [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub json: bool,
@@ -233,7 +227,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "CLASSES")]
     pub top: Option<usize>,
 
-    /// Print one JSON object as the last line: per image classes and probabilities (0..1), or an error [default: off]
+    /// Print one JSON object as the last line [default: off]
     #[arg(long)]
     pub json: bool,
 
@@ -250,7 +244,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
 
-    /// Forward and backward passes of a step, whose gradients are added up [default: 1]
+    /// Forward and backward passes accumulated in a step [default: 1]
     #[arg(long, value_name = "PASSES")]
     pub grad_accum_steps: Option<usize>,
 
@@ -258,7 +252,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "STEPS")]
     pub steps: Option<usize>,
 
-    /// Steps before them, not measured [default: 3, on a GPU 5]
+    /// Steps before the measured ones [default: 3; on a GPU 5]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<usize>,
 
@@ -270,11 +264,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "CLASSES")]
     pub num_classes: Option<usize>,
 
-    /// Batch statistics of each rank alone or of all ranks together [default: local]
-    #[arg(long, value_enum, value_name = "KIND")]
+    /// Samples of the batch statistics [default: local]
+    #[arg(long, value_name = "KIND")]
     pub batch_norm: Option<BatchNormKind>,
 
-    /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node; or a .json file of netbench --output [default: none]
+    /// Network to predict more ranks for: ib-edr, 50us,113MB/s or a netbench .json [default: none]
     #[arg(long, value_name = "NETWORK")]
     #[serde(skip)]
     pub simulate_network: Option<String>,
@@ -284,7 +278,7 @@ pub struct BenchArgs {
     #[serde(skip)]
     pub simulate_ranks: Option<Vec<usize>>,
 
-    /// Write this step, its parts and when each parameter's gradient is there, into this file, which predict-scaling --profile takes [default: none]
+    /// File for the measured step, which predict-scaling --profile reads [default: none]
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub profile_output: Option<PathBuf>,
@@ -293,12 +287,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,
 
-    /// Print one JSON object as the last line: images_per_second, step_milliseconds_median, peak_memory_bytes and more [default: off]
+    /// Print one JSON object as the last line [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub json: bool,
 
-    /// Write the job into this directory for other programs to do: job.json, the initial weights and each rank's batches (safetensors) [default: none]
+    /// Directory for the same job in files of other frameworks [default: none]
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub export_job: Option<PathBuf>,

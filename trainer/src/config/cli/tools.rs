@@ -14,11 +14,11 @@ use std::path::PathBuf;
 /// Flags of `trainer report`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ReportArgs {
-    /// Directories of runs, studies and comparisons, files of predictions, of netbench --output and of --trace, in any mixture.
+    /// Runs, studies and comparisons; files of predictions, netbench and traces
     #[arg(required = true, value_name = "DIR")]
     pub inputs: Vec<PathBuf>,
 
-    /// Directory for index.html, figures and tables; an earlier report there is replaced [default: report]
+    /// Directory for index.html, figures and tables; an earlier report is replaced [default: report]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
@@ -26,7 +26,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
 
-    /// Tell how long runs took to reach this test accuracy, 0..1 [default: what a study names, else not told]
+    /// Test accuracy whose time is reported, 0..1 [default: that of the study, else none]
     #[arg(long, value_name = "SHARE")]
     pub target_accuracy: Option<f64>,
 }
@@ -50,15 +50,15 @@ pub struct ShardArgs {
 /// Flags of `trainer watch`.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArgs {
-    /// Directory of a run, or the id of a Slurm job that `slurm submit` made.
+    /// Directory of a run, or the id of a Slurm job of `slurm submit`
     #[arg(value_name = "RUN")]
     pub run: String,
 
-    /// Print the page once, as it is also where standard output is no terminal [default: off, until q is pressed]
+    /// Print the page once [default: off, until q is pressed]
     #[arg(long)]
     pub once: bool,
 
-    /// End when the run has ended, and print the page then, with exit code 3 if it has not finished; waits without a page where standard output is no terminal [default: off]
+    /// End with the run; exit code 3 if it has not finished [default: off]
     #[arg(long, conflicts_with = "once")]
     pub until_end: bool,
 }
@@ -66,39 +66,39 @@ pub struct WatchArgs {
 /// Flags of `trainer netbench`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetbenchArgs {
-    /// Sizes to measure, comma-separated, in bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
+    /// Sizes, comma-separated, bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub sizes: Option<Vec<String>>,
 
-    /// Leave out larger sizes of the default, in bytes, KiB or MiB [default: 64MiB]
+    /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub max_bytes: Option<String>,
 
-    /// Time of a point whose median is not known to 5 % before, seconds [default: 1]
+    /// Longest time of a point, seconds; it ends earlier at 5 % [default: 1]
     #[arg(long, value_name = "SECONDS")]
     pub seconds_per_point: Option<f64>,
 
-    /// Most pairs of nodes, or on one node of ranks, that send to each other; of more, a random choice [default: 28]
+    /// Largest number of pairs of nodes (on one node, of ranks) [default: 28]
     #[arg(long, value_name = "PAIRS")]
     pub pairs: Option<usize>,
 
-    /// Numbers of ranks for the collectives, from rank 0, comma-separated [default: all ranks]
+    /// Numbers of ranks for the collectives, comma-separated [default: all ranks]
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]
     pub ranks: Option<Vec<usize>>,
 
-    /// Algorithms of all-reduce to measure, comma-separated; mpi is the library's own [default: all but nccl, which sums on GPUs]
-    #[arg(long, value_enum, value_name = "KINDS", value_delimiter = ',')]
+    /// Algorithms of all-reduce, comma-separated [default: all but nccl]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     pub reductions: Option<Vec<ReductionChoice>>,
 
-    /// Write all points, the fit and the circumstances into this file, which bench --simulate-network takes if its name ends in .json [default: none]
+    /// File for points, fit and environment, JSON [default: none]
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    /// Longest wait for ranks without progress before all stop, seconds [default: 120]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Print the same as one JSON object as the last line [default: off]
+    /// Print one JSON object as the last line [default: off]
     #[arg(long)]
     pub json: bool,
 }
@@ -106,15 +106,15 @@ pub struct NetbenchArgs {
 /// Flags of `trainer doctor`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DoctorArgs {
-    /// Directory that runs would be written to; nothing is left in it [default: runs]
+    /// Directory that runs would be written to; it is left unchanged [default: runs]
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 
-    /// Longest that a rank may wait for others that make no progress before all stop, seconds [default: 30]
+    /// Longest wait for ranks without progress before all stop, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 
-    /// Print one JSON object as the last line: verdict, rows, and what every rank found [default: off]
+    /// Print one JSON object as the last line [default: off]
     #[arg(long)]
     pub json: bool,
 
@@ -129,7 +129,7 @@ pub struct DoctorArgs {
 /// Flags of `trainer completions`.
 #[derive(Debug, Clone, Args)]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// Shell
     #[arg(value_name = "SHELL")]
     pub shell: Shell,
 }
@@ -148,7 +148,7 @@ pub enum Shell {
 /// Flags of `trainer man`.
 #[derive(Debug, Clone, Args)]
 pub struct ManArgs {
-    /// Directory for the pages, such as ~/.local/share/man/man1.
+    /// Directory for the pages, such as ~/.local/share/man/man1
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 

@@ -17,15 +17,15 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub quick: bool,
 
-    /// Make only these checks, comma-separated: known-answer, golden, ten-steps, ranks, nccl, learning, checkpoints, memory [default: all]
+    /// Checks to make, comma-separated, such as golden,ranks [default: all]
     #[arg(long, value_name = "CHECK,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
 
-    /// Folder with what stays outside the program: resnet20-12fca82f.th and test_batch.bin (known-answer), resnet8.safetensors (golden) [default: none; these checks are skipped]
+    /// Folder of the files outside the program; see the book [default: none, checks are skipped]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// Write the checks into this file, as JSON [default: none]
+    /// File for the result, JSON [default: none]
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
@@ -37,15 +37,15 @@ pub struct VerifyArgs {
 /// Flags of `trainer verify-run`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct VerifyRunArgs {
-    /// Output directory of the run, finished or stopped.
+    /// Output directory of the run, finished or stopped
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
 
-    /// Steps to repeat, of its first epoch [default: 20, those that a run keeps hashes of, or the epoch if it is shorter]
+    /// Steps of the first epoch to repeat [default: 20, or the epoch if it is shorter]
     #[arg(long, value_name = "STEPS")]
     pub steps: Option<u64>,
 
-    /// Where the images are now, if not where the run had them [default: as the run]
+    /// Current folder of the images [default: as the run]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 }
