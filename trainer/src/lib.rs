@@ -4,9 +4,6 @@
 //! Invariant: the model never sees a rank, the data set never sees a tensor before its batch, this crate never sees a byte
 //! of an image format. Imports point down this list of modules.
 
-#[cfg(feature = "burn-train")]
-pub mod burn_loop;
-
 pub mod commands;
 
 #[allow(missing_docs, reason = "for this program and its tests alone")]

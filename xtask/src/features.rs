@@ -15,13 +15,14 @@ use cluster::failure::{Failure, Outcome};
 use cluster::mpirun::Mpirun;
 use cluster::process;
 
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "trainer",
+    "lockstep-burn-train",
     "lockstep-burn-resnet",
     "lockstep-datasets",
     "lockstep-layers",
 ];
-const FEATURES: &str = "trainer/burn-train,trainer/parquet,trainer/ndarray,lockstep-burn-resnet/ndarray,lockstep-layers/ndarray";
+const FEATURES: &str = "lockstep-burn-train/burn-train,trainer/parquet,trainer/ndarray,lockstep-burn-resnet/ndarray,lockstep-layers/ndarray";
 const EXAMPLE: &str = "burn_loop";
 const OWN_LOOP: &str = "own_loop";
 

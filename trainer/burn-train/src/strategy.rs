@@ -1,7 +1,8 @@
 //! The training loop of one rank.
 //!
-//! In: burn's components of a training. Out: the trained model, the same bits on every rank. Invariant: every rank makes the same
-//! sequence of collectives, also one whose slice has fewer batches, or that is to stop.
+//! In: burn's components of a training. Out: the trained model, the same bits on every rank.
+//! Invariant: every rank makes the same sequence of collectives, also a rank that stops or whose slice
+//! has fewer batches.
 
 use std::sync::Arc;
 
@@ -33,27 +34,23 @@ impl DataParallel {
         }
     }
 
-    /// This rank's part of the items.
+    /// Returns this rank's slice of the items.
     fn slice<M: LearnerModel>(&self, loader: &TrainLoader<M>) -> TrainLoader<M> {
-        let (rank, world_size, items) = (
-            self.communicator.rank(),
-            self.communicator.world_size(),
-            loader.num_items(),
-        );
-        let start = |rank: usize| rank * items / world_size;
+        let rank = self.communicator.rank();
+        let world_size = self.communicator.world_size();
         if world_size == 1 {
-            Arc::clone(loader)
-        } else {
-            loader.slice(start(rank), start(rank + 1))
+            return Arc::clone(loader);
         }
+        let start = |rank: usize| rank * loader.num_items() / world_size;
+        loader.slice(start(rank), start(rank + 1))
     }
 
-    /// burn's `fit` gives no error back; whoever launched the ranks ends them all when one panics.
+    /// Panics: `fit` of burn returns no error, and a panic of one rank ends all of them.
     fn fail(&self, error: &Error) -> ! {
         panic!("rank {}: {error:#}", self.communicator.rank())
     }
 
-    /// What must be equal on all ranks, or they would wait for each other.
+    /// Compares `own` over all ranks: unlike ranks would wait for each other.
     fn check_equal(&self, what: &str, own: &str) -> Result<()> {
         let all = self.communicator.all_gather(own.as_bytes())?;
         match all.iter().position(|other| *other != all[ROOT]) {
@@ -87,17 +84,17 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DataParallel {
     }
 }
 
-/// What a rank that is to stop says in place of a count.
+/// Sent in place of a count by a rank that stops.
 const STOP: u64 = u64::MAX;
 
-/// One rank of a training under way.
+/// One rank of a running training.
 struct Replica<'a, M: LearnerModel> {
     communicator: &'a dyn Communicator,
     components: TrainingComponents<M>,
     learner: Learner<M>,
     reducer: GradientReducer,
     context: PassContext,
-    /// This rank's part.
+    /// This rank's slice.
     train: TrainLoader<M>,
     num_items: usize,
     valid: ValidLoader<M>,
@@ -159,7 +156,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         &self.components.interrupter
     }
 
-    /// Shows root's event to burn.
+    /// Passes an event of root to burn.
     fn on_train(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
         if self.is_root() {
             let processed = self.components.event_processor.process_train(event);
@@ -184,7 +181,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
                 break;
             }
             check_fingerprint(&self.learner.model(), self.communicator, epoch as u64)?;
-            // Running states are shared with the learner's own model, so that this sets them there.
+            // Running states are shared with the learner's model: this sets them there.
             drop(average_norm_statistics(
                 self.learner.model(),
                 self.communicator,
@@ -207,7 +204,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         Ok(())
     }
 
-    /// Writes a checkpoint. Whether early stopping says that this was the last epoch.
+    /// Writes a checkpoint. Returns true if early stopping ends the training after this epoch.
     fn save_and_judge(&mut self, epoch: usize) -> bool {
         let TrainingComponents {
             checkpointer,
@@ -223,7 +220,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             .is_some_and(|early_stopping| early_stopping.should_stop(epoch, event_store))
     }
 
-    /// The counts of all ranks; `None` when one of them was interrupted, which then interrupts all.
+    /// Gathers the counts of all ranks; `None` if one of them was interrupted, which interrupts all.
     fn meet(&self, count: u64) -> Result<Option<Vec<u64>>> {
         let is_interrupted = self.interrupter().should_stop();
         let own = if is_interrupted { STOP } else { count };
@@ -244,12 +241,15 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         }
     }
 
-    /// Whether the training goes on.
+    /// Trains an epoch. Returns false if the training was interrupted.
     fn train_epoch(&mut self) -> Result<bool> {
         let train = Arc::clone(&self.train);
         let mut batches = train.iter();
         let accumulated = self.components.grad_accumulation.unwrap_or(1);
-        let (mut num_done, mut own_done, mut iteration, mut pending) = (0, 0, 0, 0);
+        let mut num_done = 0;
+        let mut own_done = 0;
+        let mut iteration = 0;
+        let mut pending = 0;
         loop {
             let batch = next_batch(&mut *batches, self.interrupter());
             let Progress {
@@ -257,7 +257,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
                 unit,
                 ..
             } = batches.progress();
-            // A loader that counts in its own way gives every batch the same weight.
+            // With a loader that does not count items, every batch has the same weight.
             let count = if batch.is_some() {
                 items_processed.saturating_sub(own_done).max(1) as u64
             } else {
@@ -271,8 +271,9 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             if total == 0 {
                 break;
             }
-            (num_done, iteration, pending) =
-                (num_done + total as usize, iteration + 1, pending + 1);
+            num_done += total as usize;
+            iteration += 1;
+            pending += 1;
             let is_last = pending == accumulated;
             let weight = count as f32 / total as f32;
             let output = batch.map(|batch| {
@@ -306,7 +307,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         Ok(true)
     }
 
-    /// The forward and backward pass of this rank's batch, whose gradients go to the reducer.
+    /// Runs the forward and backward pass of this rank's batch; its gradients go to the reducer.
     fn backward(
         &mut self,
         batch: <M as TrainStep>::Input,
@@ -329,7 +330,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
         Ok(())
     }
 
-    /// All items of the validation loader, on root, for which the others wait.
+    /// Validates on root, while the others wait.
     fn validate(&mut self, epoch: usize) {
         let total_items = self.valid.num_items();
         self.on_valid(LearnerEvent::StartSplit {
@@ -337,7 +338,8 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             total_items,
         });
         let model = self.learner.model().valid();
-        let (valid, mut iteration) = (Arc::clone(&self.valid), 0);
+        let valid = Arc::clone(&self.valid);
+        let mut iteration = 0;
         let mut batches = valid.iter();
         while let Some(batch) = next_batch(&mut *batches, self.interrupter()) {
             iteration += 1;
@@ -359,7 +361,7 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
     }
 }
 
-/// The next batch; an error of the loader is the interrupter's.
+/// Returns the next batch; an error of the loader goes to the interrupter.
 fn next_batch<T>(
     batches: &mut (dyn DataLoaderIterator<T> + '_),
     interrupter: &Interrupter,

@@ -1,6 +1,4 @@
-//! What a rank that only computes gives burn's loop in place of a renderer and of metrics files.
-//!
-//! In: what burn shows and logs. Out: nothing.
+//! A renderer and logger without output, for ranks other than root.
 
 use std::error::Error;
 

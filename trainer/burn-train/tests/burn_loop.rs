@@ -1,4 +1,4 @@
-//! burn's own training loop on ranks that are threads. A program of its own: it needs the cargo feature `burn-train`.
+//! burn's own training loop on ranks that are threads.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
@@ -24,7 +24,7 @@ use distributed::{
     run_ranks,
 };
 use layers::with_gradient_hook;
-use trainer::burn_loop::data_parallel;
+use lockstep_burn_train::data_parallel;
 
 #[derive(Module, Debug)]
 struct Net {

@@ -1,6 +1,6 @@
-//! burn's own training loop on any number of ranks: a model and a training as in burn's guide, and one line that these lack.
+//! burn's own training loop on any number of ranks: the model and training of burn's guide, and one more line.
 //!
-//!     cargo run --release -p trainer --features burn-train --example burn_loop -- FOLDER
+//!     cargo run --release -p lockstep-burn-train --features burn-train,mpi --example burn_loop -- FOLDER
 //!     mpirun -n 2 target/release/examples/burn_loop FOLDER
 
 #![allow(clippy::print_stdout, reason = "an example that says what it did")]
@@ -27,7 +27,7 @@ use burn_train::{
 use datasets::{ImageDataset, ShapesConfig, shapes};
 use distributed::{Communicator, ROOT, launch, replica::check_fingerprint};
 use layers::with_gradient_hook;
-use trainer::burn_loop::data_parallel;
+use lockstep_burn_train::data_parallel;
 
 #[derive(Module, Debug)]
 struct Model {
