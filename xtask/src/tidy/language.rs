@@ -24,7 +24,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "docs/cluster.md",
     "docs/gpu.md",
     "docs/models.md",
-    "docs/numerics.md",
     "docs/reference/",
     "docs/studies.md",
     "docs/study.md",
