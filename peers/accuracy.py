@@ -1,7 +1,7 @@
 """Training on images for some epochs, with the test accuracy after each.
 
 In: a framework that has built its network from the job's weights, a folder of images. Out: a record of each epoch.
-Invariant: one rank; the recipe is that of the trainer's run beside it: batches of the job's size, crop and flip, SGD from a
+Invariant: one rank; the recipe is that of the trainer's run in the same comparison: batches of the job's size, crop and flip, SGD from a
 learning rate of 0.1 along half a cosine to zero, the last batch of an epoch as small as it is.
 """
 

@@ -58,7 +58,8 @@ def adapted(source):
             sys.exit(f"horovod: {name} sets no C++ standard: expected the source of {VERSION}")
         file.write_text(text)
     find = source / "cmake/Modules/FindPytorch.cmake"
-    # The answers about CUDA and ROCm are replaced where they are read, and once more where the module ends.
+    # The answers about CUDA and ROCm are replaced where they are read, and again at the end of the
+    # module.
     asked = r'string\(TOUPPER "\$\{Pytorch_(CUDA|ROCM)\}" Pytorch_\1\)'
     text, count = re.subn(asked, r'set(Pytorch_\1 "FALSE")', find.read_text())
     end = "mark_as_advanced(Pytorch_INC"

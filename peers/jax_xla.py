@@ -89,7 +89,8 @@ class Framework:
             self.split = NamedSharding(mesh, split)
             everywhere = NamedSharding(mesh, same)
             state = jax.tree.map(lambda array: jax.make_array_from_process_local_data(everywhere, array), state)
-            # Running statistics are called the same everywhere, but stay each rank's own, as in the other frameworks.
+            # Running statistics have the same name on all ranks, but each rank keeps its values, as
+            # in the other frameworks.
             ins, outs = (same, same, same, split, split, same), ((same, same, same), split)
             local = jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
         else:

@@ -106,7 +106,7 @@ class Framework:
             self.store._barrier()
 
     def finish(self):
-        """Leaves together with the others; the store's end tells the server that this worker is done."""
+        """Leaves together with the others; the end of the store informs the server that this worker is done."""
         self.barrier()
         # The network's parameters know the trainer, which knows the store.
         self.net = self.trainer = self.store = None

@@ -105,7 +105,7 @@ def main():
         "--ours",
         metavar="COMMAND",
         default="",
-        help="the example `kernels`, run beside oneDNN; may hold flags of its own, as '... --convolution direct'",
+        help="the example `kernels` to compare with oneDNN, with further flags such as '... --convolution direct'",
     )
     parser.add_argument(
         "layers",

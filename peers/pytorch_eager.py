@@ -83,10 +83,12 @@ class Framework:
                 torch.distributed.init_process_group("gloo", rank=place.rank, world_size=place.ranks)
                 self.is_gloo, self.communication = True, "DistributedDataParallel, gloo"
                 bucket_mib = float(setting.get("bucket-mib", "25"))
-                # The first bucket, of 1 MiB, must not be larger than the others; no argument says so.
+                # The first bucket, of 1 MiB, must not be larger than the others; there is no
+                # argument for it.
                 first = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
                 torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = min(first, int(bucket_mib * 2**20))
-                # Norms are each rank's own, as in the other frameworks: nothing but gradients is exchanged.
+                # Each rank keeps its norms, as in the other frameworks: ranks exchange only
+                # gradients.
                 self.model = torch.nn.parallel.DistributedDataParallel(
                     model,
                     gradient_as_bucket_view=True,

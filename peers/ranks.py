@@ -1,15 +1,15 @@
-"""Which rank this process is, and what the frameworks want to be told of the others.
+"""Rank of this process, and the settings by which the frameworks find the other ranks.
 
 In: the command line and the launcher's variables. Out: [`Place`], the environment that each framework reads.
 Invariant: nothing of a framework is imported here: threads and roles must be set before. Processes are bound to cores by
-whoever starts them.
+any launcher.
 """
 
 import json
 import os
 from typing import NamedTuple
 
-# Open MPI, MPICH and relatives, Slurm; the first is set by a launcher that has no variable of its own.
+# Open MPI, MPICH and relatives, Slurm; the first is for launchers without a variable.
 RANK_VARIABLES = ("LOCKSTEP_PEER_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -60,7 +60,7 @@ def of_setting(setting):
 
 
 def set_environment(place):
-    """Tells every framework, in its own words, how many threads and which rank. Must come before their import."""
+    """Sets the number of threads and the rank in the variables of every framework, before their import."""
     threads = str(place.threads)
     # MXNet's engine runs one operation at a time; inside it OpenMP has its threads.
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
@@ -75,7 +75,7 @@ def set_environment(place):
         # TensorFlow.
         task = {"type": "worker", "index": place.rank}
         variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": place.addresses}, "task": task})
-        # MXNet: a scheduler and one server beside the workers.
+        # MXNet: a scheduler and one server in addition to the workers.
         variables.update(DMLC_PS_ROOT_URI=host, DMLC_PS_ROOT_PORT=str(port), DMLC_ROLE=place.role)
         variables.update(DMLC_NUM_WORKER=str(place.ranks), DMLC_NUM_SERVER="1")
     os.environ.update(variables)

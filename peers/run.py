@@ -46,7 +46,7 @@ def arguments():
 
 
 def write(path, result):
-    """Writes JSON beside, then under its name."""
+    """Writes JSON to a temporary file, then renames it."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.rename(path)

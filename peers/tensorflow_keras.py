@@ -138,5 +138,6 @@ class Framework:
         """Leaves together with the others."""
         self.barrier()
         if self.ranks > 1:
-            # Another rank may still fetch this one's part of the barrier, and fails if its socket is closed.
+            # Another rank may still fetch this rank's part of the barrier, and fails if the socket
+            # is closed.
             time.sleep(2)

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Prints the parameter hash after a few steps of every way to train, to be compared before and after a change that must not move a bit.
-# In: a program with flex, MPI and, for its line, ndarray (default: target/debug/trainer), mpirun in PATH. Out: `NAME HASH` a line; asynchronous methods,
-# whose bits depend on time, are left out. The hashes belong to one processor's instruction set; the last line names it.
+# Prints the parameter hash after a few steps of every way to train, to compare before and after a
+# change that keeps all bits.
+#
+# In: a program with flex, MPI and, for its line, ndarray (default: target/debug/trainer); mpirun.
+# Out: lines `NAME HASH`, without asynchronous methods, whose bits depend on time. The hashes belong
+# to the instruction set of a CPU; the last line names it.
 #     xtask/hashes.sh > before; …; xtask/hashes.sh | diff before -
 set -euo pipefail
 program=$(realpath "${1:-target/debug/trainer}")
@@ -10,7 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-# NAME RANKS FLAG...: trains with these flags on so many ranks
+# run NAME RANKS FLAG...: trains with these flags on ranks
 run() {
     local name=$1 ranks=$2 launcher=()
     shift 2

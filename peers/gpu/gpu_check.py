@@ -1,8 +1,8 @@
-"""Checks that the trainer computes rightly on this machine's GPU, and measures it beside PyTorch.
+"""Checks the results of the trainer on this machine's GPU, and compares its speed with PyTorch's.
 
 In: what `cargo xtask gpu-check` packed into this folder, a GPU, PyTorch. Out: tables on stdout, everything in `gpu-check.json`.
 Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part,
-and so is the archive of tuned and compiled kernels, with which another start goes on.
+and so is the archive of tuned and compiled kernels, which another start uses.
 Exit codes: 0 all that was measured is right, 1 something is wrong or broke off, 3 there is no GPU.
 
     ./gpu-check.sh [--quick] [--only PARTS] [--output FILE.json] [--cache FILE.tar]
@@ -139,7 +139,8 @@ class Check:
         words += ["--export-job", job] if not job.exists() else []
         ended = self.trainer(words, self.limits["bench"])
         told = ended.told("images_per_second", "losses")
-        # Over all steps, as PyTorch's: results come a step late, so that a single step's time means little.
+        # Over all steps, as for PyTorch: results are a step late, so that the time of one step is
+        # not meaningful.
         step_s = batch / told["images_per_second"]
         return {"step_s": [step_s], "losses": told["losses"], "memory_bytes": told.get("device_memory_bytes"), "told": told}
 
@@ -210,7 +211,7 @@ class Check:
             if told:
                 self.result["kernels"].append({"program": f"lockstep {dtype}", **arithmetic.kernels(told)})
             else:
-                self.gap(f"kernels of lockstep {dtype}", "bench told none")
+                self.gap(f"kernels of lockstep {dtype}", "bench reported none")
 
 
 def limits(options):

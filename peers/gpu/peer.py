@@ -1,4 +1,4 @@
-"""`pytorch_gpu.py` in a process of its own, asked over pipes.
+"""`pytorch_gpu.py` in a separate process, with requests over pipes.
 
 In: a job. Out: its answers. Invariant: an answer that does not come in time ends the process; the reason is kept.
 """

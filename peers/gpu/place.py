@@ -19,7 +19,7 @@ QUERY = (
 
 
 def gpu_facts():
-    """The first GPU as nvidia-smi tells it, or why there is none."""
+    """The first GPU as nvidia-smi reports it, or the reason that there is none."""
     asked = processes.run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"], 30)
     if asked.code != 0 or not asked.output.strip():
         return None, f"no GPU: nvidia-smi: {asked.reason}"
@@ -33,7 +33,7 @@ def parsed_facts(line):
 
 
 def cuda_roots():
-    """Folders that may hold CUDA: told, installed, and only then brought by PyTorch's wheels; the first that has all is taken."""
+    """Folders that may contain CUDA: named, installed, then from PyTorch's wheels. The first complete one is used."""
     told = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ]
     installed = ["/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), reverse=True), "/opt/cuda"]
     wheels = []

@@ -91,7 +91,7 @@ def run(words, limit_s, environment=None):
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            # In a session of its own it does not hear Ctrl-C.
+            # In a separate session it does not receive Ctrl-C.
             end(process)
         texts = []
         for file in (output, errors):

@@ -226,7 +226,7 @@ def peaks():
 def main():
     """Answers until stdin ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", help="directory of trainer bench --export-job; without it the machine's rates are told")
+    parser.add_argument("--job", help="directory of trainer bench --export-job; without it, prints the machine's rates")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     options = parser.parse_args()
     # Libraries may print; answers go where they cannot.
@@ -240,7 +240,7 @@ def main():
     for line in sys.stdin:
         try:
             answer = server.answer(json.loads(line))
-        except Exception as error:  # One way that fails is told; the others go on.
+        except Exception as error:  # A failed way is reported; the others continue.
             answer = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
         print(json.dumps(answer), file=answers, flush=True)
 

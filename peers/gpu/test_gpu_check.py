@@ -33,7 +33,8 @@ def block(step_s, losses, memory_bytes=2**20):
 
 class Arithmetic(unittest.TestCase):
     def test_resnet20_has_the_published_number_of_operations(self):
-        # He et al. 2015: 40.6 million multiply-adds a forward pass; here forward and two backward products, without the stem's.
+        # He et al. 2015: 40.6 million multiply-adds in a forward pass. Here: forward and two
+        # backward products, without those of the stem.
         stem = 2 * 9 * 3 * 16 * 32**2
         forward = (arithmetic.step_flops(20, 1) + stem) / 3 / 2
         self.assertAlmostEqual(forward / 1e6, 40.5, delta=0.4)

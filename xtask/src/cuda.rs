@@ -1,185 +1,106 @@
-//! The CUDA build, checked where the LLVM bundle of burn's compiler cannot be downloaded.
+//! The CUDA build, checked where burn's compiler cannot download its LLVM bundle.
 //!
-//! In: the trainer's feature `cuda-nvrtc`, which compiles kernels by NVRTC at run time. Out: a program that starts, which
-//! `gpu-check` packs for another machine.
-//! Invariant: LLVM is linked by name only. Its symbols stay open in the program, and a library of stand-ins, each of
-//! which ends the program when called, closes them at start; a call would show that LLVM is used after all.
-//! Only for checking: whoever has a network builds with plain `--features cuda`.
+//! In: the trainer's feature `cuda-nvrtc`, which compiles kernels by NVRTC at run time. Out: a
+//! program that starts, which `gpu-check` packs for another machine. Invariant: LLVM is linked by
+//! name only. Its symbols stay undefined in the program, and a library of stubs defines them at
+//! start; a call of a stub ends the program, and so shows a use of LLVM. Only for checks: with a
+//! network, build with plain `--features cuda`.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+
+use cluster::failure::Outcome;
+use cluster::process;
 
 use crate::at::at;
 use crate::cargo;
-use crate::setup;
-use cluster::failure::{Failure, Outcome};
-use cluster::options::Installing;
-use cluster::process::{self, Finished, Running};
+use crate::program;
+use crate::suite::{Checked, Ended};
 
-/// The prefixes of the symbols that the bundle would define.
-const ABSENT: [&str; 2] = ["LLVM", "cubecl_"];
+/// Starts of the names of symbols in the bundle.
+const LLVM_SYMBOLS: [&str; 2] = ["LLVM", "cubecl_"];
 
-/// Without MPI, which a machine with a GPU may not have; with the reference that `trainer verify` compares with.
+/// Without MPI, which a machine with a GPU may lack; with the reference of `trainer verify`.
 const FEATURES: &str = "cuda-nvrtc,kernel-cache,flex";
 
-/// What was built.
+/// A built program.
 pub(crate) struct Built {
     pub(crate) trainer: PathBuf,
-    /// To be preloaded whenever the program starts.
-    pub(crate) stand_ins: PathBuf,
+    /// Library to preload whenever the program starts.
+    pub(crate) stubs: PathBuf,
 }
 
-/// Builds the program and its stand-ins, and starts it.
-pub(crate) fn run(installing: Installing) -> Outcome {
-    setup::run(installing)?;
-    let folder = folder();
-    let Built { trainer, stand_ins } = built()?;
-    let start = |words: &[&str], limit_s| {
+/// Builds the program and starts it.
+pub(crate) fn check() -> Checked {
+    let Built { trainer, stubs } = build()?;
+    let start = |words: &str, limit_s| {
         let mut command = Command::new(&trainer);
-        command.args(words).env("LD_PRELOAD", &stand_ins);
-        println!("$ {}", process::shown(&command));
-        let finished = Running::start(command, &folder.join("start.log"))
-            .and_then(|running| running.finish(Duration::from_secs(limit_s)))
-            .map_err(Failure::Failed)?;
-        print!("{}", finished.text);
-        Ok(finished)
+        command.args(words.split(' ')).env("LD_PRELOAD", &stubs);
+        Ended::run(command, &folder().join("start.log"), limit_s)
     };
-    let version = start(&["--version"], 60)?;
-    if version.code != Some(0) {
-        return Err(Failure::Failed(format!(
-            "`trainer --version` ended with {:?}, expected 0",
-            version.code
-        )));
-    }
-    let bench = [
-        "bench",
-        "--model",
-        "resnet20",
-        "--device",
-        "cuda",
-        "--batch-size-per-rank",
-        "8",
-    ];
-    let steps = ["--steps", "2", "--warmup-steps", "1"];
+    start("--version", 60)?.expect_success()?;
+    let bench =
+        "bench --model resnet20 --device cuda --batch-size-per-rank 8 --steps 2 --warmup-steps 1";
     // The first steps on a GPU compile and tune every kernel.
-    let finished = start(&[&bench[..], &steps[..]].concat(), 900)?;
-    let has_gpu = has_gpu();
-    verdict(has_gpu, &finished).map_err(Failure::Failed)?;
-    println!(
-        "{}",
-        if has_gpu {
-            "CUDA: computed on the GPU"
-        } else {
-            "CUDA: linked and started; no GPU here, said clearly"
-        }
-    );
-    Ok(())
+    let ended = start(bench, 900)?;
+    print!("{}", ended.text());
+    if has_gpu() {
+        return ended.expect_success();
+    }
+    // Without a GPU the program ends by its own error, neither by a panic nor by a signal.
+    let names_cuda = ended.text().to_lowercase().contains("cuda");
+    let is_error = ended.expect_code(1).or_else(|_| ended.expect_code(2));
+    is_error.and(ended.expect(names_cuda, "a message about cuda"))
 }
 
-/// Whether this machine has an NVIDIA driver loaded.
+/// Returns true if an NVIDIA driver is loaded.
 pub(crate) fn has_gpu() -> bool {
-    Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidiactl").exists()
-}
-
-/// Builds the program and its stand-ins.
-pub(crate) fn built() -> Outcome<Built> {
-    let trainer = build(&folder())?;
-    let stand_ins = stand_ins(&trainer, &folder())?;
-    Ok(Built { trainer, stand_ins })
+    ["/proc/driver/nvidia/version", "/dev/nvidiactl"]
+        .iter()
+        .any(|path| Path::new(path).exists())
 }
 
 fn folder() -> PathBuf {
     cargo::root().join("target/cuda-offline")
 }
 
-/// Builds with the two build scripts that download LLVM told not to, and with open symbols allowed.
-fn build(folder: &Path) -> Outcome<PathBuf> {
-    let mut command = cargo::command(&[
-        "build",
-        "--release",
-        "-p",
-        "trainer",
-        "--no-default-features",
-    ]);
+/// Builds the program without a download of LLVM, and the library of stubs.
+pub(crate) fn build() -> Outcome<Built> {
+    let folder = folder();
+    let mut command = cargo::command(&["build", "--release", "-p", "trainer"]);
+    command.args(["--no-default-features", "--features", FEATURES]);
+    command.arg("--target-dir").arg(&folder);
+    // The build scripts that download LLVM return at once for documentation of docs.rs.
+    command.env("DOCS_RS", "1");
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
-    command
-        .args(["--features", FEATURES, "--target-dir"])
-        .arg(folder)
-        // Those build scripts return at once when documentation is built for docs.rs.
-        .env("DOCS_RS", "1")
-        .env(
-            "RUSTFLAGS",
-            format!("{flags} -C link-arg=-Wl,--unresolved-symbols=ignore-all").trim_start(),
-        );
-    cargo::executable(command, "trainer", false)
-}
-
-/// Compiles a library with a stand-in for each of the program's open LLVM symbols.
-fn stand_ins(program: &Path, folder: &Path) -> Outcome<PathBuf> {
-    let listing = process::answer(
-        "nm",
-        &["-D", "--undefined-only", &program.to_string_lossy()],
-    )
-    .ok_or_else(|| {
-        Failure::Failed("`nm` failed: install binutils, which lists a program's symbols".to_owned())
-    })?;
-    let symbols = open_symbols(&listing);
+    let flags = format!("{flags} -C link-arg=-Wl,--unresolved-symbols=ignore-all");
+    command.env("RUSTFLAGS", flags.trim_start());
+    let trainer = cargo::executable(command, "trainer", false)?;
     let source = folder.join("llvm-absent.c");
-    let library = folder.join("libllvm-absent.so");
-    fs::write(&source, stand_in_source(&symbols)).map_err(at(&source))?;
+    let stubs = folder.join("libllvm-absent.so");
+    let symbols = program::undefined(&trainer, &LLVM_SYMBOLS)?;
+    fs::write(&source, stub_source(&symbols)).map_err(at(&source))?;
     let mut compile = Command::new("cc");
-    compile
-        .args(["-shared", "-fPIC", "-w", "-O0", "-o"])
-        .arg(&library)
-        .arg(&source);
+    compile.args(["-shared", "-fPIC", "-w", "-O0", "-o"]);
+    compile.args([&stubs, &source]);
     process::run(compile)?;
-    println!(
-        "{} symbols of LLVM are stood in for by {}",
-        symbols.len(),
-        library.display()
-    );
-    Ok(library)
+    println!("{} stubs of LLVM in {}", symbols.len(), stubs.display());
+    Ok(Built { trainer, stubs })
 }
 
-fn open_symbols(listing: &str) -> Vec<&str> {
-    let mut symbols: Vec<&str> = listing
-        .lines()
-        .filter_map(|line| line.split_whitespace().last())
-        // A symbol with a version belongs to a library that is there.
-        .filter(|symbol| {
-            !symbol.contains('@') && ABSENT.iter().any(|prefix| symbol.starts_with(prefix))
-        })
-        .collect();
-    symbols.sort_unstable();
-    symbols.dedup();
-    symbols
-}
-
-fn stand_in_source(symbols: &[&str]) -> String {
-    let mut source = String::from(
-        "#include <stdio.h>\n#include <stdlib.h>\nstatic void end(const char *name) { fprintf(stderr, \"absent: %s\\n\", name); abort(); }\n",
-    );
+fn stub_source(symbols: &[String]) -> String {
+    let mut source = "\
+#include <stdio.h>
+#include <stdlib.h>
+static void end(const char *name) { fprintf(stderr, \"absent: %s\\n\", name); abort(); }
+"
+    .to_owned();
     for symbol in symbols {
         source.push_str(&format!("void {symbol}(void) {{ end(\"{symbol}\"); }}\n"));
     }
     source
-}
-
-/// With a GPU the program computes; without one it ends by its own error, neither by a panic nor by a signal.
-fn verdict(has_gpu: bool, finished: &Finished) -> Result<(), String> {
-    match (has_gpu, finished.code) {
-        (true, Some(0)) => Ok(()),
-        (true, code) => Err(format!(
-            "a GPU is here and `trainer bench --device cuda` ended with {code:?}, expected 0"
-        )),
-        (false, Some(1 | 2)) if finished.text.to_lowercase().contains("cuda") => Ok(()),
-        (false, code) => Err(format!(
-            "no GPU is here and `trainer bench --device cuda` ended with {code:?}, expected 1 or 2 and a message naming cuda"
-        )),
-    }
 }
 
 #[cfg(test)]
@@ -187,35 +108,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_open_symbols_of_the_bundle_are_stood_in_for() {
-        let listing = "                 U LLVMAddFunction\n                 U malloc@GLIBC_2.2.5\n                 w __gmon_start__\n                 U cubecl_lower\n                 U LLVMAddFunction\n                 U LLVMFound@LLVM_14\n";
-        assert_eq!(open_symbols(listing), ["LLVMAddFunction", "cubecl_lower"]);
-    }
-
-    #[test]
-    fn each_symbol_gets_one_function_that_names_itself() {
-        let source = stand_in_source(&["LLVMAddFunction"]);
+    fn each_symbol_gets_one_function_that_prints_its_name() {
+        let source = stub_source(&["LLVMAddFunction".to_owned()]);
         assert!(source.contains("void LLVMAddFunction(void) { end(\"LLVMAddFunction\"); }"));
-    }
-
-    #[test]
-    fn without_a_gpu_only_a_clear_error_passes() {
-        let finished = |code, text: &str| Finished {
-            code,
-            text: text.to_owned(),
-            elapsed: Duration::ZERO,
-        };
-        assert!(
-            verdict(
-                false,
-                &finished(Some(1), "error: device cuda: no NVIDIA driver")
-            )
-            .is_ok()
-        );
-        assert!(verdict(false, &finished(Some(101), "panicked: cuda")).is_err());
-        assert!(verdict(false, &finished(None, "absent: LLVMAddFunction")).is_err());
-        assert!(verdict(false, &finished(Some(1), "something else")).is_err());
-        assert!(verdict(true, &finished(Some(0), "")).is_ok());
-        assert!(verdict(true, &finished(Some(1), "cuda")).is_err());
     }
 }

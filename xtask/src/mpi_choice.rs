@@ -1,206 +1,166 @@
-//! `--mpi`: one of several MPIs on this machine, such as MPICH beside Open MPI.
+//! `--mpi`: one of several MPIs on this machine, such as MPICH next to Open MPI.
 //!
-//! In: its name. Out: this program again, with the variables that lead it, the build scripts and its own look for a launcher to that
-//! MPI, and cargo to a folder of its own. Invariant: what is built with one MPI is never mixed with what is built with another; a
-//! launcher or a compiler is known by what it says, not by its name.
+//! In: its name. Out: this program again, with variables that lead the build scripts and the search
+//! for a launcher to that MPI, and cargo to a separate folder. Invariant: builds with different
+//! MPIs never mix; a compiler or launcher is known by its own output.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command as Process;
+use std::process::Command;
 
 use clap::Args;
-
-use crate::cargo;
-use crate::packages::Need;
-use crate::setup;
 use cluster::failure::{Failure, Outcome};
 use cluster::mpirun::{Make, Mpirun};
 use cluster::options::Installing;
 use cluster::probe;
 use cluster::process;
 
-/// The flag.
+use crate::cargo;
+use crate::packages::Need;
+use crate::setup;
+
+/// Flag of commands that build with MPI.
 #[derive(Debug, Default, Args)]
 pub(crate) struct MpiChoice {
-    /// Which MPI, where several are installed.
+    /// MPI to use if several are installed
     #[arg(long = "mpi", id = "mpi", value_name = "NAME", value_parser = ["mpich", "openmpi"])]
     name: Option<String>,
 }
 
-/// As it is typed.
-pub(crate) const FLAG: &str = "--mpi";
+const FLAG: &str = "--mpi";
 
 /// An MPI to build with and to start with.
 struct Choice {
     compiler: PathBuf,
     mpirun: Mpirun,
+    folder: PathBuf,
 }
 
 impl MpiChoice {
-    /// Where `--mpi` names an MPI that is not the usual one here, installs it if that is allowed and goes on as this program with it,
-    /// which does not return.
-    pub(crate) fn go_on_with(&self, installing: Installing) -> Outcome {
+    /// Replaces this process by one with the chosen MPI, if that is not the default one.
+    pub(crate) fn restart_with(&self, installing: Installing) -> Outcome {
         let Some(name) = &self.name else {
             return Ok(());
         };
         let choice = Choice::provide(name, installing)?;
-        if choice.is_usual() {
+        if choice.is_default() {
             return Ok(());
         }
-        let folder = cargo::target_folder().join(name);
-        let variables = choice.variables(&folder);
-        prepare(&folder, &variables)?;
-        let shown: Vec<String> = variables
-            .iter()
-            .map(|(name, value)| format!("{name}={}", process::quoted(value)))
-            .collect();
-        println!(
-            "with {}, which are:\nexport {}",
-            choice.mpirun,
-            shown.join(" ")
-        );
-        let program = env::current_exe()
-            .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
-        let mut command = Process::new(program);
-        command
-            .args(without_choice(env::args_os().skip(1)))
-            .envs(variables);
-        let error = command.exec();
+        choice.prepare()?;
+        let variables = choice.variables();
+        let shown = variables.map(|(name, value)| format!("{name}={}", process::quoted(value)));
+        println!("with {}:\nexport {}", choice.mpirun, shown.join(" "));
+        let program = env::current_exe().map_err(|error| Failure::Failed(error.to_string()))?;
+        let mut command = Command::new(program);
+        command.args(without_choice(env::args_os().skip(1)));
+        let error = command.envs(variables).exec();
         Err(process::cannot_start(&command, &error))
     }
 }
 
-/// Makes what building with this MPI begins with, from what is compiled already.
+/// Prepares the folder for builds with an MPI from what is compiled already.
 pub(crate) fn prepare_for(name: &str, installing: Installing) -> Outcome {
     let choice = Choice::provide(name, installing)?;
-    let folder = cargo::target_folder().join(name);
-    if choice.is_usual() {
-        Ok(())
-    } else {
-        prepare(&folder, &choice.variables(&folder))
+    match choice.is_default() {
+        true => Ok(()),
+        false => choice.prepare(),
     }
-}
-
-/// Why this MPI cannot be used here, if it cannot; installs it where that is allowed.
-pub(crate) fn lacking(name: &str, installing: Installing) -> Option<String> {
-    Choice::provide(name, installing)
-        .err()
-        .map(|failure| failure.to_string())
 }
 
 impl Choice {
+    /// Finds an MPI; installs it if it is missing and that is allowed.
     fn provide(name: &str, installing: Installing) -> Outcome<Self> {
-        let (make, needs) = match name {
-            "mpich" => (Make::Mpich, &[Need::Mpich][..]),
-            "openmpi" => (Make::OpenMpi, &[Need::MpiDevelopment, Need::Mpirun][..]),
-            other => {
-                return Err(Failure::Usage(format!(
-                    "{}: expected mpich or openmpi, got `{other}`",
-                    FLAG
-                )));
-            }
+        let is_mpich = name == "mpich";
+        let make = if is_mpich { Make::Mpich } else { Make::OpenMpi };
+        if let Some(choice) = Self::find(name, make) {
+            return Ok(choice);
+        }
+        let needs = match is_mpich {
+            true => &[Need::Mpich][..],
+            false => &[Need::MpiDevelopment, Need::Mpirun],
         };
-        let found = Self::find(name, make).or_else(|| {
-            setup::provide(needs, installing);
-            Self::find(name, make)
-        });
-        found.ok_or_else(|| {
-            Failure::Failed(format!(
-                "no {name} with its mpicc and mpirun here, see above"
-            ))
-        })
+        setup::provide(needs, installing);
+        let missing = || Failure::Failed(format!("no {name} with mpicc and mpirun, see above"));
+        Self::find(name, make).ok_or_else(missing)
     }
 
     fn find(name: &str, make: Make) -> Option<Self> {
-        // Debian gives each a name of its own; Fedora and openSUSE a folder.
-        let places = |program: &str| {
-            let folders = ["/usr/lib64", "/usr/lib64/mpi/gcc"]
-                .map(|above| format!("{above}/{name}/bin/{program}"));
-            [
-                vec![program.to_owned(), format!("{program}.{name}")],
-                folders.to_vec(),
-            ]
-            .concat()
+        // Debian adds the MPI's name to the program's; Fedora and openSUSE have a folder.
+        let find = |variable: &str, program: &str| {
+            let names = [
+                program.to_owned(),
+                format!("{program}.{name}"),
+                format!("/usr/lib64/{name}/bin/{program}"),
+                format!("/usr/lib64/mpi/gcc/{name}/bin/{program}"),
+            ];
+            let names = env::var_os(variable)
+                .into_iter()
+                .chain(names.map(OsString::from));
+            names.filter_map(probe::program).collect::<Vec<_>>()
         };
-        let compilers = env::var_os("MPICC")
-            .into_iter()
-            .chain(places("mpicc").into_iter().map(OsString::from));
-        let launchers = env::var_os("MPIRUN")
-            .into_iter()
-            .chain(places("mpirun").into_iter().map(OsString::from));
-        let compiler = compilers
-            .filter_map(probe::program)
-            .find(|compiler| made_for(compiler) == Some(make))?;
-        let mpirun = launchers
-            .filter_map(probe::program)
-            .filter_map(Mpirun::at)
-            .find(|found| found.make() == make)?;
-        Some(Choice { compiler, mpirun })
+        let mut compilers = find("MPICC", "mpicc").into_iter();
+        let mut launchers = find("MPIRUN", "mpirun").into_iter().filter_map(Mpirun::at);
+        Some(Choice {
+            compiler: compilers.find(|compiler| make_of(compiler) == Some(make))?,
+            mpirun: launchers.find(|found| found.make() == make)?,
+            folder: cargo::target_folder().join(name),
+        })
     }
 
-    /// What leads this program, the build scripts and cargo to it.
-    fn variables<'a>(&'a self, folder: &'a Path) -> [(&'static str, &'a OsStr); 3] {
+    fn variables(&self) -> [(&'static str, &OsStr); 3] {
         [
             ("MPICC", self.compiler.as_os_str()),
             ("MPIRUN", self.mpirun.program().as_os_str()),
-            ("CARGO_TARGET_DIR", folder.as_os_str()),
+            ("CARGO_TARGET_DIR", self.folder.as_os_str()),
         ]
     }
 
-    /// Whether it is what is found anyway.
-    fn is_usual(&self) -> bool {
+    /// Returns true if builds use this MPI without further variables.
+    fn is_default(&self) -> bool {
         let compiler = probe::program(env::var_os("MPICC").unwrap_or_else(|| "mpicc".into()));
         compiler.as_ref() == Some(&self.compiler) && Mpirun::find().as_ref() == Some(&self.mpirun)
     }
-}
 
-/// The make of the MPI whose header a compiler finds.
-fn made_for(compiler: &Path) -> Option<Make> {
-    let macros = process::answer(
-        compiler,
-        &["-E", "-dM", "-include", "mpi.h", "-x", "c", "/dev/null"],
-    )?;
-    let has = |name: &str| {
-        macros
-            .lines()
-            .any(|line| line.split_whitespace().nth(1) == Some(name))
-    };
-    match (
-        has("OMPI_MAJOR_VERSION"),
-        has("MPICH_VERSION"),
-        has("I_MPI_VERSION"),
-    ) {
-        (true, ..) => Some(Make::OpenMpi),
-        (false, true, false) => Some(Make::Mpich),
-        _ => Some(Make::Other),
+    /// Fills the folder with what is compiled already, except for the bindings of MPI: their build
+    /// script does not notice another compiler.
+    fn prepare(&self) -> Outcome {
+        let mut command = cargo::script("begin_folder");
+        command.arg(&self.folder).arg("mpi-sys");
+        command.envs([("MPICC", &self.compiler)]);
+        process::run(command)
     }
 }
 
-/// The words without `--mpi NAME`.
+/// Returns the make of the MPI whose header a compiler finds.
+fn make_of(compiler: &Path) -> Option<Make> {
+    let words = ["-E", "-dM", "-include", "mpi.h", "-x", "c", "/dev/null"];
+    let macros = process::answer(compiler, &words)?;
+    let has = |name: &str| {
+        let mut names = macros.lines().map(|line| line.split_whitespace().nth(1));
+        names.any(|found| found == Some(name))
+    };
+    Some(if has("OMPI_MAJOR_VERSION") {
+        Make::OpenMpi
+    } else if has("MPICH_VERSION") && !has("I_MPI_VERSION") {
+        Make::Mpich
+    } else {
+        Make::Other
+    })
+}
+
+/// Returns the words without `--mpi NAME`.
 fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
         if word == FLAG {
             words.next();
-        } else if !word.to_string_lossy().starts_with(&format!("{}=", FLAG)) {
+        } else if !word.to_string_lossy().starts_with("--mpi=") {
             kept.push(word);
         }
     }
     kept
-}
-
-/// What is compiled already serves any MPI, apart from the bindings and what stands on them: burn is not compiled again. The build
-/// script of the bindings does not see that its compiler is another.
-fn prepare(folder: &Path, variables: &[(&str, &OsStr)]) -> Outcome {
-    cargo::begin_folder(folder, |unfinished| {
-        let mut clean = cargo::command(&["clean", "--package", "mpi-sys"]);
-        clean
-            .envs(variables.iter().copied())
-            .env("CARGO_TARGET_DIR", unfinished);
-        process::run(clean)
-    })
 }
 
 #[cfg(test)]
@@ -208,14 +168,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_choice_is_left_out_of_what_goes_on() {
+    fn the_restarted_program_has_no_choice() {
         let kept = |line: &str| {
-            let words = without_choice(line.split_whitespace().map(OsString::from));
-            words
-                .iter()
-                .map(|word| word.to_string_lossy())
-                .collect::<Vec<_>>()
-                .join(" ")
+            let words = without_choice(line.split(' ').map(OsString::from));
+            words.join(OsStr::new(" ")).into_string().unwrap()
         };
         assert_eq!(
             kept("test --only mpi --mpi mpich --claim x"),

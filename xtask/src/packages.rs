@@ -1,7 +1,7 @@
-//! The system's package managers: what our needs are called there, and installing with apt-get.
+//! Package managers: names of the packages, and installation by apt-get.
 //!
-//! In: which of our needs are missing. Out: the exact command, run where it may be run.
-//! Invariant: only apt-get is ever run by us; for the others, which are not part of our tests, the command is advice.
+//! In: missing needs. Out: the exact command, run if allowed.
+//! Invariant: xtask runs only apt-get; for the others, which no test covers, the command is advice.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,128 +10,128 @@ use cluster::failure::Outcome;
 use cluster::probe;
 use cluster::process;
 
-/// Something that the system provides.
+/// Something that the system provides; the order is that of [`Installer::packages`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Need {
     CCompiler,
     MpiDevelopment,
     Mpirun,
-    /// MPICH with its launcher and headers, also beside another MPI.
+    /// MPICH with launcher and headers, also next to another MPI.
     Mpich,
     Libclang,
-    /// Controller, node daemons and clients of a small cluster, with the PMIx by which it starts MPI programs.
+    /// Controller, node daemons, clients, and the PMIx by which Slurm starts MPI programs.
     Slurm,
-    /// A Chromium that runs headless.
     Browser,
 }
 
-/// A package manager of this machine.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Installer {
-    AptGet,
-    Dnf,
-    Zypper,
-    Pacman,
-    Brew,
+/// A package manager.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Installer {
+    pub(crate) program: &'static str,
+    install: &'static str,
+    packages: [&'static str; 7],
+    /// Command after the installation.
+    then: &'static str,
 }
 
-/// How we may act as root.
+pub(crate) const APT_GET: Installer = Installer {
+    program: "apt-get",
+    install: "sudo apt-get install --no-install-recommends",
+    packages: [
+        "gcc libc6-dev",
+        "libopenmpi-dev",
+        "openmpi-bin",
+        "mpich libmpich-dev",
+        "libclang-dev",
+        // Slurm opens libpmix.so by a name that only the development package has.
+        "slurm-wlm munge libpmix-dev",
+        "chromium",
+    ],
+    then: "",
+};
+
+const INSTALLERS: [Installer; 5] = [
+    APT_GET,
+    // dnf and zypper install MPI outside PATH; environment modules add it.
+    Installer {
+        program: "dnf",
+        install: "sudo dnf install",
+        packages: [
+            "gcc",
+            "openmpi-devel",
+            "openmpi",
+            "mpich mpich-devel",
+            "clang-devel",
+            "slurm-slurmctld slurm-slurmd munge pmix-devel",
+            "chromium",
+        ],
+        then: " && module load mpi/openmpi-x86_64",
+    },
+    Installer {
+        program: "zypper",
+        install: "sudo zypper install",
+        packages: [
+            "gcc",
+            "openmpi4-devel",
+            "openmpi4",
+            "mpich mpich-devel",
+            "clang-devel",
+            "slurm slurm-node munge pmix-devel",
+            "chromium",
+        ],
+        then: " && module load gnu-openmpi",
+    },
+    Installer {
+        program: "pacman",
+        install: "sudo pacman -S --needed",
+        packages: [
+            "gcc",
+            "openmpi",
+            "openmpi",
+            "mpich",
+            "clang",
+            "slurm-llnl munge openpmix",
+            "chromium",
+        ],
+        then: "",
+    },
+    Installer {
+        program: "brew",
+        install: "brew install",
+        packages: [
+            "gcc", "open-mpi", "open-mpi", "mpich", "llvm", "", "chromium",
+        ],
+        then: "",
+    },
+];
+
+impl Installer {
+    pub(crate) fn find() -> Option<&'static Self> {
+        INSTALLERS
+            .iter()
+            .find(|installer| probe::program(installer.program).is_some())
+    }
+
+    fn packages(&self, needs: &[Need]) -> Vec<&'static str> {
+        let lists = needs.iter().map(|need| self.packages[*need as usize]);
+        let mut packages: Vec<&str> = lists.flat_map(str::split_whitespace).collect();
+        packages.dedup();
+        packages
+    }
+
+    /// Returns the command that a person would type.
+    pub(crate) fn advice(&self, needs: &[Need]) -> String {
+        let packages = self.packages(needs).join(" ");
+        format!("{} {packages}{}", self.install, self.then)
+    }
+}
+
+/// A way to act as root.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Privilege {
     Root,
     Sudo,
     None,
-}
-
-impl Installer {
-    pub(crate) fn find() -> Option<Self> {
-        let known = [
-            Installer::AptGet,
-            Installer::Dnf,
-            Installer::Zypper,
-            Installer::Pacman,
-            Installer::Brew,
-        ];
-        known
-            .into_iter()
-            .find(|installer| probe::program(installer.program()).is_some())
-    }
-
-    fn program(self) -> &'static str {
-        match self {
-            Installer::AptGet => "apt-get",
-            Installer::Dnf => "dnf",
-            Installer::Zypper => "zypper",
-            Installer::Pacman => "pacman",
-            Installer::Brew => "brew",
-        }
-    }
-
-    fn package(self, need: Need) -> &'static [&'static str] {
-        match (self, need) {
-            (Installer::AptGet, Need::CCompiler) => &["gcc", "libc6-dev"],
-            (Installer::AptGet, Need::MpiDevelopment) => &["libopenmpi-dev"],
-            (Installer::AptGet, Need::Mpirun) => &["openmpi-bin"],
-            (Installer::AptGet, Need::Mpich) => &["mpich", "libmpich-dev"],
-            (Installer::Dnf | Installer::Zypper, Need::Mpich) => &["mpich", "mpich-devel"],
-            (Installer::Pacman | Installer::Brew, Need::Mpich) => &["mpich"],
-            (Installer::AptGet, Need::Libclang) => &["libclang-dev"],
-            // Slurm opens libpmix.so by the name that only the development package has.
-            (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],
-            (
-                Installer::AptGet
-                | Installer::Dnf
-                | Installer::Zypper
-                | Installer::Pacman
-                | Installer::Brew,
-                Need::Browser,
-            ) => &["chromium"],
-            (Installer::Dnf | Installer::Zypper | Installer::Pacman, Need::CCompiler) => &["gcc"],
-            (Installer::Dnf, Need::MpiDevelopment) => &["openmpi-devel"],
-            (Installer::Dnf, Need::Mpirun) => &["openmpi"],
-            (Installer::Dnf | Installer::Zypper, Need::Libclang) => &["clang-devel"],
-            (Installer::Dnf, Need::Slurm) => {
-                &["slurm-slurmctld", "slurm-slurmd", "munge", "pmix-devel"]
-            }
-            (Installer::Zypper, Need::Slurm) => &["slurm", "slurm-node", "munge", "pmix-devel"],
-            (Installer::Pacman, Need::Slurm) => &["slurm-llnl", "munge", "openpmix"],
-            (Installer::Brew, Need::Slurm) => &[],
-            (Installer::Zypper, Need::MpiDevelopment) => &["openmpi4-devel"],
-            (Installer::Zypper, Need::Mpirun) => &["openmpi4"],
-            (Installer::Pacman, Need::MpiDevelopment | Need::Mpirun) => &["openmpi"],
-            (Installer::Pacman, Need::Libclang) => &["clang"],
-            (Installer::Brew, Need::CCompiler) => &["gcc"],
-            (Installer::Brew, Need::MpiDevelopment | Need::Mpirun) => &["open-mpi"],
-            (Installer::Brew, Need::Libclang) => &["llvm"],
-        }
-    }
-
-    fn packages(self, needs: &[Need]) -> Vec<&'static str> {
-        let mut packages: Vec<&str> = needs
-            .iter()
-            .flat_map(|need| self.package(*need))
-            .copied()
-            .collect();
-        packages.dedup();
-        packages
-    }
-
-    /// What a person would type.
-    pub(crate) fn advice(self, needs: &[Need]) -> String {
-        let packages = self.packages(needs).join(" ");
-        match self {
-            Installer::AptGet => format!("sudo apt-get install --no-install-recommends {packages}"),
-            // Both put their MPI beside the PATH, for environment modules to add.
-            Installer::Dnf => {
-                format!("sudo dnf install {packages} && module load mpi/openmpi-x86_64")
-            }
-            Installer::Zypper => {
-                format!("sudo zypper install {packages} && module load gnu-openmpi")
-            }
-            Installer::Pacman => format!("sudo pacman -S --needed {packages}"),
-            Installer::Brew => format!("brew install {packages}"),
-        }
-    }
 }
 
 impl Privilege {
@@ -146,69 +146,12 @@ impl Privilege {
     }
 }
 
-/// Installs with apt-get, refreshing its lists where they lack a package or have grown old.
-pub(crate) fn install(needs: &[Need], privilege: Privilege) -> Outcome {
-    let packages = Installer::AptGet.packages(needs);
-    let install = || {
-        let mut command = apt_get(privilege);
-        command
-            .args(["install", "--yes", "--no-install-recommends"])
-            .args(&packages);
-        process::run(if needs.contains(&Need::Slurm) {
-            without_daemons(&command, privilege)
-        } else {
-            command
-        })
-    };
-    let update = || {
-        let mut command = apt_get(privilege);
-        command.arg("update");
-        process::run(command)
-    };
-    let lists_are_there = packages.iter().all(|package| has_candidate(package));
-    if !lists_are_there {
-        update()?;
-        return install();
-    }
-    // Old lists name versions that the servers no longer have; new lists mend that.
-    install().or_else(|_| update().and_then(|()| install()))
+/// Returns a command that runs as root, by sudo if this user is not root.
+pub(crate) fn as_root(program: &str) -> Command {
+    as_root_by(Privilege::find(), program)
 }
 
-fn apt_get(privilege: Privilege) -> Command {
-    let mut command = if privilege == Privilege::Sudo {
-        let mut command = Command::new("sudo");
-        command.args(["-n", "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
-        command
-    } else {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive");
-        command
-    };
-    // Another apt-get may be at work, as on a machine that has just been started.
-    command.args(["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]);
-    command
-}
-
-/// The command, while packages may start no daemon: what they start by themselves would outlive us, and has no configuration.
-fn without_daemons(command: &Command, privilege: Privilege) -> Command {
-    // The file is Debian's own question whether a daemon may start; somebody else's answer is left as it is.
-    const SCRIPT: &str = "policy=/usr/sbin/policy-rc.d
-        if [ -e $policy ]; then exec \"$@\"; fi
-        trap 'rm -f $policy' EXIT
-        printf '#!/bin/sh\\nexit 101\\n' >$policy && chmod 755 $policy && \"$@\"";
-    let mut outer = as_root("sh", privilege);
-    outer
-        .args(["-c", SCRIPT, "sh"])
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        outer.env(name, value.unwrap_or_default());
-    }
-    outer
-}
-
-/// A program started as root.
-pub(crate) fn as_root(program: &str, privilege: Privilege) -> Command {
+fn as_root_by(privilege: Privilege, program: &str) -> Command {
     if privilege != Privilege::Sudo {
         return Command::new(program);
     }
@@ -217,70 +160,77 @@ pub(crate) fn as_root(program: &str, privilege: Privilege) -> Command {
     command
 }
 
+/// Runs a command without output.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
-    let silent = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    silent.status().is_ok_and(|status| status.success())
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Installs with apt-get; updates its lists if they lack a package or are old.
+pub(crate) fn install(needs: &[Need]) -> Outcome {
+    let privilege = Privilege::find();
+    let packages = APT_GET.packages(needs);
+    let update = || process::run(apt_get(privilege, &["update"]));
+    let words = [
+        &["install", "--yes", "--no-install-recommends"],
+        &packages[..],
+    ]
+    .concat();
+    let install = || process::run(apt_get(privilege, &words));
+    if !packages.iter().all(|package| has_candidate(package)) {
+        update()?;
+        return install();
+    }
+    // Old lists name versions that the servers no longer have.
+    install().or_else(|_| update().and_then(|()| install()))
+}
+
+/// Returns a command that installs without starting daemons, which would outlive xtask without a
+/// configuration. Debian asks `policy-rc.d`; an existing one stays.
+fn apt_get(privilege: Privilege, words: &[&str]) -> Command {
+    const SCRIPT: &str = "policy=/usr/sbin/policy-rc.d
+        if ! [ -e $policy ]; then
+            trap 'rm -f $policy' EXIT
+            printf '#!/bin/sh\\nexit 101\\n' >$policy && chmod 755 $policy
+        fi
+        DEBIAN_FRONTEND=noninteractive apt-get \"$@\"";
+    let mut command = as_root_by(privilege, "sh");
+    command.args(["-c", SCRIPT, "sh"]);
+    // Another apt-get may run on a machine that has just started.
+    command.args(["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]);
+    command.args(words);
+    command
 }
 
 fn has_candidate(package: &str) -> bool {
+    let words = ["show", "--no-all-versions", package];
     Path::new("/var/lib/apt/lists").is_dir()
-        && process::answer("apt-cache", &["show", "--no-all-versions", package])
-            .is_some_and(|text| !text.is_empty())
+        && process::answer("apt-cache", &words).is_some_and(|text| !text.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Need; 4] = [
-        Need::CCompiler,
-        Need::MpiDevelopment,
-        Need::Mpirun,
-        Need::Libclang,
-    ];
-
     #[test]
-    fn the_advice_names_exactly_what_is_missing() {
+    fn the_advice_names_exactly_what_is_missing_and_each_package_once() {
         let needs = [Need::MpiDevelopment, Need::Mpirun, Need::Libclang];
         let expected =
             "sudo apt-get install --no-install-recommends libopenmpi-dev openmpi-bin libclang-dev";
-        assert_eq!(Installer::AptGet.advice(&needs), expected);
-        assert_eq!(
-            Installer::AptGet.advice(&needs[1..2]),
-            "sudo apt-get install --no-install-recommends openmpi-bin"
-        );
+        assert_eq!(APT_GET.advice(&needs), expected);
+        let advice = INSTALLERS.map(|installer| installer.advice(&needs[..2]));
+        assert_eq!(advice[3], "sudo pacman -S --needed openmpi");
+        assert!(advice[1].ends_with("openmpi-devel openmpi && module load mpi/openmpi-x86_64"));
     }
 
     #[test]
-    fn a_package_that_meets_two_needs_is_named_once() {
-        assert_eq!(
-            Installer::Pacman.packages(&ALL),
-            ["gcc", "openmpi", "clang"]
-        );
-        assert_eq!(Installer::Brew.packages(&ALL[1..]), ["open-mpi", "llvm"]);
-    }
-
-    #[test]
-    fn slurm_is_installed_with_the_answer_that_no_daemon_may_start() {
-        let mut command = apt_get(Privilege::Root);
-        command.args(["install", "slurm-wlm"]);
-        let line = process::shown(&without_daemons(&command, Privilege::Root));
+    fn sudo_never_asks_for_a_password_and_no_daemon_starts() {
+        let line = process::shown(&apt_get(Privilege::Sudo, &["update"]));
         assert!(
-            line.starts_with("DEBIAN_FRONTEND=noninteractive sh -c 'policy=/usr/sbin/policy-rc.d"),
+            line.starts_with("sudo -n sh -c 'policy=/usr/sbin/policy-rc.d"),
             "{line}"
         );
-        assert!(line.ends_with("install slurm-wlm"), "{line}");
-    }
-
-    #[test]
-    fn sudo_is_never_asked_for_a_password() {
-        let line = process::shown(apt_get(Privilege::Sudo).arg("update"));
-        assert!(
-            line.starts_with("sudo -n env DEBIAN_FRONTEND=noninteractive apt-get"),
-            "{line}"
-        );
+        assert!(line.ends_with(" update"), "{line}");
     }
 }

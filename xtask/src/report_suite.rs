@@ -1,22 +1,22 @@
-//! `trainer report` in a real browser: the page of a short run, wide and narrow, light, dark and on paper. The run's event files in the
-//! real TensorBoard.
+//! Checks of `trainer report` in a browser, and of event files in TensorBoard.
 //!
-//! In: the trainer, a headless Chromium, a TensorBoard. Out: one line for each check. Invariant: the page itself is opened as a user opens it, from
-//! its file; only the check of its width puts it into a frame, since a window cannot be as narrow as a telephone.
+//! In: the trainer, a headless Chromium, a TensorBoard. Out: one line for each check.
+//! Invariant: the browser opens the page from its file, as a user does. Only the check of the width
+//! puts the page into a frame, as a window cannot be as narrow as a telephone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::packages::Need;
-use crate::setup;
-use crate::suite::{self, Check, Ended, check};
-use crate::tensorboard;
-use cluster::failure::{Failure, Outcome};
 use cluster::options::Installing;
 use cluster::probe;
 
-/// Names of the browser on different systems.
+use crate::at::at;
+use crate::packages::Need;
+use crate::setup;
+use crate::suite::{self, Check, Checked, Ended, Stop, Suite, expect};
+use crate::tensorboard;
+
 const BROWSERS: [&str; 4] = [
     "chromium",
     "chromium-browser",
@@ -24,263 +24,189 @@ const BROWSERS: [&str; 4] = [
     "google-chrome-stable",
 ];
 
-/// Without network, first-run pages, or anything that outlives the call.
-const QUIETLY: [&str; 13] = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--allow-file-access-from-files",
-    "--enable-logging=stderr",
-    "--v=0",
-];
+/// No network, no first-run pages, no process after the end.
+const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic \
+    --disable-dev-shm-usage --no-first-run --disable-background-networking \
+    --disable-component-update --disable-sync --hide-scrollbars --allow-file-access-from-files \
+    --enable-logging=stderr --v=0";
 
 const LIMIT_S: u64 = 120;
 
-/// An image of nothing but background compresses to less than this.
+/// An image of the background only has fewer bytes.
 const LEAST_IMAGE_BYTES: u64 = 20_000;
 
-struct Suite {
-    folder: PathBuf,
-    browser: PathBuf,
-    trainer: PathBuf,
-    /// One that can import TensorBoard, where that can be had.
-    python: PathBuf,
-}
-
-const CHECKS: [Check<Suite>; 4] = [
-    check(
-        "a report opens at 1280 pixels without a word on the console and shows something",
-        |suite| suite.is_seen("light", 1280, &[]),
+const CHECKS: [Check; 6] = [
+    (
+        "a report opens at 1280 pixels without console messages and shows something",
+        |suite| is_seen(suite, "light", &[]),
     ),
-    check(
-        "a report opens on a dark screen without a word on the console and shows something",
-        |suite| suite.is_seen("dark", 1280, &["--blink-settings=preferredColorScheme=0"]),
+    (
+        "a report opens on a dark screen without console messages and shows something",
+        |suite| is_seen(suite, "dark", &["--blink-settings=preferredColorScheme=0"]),
     ),
-    check(
+    (
         "a report is no wider than windows of 1280 and 400 pixels",
         |suite| {
             [1280, 400]
                 .into_iter()
-                .try_for_each(|width| suite.fits(width))
+                .try_for_each(|width| fits(suite, width))
         },
     ),
-    check("a report prints", Suite::prints),
-];
-
-const OF_EVENTS: [Check<Suite>; 2] = [
-    check(
-        "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
-        Suite::shows_events,
+    ("a report prints", |suite| {
+        let paper = suite.folder.join("report.pdf");
+        let flag = format!("--print-to-pdf={}", paper.display());
+        open(suite, "paper", &page(suite), &[&flag])?;
+        at_least(&paper, LEAST_IMAGE_BYTES)
+    }),
+    (
+        "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and resumed",
+        shows_events,
     ),
-    check(
+    (
         "TensorBoard reads curves, gradients and images of every third step of a rank that its device updates",
-        Suite::shows_every_third_step,
+        shows_every_third_step,
     ),
 ];
 
-/// A short run.
-const TRAIN: &str = "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
-
-/// Why the suite cannot run here; a missing browser is installed where that was asked for and is allowed.
-pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<String> {
-    if browser().is_none() && may_provide {
-        setup::provide(&[Need::Browser], installing);
-    }
-    browser()
-        .is_none()
-        .then(|| "no chromium; --all and --only report install it where that is allowed".to_owned())
-}
+const TRAIN: &str = "train --model resnet8 --shapes-train 64 --shapes-test 20 \
+    --global-batch-size 32 --epochs 2 --threads 1";
 
 fn browser() -> Option<PathBuf> {
     BROWSERS.into_iter().find_map(probe::program)
 }
 
-/// Makes a report of a short run and looks at it.
-pub(crate) fn run(trainer: &Path, only: Option<&str>, may_provide: bool) -> Outcome {
-    let browser = browser().ok_or_else(|| Failure::Failed("no chromium".to_owned()))?;
-    let folder = suite::empty_folder("report-suite")?;
-    let python = tensorboard::python(may_provide);
-    if let Err(reason) = &python {
-        OF_EVENTS
-            .iter()
-            .for_each(|check| println!("skipped: {reason}: {}", check.claim));
+/// Trains, makes a report, and runs the checks; installs missing tools if `may_install`.
+pub(crate) fn run(trainer: &Path, only: Option<&str>, may_install: bool) -> Checked {
+    if browser().is_none() && may_install {
+        setup::provide(&[Need::Browser], Installing::default());
     }
-    let of_events = if python.is_ok() { &OF_EVENTS[..] } else { &[] };
-    let suite = Suite {
-        folder,
-        browser,
-        trainer: trainer.to_owned(),
-        python: python.unwrap_or_default(),
-    };
-    suite.make().map_err(Failure::Failed)?;
-    let failed = suite::run_all(&suite, true, only, CHECKS.iter().chain(of_events));
-    suite::conclude(&suite.folder, &failed)
+    if browser().is_none() {
+        let text = "no chromium; --all and --only report install it if allowed";
+        return Err(Stop::Skipped(text.to_owned()));
+    }
+    if let Err(Stop::Failed(text)) = tensorboard::python(may_install) {
+        println!("{text}");
+    }
+    let suite = Suite::new("report-suite", trainer, None)?;
+    let events = suite.folder.join("events");
+    let words = ["--log-every-steps", "1", "--tensorboard"];
+    train(&suite, "run", |command| {
+        command.args(words).arg(&events);
+    })?;
+    let mut report = Command::new(trainer);
+    report.arg("report").arg(suite.folder.join("run"));
+    report.args(["--target-accuracy", "0.01", "--output"]);
+    report.arg(suite.folder.join("report"));
+    suite.finish(report, "report", LIMIT_S)?.expect_success()?;
+    Ok(suite::run(suite, only, &CHECKS)?)
 }
 
-impl Suite {
-    /// Trains and reports.
-    fn make(&self) -> Result<(), String> {
-        let run = self.folder.join("run");
-        let mut train = Command::new(&self.trainer);
-        train
-            .args(TRAIN.split(' '))
-            .args(["--log-every-steps", "1", "--output-dir"])
-            .arg(&run);
-        train.arg("--tensorboard").arg(self.folder.join("events"));
-        Ended::of(train, &self.folder.join("train.txt"), LIMIT_S)?.expect_success()?;
-        let mut report = Command::new(&self.trainer);
-        report
-            .arg("report")
-            .arg(&run)
-            .args(["--target-accuracy", "0.01", "--output"])
-            .arg(self.folder.join("report"));
-        Ended::of(report, &self.folder.join("report.txt"), LIMIT_S)?.expect_success()
-    }
-
-    /// Takes the last checkpoint away and goes on: the steps of the last epoch are written again.
-    fn shows_events(&self) -> Result<(), String> {
-        let run = self.folder.join("run");
-        let last = run.join("checkpoints/step-00000004");
-        fs::remove_dir_all(&last).map_err(|error| format!("{}: {error}", last.display()))?;
-        let mut resume = Command::new(&self.trainer);
-        resume.args(["train", "--resume", "--output-dir"]).arg(&run);
-        Ended::of(resume, &self.folder.join("resume.txt"), LIMIT_S)?.expect_success()?;
-        let files = fs::read_dir(self.folder.join("events")).map_or(0, Iterator::count);
-        if files < 2 {
-            return Err(format!(
-                "expected an event file of each session, got {files}"
-            ));
-        }
-        let files = (self.folder.join("events"), run.join("metrics.jsonl"));
-        tensorboard::judge(&self.python, (&files.0, &files.1), None, &self.folder)
-    }
-
-    fn shows_every_third_step(&self) -> Result<(), String> {
-        let (run, events) = (self.folder.join("third"), self.folder.join("third-events"));
-        let mut train = Command::new(&self.trainer);
-        train.args(TRAIN.split(' ')).args([
-            "--device",
-            "flex",
-            "--update",
-            "device",
-            "--tensorboard-every",
-            "3",
-        ]);
-        train
-            .arg("--output-dir")
-            .arg(&run)
-            .arg("--tensorboard")
-            .arg(&events);
-        Ended::of(train, &self.folder.join("third.txt"), LIMIT_S)?.expect_success()?;
-        tensorboard::judge(
-            &self.python,
-            (&events, &run.join("metrics.jsonl")),
-            Some(3),
-            &self.folder,
-        )
-    }
-
-    /// Opens a page with further flags; what the browser wrote.
-    fn open(&self, name: &str, page: &Path, flags: &[String]) -> Result<Ended, String> {
-        let mut command = Command::new(&self.browser);
-        let profile = self.folder.join(format!("profile-{name}"));
-        command
-            .args(QUIETLY)
-            .arg(format!("--user-data-dir={}", profile.display()))
-            .args(flags);
-        command.arg(format!("file://{}", page.display()));
-        let ended = Ended::of(command, &self.folder.join(format!("{name}.txt")), LIMIT_S)?;
-        ended.expect_success()?;
-        let words = console(&ended.finished.text);
-        ended.expect(
-            words.is_empty(),
-            &format!("no word on the console, not {words:?}"),
-        )?;
-        Ok(ended)
-    }
-
-    fn page(&self) -> PathBuf {
-        self.folder.join("report/index.html")
-    }
-
-    fn is_seen(&self, name: &str, width: u32, flags: &[&str]) -> Result<(), String> {
-        let image = self.folder.join(format!("{name}.png"));
-        let mut flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        flags.extend([
-            format!("--window-size={width},2000"),
-            format!("--screenshot={}", image.display()),
-        ]);
-        self.open(name, &self.page(), &flags)?;
-        at_least(&image, LEAST_IMAGE_BYTES)
-    }
-
-    /// Puts the page into a frame of this width, whose own page says how wide the content is.
-    fn fits(&self, width: u32) -> Result<(), String> {
-        let frame = self.folder.join(format!("frame-{width}.html"));
-        let text = format!(
-            "<!doctype html><iframe id=\"f\" src=\"report/index.html\" style=\"border:0;width:{width}px;height:900px\" \
-             onload=\"document.body.dataset.width = this.contentDocument.documentElement.scrollWidth\"></iframe>"
-        );
-        fs::write(&frame, text).map_err(|error| format!("{}: {error}", frame.display()))?;
-        let name = format!("frame-{width}");
-        let ended = self.open(
-            &name,
-            &frame,
-            &[
-                "--window-size=1400,1000".to_owned(),
-                "--dump-dom".to_owned(),
-            ],
-        )?;
-        let found = width_in(&ended.finished.text);
-        ended.expect(
-            found.is_some_and(|found| found <= width),
-            &format!("content of at most {width} pixels, not {found:?}"),
-        )
-    }
-
-    fn prints(&self) -> Result<(), String> {
-        let paper = self.folder.join("report.pdf");
-        self.open(
-            "paper",
-            &self.page(),
-            &[format!("--print-to-pdf={}", paper.display())],
-        )?;
-        at_least(&paper, LEAST_IMAGE_BYTES)
-    }
+/// Trains into a folder.
+fn train(suite: &Suite, name: &str, add: impl FnOnce(&mut Command)) -> Checked {
+    let mut command = Command::new(&suite.trainer);
+    command.args(TRAIN.split_whitespace());
+    command.arg("--output-dir").arg(suite.folder.join(name));
+    add(&mut command);
+    suite.finish(command, name, LIMIT_S)?.expect_success()
 }
 
-/// The lines in which a page speaks on the console; ours never does, so that each is an error.
+/// Removes the last checkpoint and resumes, which writes the steps of the last epoch again.
+fn shows_events(suite: &Suite) -> Checked {
+    let python = tensorboard::python(false)?;
+    let run = suite.folder.join("run");
+    let last = run.join("checkpoints/step-00000004");
+    fs::remove_dir_all(&last).map_err(at(&last))?;
+    let mut resume = Command::new(&suite.trainer);
+    resume.args(["train", "--resume", "--output-dir"]).arg(&run);
+    suite.finish(resume, "resume", LIMIT_S)?.expect_success()?;
+    let events = suite.folder.join("events");
+    let files = fs::read_dir(&events).map_or(0, Iterator::count);
+    let text = format!("expected an event file of each session, got {files}");
+    expect(files >= 2, text)?;
+    tensorboard::judge(suite, &python, &events, &run, None)
+}
+
+fn shows_every_third_step(suite: &Suite) -> Checked {
+    let python = tensorboard::python(false)?;
+    let events = suite.folder.join("third-events");
+    let words = ["--device", "flex", "--update", "device"];
+    train(suite, "third", |command| {
+        command.args(words).args(["--tensorboard-every", "3"]);
+        command.arg("--tensorboard").arg(&events);
+    })?;
+    tensorboard::judge(
+        suite,
+        &python,
+        &events,
+        &suite.folder.join("third"),
+        Some(3),
+    )
+}
+
+/// Opens a page in the browser and expects no console message.
+fn open(suite: &Suite, name: &str, page: &Path, flags: &[&str]) -> Checked<Ended> {
+    let mut command = Command::new(browser().ok_or_else(|| "no chromium".to_owned())?);
+    let profile = suite.folder.join(format!("profile-{name}"));
+    command.args(BROWSER_FLAGS.split_whitespace()).args(flags);
+    command.arg(format!("--user-data-dir={}", profile.display()));
+    command.arg(format!("file://{}", page.display()));
+    let ended = suite.finish(command, name, LIMIT_S)?;
+    ended.expect_success()?;
+    let messages = console(ended.text());
+    let expected = format!("no message on the console, not {messages:?}");
+    ended.expect(messages.is_empty(), &expected)?;
+    Ok(ended)
+}
+
+fn page(suite: &Suite) -> PathBuf {
+    suite.folder.join("report/index.html")
+}
+
+fn is_seen(suite: &Suite, name: &str, flags: &[&str]) -> Checked {
+    let image = suite.folder.join(format!("{name}.png"));
+    let shot = format!("--screenshot={}", image.display());
+    let flags = [flags, &["--window-size=1280,2000", &shot]].concat();
+    open(suite, name, &page(suite), &flags)?;
+    at_least(&image, LEAST_IMAGE_BYTES)
+}
+
+/// Puts the page into a frame whose own page reports the width of the content.
+fn fits(suite: &Suite, width: u32) -> Checked {
+    let name = format!("frame-{width}");
+    let frame = suite.folder.join(format!("{name}.html"));
+    let text = format!(
+        "<!doctype html><iframe id=\"f\" src=\"report/index.html\" \
+         style=\"border:0;width:{width}px;height:900px\" onload=\"document.body.dataset.width = \
+         this.contentDocument.documentElement.scrollWidth\"></iframe>"
+    );
+    fs::write(&frame, text).map_err(at(&frame))?;
+    let flags = ["--window-size=1400,1000", "--dump-dom"];
+    let ended = open(suite, &name, &frame, &flags)?;
+    let found = width_in(ended.text());
+    ended.expect(
+        found.is_some_and(|found| found <= width),
+        &format!("content of at most {width} pixels, not {found:?}"),
+    )
+}
+
+/// Returns the browser's lines about console messages; each is an error, as the page prints none.
 fn console(text: &str) -> Vec<&str> {
-    text.lines()
-        .filter(|line| line.contains(":CONSOLE"))
-        .collect()
+    let lines = text.lines();
+    lines.filter(|line| line.contains(":CONSOLE")).collect()
 }
 
-/// What the frame's page said.
 fn width_in(text: &str) -> Option<u32> {
     let (_, after) = text.split_once("data-width=\"")?;
     after.split_once('"')?.0.parse().ok()
 }
 
-fn at_least(file: &Path, bytes: u64) -> Result<(), String> {
-    let length = fs::metadata(file)
-        .map_err(|error| format!("{}: {error}", file.display()))?
-        .len();
-    if length >= bytes {
-        Ok(())
-    } else {
-        Err(format!(
-            "{}: expected at least {bytes} bytes, got {length}",
-            file.display()
-        ))
-    }
+fn at_least(file: &Path, bytes: u64) -> Checked {
+    let length = fs::metadata(file).map_err(at(file))?.len();
+    let file = file.display();
+    expect(
+        length >= bytes,
+        format!("{file}: expected at least {bytes} bytes, got {length}"),
+    )
 }
 
 #[cfg(test)]
@@ -288,14 +214,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_page_says_on_the_console_is_found() {
+    fn console_messages_are_found() {
         let text = "[1:2:1121/1:ERROR:dbus/bus.cc:406] no bus\n[1:2:1121/2:INFO:CONSOLE(1)] \"x is not defined\", source: y\n";
         assert_eq!(console(text).len(), 1);
         assert!(console("12 bytes written to file a.png\n").is_empty());
     }
 
     #[test]
-    fn the_width_is_what_the_frame_said() {
+    fn the_width_is_read_from_the_frame() {
         assert_eq!(width_in("<body data-width=\"400\"><iframe>"), Some(400));
         assert_eq!(width_in("<body><iframe>"), None);
     }

@@ -1,78 +1,62 @@
-//! The real TensorBoard, as the judge of what `trainer train --tensorboard` writes.
+//! TensorBoard, which reads the event files of `trainer train --tensorboard`.
 //!
-//! In: a folder of the build, a Python. Out: an environment with TensorBoard, made once; its verdict on event files.
-//! Invariant: what cannot be had is a reason, never a failure.
+//! In: a Python. Out: an environment with TensorBoard, made once; a verdict on event files.
+//! Invariant: a missing tool skips a check and never fails it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo;
-use crate::suite::Ended;
 use cluster::{probe, process};
+
+use crate::cargo;
+use crate::suite::{Checked, Ended, Stop, Suite};
 
 const REQUIREMENTS: [&str; 2] = ["tensorboard==2.21.0", "pillow==13.0.0"];
 const IMPORTS: &str = "import PIL, tensorboard.backend.event_processing.event_accumulator";
-const JUDGE: &str = include_str!("event_files.py");
+const SCRIPT: &str = "xtask/src/event_files.py";
 
-/// Of one program: wheels over a slow line.
+/// Seconds for an installation over a slow line.
 const LIMIT_S: u64 = 900;
 
-/// A Python that can import TensorBoard; it is installed into an environment of the build's folder, where it `may_install`.
-pub(crate) fn python(may_install: bool) -> Result<PathBuf, String> {
+/// Returns a Python that can import TensorBoard; installs it into `target/tensorboard` if allowed.
+pub(crate) fn python(may_install: bool) -> Checked<PathBuf> {
     let environment = cargo::target_folder().join("tensorboard");
     let python = environment.join("bin/python");
-    let is_usable = || process::answer(&python, &["-c", IMPORTS]).is_some();
-    if is_usable() {
+    if process::answer(&python, &["-c", IMPORTS]).is_some() {
         return Ok(python);
     }
+    let skipped = |text: &str| Stop::Skipped(text.to_owned());
     if !may_install {
-        return Err(
-            "no TensorBoard; --all and --only report install it where that is allowed".to_owned(),
-        );
+        let text = "no TensorBoard; --all and --only report install it if allowed";
+        return Err(skipped(text));
     }
-    let base = probe::program("python3").ok_or("no TensorBoard, as there is no python3")?;
-    println!("installing TensorBoard into {}", environment.display());
-    let step = |mut command: Command, words: &[&str]| {
-        command.args(words);
-        Ended::of(command, &environment.with_extension("txt"), LIMIT_S)?.expect_success()
-    };
+    let base = probe::program("python3").ok_or_else(|| skipped("no python3"))?;
+    let log = environment.with_extension("txt");
     let mut make = Command::new(base);
     make.args(["-m", "venv"]).arg(&environment);
-    step(make, &[])?;
-    let pip = || {
-        let mut pip = Command::new(&python);
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]);
-        pip
-    };
-    step(pip(), &REQUIREMENTS)?;
-    if is_usable() {
-        Ok(python)
-    } else {
-        Err(format!("TensorBoard is installed, but `{IMPORTS}` fails"))
-    }
+    Ended::run(make, &log, LIMIT_S)?.expect_success()?;
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet"]);
+    install
+        .arg("--disable-pip-version-check")
+        .args(REQUIREMENTS);
+    Ended::run(install, &log, LIMIT_S)?.expect_success()?;
+    Ok(python)
 }
 
-/// Holds the event files in a directory, written `every` so many steps, against the metrics of their run.
+/// Compares event files of every `every` steps with the metrics of their run.
 pub(crate) fn judge(
+    suite: &Suite,
     python: &Path,
-    (events, metrics): (&Path, &Path),
+    events: &Path,
+    run: &Path,
     every: Option<u64>,
-    folder: &Path,
-) -> Result<(), String> {
-    let script = folder.join("event_files.py");
-    fs::write(&script, JUDGE).map_err(|error| format!("{}: {error}", script.display()))?;
+) -> Checked {
     let mut command = Command::new(python);
-    command
-        .arg(&script)
-        .arg(events)
-        .arg(metrics)
-        .args(every.map(|every| every.to_string()));
-    Ended::of(command, &folder.join("event_files.txt"), LIMIT_S)?.expect_success()
+    command.arg(cargo::root().join(SCRIPT)).arg(events);
+    command.arg(run.join("metrics.jsonl"));
+    command.args(every.map(|every| every.to_string()));
+    suite
+        .finish(command, "event-files", LIMIT_S)?
+        .expect_success()
 }

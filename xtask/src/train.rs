@@ -1,24 +1,25 @@
 //! `cargo xtask train`: from a fresh clone to a training run, in one command.
 //!
-//! In: nothing, or ranks and the trainer's own arguments. Out: the trainer's main job, in our place.
-//! Invariant: two ranks where they can be had, so that the first run of a newcomer already is a distributed one.
+//! In: ranks and the trainer's arguments, all optional. Out: the trainer, which replaces this
+//! process. Invariant: two ranks if possible, so that the first run of a newcomer is a distributed
+//! one.
 
 use std::os::unix::process::CommandExt;
-use std::process::Command as Process;
+use std::process::Command;
 
 use clap::Args;
-
-use crate::cargo::{self, Mpi};
-use crate::setup;
 use cluster::cores;
 use cluster::failure::{Failure, Outcome};
 use cluster::options::{self, Installing};
 use cluster::process;
 
+use crate::cargo::{self, Mpi};
+use crate::setup;
+
 const DETAILS: &str = "\
-Without arguments this trains the trainer's default model on its embedded data set, on 2 ranks where MPI can be had.
+Without arguments, trains the default model on its embedded data set, on 2 ranks if there is an MPI.
 Example: cargo xtask train --ranks 4 -- --dataset cifar10 --epochs 10
-`cargo xtask train -- --help` tells the trainer's own arguments.";
+`cargo xtask train -- --help` prints the trainer's arguments.";
 
 /// Flags of `cargo xtask train`.
 #[derive(Debug, Args)]
@@ -29,7 +30,7 @@ pub(crate) struct TrainArgs {
     ranks: Option<usize>,
     #[command(flatten)]
     installing: Installing,
-    /// Flags of `trainer train`, after `--`.
+    /// Flags of `trainer train`, after `--`
     #[arg(value_name = "FLAGS", last = true)]
     words: Vec<String>,
 }
@@ -37,20 +38,17 @@ pub(crate) struct TrainArgs {
 impl TrainArgs {
     pub(crate) fn run(&self) -> Outcome {
         let found = setup::run(self.installing)?;
-        let can_launch = found.can_build_mpi() && found.mpirun.is_some();
-        let ranks = self
-            .ranks
-            .unwrap_or_else(|| default_ranks(can_launch, cores::available()));
+        let can_launch = found.launcher().is_some();
+        let default = default_ranks(can_launch, cores::available());
+        let ranks = self.ranks.unwrap_or(default);
         if ranks > 1 && !can_launch {
             return Err(Failure::Failed(format!(
-                "{ranks} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank"
+                "--ranks {ranks}: no MPI or no mpirun. Install what `cargo xtask setup` names, or start 1 rank"
             )));
         }
-        let mut command = Process::new(cargo::trainer(Mpi::of(&found), "dev")?);
-        command
-            .args(["launch", "-n", &ranks.to_string(), "--", "train"])
-            .args(&self.words);
-        let error = command.exec();
+        let mut command = Command::new(cargo::trainer(Mpi::of(&found), "dev")?);
+        command.args(["launch", "-n", &ranks.to_string(), "--", "train"]);
+        let error = command.args(&self.words).exec();
         Err(process::cannot_start(&command, &error))
     }
 }

@@ -1,74 +1,70 @@
-//! `cargo xtask book`: the pages of the book that are made of the program, then the book itself.
+//! `cargo xtask book`: pages of the book that are made from the program, then the book itself.
 //!
-//! In: the trainer's flags, the structs of the files it writes. Out: `docs/reference/flags.md` and `keys.md`; with mdbook `book/`.
-//! Invariant: what is committed is what this writes: tests compare both pages.
+//! In: the trainer's flags, the structs of its files. Out: `docs/reference/flags.md` and `keys.md`;
+//! with mdbook also `book/`. Invariant: tests compare the committed pages with those written here.
 
 mod keys;
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
+
+use cluster::failure::Outcome;
+use cluster::{probe, process};
 
 use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::probe::Found;
-use cluster::failure::{Failure, Outcome};
-use cluster::{probe, process};
 
-/// Below the root.
 const REFERENCE: &str = "docs/reference";
 const KEYS_PAGE: &str = "docs/reference/keys.md";
 
 /// Writes the pages and builds the book.
 pub(crate) fn run() -> Outcome {
-    fs::write(cargo::root().join(KEYS_PAGE), keys::page(cargo::root())?)
-        .map_err(|error| Failure::Failed(format!("{KEYS_PAGE}: {error}")))?;
+    let page = cargo::root().join(KEYS_PAGE);
+    fs::write(&page, keys::page(cargo::root())?).map_err(at(&page))?;
     let mut flags = Command::new(cargo::trainer(Mpi::of(&Found::look()), "dev")?);
-    flags
-        .args(["man", "--markdown", REFERENCE])
-        .current_dir(cargo::root());
+    flags.args(["man", "--markdown", REFERENCE]);
+    flags.current_dir(cargo::root());
     process::run(flags)?;
     let Some(mdbook) = probe::program("mdbook") else {
-        println!(
-            "the book itself was not built: there is no mdbook; `cargo install mdbook --locked` brings it"
-        );
+        println!("no mdbook: `cargo install mdbook --locked`, then repeat to build the book");
         return Ok(());
     };
     let mut build = Command::new(mdbook);
     build.arg("build").current_dir(cargo::root());
     process::run(build)?;
-    link_pages_outside(&cargo::root().join("book"))
+    link_pages_outside()
 }
 
-/// mdbook takes every link to a `.md` file for one to a page of the book; those to pages beside it lead to the files again.
-fn link_pages_outside(book: &Path) -> Outcome {
-    for entry in fs::read_dir(book).map_err(at(book))? {
-        let path = entry.map_err(at(book))?.path();
+/// mdbook takes every link to a `.md` file for a page of the book. Links to other pages lead to
+/// their files again.
+fn link_pages_outside() -> Outcome {
+    let book = cargo::root().join("book");
+    for entry in fs::read_dir(&book).map_err(at(&book))?.flatten() {
+        let path = entry.path();
         if path
             .extension()
             .is_some_and(|extension| extension == "html")
         {
             let text = fs::read_to_string(&path).map_err(at(&path))?;
-            let linked = with_pages_outside(&text, |file| book.join(file).exists());
+            let linked = with_pages_outside(&text, |name| {
+                cargo::root().join(format!("{name}.md")).exists()
+            });
             fs::write(&path, linked).map_err(at(&path))?;
         }
     }
     Ok(())
 }
 
-fn with_pages_outside(text: &str, exists: impl Fn(&str) -> bool) -> String {
+fn with_pages_outside(text: &str, is_page: impl Fn(&str) -> bool) -> String {
     const LINK: &str = "href=\"../";
-    let mut linked = String::new();
-    for (place, part) in text.split(LINK).enumerate() {
-        if place > 0 {
-            linked.push_str(LINK);
-        }
-        match part
-            .split_once(".html")
-            .filter(|(file, _)| place > 0 && exists(&format!("../{file}.md")))
-        {
-            Some((file, rest)) => linked.push_str(&format!("{file}.md{rest}")),
-            None => linked.push_str(part),
+    let mut parts = text.split(LINK);
+    let mut linked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        linked.push_str(LINK);
+        match part.split_once(".html") {
+            Some((name, rest)) if is_page(name) => linked.push_str(&format!("{name}.md{rest}")),
+            _ => linked.push_str(part),
         }
     }
     linked
@@ -82,7 +78,7 @@ mod tests {
     fn links_to_pages_outside_of_the_book_lead_to_their_files() {
         let text =
             r#"<a href="a.html"> <a href="../B.html#c"> <a href="../no.html"> <a href="../d.rs">"#;
-        let linked = with_pages_outside(text, |file| file == "../B.md");
+        let linked = with_pages_outside(text, |name| name == "B");
         assert_eq!(linked, text.replace("B.html", "B.md"));
     }
 
@@ -91,7 +87,7 @@ mod tests {
         let committed = fs::read_to_string(cargo::root().join(KEYS_PAGE)).unwrap();
         assert!(
             committed == keys::page(cargo::root()).unwrap(),
-            "{KEYS_PAGE} is of other structs: run `cargo xtask book`"
+            "{KEYS_PAGE} is out of date: run `cargo xtask book`"
         );
     }
 }

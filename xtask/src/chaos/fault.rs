@@ -1,31 +1,26 @@
-//! What is done to a run, drawn at random.
+//! A fault of a run, drawn at random.
 //!
-//! In: a [`Random`]. Out: a [`Fault`]. Invariant: a fault takes the same number of draws whatever it is, so that a seed gives the same
-//! sequence whatever comes of each.
+//! In: a [`Random`]. Out: a [`Fault`]. Invariant: every fault takes the same number of draws, so
+//! that a seed gives the same sequence regardless of the consequences. Source: Steele, Lea and
+//! Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
 
 use std::fmt;
 use std::time::Duration;
 
-use super::random::Random;
-
-/// The kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// SIGKILL to a rank.
     Kill,
-    /// SIGSTOP to a rank, for longer than the others wait.
+    /// SIGSTOP to a rank for longer than the others wait.
     Stop,
-    /// SIGTERM to a rank.
     Term,
-    /// No space left on the run's disk.
     FullDisk,
-    /// The folder of the checkpoints turns read-only.
+    /// Read-only folder of checkpoints.
     ReadOnly,
-    /// SIGKILL to a rank, after which a file of the newest checkpoint is found cut short.
+    /// SIGKILL to a rank, then a cut file in the newest checkpoint.
     CutCheckpoint,
 }
 
-/// How often each kind is drawn, of 20. A stopped rank costs a timeout.
+/// Kinds with their frequency out of 20. A stopped rank costs a timeout.
 const WEIGHTS: [(Kind, usize); 6] = [
     (Kind::Kill, 7),
     (Kind::Stop, 2),
@@ -35,36 +30,36 @@ const WEIGHTS: [(Kind, usize); 6] = [
     (Kind::CutCheckpoint, 2),
 ];
 
-/// Numbers of ranks to go on with; with the exact reduction any has the same bits.
+/// Numbers of ranks to resume with; exact reduction has the same bits on each.
 const RANKS: [usize; 5] = [2, 2, 2, 3, 4];
-/// Earliest moment of a fault after the start.
+/// Earliest time of a fault after the start.
 const EARLIEST: Duration = Duration::from_millis(300);
 
-/// What happens to one start of the run, and when.
+/// A fault in one start of the run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fault {
     pub(super) kind: Kind,
-    /// The ranks of this start.
+    /// Number of ranks in this start.
     pub(super) ranks: usize,
-    /// Whom a signal is sent to.
+    /// Receiver of a signal.
     pub(super) rank: usize,
     pub(super) delay: Duration,
-    /// Whether it waits until a checkpoint is written, if one is within a while.
+    /// Waits until a checkpoint is being written, for a limited time.
     pub(super) awaits_writing: bool,
-    /// Which file of a checkpoint is cut, and what part of it is left; 0..1 each.
+    /// Choice of a checkpoint's file, and the share of it that stays, 0..1 each.
     pub(super) cut: (f64, f64),
 }
 
 impl Fault {
-    /// Draws one that comes at the `latest` so long after the start.
+    /// Draws a fault at most `latest` after the start.
     pub(super) fn draw(random: &mut Random, latest: Duration) -> Self {
         let ranks = RANKS[random.below(RANKS.len())];
         Fault {
             kind: Kind::at(random.below(WEIGHTS.iter().map(|(_, weight)| weight).sum())),
             ranks,
             rank: random.below(ranks),
-            delay: EARLIEST + (latest.max(EARLIEST) - EARLIEST).mul_f64(random.share()),
-            // Writing is short: a part of the faults wait for it.
+            delay: EARLIEST + latest.saturating_sub(EARLIEST).mul_f64(random.share()),
+            // Writing is short, so a part of the faults wait for it.
             awaits_writing: random.below(4) == 0,
             cut: (random.share(), random.share()),
         }
@@ -82,7 +77,7 @@ impl Kind {
         Kind::Kill
     }
 
-    /// The kind, where there is no disk of the run's own to do it to.
+    /// Replaces the kinds that need a disk by a kill.
     pub(super) fn without_disk(self) -> Self {
         match self {
             Kind::FullDisk | Kind::ReadOnly => Kind::Kill,
@@ -90,7 +85,6 @@ impl Kind {
         }
     }
 
-    /// The signal that it sends first, if it does.
     pub(super) fn signal(self) -> Option<&'static str> {
         match self {
             Kind::Kill | Kind::CutCheckpoint => Some("KILL"),
@@ -114,55 +108,62 @@ impl fmt::Display for Kind {
     }
 }
 
+/// A pseudorandom sequence, the same for the same seed.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// Returns a number in 0..1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.share() * end as f64) as usize
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn drawn(seed: u64) -> Vec<Fault> {
         let mut random = Random(seed);
-        (0..400)
-            .map(|_| Fault::draw(&mut random, Duration::from_secs(2)))
-            .collect()
+        let draw = |_| Fault::draw(&mut random, Duration::from_secs(2));
+        (0..400).map(draw).collect()
     }
 
     #[test]
     fn every_kind_is_drawn_on_every_number_of_ranks_and_hits_root_and_others() {
         let faults = drawn(1);
+        let has = |is_meant: &dyn Fn(&Fault) -> bool| faults.iter().any(is_meant);
         for (kind, _) in WEIGHTS {
             assert!(
-                faults
-                    .iter()
-                    .any(|fault| fault.kind == kind && fault.rank == 0),
+                has(&|fault| fault.kind == kind && fault.rank == 0),
                 "{kind}"
             );
-            assert!(
-                faults
-                    .iter()
-                    .any(|fault| fault.kind == kind && fault.rank > 0),
-                "{kind}"
-            );
+            assert!(has(&|fault| fault.kind == kind && fault.rank > 0), "{kind}");
         }
-        assert!(
-            RANKS
-                .iter()
-                .all(|ranks| faults.iter().any(|fault| fault.ranks == *ranks))
-        );
-        assert!(
-            faults
-                .iter()
-                .all(|fault| fault.rank < fault.ranks && fault.delay <= Duration::from_secs(2))
-        );
+        for ranks in RANKS {
+            assert!(has(&|fault| fault.ranks == ranks));
+        }
+        let latest = Duration::from_secs(2);
+        assert!(!has(
+            &|fault| fault.rank >= fault.ranks || fault.delay > latest
+        ));
     }
 
     #[test]
     fn the_same_seed_draws_the_same_faults() {
-        let texts = |seed| {
-            drawn(seed)
-                .iter()
-                .map(|fault| format!("{fault:?}"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(texts(3), texts(3));
-        assert_ne!(texts(3), texts(4));
+        let text = |seed| format!("{:?}", drawn(seed));
+        assert_eq!(text(3), text(3));
+        assert_ne!(text(3), text(4));
     }
 }

@@ -1,192 +1,167 @@
-//! One start of a run that something happens to: from its launch to the end of its last process.
+//! One start of a run with a fault: from its launch to the end of its last process.
 //!
-//! In: a [`Launcher`], a [`Life`]. Out: how it ended. Invariant: nothing of it is left, and nothing but the fault ended it.
+//! In: a run, a fault. Out: how the start ended.
+//! Invariant: no process is left, and only the fault ended the start.
 
 use std::fs;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::disk::Disk;
-use super::fault::{Fault, Kind};
-use super::{TIMEOUT_S, words};
-use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, Run};
-use crate::suite::{Ended, checkpoints};
 use cluster::process::{self, ReadySignal, Running};
 
-/// How long a fault waits for a checkpoint to be written.
+use super::fault::{Fault, Kind};
+use super::{RunDisk, TIMEOUT_S};
+use crate::suite::run::{LIMIT_S, Run};
+use crate::suite::{Checked, Ended, checkpoints};
+
+/// Longest wait of a fault for a checkpoint that is being written.
 const WRITING_LIMIT: Duration = Duration::from_secs(3);
-/// How long the job may take to end after the fault: the timeout, and what a busy machine needs to notice and to clear away.
+/// Longest time from the fault to the job's end: the timeout, and the reaction of a busy machine.
 const END_LIMIT: Duration = Duration::from_secs(TIMEOUT_S + 40);
 
-/// One start of the run, and what happens to it.
-pub(super) struct Life<'a> {
-    pub(super) number: usize,
-    pub(super) ranks: usize,
-    pub(super) fault: Option<Fault>,
-    pub(super) disk: Option<&'a Disk>,
-}
-
-/// How a life ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum End {
     /// The run reached its last epoch.
     Reached,
-    /// By the fault, so long after it.
+    /// The fault ended it after this time.
     Hit(Duration),
-    /// Before any rank had a say, in `MPI_Init`.
+    /// MPI crashed in `MPI_Init`.
     CrashedInStart,
 }
 
-/// How a life ended, and what it told of itself.
+/// Outcome of a start.
 pub(super) struct Lived {
     pub(super) end: End,
-    /// The step it went on from, if it came so far as to say.
+    /// Step that the run resumed at, if it printed one.
     pub(super) resumed: Option<u64>,
-    /// The last step it said to be done.
+    /// Last step that it printed.
     pub(super) reached: Option<u64>,
-    /// Whether a checkpoint was left unfinished.
+    /// True if it left an unfinished checkpoint.
     pub(super) was_writing: bool,
     pub(super) ended: Ended,
 }
 
-/// Starts the run once more and lets the fault happen.
-pub(super) fn live(launcher: &impl Launcher, run: &Run, life: &Life<'_>) -> Result<Lived, String> {
-    let command = launcher.on_ranks(life.ranks, launcher.trainer(), &words(run))?;
+/// Starts the run once more and applies the fault.
+pub(super) fn live(run: &Run<'_>, fault: Option<&Fault>, disk: Option<&RunDisk>) -> Checked<Lived> {
+    let command = run.command()?;
     let line = process::shown(&command);
-    let log = launcher
-        .folder()
-        .join(format!("{}-life-{}.log", run.name, life.number));
-    let (start, since) = (Instant::now(), SystemTime::now());
+    let log = run.log();
+    let start = Instant::now();
+    let since = SystemTime::now();
     let mut running = Running::start(command, &log)?;
-    let strike = life.fault.as_ref().map(|fault| Strike {
-        launcher,
-        run,
-        fault,
-        disk: life.disk,
-        log: &log,
-        since,
-    });
-    let hit_at = strike
-        .as_ref()
-        .map_or(Ok(None), |strike| strike.happen(&mut running))?;
+    let mut hit_at = None;
+    if let Some(fault) = fault {
+        hit_at = Strike {
+            run,
+            fault,
+            disk,
+            since,
+        }
+        .wait_and_hit(&mut running)?;
+    }
     let limit = hit_at.map_or(Duration::from_secs(LIMIT_S), |hit_at| {
         hit_at - start + END_LIMIT
     });
-    let fills = hit_at.is_some() && life.fault.is_some_and(|fault| fault.kind == Kind::FullDisk);
-    if let Some(disk) = life.disk.filter(|_| fills) {
-        // What the run removes makes space.
+    if let (Some(disk), Some(Kind::FullDisk), Some(_)) =
+        (disk, fault.map(|fault| fault.kind), hit_at)
+    {
+        // The run frees space when it removes files.
         while !running.has_ended() && start.elapsed() < limit {
             disk.fill()?;
             sleep(Duration::from_millis(5));
         }
     }
-    let ended = Ended {
-        line,
-        finished: running.finish(limit)?,
-    };
-    life.disk.map_or(Ok(()), Disk::mend)?;
+    let ended = Ended::finish(line, running, limit)?;
+    if let Some(disk) = disk {
+        disk.repair()?;
+    }
+    let is_in_time = ended.elapsed() < limit;
     ended.expect(
-        ended.finished.elapsed < limit,
-        &format!("an end within {} s of the fault", END_LIMIT.as_secs()),
+        is_in_time,
+        &format!("an end within {END_LIMIT:?} of the fault"),
     )?;
-    let left: Vec<u32> = (0..life.ranks)
-        .filter_map(|rank| outlives(launcher, run, rank))
-        .collect();
-    left.iter()
-        .for_each(|process| drop(process::send_signal(*process, "KILL")));
-    ended.expect(left.is_empty(), &format!("no rank left, not {left:?}"))?;
-    let to_end =
-        hit_at.map(|hit_at| (start + ended.finished.elapsed).saturating_duration_since(hit_at));
-    let end = judge(run, life.fault.map(|fault| fault.kind), to_end, &ended)?;
-    let text = &ended.finished.text;
+    for rank in 0..run.ranks {
+        if let Some(process) = outlives(run, rank) {
+            let _ = process::send_signal(process, "KILL");
+            ended.expect(false, &format!("an end of rank {rank} (process {process})"))?;
+        }
+    }
+    let end_at = start + ended.elapsed();
+    let to_end = hit_at.map(|hit_at| end_at.saturating_duration_since(hit_at));
+    let end = judge(run, fault.map(|fault| fault.kind), to_end, &ended)?;
     Ok(Lived {
         end,
-        resumed: resumed(text),
-        reached: reached(text),
+        resumed: resumed(ended.text()),
+        reached: reached(ended.text()),
         was_writing: checkpoints::is_being_written(&run.folder, since),
         ended,
     })
 }
 
-/// How it ended, which nothing but the fault may be the reason for.
+/// Expects that nothing but the fault ended the start.
 fn judge(
-    run: &Run,
+    run: &Run<'_>,
     kind: Option<Kind>,
     to_end: Option<Duration>,
     ended: &Ended,
-) -> Result<End, String> {
-    let text = &ended.finished.text;
-    if ended.finished.code == Some(0) {
-        if !run.has_stopped_early()? {
-            // Also when all the work was done before the fault.
+) -> Checked<End> {
+    if ended.succeeded() {
+        if !run.stopped_early()? {
+            // The run may have ended before the fault.
             return Ok(End::Reached);
         }
-        ended.expect(
-            kind == Some(Kind::Term),
-            "a stop only where one was asked for",
-        )?;
+        ended.expect(kind == Some(Kind::Term), "a stop only on SIGTERM")?;
     }
     let Some(to_end) = to_end else {
-        if ended.has_crashed_in_start() {
+        if ended.crashed_in_start() {
             return Ok(End::CrashedInStart);
         }
-        ended.expect_success()?;
-        return Err(format!("{}: stopped before anybody asked", run.name));
+        ended.expect(false, "no end before the fault")?;
+        return Ok(End::Reached);
     };
-    let (is_told, what) = match kind {
-        Some(Kind::FullDisk) => (
-            text.contains("No space left on device"),
-            "that the disk is full",
-        ),
-        Some(Kind::ReadOnly) => (
-            text.contains("Read-only file system"),
-            "that the folder is read-only",
-        ),
-        Some(Kind::Stop) => (text.contains("no progress for"), "who makes no progress"),
-        // Before the program can catch it the system ends the rank.
-        Some(Kind::Term) => (
-            ended.finished.code == Some(0) || resumed(text).is_none(),
-            "of a stop with exit code 0",
-        ),
-        Some(Kind::Kill | Kind::CutCheckpoint) | None => (true, ""),
-    };
-    ended.expect(is_told, &format!("a message that tells {what}"))?;
+    match kind {
+        Some(Kind::FullDisk) => ended.expect_text(&["No space left on device"])?,
+        Some(Kind::ReadOnly) => ended.expect_text(&["Read-only file system"])?,
+        Some(Kind::Stop) => ended.expect_text(&["no progress for"])?,
+        // SIGTERM ends a rank until the program can catch it.
+        Some(Kind::Term) if resumed(ended.text()).is_some() => ended.expect_success()?,
+        Some(Kind::Term | Kind::Kill | Kind::CutCheckpoint) | None => {}
+    }
     Ok(End::Hit(to_end))
 }
 
-/// A fault that is to happen to a running life.
-struct Strike<'a, L> {
-    launcher: &'a L,
-    run: &'a Run,
+/// A fault, and the start that it is meant for.
+struct Strike<'a> {
+    run: &'a Run<'a>,
     fault: &'a Fault,
-    disk: Option<&'a Disk>,
-    log: &'a Path,
+    disk: Option<&'a RunDisk>,
     since: SystemTime,
 }
 
-impl<L: Launcher> Strike<'_, L> {
-    /// Waits for its time, lets it happen, and says when that was; `None` if the run ended before.
-    fn happen(&self, running: &mut Running<'_>) -> Result<Option<Instant>, String> {
+impl Strike<'_> {
+    /// Waits for the time of the fault and applies it; returns the time, or `None` if the run ended
+    /// before.
+    fn wait_and_hit(&self, running: &mut Running<'_>) -> Checked<Option<Instant>> {
         let start = Instant::now();
-        while start.elapsed() < self.fault.delay && !running.has_ended() {
+        let Fault {
+            delay,
+            awaits_writing,
+            ..
+        } = *self.fault;
+        while start.elapsed() < delay && !running.has_ended() {
             sleep(Duration::from_millis(5));
         }
-        // Made ready before the wait: finding a process and starting a shell take longer than some checkpoints.
+        // To find a process and to start a shell takes longer than to write some checkpoints.
         let mut ready = self.ready_signal()?;
-        while self.fault.awaits_writing
-            && start.elapsed() < self.fault.delay + WRITING_LIMIT
-            && !running.has_ended()
-        {
+        while awaits_writing && start.elapsed() < delay + WRITING_LIMIT && !running.has_ended() {
             if checkpoints::is_being_written(&self.run.folder, self.since) {
                 break;
             }
             sleep(Duration::from_micros(200));
         }
-        // The launcher may not have come so far, or the run may be ending.
+        // The ranks may not have started yet, or may be ending.
         while !running.has_ended() && start.elapsed().as_secs() < LIMIT_S {
-            if self.happens(ready.take())? {
+            if self.hits(ready.take())? {
                 return Ok(Some(Instant::now()));
             }
             sleep(Duration::from_millis(2));
@@ -195,41 +170,42 @@ impl<L: Launcher> Strike<'_, L> {
         Ok(None)
     }
 
-    fn happens(&self, ready: Option<ReadySignal>) -> Result<bool, String> {
+    fn hits(&self, ready: Option<ReadySignal>) -> Checked<bool> {
         match (self.fault.kind, self.disk) {
             (Kind::FullDisk, Some(disk)) => disk.fill().map(|()| true),
             (Kind::ReadOnly, Some(disk)) => Ok(disk.freeze()),
-            // Before the first words, in `MPI_Init`, nobody watches the ranks.
-            (Kind::Stop, _)
-                if resumed(&fs::read_to_string(self.log).unwrap_or_default()).is_none() =>
-            {
-                Ok(false)
-            }
+            // Before its first output, in `MPI_Init`, the program does not watch the ranks.
+            (Kind::Stop, _) if !self.has_begun() => Ok(false),
             _ => Ok(ready.is_some_and(ReadySignal::send)),
         }
     }
 
-    /// The signal to the victim, if that is there already.
-    fn ready_signal(&self) -> Result<Option<ReadySignal>, String> {
-        let Some(signal) = self.fault.kind.signal() else {
-            return Ok(None);
-        };
-        self.victim()
-            .map(|process| ReadySignal::new(process, signal))
-            .transpose()
+    fn has_begun(&self) -> bool {
+        let text = fs::read_to_string(self.run.log()).unwrap_or_default();
+        resumed(&text).is_some()
     }
 
-    fn victim(&self) -> Option<u32> {
-        self.launcher
-            .process_of_rank(&self.run.folder, self.fault.rank)
+    /// Prepares the signal to the rank, if its process exists.
+    fn ready_signal(&self) -> Checked<Option<ReadySignal>> {
+        let Run {
+            suite,
+            launcher,
+            folder,
+            ..
+        } = self.run;
+        let process = suite.process_of_rank(*launcher, folder, self.fault.rank);
+        let (Some(signal), Some(process)) = (self.fault.kind.signal(), process) else {
+            return Ok(None);
+        };
+        Ok(Some(ReadySignal::new(process, signal)?))
     }
 }
 
-/// The process of a rank that is still there a while after its job's end.
-fn outlives(launcher: &impl Launcher, run: &Run, rank: usize) -> Option<u32> {
+/// Returns the process of a rank that still exists a while after its job's end.
+fn outlives(run: &Run<'_>, rank: usize) -> Option<u32> {
     let start = Instant::now();
     loop {
-        let process = launcher.process_of_rank(&run.folder, rank)?;
+        let process = run.suite.process_of_rank(run.launcher, &run.folder, rank)?;
         if start.elapsed() > END_LIMIT {
             return Some(process);
         }
@@ -237,7 +213,7 @@ fn outlives(launcher: &impl Launcher, run: &Run, rank: usize) -> Option<u32> {
     }
 }
 
-/// The step that a resumed run says it goes on from.
+/// Returns the step at which a run resumed.
 fn resumed(text: &str) -> Option<u64> {
     if text.contains("resume: no checkpoint yet") {
         return Some(0);
@@ -247,15 +223,14 @@ fn resumed(text: &str) -> Option<u64> {
     step.split_whitespace().next()?.parse().ok()
 }
 
-/// The last step whose line is there, counted from the run's beginning.
+/// Returns the last printed step, counted from the run's beginning.
 fn reached(text: &str) -> Option<u64> {
     let step = |line: &str| {
         let (_, place) = line.split_once("epoch ")?;
         let (epoch, place) = place.split_once(" step ")?;
         let (step, steps_per_epoch) = place.split_whitespace().next()?.split_once('/')?;
-        let [epoch, step, steps_per_epoch] =
-            [epoch, step, steps_per_epoch].map(|number| number.parse::<u64>().ok());
-        Some(epoch? * steps_per_epoch? + step?)
+        let number = |text: &str| text.parse::<u64>().ok();
+        Some(number(epoch)? * number(steps_per_epoch)? + number(step)?)
     };
     text.lines().rev().find_map(step)
 }
@@ -265,20 +240,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_tells_where_it_went_on_and_how_far_it_came() {
+    fn the_output_shows_where_a_start_resumed_and_which_step_it_reached() {
         let text = "resumed at epoch 2 step 12 (written by 3 ranks)\nepoch 02 step 000003/000005 | loss 2.1\n\
                     epoch 02 step 000004/000005 | loss 2.0\ncheckpoint /d/step-00000014 (14 steps) written in 0.02 s\n";
         assert_eq!((resumed(text), reached(text)), (Some(12), Some(14)));
-        assert_eq!(
-            resumed("resume: no checkpoint yet, the run starts at its beginning\n"),
-            Some(0)
-        );
-        assert_eq!(
-            (
-                resumed("srun: error"),
-                reached("resumed at epoch 2 step 12 (x)")
-            ),
-            (None, None)
-        );
+        let text = "resume: no checkpoint yet, the run starts at its beginning\n";
+        assert_eq!((resumed(text), reached(text)), (Some(0), None));
+        assert_eq!(resumed("srun: error"), None);
+        assert_eq!(reached("resumed at epoch 2 step 12 (x)"), None);
     }
 }

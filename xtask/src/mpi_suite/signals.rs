@@ -1,221 +1,175 @@
-//! Checks of signals at awkward moments: in the start-up, in a checkpoint, in an evaluation, in a row, to one rank.
+//! Checks of signals: in the start-up, in a checkpoint, in an evaluation, repeated, to one rank.
 //!
-//! In: the program, a tiny training run. Out: checks. Invariant: a run that was told to stop ends with exit code 0, leaves nothing
-//! broken, and is resumed to the bits of the undisturbed run.
+//! In: a tiny training run. Out: checks. Invariant: a stopped run ends with exit code 0 and a whole
+//! checkpoint, and resumes to the bits of the undisturbed run.
 
 use std::fs;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-use super::Suite;
-use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, disturbed, instead};
-use crate::suite::{Check, check, checkpoints, same};
-use cluster::json;
 use cluster::process;
 
-pub(super) const CHECKS: [Check<Suite>; 7] = [
-    check(
+use crate::suite::run::{LIMIT_S, Run};
+use crate::suite::{Check, Checked, Suite, checkpoints};
+
+pub(super) const CHECKS: [Check; 9] = [
+    (
+        "SIGTERM to one rank stops all, and the resumed run ends with the same parameters",
+        |suite| stops(&full(suite, "stopped-term"), has_line, &[("TERM", 1)]),
+    ),
+    (
+        "SIGUSR1 to root stops all, and the resumed run ends with the same parameters",
+        |suite| stops(&full(suite, "stopped-usr1"), has_line, &[("USR1", 0)]),
+    ),
+    (
         "a signal in the start-up neither hangs nor breaks the run, and starting again reaches the undisturbed parameters",
         in_the_start_up,
     ),
-    check(
+    (
         "SIGTERM while a checkpoint is being written stops with a whole checkpoint, resumed to the undisturbed parameters",
         |suite| {
-            let every_step = ["--checkpoint-every-steps", "1"];
-            stops(
-                suite,
-                "writing",
-                &every_step,
-                checkpoint_is_being_written,
-                &[("TERM", 0)],
-            )
+            let run = quick(suite, "writing").with(&["--checkpoint-every-steps", "1"]);
+            stops(&run, is_writing, &[("TERM", 0)])
         },
     ),
-    check(
+    (
         "SIGTERM during an evaluation stops with a checkpoint, resumed to the undisturbed parameters",
         in_an_evaluation,
     ),
-    check(
+    (
         "SIGTERM twice stops like once, resumed to the undisturbed parameters",
         |suite| {
-            stops(
-                suite,
-                "term-term",
-                &[],
-                Run::has_line,
-                &[("TERM", 0), ("TERM", 0)],
-            )
+            let signals = [("TERM", 0), ("TERM", 0)];
+            stops(&quick(suite, "term-term"), has_line, &signals)
         },
     ),
-    check(
+    (
         "SIGHUP to one rank and SIGTERM to the other stop like one signal, resumed to the undisturbed parameters",
         |suite| {
-            stops(
-                suite,
-                "hup-term",
-                &[],
-                Run::has_line,
-                &[("HUP", 1), ("TERM", 0)],
-            )
+            let signals = [("HUP", 1), ("TERM", 0)];
+            stops(&quick(suite, "hup-term"), has_line, &signals)
         },
     ),
-    check(
+    (
         "SIGUSR1 to mpirun itself reaches the ranks, resumed to the undisturbed parameters",
         |suite| {
-            let run = Run::new(suite, "to-mpirun");
-            let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
-            to_the_launcher(suite, &run, command, "USR1")
+            let run = quick(suite, "to-mpirun");
+            to_the_launcher(&run, run.command()?, "USR1")
         },
     ),
-    check(
+    (
         "`trainer launch` starts ranks by mpirun, and SIGTERM to it reaches them, resumed to the undisturbed parameters",
         |suite| {
-            let run = Run::new(suite, "launched");
-            let launch = ["launch", "-n", &RANKS.to_string(), "--"].map(str::to_owned);
-            let command = suite.alone(suite.trainer(), &[&launch, &words(&run, &[])[..]].concat());
-            to_the_launcher(suite, &run, command, "TERM")
+            suite.mpirun()?;
+            let run = quick(suite, "launched");
+            let launch = ["launch", "-n", "2", "--"].map(str::to_owned);
+            let words = [&launch[..], &run.words()].concat();
+            to_the_launcher(&run, suite.alone(&suite.trainer, &words), "TERM")
         },
     ),
 ];
 
-const RANKS: usize = 2;
-/// Long enough to be met by a signal after the first.
-const EPOCHS: usize = 12;
-
-fn words(run: &Run, further: &[&str]) -> Vec<String> {
-    instead(
-        arguments(&run.folder, EPOCHS),
-        &[&QUICK[..], further].concat(),
-    )
+/// Returns a run of few samples and enough epochs for a signal after the first.
+fn quick<'a>(suite: &'a Suite, name: &str) -> Run<'a> {
+    suite.run(name).epochs(12).quick()
 }
 
-/// Checks what the run left, goes on with it, and compares its end with that of an undisturbed run of its own.
-fn resumes(suite: &Suite, run: &Run, further: &[&str]) -> Result<(), String> {
-    checkpoints::whole(&run.folder)?;
-    run.train(
-        suite,
-        RANKS,
-        EPOCHS,
-        &[&QUICK[..], further, &["--resume"]].concat(),
-    )?;
-    checkpoints::whole(&run.folder)?;
-    let undisturbed = Run::new(suite, "undisturbed-exact");
-    if undisturbed.parameter_hash().is_err() {
-        undisturbed.train(suite, RANKS, EPOCHS, &QUICK)?;
-    }
-    same(
-        &run.name,
-        &undisturbed.parameter_hash()?,
-        &run.parameter_hash()?,
-    )
+/// Returns a run with the default reduction, whose bits depend on the number of ranks.
+fn full<'a>(suite: &'a Suite, name: &str) -> Run<'a> {
+    suite.run(name).epochs(3)
 }
 
-fn stops(
-    suite: &Suite,
-    name: &str,
-    further: &[&str],
-    is_time: fn(&Run) -> bool,
-    signals: &[(&str, usize)],
-) -> Result<(), String> {
-    let run = Run::new(suite, name);
-    let ended = run
-        .signalled(
-            suite,
-            RANKS,
-            &words(&run, further),
-            || is_time(&run),
-            signals,
-        )?
-        .0;
+/// Checks the checkpoints, continues the run, and compares its end with that of an undisturbed run.
+fn resumes(run: &Run<'_>) -> Checked {
+    run.checkpoints()?;
+    run.resume()?;
+    run.checkpoints()?;
+    let is_exact = run.words().contains(&"exact".to_owned());
+    let (name, make): (_, fn(_, &_) -> _) = match is_exact {
+        true => ("undisturbed-exact", quick),
+        false => ("undisturbed", full),
+    };
+    let undisturbed = || make(run.suite, name).trained_hash();
+    run.expect_hash(&run.suite.undisturbed(name, undisturbed)?)
+}
+
+fn stops(run: &Run<'_>, is_time: fn(&Run<'_>) -> bool, signals: &[(&str, usize)]) -> Checked {
+    let (ended, _) = run.signalled(|| is_time(run), signals)?;
     ended.expect_success()?;
-    ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;
-    let summary = run.file("summary.json")?;
-    let (steps, saved) = (
-        json::number(&summary, "steps"),
-        checkpoints::whole(&run.folder)?,
-    );
-    ended.expect(
-        steps == saved.last().map(|step| *step as f64),
-        &format!("a checkpoint of the last step {steps:?}, not {saved:?}"),
-    )?;
-    resumes(suite, &run, further)
+    run.expect_stopped_with_checkpoint()?;
+    resumes(run)
 }
 
-fn checkpoint_is_being_written(run: &Run) -> bool {
+fn has_line(run: &Run<'_>) -> bool {
+    run.has_line()
+}
+
+fn is_writing(run: &Run<'_>) -> bool {
     checkpoints::is_being_written(&run.folder, SystemTime::UNIX_EPOCH)
 }
 
-/// At once, and at several moments after the processes have appeared.
-fn in_the_start_up(suite: &Suite) -> Result<(), String> {
-    for (number, wait_ms) in [0, 50, 150, 400].into_iter().enumerate() {
-        let (signal, rank) = (["TERM", "USR1"][number % 2], number / 2);
-        let run = Run::new(suite, &format!("start-up-{wait_ms}-{signal}"));
-        let is_time = || {
-            let is_there =
-                (0..RANKS).all(|rank| suite.process_of_rank(&run.folder, rank).is_some());
-            sleep(Duration::from_millis(if is_there { wait_ms } else { 0 }));
-            is_there
+/// Sends a signal as soon as the processes exist, and at several later moments.
+fn in_the_start_up(suite: &Suite) -> Checked {
+    for (wait_ms, signal, rank) in [
+        (0, "TERM", 0),
+        (50, "USR1", 0),
+        (150, "TERM", 1),
+        (400, "USR1", 1),
+    ] {
+        let run = quick(suite, &format!("start-up-{wait_ms}-{signal}"));
+        let exists = |rank| {
+            suite
+                .process_of_rank(run.launcher, &run.folder, rank)
+                .is_some()
         };
-        let ended = run
-            .signalled(suite, RANKS, &words(&run, &[]), is_time, &[(signal, rank)])?
-            .0;
-        ended.expect(
-            ended.finished.elapsed.as_secs() < LIMIT_S,
-            "an end before the deadline",
-        )?;
-        // Before the program can catch a signal the system ends it; from then on the run stops as any other.
-        if ended.finished.code == Some(0) {
-            ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;
+        let is_time = || {
+            let exist = exists(0) && exists(1);
+            sleep(Duration::from_millis(if exist { wait_ms } else { 0 }));
+            exist
+        };
+        let (ended, _) = run.signalled(is_time, &[(signal, rank)])?;
+        let is_in_time = ended.elapsed().as_secs() < LIMIT_S;
+        ended.expect(is_in_time, "an end before the deadline")?;
+        // A signal ends the process until the program can catch it; from then on it stops the run.
+        if ended.succeeded() {
+            ended.expect(run.stopped_early()?, "stopped_early in summary.json")?;
         }
-        if wait_ms == 0 || ended.finished.code != Some(0) {
-            resumes(suite, &run, &[])?;
+        if wait_ms == 0 || !ended.succeeded() {
+            resumes(&run)?;
         }
     }
     Ok(())
 }
 
-/// Many test images make an evaluation long; they change no parameter. The last step of an epoch is printed before it.
-fn in_an_evaluation(suite: &Suite) -> Result<(), String> {
-    // An evaluation of half a second, so that the signal comes before its end.
-    let many = ["--shapes-test", "1500"];
-    let run = Run::new(suite, "evaluation");
-    let log = suite.folder.join("evaluation.log");
+/// Sends a signal during an evaluation of half a second. The last step of an epoch is printed
+/// before its evaluation.
+fn in_an_evaluation(suite: &Suite) -> Checked {
+    let run = quick(suite, "evaluation").with(&["--shapes-test", "1500"]);
+    let log = run.log();
+    let num_done = |text: &str| text.matches(" done |").count();
     let is_time = || {
         let text = fs::read_to_string(&log).unwrap_or_default();
-        run.has_line()
-            && text.matches("step 000005/000005").count() > text.matches(" done |").count()
+        run.has_line() && text.matches("step 000005/000005").count() > num_done(&text)
     };
-    let (ended, elapsed) =
-        run.signalled(suite, RANKS, &words(&run, &many), is_time, &[("TERM", 1)])?;
+    let (ended, elapsed) = run.signalled(is_time, &[("TERM", 1)])?;
     ended.expect_success()?;
-    ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;
-    println!(
-        "        stopped {:.1} s after the signal",
-        elapsed.as_secs_f64()
-    );
-    let further = ended.finished.text.matches(" done |").count();
+    ended.expect(run.stopped_early()?, "stopped_early in summary.json")?;
+    let seconds = elapsed.as_secs_f64();
+    println!("        stopped {seconds:.1} s after the signal");
     ended.expect(
-        further == 1,
-        &format!("an end within the second evaluation, not {further} epochs done"),
+        num_done(ended.text()) == 1,
+        "an end within the second evaluation",
     )?;
-    resumes(suite, &run, &many)
+    resumes(&run)
 }
 
-/// It passes the signal on to its ranks and gives them time.
-fn to_the_launcher(suite: &Suite, run: &Run, command: Command, signal: &str) -> Result<(), String> {
-    let log = suite.folder().join(format!("{}.log", run.name));
-    let send = |process| process::send_signal(process, signal);
-    let (ended, sent) = disturbed(
-        command,
-        &log,
-        || run.has_line(),
-        "the first epoch's end",
-        send,
-    )?;
+/// Sends a signal to the launcher, which passes it on to its ranks and waits for them.
+fn to_the_launcher(run: &Run<'_>, command: Command, signal: &str) -> Checked {
+    let send = |process| Ok(process::send_signal(process, signal)?);
+    let (ended, sent) = run.disturbed(command, || run.has_line(), send)?;
     sent?;
     ended.expect_success()?;
-    ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;
-    resumes(suite, run, &[])
+    ended.expect(run.stopped_early()?, "stopped_early in summary.json")?;
+    resumes(run)
 }

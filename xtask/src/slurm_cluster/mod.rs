@@ -1,46 +1,42 @@
-//! A small real Slurm on this machine: one controller, two nodes with names of their own, one folder for everything.
+//! A small real Slurm on this machine: a controller and two nodes, all files in one folder.
 //!
-//! In: a folder. Out: [`Cluster`], whose commands carry its `SLURM_CONF`; `cargo xtask cluster up|down` for use by hand.
-//! Invariant: nothing outside the folder is changed and no other cluster is touched; daemons are found by the files of the folder
-//! that they hold open, never by name alone, so that also those of an interrupted run are stopped.
+//! In: a folder. Out: [`Cluster`], whose commands carry its `SLURM_CONF`; `cargo xtask cluster`.
+//! Invariant: a cluster ends with its value, and that of an interrupted run before the next start.
 
-mod configuration;
-mod daemons;
-mod short_name;
-
-use std::fs;
-use std::path::Path;
-use std::process::Command as Process;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
+use cluster::failure::{Failure, Outcome};
+use cluster::mpirun;
+use cluster::options::Installing;
+use cluster::{probe, process};
 
 use crate::cargo;
-use crate::packages::{Need, Privilege};
+use crate::packages::{Need, Privilege, as_root, succeeds};
 use crate::setup;
-use cluster::failure::{Failure, Outcome};
-use cluster::options::Installing;
-
-use configuration::Configuration;
-use daemons::Daemons;
 
 const DETAILS: &str = "\
-`up` starts it, or finds it running, and prints the line that makes srun, sbatch and the others use it; `down` stops it and
-removes its folder, target/cluster. The partition `main` is preempted, with requeueing, by the partition `urgent`.
-Needs root, or sudo without a password; on Debian and Ubuntu missing packages are installed.";
+`up` starts the cluster or finds it running, and prints the line that makes srun, sbatch and the
+others use it. `down` stops it and removes its folder, target/cluster. The partition `urgent` preempts
+the partition `main`, with requeueing. Needs root, or sudo without a password; on Debian and Ubuntu
+xtask installs missing packages.";
 
 /// Commands of `cargo xtask cluster`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = DETAILS)]
 pub(crate) enum ClusterCommand {
-    /// Start it, or find it running.
+    /// Start the cluster, or find it running.
     Up(Installing),
-    /// Stop it and remove its folder.
+    /// Stop the cluster and remove its folder.
     Down,
 }
 
-/// Programs without which nothing can be started.
+pub(crate) const NODES: [&str; 2] = ["n1", "n2"];
+const SCRIPT: &str = "xtask/src/slurm_cluster/cluster.sh";
 const PROGRAMS: [&str; 7] = [
     "slurmctld",
     "slurmd",
@@ -50,182 +46,172 @@ const PROGRAMS: [&str; 7] = [
     "munged",
     "unshare",
 ];
-/// Longer than a busy machine takes to start three daemons.
 const START_LIMIT: Duration = Duration::from_secs(90);
-/// Seconds that one question to the controller may take.
-const ASK_LIMIT_S: &str = "60";
 
-/// A running cluster. It is stopped when dropped, also by a panic, unless [`Cluster::keep`] was called.
+/// A running cluster. The end of the value stops it.
 pub(crate) struct Cluster {
-    daemons: Daemons,
-    is_kept: bool,
+    folder: PathBuf,
+    slurm_conf: PathBuf,
+    ends_with_value: bool,
 }
 
 impl ClusterCommand {
     pub(crate) fn run(&self) -> Outcome {
         let folder = cargo::target_folder().join("cluster");
-        match self {
-            ClusterCommand::Up(installing) => up(&folder, *installing),
-            ClusterCommand::Down => down(&folder),
+        let ClusterCommand::Up(installing) = self else {
+            return Cluster::stop_in(&folder);
+        };
+        if let Some(reason) = lacking(*installing) {
+            return Err(Failure::Failed(reason));
         }
+        let running = folder.exists().then(|| Cluster::at(&folder)).transpose()?;
+        let states = ["idle", "mix", "alloc", "comp"];
+        let mut cluster = match running {
+            Some(cluster) if cluster.has_nodes(&states) => cluster,
+            _ => Cluster::start(&folder)?,
+        };
+        cluster.ends_with_value = false;
+        println!(
+            "two nodes are up, partitions main and urgent; `cargo xtask cluster down` stops them"
+        );
+        println!("export SLURM_CONF={}", cluster.slurm_conf.display());
+        Ok(())
     }
 }
 
-fn up(folder: &Path, installing: Installing) -> Outcome {
-    if let Some(reason) = lacking(installing) {
-        return Err(Failure::Failed(reason));
-    }
-    let running = Daemons::of(folder)
-        .ok()
-        .filter(|daemons| are_nodes(daemons, &["idle", "mix", "alloc", "comp"]));
-    let daemons = match running {
-        Some(daemons) => daemons,
-        None => Cluster::start(folder).map_err(Failure::Failed)?.keep(),
-    };
-    println!(
-        "two nodes are up, partitions main and urgent; `cargo xtask cluster down` stops them. Use them by:"
-    );
-    println!("export SLURM_CONF={}", daemons.slurm_conf().display());
-    Ok(())
-}
-
-fn down(folder: &Path) -> Outcome {
-    if !folder.exists() {
-        println!("no cluster: {} is not there", folder.display());
-        return Ok(());
-    }
-    Daemons::of(folder)
-        .and_then(|daemons| daemons.stop_and_remove())
-        .map_err(Failure::Failed)?;
-    println!("cluster stopped");
-    Ok(())
-}
-
-/// Why no cluster can be started here, if none can; installs what is missing where that is allowed.
+/// Returns the reason if no cluster can start here; installs what is missing if allowed.
 pub(crate) fn lacking(installing: Installing) -> Option<String> {
     if Privilege::find() == Privilege::None {
-        return Some(
-            "Slurm's daemons need root: run this as root, or let sudo ask for no password"
-                .to_owned(),
-        );
+        let text = "Slurm's daemons need root: run this as root, or allow sudo without a password";
+        return Some(text.to_owned());
     }
     let missing = || {
-        PROGRAMS
-            .into_iter()
-            .filter(|name| daemons::program(name).is_none())
-            .collect::<Vec<_>>()
-            .join(", ")
+        let mut programs = PROGRAMS.iter();
+        programs.find(|name| probe::program(name).is_none() && !is_program_of_root(name))
     };
-    if !missing().is_empty() {
+    if missing().is_some() {
         setup::provide(&[Need::Slurm], installing);
     }
-    let missing = missing();
-    if !missing.is_empty() {
+    if let Some(missing) = missing() {
         return Some(format!("no {missing}: install Slurm and munge, see above"));
     }
-    let text = "no namespaces of mounts and host names here, not even for root, so no two nodes on one machine";
-    (!daemons::can_unshare()).then(|| text.to_owned())
+    let mut unshare = as_root("unshare");
+    unshare.args(["--mount", "--uts", "--propagation", "private", "true"]);
+    let text = "two nodes need namespaces of mounts and host names, which this machine forbids";
+    (!succeeds(&mut unshare)).then(|| text.to_owned())
+}
+
+fn is_program_of_root(name: &str) -> bool {
+    let folders = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
+    let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
+    paths.any(|path| probe::program(path).is_some())
+}
+
+fn script(words: &[&str], folder: &Path) -> Command {
+    let mut command = Command::new(cargo::root().join(SCRIPT));
+    command.arg(words[0]).arg(folder).args(&words[1..]);
+    mpirun::forget_surrounding_job(&mut command);
+    command
 }
 
 impl Cluster {
     /// Starts a cluster in the folder, after stopping one that an interrupted run left there.
-    pub(crate) fn start(folder: &Path) -> Result<Self, String> {
+    pub(crate) fn start(folder: &Path) -> Outcome<Self> {
         Self::stop_in(folder)?;
-        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let daemons = Daemons::of(folder)?;
-        // From here on a failure stops what has been started, by the drop.
-        let cluster = Cluster {
-            daemons,
-            is_kept: false,
-        };
-        Configuration::choose(cluster.daemons.folder())?.write()?;
-        cluster.daemons.start()?;
-        cluster
-            .wait_until_idle()
-            .map_err(|text| format!("{text}\n{}", cluster.daemons.last_words()))?;
+        std::fs::create_dir_all(folder).map_err(crate::at::at(folder))?;
+        // From here on a failure stops the daemons that have started.
+        let cluster = Self::at(folder)?;
+        process::run(script(&["start"], folder))?;
+        cluster.wait_until_idle().map_err(Failure::Failed)?;
         Ok(cluster)
     }
 
-    /// Stops the cluster that an interrupted run left in the folder, if there is one.
-    pub(crate) fn stop_in(folder: &Path) -> Result<(), String> {
-        if folder.exists() {
-            Daemons::of(folder)?.stop_and_remove()
-        } else {
-            Ok(())
+    fn at(folder: &Path) -> Outcome<Self> {
+        let path = cargo::root().join(SCRIPT);
+        let name = process::answer(path, &["name", &folder.to_string_lossy()]);
+        let name = name.ok_or_else(|| Failure::Failed(format!("`{SCRIPT} name` failed")))?;
+        Ok(Cluster {
+            folder: folder.to_owned(),
+            slurm_conf: Path::new(name.trim()).join("slurm.conf"),
+            ends_with_value: true,
+        })
+    }
+
+    /// Stops the cluster in a folder, if there is one, and removes the folder.
+    pub(crate) fn stop_in(folder: &Path) -> Outcome {
+        match folder.exists() {
+            true => process::run(script(&["remove"], folder)),
+            false => Ok(()),
         }
     }
 
-    /// Lets it run on after this program.
-    fn keep(mut self) -> Daemons {
-        self.is_kept = true;
-        self.daemons.clone()
+    pub(crate) fn stop(mut self) -> Outcome {
+        self.ends_with_value = false;
+        Self::stop_in(&self.folder)
     }
 
-    /// A command of Slurm, or any that asks this cluster.
-    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Process {
-        let mut command = Process::new(program);
-        cluster::mpirun::forget_surrounding_job(&mut command);
-        command.env("SLURM_CONF", self.daemons.slurm_conf());
+    /// Returns a command for a program that talks to this cluster.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        mpirun::forget_surrounding_job(&mut command);
+        command.env("SLURM_CONF", &self.slurm_conf);
         command
     }
 
-    /// What a short command of Slurm answers.
+    /// Returns the output of a short command of Slurm.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
-        self.daemons.ask(program, arguments)
+        let mut command = self.command("timeout");
+        command
+            .args(["--kill-after=5", "60", program])
+            .args(arguments);
+        command.stdin(std::process::Stdio::null());
+        let output = command.output().map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        let line = process::shown(&command);
+        Err(format!("`{line}` failed ({}): {text}", output.status))
     }
 
-    /// Sets the time between SIGTERM and SIGKILL, which a step takes to end when one of its tasks was killed.
-    pub(crate) fn set_kill_wait(&self, seconds: u64) -> Result<(), String> {
-        self.daemons.set_kill_wait(seconds)
+    /// Sets the time between SIGTERM and SIGKILL, and so how soon a step ends with a killed task.
+    pub(crate) fn set_kill_wait(&self, seconds: u64) -> Outcome {
+        process::run(script(&["kill-wait", &seconds.to_string()], &self.folder))
     }
 
     /// Waits until no job is left and both nodes are free.
     pub(crate) fn wait_until_idle(&self) -> Result<(), String> {
         let start = Instant::now();
-        while !are_nodes(&self.daemons, &["idle"]) {
+        while !self.has_nodes(&["idle"]) {
             if start.elapsed() > START_LIMIT {
-                let states = self.ask("sinfo", &["-N", "-l"]).unwrap_or_else(|text| text);
-                let limit_s = START_LIMIT.as_secs();
-                return Err(format!(
-                    "cluster: expected both nodes idle within {limit_s} s, got\n{states}"
-                ));
+                let states = self.ask("sinfo", &["-N", "-l"]);
+                let text = "cluster: expected both nodes idle within";
+                return Err(format!("{text} {START_LIMIT:?}, got\n{states:?}"));
             }
             sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
-    /// Stops it and removes its folder.
-    pub(crate) fn stop(mut self) -> Result<(), String> {
-        self.is_kept = true;
-        self.daemons.stop_and_remove()
+    /// Returns true if every node is in one of these states.
+    fn has_nodes(&self, states: &[&str]) -> bool {
+        let words = ["-h", "-N", "-p", "main", "-o", "%N %t"];
+        let answer = self.ask("sinfo", &words).unwrap_or_default();
+        let is_well = |node: &str| {
+            let mut lines = answer.lines().filter_map(|line| line.split_once(' '));
+            lines.any(|(name, state)| name == node && states.contains(&state))
+        };
+        NODES.into_iter().all(is_well)
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if self.is_kept {
-            return;
-        }
-        // The folder stays: its logs may tell why we are here.
-        if let Err(text) = self.daemons.stop() {
-            println!(
-                "the cluster in {} was not stopped: {text}",
-                self.daemons.folder().display()
-            );
+        // The folder stays with its logs.
+        if self.ends_with_value
+            && let Err(failure) = process::run(script(&["stop"], &self.folder))
+        {
+            println!("{failure}");
         }
     }
-}
-
-/// Whether every node is in one of these states.
-fn are_nodes(daemons: &Daemons, states: &[&str]) -> bool {
-    let answer = daemons
-        .ask("sinfo", &["-h", "-N", "-p", "main", "-o", "%N %t"])
-        .unwrap_or_default();
-    let is_well = |node: &str| {
-        answer
-            .lines()
-            .any(|line| states.iter().any(|state| line == format!("{node} {state}")))
-    };
-    configuration::NODES.into_iter().all(is_well)
 }

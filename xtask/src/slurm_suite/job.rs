@@ -1,225 +1,156 @@
-//! Batch jobs of the suite: the script that `trainer slurm submit` writes, its submission, and its states.
+//! Batch jobs of the suite: submission by `trainer slurm submit` and sbatch, states, logs.
 //!
-//! In: a [`Suite`], a run. Out: [`Job`].
-//! Invariant: a job is waited for with a deadline, and cancelled when it is dropped.
+//! In: a [`Suite`], a run. Out: [`BatchJob`].
+//! Invariant: a wait for a job has a deadline, and a dropped job is cancelled.
 
 use std::fs;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{EPOCHS, NODES, Suite};
-use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
-
-/// What a job asks for.
-#[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
-    pub(super) ranks: usize,
-    /// Further options of sbatch.
-    pub(super) options: &'a [&'a str],
-    /// Further flags of the trainer.
-    pub(super) further: &'a [&'a str],
-    pub(super) epochs: usize,
-}
-
-impl Default for Request<'_> {
-    fn default() -> Self {
-        Request {
-            ranks: NODES,
-            options: &[],
-            further: &[],
-            epochs: EPOCHS,
-        }
-    }
-}
+use super::slurm;
+use crate::at::at;
+use crate::suite::run::{LIMIT_S, Run};
+use crate::suite::{Checked, Stop, Suite, read};
 
 /// A submitted job.
-pub(super) struct Job<'a> {
+pub(super) struct BatchJob<'a> {
     suite: &'a Suite,
     pub(super) id: String,
-    log: std::path::PathBuf,
+    log: PathBuf,
 }
 
-/// The script that `trainer slurm submit` writes for the training: it goes on when it was stopped before its end.
-fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, String> {
-    let tasks = (request.ranks / NODES).to_string();
-    // The restarts are for crashes inside MPI's own start.
-    let own = ["--requeue", "--restarts", "2", "--dry-run"];
-    let words = instead(
-        arguments(&run.folder, request.epochs),
-        &[&QUICK[..], request.further, &["--resume"]].concat(),
-    );
-    let output = suite
-        .slurm(
-            &[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(),
-            &words,
-        )
-        .output();
-    let output = output.map_err(|error| format!("trainer slurm submit: {error}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
-}
-
-impl<'a> Job<'a> {
-    /// Submits the training; `options` win over those in the script.
-    pub(super) fn submit(
-        suite: &'a Suite,
-        run: &Run,
-        request: Request<'_>,
-    ) -> Result<Self, String> {
-        let file = suite.folder().join(format!("{}.sbatch", run.name));
-        fs::write(&file, script(suite, run, &request)?)
-            .map_err(|error| format!("{}: {error}", file.display()))?;
-        Self::submit_script(
-            suite,
-            &run.name,
-            request.options,
-            &[&file.display().to_string()],
-        )
+impl<'a> BatchJob<'a> {
+    /// Submits the script that `trainer slurm submit` writes for a run, which resumes after a stop.
+    /// Options of sbatch override those in the script.
+    pub(super) fn submit(run: &Run<'a>, options: &[&str]) -> Checked<Self> {
+        let suite = run.suite;
+        let tasks = (run.ranks / 2).to_string();
+        let words = [run.words(), vec!["--resume".to_owned()]].concat();
+        // Restarts are for crashes inside MPI's own start.
+        let submit = ["submit", "--requeue", "--restarts", "2", "--dry-run"];
+        let submit = [&submit[..], &["--ntasks-per-node", &tasks]].concat();
+        let mut command = slurm(suite, &submit, &words)?;
+        let output = command.output().map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            return Err(text.into_owned().into());
+        }
+        let file = suite.folder.join(format!("{}.sbatch", run.name));
+        fs::write(&file, &output.stdout).map_err(at(&file))?;
+        Self::sbatch(suite, &run.name, options, &file.to_string_lossy())
     }
 
-    /// Submits what `words` say, a script's path or `--wrap` with a command.
-    pub(super) fn submit_script(
+    /// Submits a script, or `--wrap=` with a command.
+    pub(super) fn sbatch(
         suite: &'a Suite,
         name: &str,
         options: &[&str],
-        words: &[&str],
-    ) -> Result<Self, String> {
-        let log = suite.folder().join(format!("{name}.log"));
+        script: &str,
+    ) -> Checked<Self> {
+        let log = suite.log(name);
         let output = format!("--output={}", log.display());
         let named = format!("--job-name={name}");
-        let own = [
-            "--parsable",
-            "--open-mode=append",
-            output.as_str(),
-            named.as_str(),
-        ];
-        let answer = suite
-            .cluster
-            .ask("sbatch", &[&own, options, words].concat())?;
-        let id = answer
-            .trim()
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .to_owned();
-        Ok(Job { suite, id, log })
-    }
-
-    /// A job that was submitted otherwise, and writes to `log`.
-    pub(super) fn noted(suite: &'a Suite, id: &str, log: std::path::PathBuf) -> Self {
-        Job {
+        let own = ["--parsable", "--open-mode=append", &output, &named];
+        let words = [&own, options, &[script]].concat();
+        let answer = suite.cluster()?.ask("sbatch", &words)?;
+        let id = answer.trim().split(';').next().unwrap_or_default();
+        Ok(BatchJob {
             suite,
             id: id.to_owned(),
             log,
-        }
+        })
     }
 
-    /// Runs a command of Slurm about this job; `NAME` at the end of the words stands for `NAME=id`.
-    pub(super) fn tell(&self, program: &str, words: &[&str]) -> Result<(), String> {
-        let mut words = words.to_vec();
-        let last = match words.last().copied() {
-            Some("JobId") => format!("{}={}", words.pop().unwrap_or_default(), self.id),
-            _ => self.id.clone(),
-        };
-        words.push(&last);
-        self.suite.cluster.ask(program, &words).map(drop)
+    /// Returns the last job that `trainer slurm submit` recorded for a run.
+    pub(super) fn last_of(run: &Run<'a>) -> Checked<Self> {
+        let text = read(&run.folder.join("job-id"))?;
+        let id = text.split_whitespace().next_back();
+        let id = id.ok_or_else(|| format!("{}: no job in job-id", run.name))?;
+        Ok(BatchJob {
+            suite: run.suite,
+            id: id.to_owned(),
+            log: run.folder.join(format!("slurm-{id}.out")),
+        })
     }
 
-    /// A field of `scontrol show job`.
-    pub(super) fn field(&self, name: &str) -> Result<String, String> {
-        let text = self
-            .suite
-            .cluster
-            .ask("scontrol", &["show", "job", "--oneliner", &self.id])?;
+    /// Runs a command of Slurm with the job's id as its last word.
+    pub(super) fn command(&self, program: &str, words: &[&str]) -> Checked {
+        let words = [words, &[&self.id]].concat();
+        self.suite.cluster()?.ask(program, &words)?;
+        Ok(())
+    }
+
+    /// Returns a field of `scontrol show job`.
+    fn field(&self, name: &str) -> Checked<String> {
+        let words = ["show", "job", "--oneliner", &self.id];
+        let text = self.suite.cluster()?.ask("scontrol", &words)?;
         let start = format!("{name}=");
-        let field = text
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix(&start));
-        field
-            .map(str::to_owned)
-            .ok_or_else(|| format!("job {}: no {name} in: {text}", self.id))
+        let mut words = text.split_whitespace();
+        let field = words.find_map(|word| word.strip_prefix(&start));
+        let missing = || format!("job {}: no {name} in: {text}", self.id);
+        Ok(field.map(str::to_owned).ok_or_else(missing)?)
     }
 
-    /// Waits for something; an end of the job before it is an error.
-    pub(super) fn wait_for(
-        &self,
-        what: &str,
-        is_so: impl Fn() -> Result<bool, String>,
-    ) -> Result<(), String> {
+    /// Waits for an event before the job's end.
+    pub(super) fn wait_for(&self, what: &str, is_so: impl Fn() -> Checked<bool>) -> Checked {
         let start = Instant::now();
         loop {
-            // Read before the question, so that what came with the job's end is not missed.
+            // Read before the question, so that an event at the job's end is not missed.
             let has_ended = self.has_ended()?;
             if is_so()? {
                 return Ok(());
             }
             if has_ended || start.elapsed().as_secs() > LIMIT_S {
-                return Err(self.but(&format!(
-                    "expected {what} before its end and within {LIMIT_S} s"
-                )));
+                return Err(self.error(&format!("expected {what} within {LIMIT_S} s")));
             }
             sleep(Duration::from_millis(100));
         }
     }
 
+    pub(super) fn wait_for_restart(&self) -> Checked {
+        self.wait_for("a restart", || Ok(self.restarts()? > 0))
+    }
+
     /// Waits for the end and expects this state.
-    pub(super) fn ends(&self, state: &str) -> Result<(), String> {
-        let start = Instant::now();
-        while !self.has_ended()? {
-            if start.elapsed().as_secs() > LIMIT_S {
-                return Err(self.but(&format!("expected an end within {LIMIT_S} s")));
-            }
-            sleep(Duration::from_millis(200));
-        }
-        let got = self.field("JobState")?;
-        if got == state {
-            Ok(())
-        } else {
-            Err(self.but(&format!("expected state {state}, got {got}")))
-        }
+    pub(super) fn ends(&self, state: &str) -> Checked {
+        let has_ended = || Ok(self.has_ended()? && self.field("JobState")? == state);
+        self.wait_for(&format!("an end with state {state}"), has_ended)
     }
 
-    fn has_ended(&self) -> Result<bool, String> {
-        let state = self.field("JobState")?;
+    fn has_ended(&self) -> Checked<bool> {
         // A requeued job looks completed until its nodes are free.
-        let is_over =
-            ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"].contains(&state.as_str());
-        Ok(is_over)
+        let ends = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"];
+        Ok(ends.contains(&self.field("JobState")?.as_str()))
     }
 
-    /// How often Slurm started it again.
-    pub(super) fn restarts(&self) -> Result<usize, String> {
+    pub(super) fn restarts(&self) -> Checked<usize> {
         let text = self.field("Restarts")?;
-        text.parse()
-            .map_err(|_| format!("job {}: expected a number of restarts, got {text}", self.id))
+        Ok(text.parse().map_err(|_| format!("Restarts: got {text}"))?)
     }
 
     pub(super) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The text with the job's state and what it wrote.
-    pub(super) fn but(&self, text: &str) -> String {
-        let state = self
-            .suite
-            .cluster
-            .ask("scontrol", &["show", "job", &self.id])
-            .unwrap_or_else(|text| text);
-        format!(
-            "job {}: {text}\n{state}\nit wrote:\n{}",
+    /// Returns an error with the job's state and output.
+    pub(super) fn error(&self, text: &str) -> Stop {
+        let cluster = self.suite.cluster();
+        let state = cluster.map(|cluster| cluster.ask("scontrol", &["show", "job", &self.id]));
+        Stop::Failed(format!(
+            "job {}: {text}\n{state:?}\noutput:\n{}",
             self.id,
             self.log()
-        )
+        ))
     }
 }
 
-impl Drop for Job<'_> {
+impl Drop for BatchJob<'_> {
     fn drop(&mut self) {
-        // One that has ended is not there to be cancelled, which is as well.
-        let _ = self.suite.cluster.ask("scancel", &[&self.id]);
-        let _ = self.suite.settle();
+        if let Ok(cluster) = self.suite.cluster() {
+            // Fails for a job that has ended.
+            let _ = cluster.ask("scancel", &[&self.id]);
+            let _ = cluster.wait_until_idle();
+        }
     }
 }

@@ -1,169 +1,142 @@
-//! Checks of Slurm's ways to stop a job: a signal, preemption, requeueing, cancelling, the time limit.
+//! Checks of Slurm's ways to stop a job: a signal, preemption, requeueing, cancelling, the time
+//! limit.
 //!
-//! Out: checks. Invariant: whatever stopped a job, the ranks stop at the same step with one checkpoint, and the run ends with the
-//! parameters of the undisturbed one.
+//! Out: checks. Invariant: the ranks stop at the same step with one checkpoint, and the run ends
+//! with the parameters of the undisturbed run.
 
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::Suite;
-use super::job::{Job, Request};
+use super::job::BatchJob;
+use super::{quick, undisturbed};
+use crate::at::at;
 use crate::chaos;
-use crate::suite::launcher::Launcher;
 use crate::suite::run::Run;
-use crate::suite::{Check, check, checkpoints, same};
-use cluster::json;
+use crate::suite::{Check, Checked, Suite};
 
-pub(super) const CHECKS: [Check<Suite>; 5] = [
-    check(
+pub(super) const CHECKS: [Check; 5] = [
+    (
         "scancel --signal=USR1 stops a job with a checkpoint; it queues itself again and ends with the undisturbed parameters",
-        |suite| goes_on(suite, "usr1", |job| job.tell("scancel", &["--signal=USR1"])),
+        |suite| {
+            restarts(suite, "usr1", |job| {
+                job.command("scancel", &["--signal=USR1"])
+            })
+        },
     ),
-    check(
+    (
         "a job that is preempted stops with a checkpoint, and ends with the undisturbed parameters when its turn comes",
         preempted,
     ),
-    check(
+    (
         "scontrol requeue stops a job with a checkpoint, and it ends with the undisturbed parameters",
-        |suite| goes_on(suite, "requeue", |job| job.tell("scontrol", &["requeue"])),
+        |suite| {
+            restarts(suite, "requeue", |job| {
+                job.command("scontrol", &["requeue"])
+            })
+        },
     ),
-    check(
+    (
         "scancel stops a job with a checkpoint; a new job on 4 ranks instead of 2 ends with the undisturbed parameters",
         cancelled,
     ),
-    check(
-        "#SBATCH --signal=USR1@… before the time limit stops a job with a checkpoint, and it goes on when requeued",
+    (
+        "#SBATCH --signal=USR1@… before the time limit stops a job with a checkpoint, and a requeued job resumes",
         out_of_time,
     ),
 ];
 
-/// Starts a job, disturbs it after its first epoch, and waits until it has ended by itself in a later life.
-fn goes_on(
-    suite: &Suite,
-    name: &str,
-    disturb: impl Fn(&Job<'_>) -> Result<(), String>,
-) -> Result<(), String> {
-    let run = Run::new(suite, name);
-    let job = Job::submit(suite, &run, Request::default())?;
-    job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
+/// Starts a job, disturbs it after its first epoch, and waits for its end after a restart.
+fn restarts(suite: &Suite, name: &str, disturb: impl Fn(&BatchJob<'_>) -> Checked) -> Checked {
+    let run = quick(suite, name);
+    let job = BatchJob::submit(&run, &[])?;
+    job.wait_for("the end of the first epoch", || Ok(run.has_line()))?;
     disturb(&job)?;
-    job.wait_for("a second life", || Ok(job.restarts()? > 0))?;
+    job.wait_for_restart()?;
     job.ends("COMPLETED")?;
-    went_on(suite, &run, &job)
+    expect_resumed_once(&run, &job, &undisturbed(suite)?)
 }
 
-/// Whether the run was stopped and resumed once, and ended as if it had not been.
-fn went_on(suite: &Suite, run: &Run, job: &Job<'_>) -> Result<(), String> {
-    same(&run.name, suite.undisturbed()?, &run.parameter_hash()?).map_err(|text| job.but(&text))?;
-    checkpoints::whole(&run.folder)?;
+fn expect_resumed_once(run: &Run<'_>, job: &BatchJob<'_>, hash: &str) -> Checked {
+    run.expect_hash(hash)
+        .map_err(|stop| job.error(&format!("{stop:?}")))?;
+    run.checkpoints()?;
     let log = job.log();
-    let resumed: Vec<&str> = log
-        .lines()
-        .filter(|line| line.contains("resumed at epoch"))
-        .collect();
-    // Where the ranks had stopped at different steps, or without a checkpoint, it would begin elsewhere or not at all.
-    if resumed.len() != 1 || log.contains("passed over") || run.has_stopped_early()? {
-        return Err(job.but(&format!(
-            "expected to be resumed once from a whole checkpoint, got {resumed:?}"
-        )));
+    let num_resumed = log.matches("resumed at epoch").count();
+    // Ranks that stopped at different steps would have no whole checkpoint.
+    if num_resumed != 1 || log.contains("passed over") || run.stopped_early()? {
+        return Err(job.error("expected one resume from a whole checkpoint"));
     }
     Ok(())
 }
 
-fn preempted(suite: &Suite) -> Result<(), String> {
-    goes_on(suite, "preempted", |job| {
-        let urgent = [
+fn preempted(suite: &Suite) -> Checked {
+    restarts(suite, "preempted", |job| {
+        let options = [
             "--partition=urgent",
             "--nodes=2",
             "--ntasks=4",
             "--exclusive",
         ];
-        let urgent = Job::submit_script(
-            suite,
-            "urgent",
-            &urgent,
-            &["--wrap=srun --mpi=none hostname"],
-        )?;
-        urgent.ends("COMPLETED")?;
-        if job.log().contains("stopped") {
-            Ok(())
-        } else {
-            Err(job.but("expected it to stop for the urgent one"))
+        let script = "--wrap=srun --mpi=none hostname";
+        BatchJob::sbatch(suite, "urgent", &options, script)?.ends("COMPLETED")?;
+        match job.log().contains("stopped") {
+            true => Ok(()),
+            false => Err(job.error("expected a stop for the urgent job")),
         }
     })
 }
 
-fn cancelled(suite: &Suite) -> Result<(), String> {
-    let run = Run::new(suite, "cancelled");
-    let job = Job::submit(suite, &run, Request::default())?;
-    job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
-    job.tell("scancel", &[])?;
+fn cancelled(suite: &Suite) -> Checked {
+    let run = quick(suite, "cancelled");
+    let job = BatchJob::submit(&run, &[])?;
+    job.wait_for("the end of the first epoch", || Ok(run.has_line()))?;
+    job.command("scancel", &[])?;
     job.ends("CANCELLED")?;
-    suite.cluster.wait_until_idle()?;
-    let summary = run.file("summary.json").map_err(|text| job.but(&text))?;
-    let (steps, saved) = (
-        json::number(&summary, "steps"),
-        checkpoints::whole(&run.folder)?,
-    );
-    if !run.has_stopped_early()? || steps != saved.last().map(|step| *step as f64) {
-        return Err(job.but(&format!(
-            "expected an early stop with a checkpoint of step {steps:?}, got {saved:?}"
-        )));
-    }
-    let job = Job::submit(
-        suite,
-        &run,
-        Request {
-            ranks: 4,
-            ..Request::default()
-        },
-    )?;
+    suite.cluster()?.wait_until_idle()?;
+    run.expect_stopped_with_checkpoint()?;
+    let run = run.on(4);
+    let job = BatchJob::submit(&run, &[])?;
     job.ends("COMPLETED")?;
-    went_on(suite, &run, &job)
+    expect_resumed_once(&run, &job, &undisturbed(suite)?)
 }
 
-/// Slurm looks at its limits every half minute and warns up to as much earlier than told. When it looks, a job without work
-/// shows; the next time but one meets the training in its first seconds.
-fn out_of_time(suite: &Suite) -> Result<(), String> {
-    let sign = suite.folder().join("looked-at");
+/// Slurm compares times with limits every half minute, and warns up to half a minute early. A job
+/// without work shows when Slurm looks; the training starts a few seconds before a later look.
+fn out_of_time(suite: &Suite) -> Checked {
+    let sign = suite.folder.join("looked-at");
     let wait = format!(
-        "trap 'touch {} && exit 0' USR1; while true; do sleep 0.2; done",
+        "--wrap=srun --mpi=none bash -c \"trap 'touch {} && exit 0' USR1; while sleep 0.2; do :; done\"",
         sign.display()
     );
     let options = ["--nodes=1", "--ntasks=1", "--time=1", WARNING];
-    let wrapped = format!("--wrap=srun --mpi=none bash -c \"{wait}\"");
-    let probe = Job::submit_script(suite, "probe", &options, &[&wrapped])?;
-    // Under mpirun, beside the waiting job.
-    let expected = suite.undisturbed_long()?.hash.clone();
+    let probe = BatchJob::sbatch(suite, "probe", &options, &wait)?;
+    // Under mpirun, while the probe waits.
+    let expected = chaos::undisturbed(suite)?;
     probe.wait_for("Slurm's look at the time limit", || Ok(sign.exists()))?;
-    let looked = fs::metadata(&sign).and_then(|file| file.modified());
-    let looked = looked.map_err(|error| format!("{}: {error}", sign.display()))?;
-    let since = looked.elapsed().unwrap_or_default();
+    let modified = fs::metadata(&sign).and_then(|file| file.modified());
+    let since = modified.map_err(at(&sign))?.elapsed().unwrap_or_default();
     let mut next = PERIOD;
     while next < since + AHEAD {
         next += PERIOD;
     }
     sleep(next - since - AHEAD);
 
-    let run = Run::new(suite, "out-of-time");
-    let request = Request {
-        options: &["--time=1", WARNING],
-        epochs: chaos::EPOCHS,
-        ..Request::default()
-    };
-    let job = Job::submit(suite, &run, request)?;
-    job.wait_for("a second life", || Ok(job.restarts()? > 0))?;
-    // That one is not to be warned again.
-    job.tell("scontrol", &["update", "TimeLimit=30", "JobId"])?;
+    let run = suite.run("out-of-time").epochs(chaos::EPOCHS).quick();
+    let job = BatchJob::submit(&run, &["--time=1", WARNING])?;
+    job.wait_for_restart()?;
+    // The restarted job gets no second warning.
+    let limit = format!("JobId={}", job.id);
+    let words = ["update", "TimeLimit=30", &limit];
+    suite.cluster()?.ask("scontrol", &words)?;
     job.ends("COMPLETED")?;
-    same(&run.name, &expected, &run.parameter_hash()?).map_err(|text| job.but(&text))?;
-    checkpoints::whole(&run.folder).map(drop)
+    run.expect_hash(&expected.hash)?;
+    run.checkpoints().map(drop)
 }
 
-/// Half a minute before the end of the one minute that is the shortest limit.
+/// Half a minute before the end of one minute, the shortest limit.
 const WARNING: &str = "--signal=USR1@30";
-/// Between two looks of Slurm at its limits.
+/// Time between two looks of Slurm at its limits.
 const PERIOD: Duration = Duration::from_secs(30);
-/// How long before a look the training is submitted.
+/// Time from the submission of the training to a look.
 const AHEAD: Duration = Duration::from_secs(6);

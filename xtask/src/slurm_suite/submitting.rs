@@ -1,27 +1,33 @@
-//! A check of `trainer slurm` as a user would use it: submit, status, cancel, submit again, logs.
+//! Checks of `trainer slurm`, `watch` and `study` as a user would use them on a cluster.
 //!
 //! Out: checks. Invariant: everything goes through the commands, nothing through their modules.
 
 use std::fs;
 
-use super::job::Job;
-use super::{EPOCHS, Suite};
-use crate::suite::launcher::Launcher;
-use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
-use crate::suite::{Check, Ended, check, checkpoints, same};
+use cluster::process;
 
-pub(super) const CHECKS: [Check<Suite>; 2] = [
-    check(
-        "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
+use super::job::BatchJob;
+use super::{quick, slurm, undisturbed};
+use crate::suite::run::{LIMIT_S, disturbed};
+use crate::suite::study::Study;
+use crate::suite::{Check, Checked, Ended, Suite};
+
+pub(super) const CHECKS: [Check; 3] = [
+    (
+        "slurm submit, status, cancel and logs: a cancelled job keeps a checkpoint, and resumes when submitted again",
         submitted_and_cancelled,
     ),
-    check(
+    (
         "watch of a running job, by its id, shows the ranks of both nodes, and with --until-end it ends when the job has finished",
         watched,
     ),
+    (
+        "study: its jobs run one after the other, and killed and started again it submits none twice",
+        study_killed_and_resumed,
+    ),
 ];
 
-/// A job of one rank on each node.
+/// Submits a job of one rank on each node.
 const SUBMIT: [&str; 6] = [
     "submit",
     "--ntasks-per-node",
@@ -31,96 +37,72 @@ const SUBMIT: [&str; 6] = [
     "1",
 ];
 
-/// `trainer slurm` with these words, which succeeds.
-fn slurm(suite: &Suite, name: &str, words: &[&str], passed_on: &[String]) -> Result<Ended, String> {
-    let log = suite.folder().join(format!("slurm-{name}.log"));
-    let ended = Ended::of(suite.slurm(words, passed_on), &log, 200)?;
+/// Runs `trainer slurm`, which must succeed.
+fn succeeds(suite: &Suite, words: &[&str], passed_on: &[String]) -> Checked<Ended> {
+    let name = format!("slurm-{}", words[0]);
+    let ended = suite.finish(slurm(suite, words, passed_on)?, &name, 200)?;
     ended.expect_success()?;
     Ok(ended)
 }
 
-fn watched(suite: &Suite) -> Result<(), String> {
-    let run = Run::new(suite, "watched");
-    slurm(
-        suite,
-        "watched",
-        &SUBMIT,
-        &instead(arguments(&run.folder, EPOCHS), &QUICK),
-    )?;
-    let job = submitted(suite, &run)?;
-    let watch = |flag: &str| -> Result<Ended, String> {
-        let mut command = suite.cluster.command(suite.trainer());
+fn watched(suite: &Suite) -> Checked {
+    let run = quick(suite, "watched");
+    succeeds(suite, &SUBMIT, &run.words())?;
+    let job = BatchJob::last_of(&run)?;
+    let watch = |flag: &str| -> Checked<Ended> {
+        let mut command = suite.cluster()?.command(&suite.trainer);
         command.args(["watch", &job.id, flag]);
-        let ended = Ended::of(
-            command,
-            &suite.folder().join(format!("watch{flag}.log")),
-            LIMIT_S,
-        )?;
+        let ended = suite.finish(command, "watch", LIMIT_S)?;
         ended.expect_success()?;
         Ok(ended)
     };
     let has_row = |page: &str, row: [&str; 2]| {
-        page.split(['│', '\n'])
-            .any(|cell| cell.split_whitespace().take(2).eq(row))
+        let mut cells = page.split(['│', '\n']);
+        cells.any(|cell| cell.split_whitespace().take(2).eq(row))
     };
-    job.wait_for("the page of a running run with a rank of each node", || {
-        let page = watch("--once")?.finished.text;
-        Ok(page.contains("running: ")
-            && [["0", "n1"], ["1", "n2"]]
-                .into_iter()
-                .all(|row| has_row(&page, row)))
+    job.wait_for("a page with a rank of each node", || {
+        let ended = watch("--once")?;
+        let page = ended.text();
+        let has_ranks = has_row(page, ["0", "n1"]) && has_row(page, ["1", "n2"]);
+        Ok(page.contains("running: ") && has_ranks)
     })?;
-    let page = watch("--until-end")?;
-    page.expect(
-        page.finished.text.contains("finished"),
-        "the page of a finished run",
-    )?;
+    watch("--until-end")?.expect_text(&["finished"])?;
     job.ends("COMPLETED")
 }
 
-fn submitted_and_cancelled(suite: &Suite) -> Result<(), String> {
-    let run = Run::new(suite, "submitted");
+fn submitted_and_cancelled(suite: &Suite) -> Checked {
+    let run = quick(suite, "submitted");
     let folder = run.folder.display().to_string();
-    let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
-    let command =
-        |name: &str, words: &[&str], passed_on: &[String]| slurm(suite, name, words, passed_on);
-    command("submit", &SUBMIT, &words)?;
-    let job = submitted(suite, &run)?;
-    job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
-    let status = command("status", &["status", &folder], &[])?;
-    status.expect(
-        status.finished.text.contains("RUNNING"),
-        "RUNNING and the last epoch",
-    )?;
-    command("cancel", &["cancel", &folder], &[])?;
+    succeeds(suite, &SUBMIT, &run.words())?;
+    let job = BatchJob::last_of(&run)?;
+    job.wait_for("the end of the first epoch", || Ok(run.has_line()))?;
+    succeeds(suite, &["status", &folder], &[])?.expect_text(&["RUNNING"])?;
+    succeeds(suite, &["cancel", &folder], &[])?;
     job.ends("COMPLETED")?;
-    if job.restarts()? > 0
-        || !run.has_stopped_early()?
-        || checkpoints::whole(&run.folder)?.is_empty()
-    {
-        return Err(job.but("expected an early stop with a checkpoint, and no further life"));
+    let has_checkpoint = !run.checkpoints()?.is_empty();
+    if job.restarts()? > 0 || !run.stopped_early()? || !has_checkpoint {
+        return Err(job.error("expected an early stop with a checkpoint, and no restart"));
     }
-    command("submit-again", &SUBMIT, &words)?;
-    submitted(suite, &run)?.ends("COMPLETED")?;
-    same(&run.name, suite.undisturbed()?, &run.parameter_hash()?)?;
-    let logs = command("logs", &["logs", &folder], &[])?;
-    logs.expect(
-        logs.finished.text.contains("resumed at epoch"),
-        "the output of the last job",
-    )
+    succeeds(suite, &SUBMIT, &run.words())?;
+    BatchJob::last_of(&run)?.ends("COMPLETED")?;
+    run.expect_hash(&undisturbed(suite)?)?;
+    succeeds(suite, &["logs", &folder], &[])?.expect_text(&["resumed at epoch"])
 }
 
-/// The last job that `slurm submit` noted for the run.
-fn submitted<'a>(suite: &'a Suite, run: &Run) -> Result<Job<'a>, String> {
-    let file = run.folder.join("job-id");
-    let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let id = text
-        .split_whitespace()
-        .next_back()
-        .ok_or_else(|| format!("{}: expected a job", file.display()))?;
-    Ok(Job::noted(
-        suite,
-        id,
-        run.folder.join(format!("slurm-{id}.out")),
-    ))
+/// Kills a study while its jobs are in the queue.
+fn study_killed_and_resumed(suite: &Suite) -> Checked {
+    let study = Study::write(suite, "study", "slurm", 1)?;
+    let cluster = suite.cluster()?;
+    let command = || study.command(cluster.command(&suite.trainer));
+    let journal = || fs::read_to_string(study.folder.join("slurm-jobs.jsonl")).unwrap_or_default();
+    let has_both = || journal().lines().count() == 2;
+    let kill = |process| Ok(process::send_signal(process, "KILL")?);
+    let (_, sent) = disturbed(suite, command(), "study", has_both, kill)?;
+    sent?;
+    let before = journal();
+    let ended = suite.finish(command(), "study", LIMIT_S)?;
+    ended.expect_success()?;
+    ended.expect(journal() == before, "no further job")?;
+    study.expect_each_once("slurm")?;
+    Ok(cluster.wait_until_idle()?)
 }

@@ -1,183 +1,210 @@
-//! What the suites of real processes share: checks that say what they claim, and programs that end or are ended.
+//! Runner of the suites with real processes: checks, and commands with a deadline.
 //!
-//! In: checks, a folder for what they write. Out: one line for each check, the claims that do not hold.
-//! Invariant: what a failed check wrote stays in the folder to be read; otherwise nothing is left.
+//! In: a [`Suite`], checks. Out: one line for each check, and an error that names the failed
+//! claims. Invariant: the folder of a suite stays if a check failed; otherwise the suite leaves
+//! nothing.
 
 pub(crate) mod checkpoints;
-pub(crate) mod launcher;
+pub(crate) mod disk;
 pub(crate) mod run;
+pub(crate) mod start;
 pub(crate) mod study;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::at::at;
-use crate::cargo::{self, Mpi};
 use cluster::failure::{Failure, Outcome};
 use cluster::process::{self, Finished, Running};
 
-/// One check: its name is what it claims.
-pub(crate) struct Check<S> {
-    pub(crate) claim: &'static str,
-    pub(crate) needs_mpirun: bool,
-    pub(crate) run: fn(&S) -> Result<(), String>,
+use crate::at::at;
+pub(crate) use start::Suite;
+
+/// A claim, and the function that checks it.
+pub(crate) type Check = (&'static str, fn(&Suite) -> Checked);
+
+pub(crate) type Checked<T = ()> = Result<T, Stop>;
+
+/// Reason why a check ended early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Failed(String),
+    /// This machine lacks something that the check needs.
+    Skipped(String),
 }
 
-/// One that needs a launcher, as most do.
-pub(crate) const fn check<S>(claim: &'static str, run: fn(&S) -> Result<(), String>) -> Check<S> {
-    Check {
-        claim,
-        needs_mpirun: true,
-        run,
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Stop::Failed(text)
     }
 }
 
-/// Runs the checks, those whose claim has the text of `only` if one is given, and returns the claims that do not hold. One that fails
-/// is checked once more: on a busy machine a deadline may pass for nobody's fault. That it failed first is said.
-pub(crate) fn run_all<'c, S: 'c>(
-    suite: &S,
-    has_mpirun: bool,
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure.to_string())
+    }
+}
+
+/// Runs the checks whose claims contain `only`. A failed check runs a second time, as a busy
+/// machine may miss a deadline.
+pub(crate) fn run<'c>(
+    mut suite: Suite,
     only: Option<&str>,
-    checks: impl Iterator<Item = &'c Check<S>>,
-) -> Vec<&'c str> {
+    checks: impl IntoIterator<Item = &'c Check>,
+) -> Outcome {
     let mut failed = Vec::new();
-    for check in checks.filter(|check| only.is_none_or(|text| check.claim.contains(text))) {
-        if check.needs_mpirun && !has_mpirun {
-            println!("skipped: no mpirun: {}", check.claim);
+    for (claim, check) in checks {
+        if only.is_some_and(|text| !claim.contains(text)) || holds(&suite, claim, *check) {
             continue;
         }
-        if !holds(suite, check) {
-            println!("again: {}", check.claim);
-            if !holds(suite, check) {
-                failed.push(check.claim);
-            }
+        println!("again: {claim}");
+        if !holds(&suite, claim, *check) {
+            failed.push(*claim);
         }
     }
-    failed
-}
-
-fn holds<S>(suite: &S, check: &Check<S>) -> bool {
-    let start = Instant::now();
-    let result = (check.run)(suite);
-    let seconds = start.elapsed().as_secs_f64();
-    match &result {
-        Ok(()) => println!("ok      {seconds:>6.1} s  {}", check.claim),
-        Err(text) => println!("FAILED  {seconds:>6.1} s  {}\n{text}", check.claim),
-    }
-    result.is_ok()
-}
-
-/// Makes the folder anew; what lies there are the remains of an earlier failure.
-pub(crate) fn empty_folder(name: &str) -> Outcome<PathBuf> {
-    let folder = cargo::target_folder().join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).map_err(at(&folder))?;
-    Ok(folder)
-}
-
-/// Removes the folder if every claim held.
-pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
     if failed.is_empty() {
-        return fs::remove_dir_all(folder).map_err(at(folder));
+        suite.stop_cluster()?;
+        return fs::remove_dir_all(&suite.folder).map_err(at(&suite.folder));
     }
     Err(Failure::Failed(format!(
-        "{}; what they wrote is in {}",
+        "{}; output in {}",
         failed.join("; "),
-        folder.display()
+        suite.folder.display()
     )))
 }
 
-/// What the suites start, in the dev profile.
-pub(crate) struct Programs {
-    pub(crate) trainer: PathBuf,
-    /// The conformance program of the crate `distributed`, where there is a launcher for it.
-    pub(crate) conformance: Option<PathBuf>,
+fn holds(suite: &Suite, claim: &str, check: fn(&Suite) -> Checked) -> bool {
+    let start = Instant::now();
+    let result = check(suite);
+    let seconds = start.elapsed().as_secs_f64();
+    match result {
+        Ok(()) => println!("ok      {seconds:>6.1} s  {claim}"),
+        Err(Stop::Skipped(reason)) => println!("skipped: {reason}: {claim}"),
+        Err(Stop::Failed(text)) => {
+            println!("FAILED  {seconds:>6.1} s  {claim}\n{text}");
+            return false;
+        }
+    }
+    true
 }
 
-const CONFORMANCE: &str = "mpi_conformance";
-
-impl Programs {
-    pub(crate) fn build(mpi: Mpi, with_conformance: bool) -> Outcome<Self> {
-        let trainer = cargo::kept_trainer(mpi)?;
-        let conformance = || {
-            let mut build =
-                cargo::command(&["test", "--workspace", "--no-run", "--test", CONFORMANCE]);
-            build.args(mpi.features());
-            cargo::executable(build, CONFORMANCE, true)
-        };
-        Ok(Programs {
-            trainer,
-            conformance: with_conformance.then(conformance).transpose()?,
-        })
+/// Returns an error unless `is_expected`.
+pub(crate) fn expect(is_expected: bool, message: impl Into<String>) -> Checked {
+    if is_expected {
+        Ok(())
+    } else {
+        Err(Stop::Failed(message.into()))
     }
 }
 
-/// A command that ended, with the line that started it for the messages.
+/// A command that ended.
 pub(crate) struct Ended {
-    pub(crate) line: String,
-    pub(crate) finished: Finished,
+    /// The command as a shell would read it.
+    line: String,
+    finished: Finished,
 }
 
 impl Ended {
-    /// Runs the command to its end, at most this long.
-    pub(crate) fn of(command: Command, log: &Path, limit_s: u64) -> Result<Self, String> {
+    /// Runs a command for at most `limit_s` seconds.
+    pub(crate) fn run(command: Command, log: &Path, limit_s: u64) -> Checked<Self> {
         let line = process::shown(&command);
-        let finished = Running::start(command, log)?.finish(Duration::from_secs(limit_s))?;
+        let running = Running::start(command, log)?;
+        Self::finish(line, running, Duration::from_secs(limit_s))
+    }
+
+    /// Waits for the end of a command; `limit` counts from its start.
+    pub(crate) fn finish(line: String, running: Running<'_>, limit: Duration) -> Checked<Self> {
+        let finished = running.finish(limit)?;
         Ok(Ended { line, finished })
     }
 
-    pub(crate) fn expect(&self, is_expected: bool, expected: &str) -> Result<(), String> {
-        if is_expected {
-            return Ok(());
-        }
-        let Finished {
-            code,
-            text,
-            elapsed,
-        } = &self.finished;
-        let got = code.map_or("ended by a signal or at its deadline".to_owned(), |code| {
+    pub(crate) fn text(&self) -> &str {
+        &self.finished.text
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.finished.elapsed
+    }
+
+    pub(crate) fn succeeded(&self) -> bool {
+        self.finished.code == Some(0)
+    }
+
+    /// Returns an error with the command's output unless `is_expected`.
+    pub(crate) fn expect(&self, is_expected: bool, expected: &str) -> Checked {
+        let code = self.finished.code;
+        let got = code.map_or("a signal or its deadline".to_owned(), |code| {
             format!("exit code {code}")
         });
-        Err(format!(
-            "$ {}\nexpected {expected}, got {got} after {:.1} s; it wrote:\n{text}",
-            self.line,
-            elapsed.as_secs_f64()
-        ))
+        let seconds = self.elapsed().as_secs_f64();
+        let Ended { line, finished } = self;
+        let text = &finished.text;
+        expect(
+            is_expected,
+            format!(
+                "$ {line}\nexpected {expected}, got {got} after {seconds:.1} s; output:\n{text}"
+            ),
+        )
     }
 
-    /// Whether MPI crashed before the program said a word.
-    pub(crate) fn has_crashed_in_start(&self) -> bool {
-        is_crash_in_start(&self.finished.text)
+    pub(crate) fn expect_code(&self, code: i32) -> Checked {
+        self.expect(
+            self.finished.code == Some(code),
+            &format!("exit code {code}"),
+        )
     }
 
-    pub(crate) fn expect_success(&self) -> Result<(), String> {
-        self.expect(self.finished.code == Some(0), "exit code 0")
+    pub(crate) fn expect_success(&self) -> Checked {
+        self.expect_code(0)
     }
-}
 
-/// Compares the hashes of two runs.
-pub(crate) fn same(what: &str, expected: &str, got: &str) -> Result<(), String> {
-    if expected == got {
-        Ok(())
-    } else {
-        Err(format!(
-            "{what}: expected parameter hash {expected}, got {got}"
-        ))
+    pub(crate) fn expect_failure(&self) -> Checked {
+        self.expect(!self.succeeded(), "an exit code other than 0")
     }
-}
 
-/// Open MPI under srun on several nodes, on a busy machine, was seen to call a null pointer in `MPI_Init` when a peer's first message
-/// came before it was ready for any (open-mpi/ompi#12495 and #13559 tell of it). The trainer waits a moment after its own start, which makes
-/// it rare; there is nothing else to do about it but to start again. It is told from a crash of ours by nobody having said anything but srun.
-fn is_crash_in_start(text: &str) -> bool {
-    text.contains("Segmentation fault")
-        && text.lines().all(|line| {
-            ["srun: ", "slurmstepd"]
-                .iter()
-                .any(|by| line.starts_with(by))
+    /// Expects each of these texts in the output.
+    pub(crate) fn expect_text(&self, parts: &[&str]) -> Checked {
+        parts.iter().try_for_each(|part| {
+            self.expect(
+                self.text().contains(part),
+                &format!("`{part}` in the output"),
+            )
         })
+    }
+
+    /// Expects that one rank reported the error.
+    pub(crate) fn expect_one_message(&self) -> Checked {
+        let num = self.text().matches("error (rank").count();
+        self.expect(num == 1, &format!("one error message, not {num}"))
+    }
+
+    /// Returns true if MPI crashed before the program printed anything.
+    ///
+    /// Open MPI under srun on several nodes sometimes calls a null pointer in `MPI_Init` if a
+    /// peer's first message comes too early (open-mpi/ompi#12495 and #13559). The trainer's pause
+    /// after its start makes the crash rare; a second start is the only remedy.
+    pub(crate) fn crashed_in_start(&self) -> bool {
+        is_crash_in_start(self.text())
+    }
+}
+
+fn is_crash_in_start(text: &str) -> bool {
+    let is_of_slurm = |line: &str| line.starts_with("srun: ") || line.starts_with("slurmstepd");
+    text.contains("Segmentation fault") && text.lines().all(is_of_slurm)
+}
+
+/// Reads a file that a check needs.
+pub(crate) fn read(file: &Path) -> Checked<String> {
+    Ok(fs::read_to_string(file).map_err(at(file))?)
+}
+
+/// Expects two equal parameter hashes.
+pub(crate) fn same(what: &str, expected: &str, got: &str) -> Checked {
+    expect(
+        expected == got,
+        format!("{what}: expected parameter hash {expected}, got {got}"),
+    )
 }
 
 #[cfg(test)]
@@ -185,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_crash_before_any_words_of_ours_is_one_of_the_start() {
+    fn only_a_crash_before_any_output_of_the_trainer_is_one_of_the_start() {
         let crash = "srun: error: n1: task 0: Segmentation fault (core dumped)\nsrun: error: n2: task 1: Killed\n";
         assert!(is_crash_in_start(crash));
         assert!(!is_crash_in_start(&format!("model resnet8\n{crash}")));

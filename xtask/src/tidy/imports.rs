@@ -1,10 +1,10 @@
-//! Who may import whom: the map of ARCHITECTURE.md as a table.
+//! Rule about imports between crates: the map of ARCHITECTURE.md as a table.
 
 use super::Finding;
 use super::source::member;
 
-/// The crates of this workspace that a member may know, by their names in manifests.
-const MAY_KNOW: [(&str, &[&str]); 11] = [
+/// Crates of this workspace that a member may import, by their names in manifests.
+const MAY_IMPORT: [(&str, &[&str]); 11] = [
     ("burn-resnet", &["layers"]),
     ("cluster", &["records"]),
     ("datasets", &["kernels"]),
@@ -18,8 +18,8 @@ const MAY_KNOW: [(&str, &[&str]); 11] = [
     ("study", &["cluster", "records"]),
 ];
 
-/// Crates of others that few members may know.
-const FEW_MAY_KNOW: [(&str, &[&str]); 2] = [
+/// Members that may import an external crate.
+const USERS: [(&str, &[&str]); 2] = [
     (
         "burn",
         &[
@@ -34,62 +34,52 @@ const FEW_MAY_KNOW: [(&str, &[&str]); 2] = [
     ("mpi", &["distributed"]),
 ];
 
-/// A member may know itself, with other features, in its tests; the trainer knows all.
-fn may_know(member: &str, name: &str) -> bool {
-    if let Some((_, members)) = FEW_MAY_KNOW
-        .iter()
-        .find(|(crate_name, _)| *crate_name == name)
-    {
-        return members.contains(&member);
+/// All dependencies of xtask: it must build within seconds.
+const OF_XTASK: [&str; 4] = ["clap", "cluster", "serde_json", "toml"];
+
+/// Returns true if a member may depend on a crate. The trainer may import all members, and a member
+/// itself with other features, in its tests.
+fn may_import(member: &str, name: &str) -> bool {
+    let find = |table: &[(&str, &'static [&str])], name: &str| {
+        let mut rows = table.iter();
+        rows.find(|(found, _)| *found == name)
+            .map(|(_, names)| *names)
+    };
+    if member == "xtask" {
+        return OF_XTASK.contains(&name);
     }
-    let is_ours = name == "trainer" || MAY_KNOW.iter().any(|(known, _)| *known == name);
-    let known = MAY_KNOW.iter().find(|(of, _)| *of == member);
-    !is_ours || name == member || known.is_none_or(|(_, known)| known.contains(&name))
+    if let Some(users) = find(&USERS, name) {
+        return users.contains(&member);
+    }
+    let is_member = name == "trainer" || find(&MAY_IMPORT, name).is_some();
+    let imports = find(&MAY_IMPORT, member);
+    !is_member || name == member || imports.is_none_or(|names| names.contains(&name))
 }
 
-/// What xtask may depend on: what reads its command line and the formats it meets, and what starts processes, all built in seconds.
-const XTASK_MAY_KNOW: [&str; 4] = ["clap", "cluster", "serde_json", "toml"];
-
-/// A manifest depends on no crate that its crate must not know; xtask depends on next to nothing.
+/// Checks the dependencies in a manifest.
 pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {
-    let member = match path {
-        // Not a part of the program: it lists the dependencies of all members.
-        "xtask/workspace-hack/Cargo.toml" => return Vec::new(),
-        path => member(path),
-    };
     let mut findings = Vec::new();
+    // The second lists the dependencies of all members.
+    if ["Cargo.toml", "xtask/workspace-hack/Cargo.toml"].contains(&path) {
+        return findings;
+    }
+    let member = member(path);
     let mut is_dependencies = false;
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
-        let name = if let Some(section) = line.strip_prefix('[') {
+        let mut name = line.split(['.', '=', ' ']).next().unwrap_or_default();
+        if let Some(section) = line.strip_prefix('[') {
             let section = section.trim_end_matches(']');
             is_dependencies = section.ends_with("dependencies");
-            // A table of its own, as in `[dependencies.burn]`.
-            section.split_once("dependencies.").map(|(_, name)| name)
-        } else if is_dependencies {
-            line.split(['.', '=', ' '])
-                .next()
-                .filter(|name| !name.is_empty() && !name.starts_with('#'))
-        } else {
-            None
-        };
-        let Some(name) = name.filter(|_| path != "Cargo.toml") else {
+            // A table for one dependency, as in `[dependencies.burn]`.
+            let table = section.split_once("dependencies.");
+            name = table.map_or("", |(_, name)| name);
+        } else if !is_dependencies || name.starts_with('#') {
             continue;
-        };
-        if member == "xtask" && !XTASK_MAY_KNOW.contains(&name) {
-            let known = XTASK_MAY_KNOW.join(", ");
-            let message = format!(
-                "xtask depends on {name}: expected only {known}, so that it builds in seconds"
-            );
-            findings.push(Finding {
-                line: index + 1,
-                message,
-            });
-        } else if !may_know(member, name) {
-            findings.push(Finding {
-                line: index + 1,
-                message: format!("{member} must not depend on {name}"),
-            });
+        }
+        if !name.is_empty() && !may_import(member, name) {
+            let message = format!("{member} must not depend on {name}");
+            findings.push(Finding::at(index, message));
         }
     }
     findings
@@ -99,27 +89,20 @@ pub(super) fn manifest_follows_the_map(path: &str, text: &str) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_forbidden_dependency_is_found_in_every_notation() {
-        let text = "[package]\nname = \"datasets\"\n\n[dependencies]\nburn.workspace = true\ndistributed = { path = \"x\" }\n\n[dev-dependencies]\nburn-resnet.workspace = true\n\n[dependencies.trainer]\npath = \"y\"\n";
-        let lines: Vec<usize> = manifest_follows_the_map("datasets/Cargo.toml", text)
-            .iter()
-            .map(|finding| finding.line)
-            .collect();
-        assert_eq!(lines, [6, 9, 11]);
-        assert!(manifest_follows_the_map("trainer/Cargo.toml", text).is_empty());
-        assert!(
-            manifest_follows_the_map("Cargo.toml", "[workspace.dependencies]\nmpi = \"1\"\n")
-                .is_empty()
-        );
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        let findings = manifest_follows_the_map(path, text);
+        findings.iter().map(|finding| finding.line).collect()
     }
 
     #[test]
-    fn xtask_depends_on_what_builds_in_seconds_and_nothing_else() {
-        let manifest = "[dependencies]\n# few\nburn = \"0\"\nclap = \"4\"\nserde_json.workspace = true\ntoml = \"1\"\n";
-        assert_eq!(
-            manifest_follows_the_map("xtask/Cargo.toml", manifest).len(),
-            1
-        );
+    fn a_forbidden_dependency_is_found_in_every_notation() {
+        let text = "[package]\nname = \"datasets\"\n\n[dependencies]\nburn.workspace = true\ndistributed = { path = \"x\" }\n\n[dev-dependencies]\nburn-resnet.workspace = true\n\n[dependencies.trainer]\npath = \"y\"\n";
+        assert_eq!(lines("datasets/Cargo.toml", text), [6, 9, 11]);
+        assert_eq!(lines("trainer/Cargo.toml", text), [0; 0]);
+        let text = "[workspace.dependencies]\nmpi = \"1\"\n";
+        assert_eq!(lines("Cargo.toml", text), [0; 0]);
+        let text =
+            "[dependencies]\n# few\nburn = \"0\"\nclap = \"4\"\nserde_json.workspace = true\n";
+        assert_eq!(lines("xtask/Cargo.toml", text), [3]);
     }
 }

@@ -1,155 +1,123 @@
-//! Rules about the pages: what they link to is there, and the book has them all.
+//! Rules about pages: their links lead to files and headings, and the book has all of them.
 //!
-//! In: every `.md` file. Out: links to no file or to no heading, pages of `docs/` that the book's contents leave out.
-//! Invariant: addresses in the web are not looked at, and code is no link.
+//! In: every `.md` file. Out: broken links, and pages of `docs/` outside the book's contents.
+//! Invariant: code and links into the web are not checked.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::Finding;
 
-/// The book's pages, and which of them is its contents.
 const BOOK: &str = "docs/";
 const CONTENTS: &str = "docs/SUMMARY.md";
 
-/// A page, by its path below the root.
+/// A page, with its path below the root.
 pub(super) struct Page {
     pub(super) path: String,
     pub(super) text: String,
 }
 
-/// The broken links of a page among `pages`; `exists` knows all files and folders.
+/// Returns the broken links of a page among `pages`.
 pub(super) fn broken_links(
     page: &Page,
     pages: &[Page],
     exists: impl Fn(&Path) -> bool,
 ) -> Vec<Finding> {
-    let folder = Path::new(&page.path).parent().unwrap_or(Path::new(""));
     let mut findings = Vec::new();
-    for (line, target) in links(&page.text) {
-        let (path, anchor) = target
-            .split_once('#')
-            .map_or((target.as_str(), None), |(path, anchor)| {
-                (path, Some(anchor))
-            });
-        let path = if path.is_empty() {
-            Some(PathBuf::from(&page.path))
-        } else {
-            joined(folder, path)
+    for (index, target) in links(&page.text) {
+        let mut add = |text: &str| {
+            findings.push(Finding::at(index, format!("link to `{target}`: {text}")));
+        };
+        let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
+        let path = match path {
+            "" => Some(PathBuf::from(&page.path)),
+            path => joined(
+                Path::new(&page.path).parent().unwrap_or(Path::new("")),
+                path,
+            ),
         };
         let Some(path) = path.filter(|path| exists(path)) else {
-            findings.push(Finding {
-                line,
-                message: format!("link to `{target}`: no such file is kept in the repository"),
-            });
+            add("no such file in the repository");
             continue;
         };
         let linked = pages.iter().find(|other| Path::new(&other.path) == path);
-        let message = match (linked, anchor) {
-            (Some(other), Some(anchor))
-                if !anchors(&other.text).iter().any(|found| found == anchor) =>
-            {
-                format!(
-                    "link to `{target}`: no heading of {} has the anchor `{anchor}`",
-                    other.path
-                )
-            }
-            _ => continue,
-        };
-        findings.push(Finding { line, message });
+        if let Some(other) = linked
+            && !anchor.is_empty()
+            && !anchors(&other.text).iter().any(|found| found == anchor)
+        {
+            add(&format!("no heading in {} with this anchor", other.path));
+        }
     }
     findings
 }
 
-/// The pages of `docs/` that the contents do not link to.
-pub(super) fn pages_outside_the_book(pages: &[Page]) -> Vec<(&str, Finding)> {
-    let contents = pages
-        .iter()
-        .find(|page| page.path == CONTENTS)
-        .map(|page| links(&page.text))
-        .unwrap_or_default();
-    let is_in = |path: &str| {
-        contents
-            .iter()
-            .any(|(_, target)| path.strip_prefix(BOOK) == Some(target.as_str()))
+/// Returns the pages of `docs/` that the contents do not link to.
+pub(super) fn pages_outside_the_book(pages: &[Page]) -> Vec<&str> {
+    let contents = pages.iter().find(|page| page.path == CONTENTS);
+    let links = contents.map(|page| links(&page.text)).unwrap_or_default();
+    let is_outside = |path: &&str| {
+        let name = path.strip_prefix(BOOK);
+        let is_page = *path != CONTENTS && name.is_some();
+        is_page
+            && !links
+                .iter()
+                .any(|(_, target)| Some(target.as_str()) == name)
     };
-    let of_book = pages
-        .iter()
-        .filter(|page| page.path.starts_with(BOOK) && page.path != CONTENTS);
-    of_book
-        .filter(|page| !is_in(&page.path))
-        .map(|page| {
-            (
-                page.path.as_str(),
-                Finding {
-                    line: 1,
-                    message: format!("no chapter of {CONTENTS}: add it there"),
-                },
-            )
-        })
-        .collect()
+    let paths = pages.iter().map(|page| page.path.as_str());
+    paths.filter(is_outside).collect()
 }
 
-/// The targets of all links within the repository, with their lines from 1.
+/// Returns the targets of all links within the repository, with the index of their lines.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
-    for (line, prose) in prose(text) {
-        for (_, after) in prose
-            .match_indices("](")
-            .map(|(at, opening)| prose.split_at(at + opening.len()))
-        {
+    for (index, line) in prose(text) {
+        let prose: String = line.split('`').step_by(2).collect();
+        for after in prose.split("](").skip(1) {
             let target = after.split([')', ' ']).next().unwrap_or_default();
             if !target.contains(':') {
-                links.push((line, target.to_owned()));
+                links.push((index, target.to_owned()));
             }
         }
     }
     links
 }
 
-/// The lines outside of fenced code, from 1, without code spans.
-fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
+/// Returns the lines outside of fenced code.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
-    text.lines().enumerate().filter_map(move |(index, line)| {
+    text.lines().enumerate().filter(move |(_, line)| {
         let is_fence = line.trim_start().starts_with("```");
         is_code ^= is_fence;
-        (!is_code && !is_fence).then(|| (index + 1, line.split('`').step_by(2).collect()))
+        !is_code && !is_fence
     })
 }
 
-/// The anchors that GitHub and mdBook make of a page's headings.
+/// Returns the anchors that GitHub and mdBook make of a page's headings.
 fn anchors(text: &str) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
-    let mut is_code = false;
-    for line in text.lines() {
-        is_code ^= line.trim_start().starts_with("```");
+    for (_, line) in prose(text) {
         let heading = line.trim_start_matches('#');
-        if is_code || heading.len() == line.len() || !heading.starts_with(' ') {
+        if heading.len() == line.len() || !heading.starts_with(' ') {
             continue;
         }
         let kept = |c: &char| c.is_alphanumeric() || ['-', '_', ' '].contains(c);
         let anchor: String = heading.trim().to_lowercase().chars().filter(kept).collect();
         let anchor = anchor.replace(' ', "-");
         let earlier = anchors.iter().filter(|earlier| **earlier == anchor).count();
-        anchors.push(if earlier == 0 {
-            anchor
-        } else {
-            format!("{anchor}-{earlier}")
+        anchors.push(match earlier {
+            0 => anchor,
+            number => format!("{anchor}-{number}"),
         });
     }
     anchors
 }
 
-/// `path` as seen from `folder`, without `..`; none above the root.
+/// Returns `path` as seen from `folder`, without `..`; none above the root.
 fn joined(folder: &Path, path: &str) -> Option<PathBuf> {
     let mut joined = PathBuf::new();
     for component in folder.join(path).components() {
         match component {
-            Component::ParentDir => {
-                if !joined.pop() {
-                    return None;
-                }
-            }
-            Component::CurDir => {}
+            Component::ParentDir if !joined.pop() => return None,
+            Component::ParentDir | Component::CurDir => {}
             component => joined.push(component),
         }
     }
@@ -194,7 +162,7 @@ mod tests {
             found(&pages[0]),
             [(
                 1,
-                "link to `docs/b.md`: no such file is kept in the repository".to_owned()
+                "link to `docs/b.md`: no such file in the repository".to_owned()
             )]
         );
         let of_a = found(&pages[1]);
@@ -204,7 +172,7 @@ mod tests {
             "{of_a:?}"
         );
         assert!(
-            of_a[0].1.contains("`e`") && of_a[1].1.contains("figures/p.svg"),
+            of_a[0].1.contains("`#e`") && of_a[1].1.contains("figures/p.svg"),
             "{of_a:?}"
         );
     }
@@ -217,11 +185,7 @@ mod tests {
             page("docs/b/c.md", ""),
             page("x.md", ""),
         ];
-        let outside: Vec<&str> = pages_outside_the_book(&pages)
-            .iter()
-            .map(|(path, _)| *path)
-            .collect();
-        assert_eq!(outside, ["docs/b/c.md"]);
+        assert_eq!(pages_outside_the_book(&pages), ["docs/b/c.md"]);
     }
 
     #[test]

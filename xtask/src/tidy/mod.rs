@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules of this workspace that no compiler checks.
 //!
-//! In: every `.rs` file, every manifest, every page. Out: `file:line: message` for each broken rule.
-//! Invariant: a rule reads text only, so that this runs in milliseconds and also within `cargo test`.
+//! In: sources, manifests, pages, scripts. Out: `file:line: message` for each broken rule.
+//! Invariant: a rule only reads text, so that tidy is fast enough for `cargo test`.
 
 mod imports;
 mod language;
@@ -52,25 +52,22 @@ struct Manifest {
     text: String,
 }
 
-/// A rule broken at a place.
+/// A broken rule at a place.
 #[derive(Debug, PartialEq)]
 struct Finding {
-    /// Counted from 1.
+    /// Number of the line, from 1.
     line: usize,
     message: String,
 }
 
-/// The rules for one source file, each a function of the file alone.
-const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
+/// Rules about one source file.
+const RULES: [fn(&Source) -> Vec<Finding>; 6] = [
     shape::starts_with_a_header,
-    shape::is_short_or_says_why,
-    shape::functions_are_short_or_say_why,
-    shape::names_say_something,
-    places::prints_only_where_printing_is_the_job,
-    places::reads_the_environment_in_one_place,
-    places::unsafe_stays_where_it_belongs,
-    places::ignores_no_test,
-    places::names_a_crate_only_in_its_file,
+    shape::is_short_or_has_a_reason,
+    shape::functions_are_short_or_have_a_reason,
+    shape::names_have_a_meaning,
+    places::items_are_in_their_places,
+    places::unsafe_has_a_reason,
 ];
 
 impl TidyArgs {
@@ -177,8 +174,9 @@ fn findings(files: &Files) -> Vec<(String, Finding)> {
         add(&page.path, links::broken_links(page, &files.pages, is_kept));
         add(&page.path, route::leads_to_functions(page, &files.sources));
     }
-    for (path, finding) in links::pages_outside_the_book(&files.pages) {
-        add(path, vec![finding]);
+    for path in links::pages_outside_the_book(&files.pages) {
+        let message = "no chapter of docs/SUMMARY.md: add it there";
+        add(path, vec![Finding::at(0, message.to_owned())]);
     }
     findings
 }
@@ -199,7 +197,7 @@ fn subjects() -> String {
     process::answer("git", &log).unwrap_or_default()
 }
 
-/// The files that git keeps and that are there; none where this is no repository of git.
+/// Lists the files in git; none without a repository.
 fn tracked() -> Option<Vec<String>> {
     let listed = process::answer("git", &["-C", &cargo::root().to_string_lossy(), "ls-files"])?;
     Some(
@@ -209,6 +207,14 @@ fn tracked() -> Option<Vec<String>> {
             .map(str::to_owned)
             .collect(),
     )
+}
+
+impl Finding {
+    /// Makes a finding from the index of a line, counted from 0.
+    fn at(index: usize, message: String) -> Self {
+        let line = index + 1;
+        Finding { line, message }
+    }
 }
 
 impl fmt::Display for Finding {

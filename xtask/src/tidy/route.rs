@@ -1,6 +1,7 @@
 //! Rule about the routes in ARCHITECTURE.md: each function stands where the table says.
 //!
-//! In: the page, and the sources. Out: rows whose function is not on their line, routes that are too long.
+//! In: the page, and the sources. Out: rows whose function is not on their line, routes that are
+//! too long.
 
 use super::Finding;
 use super::links::Page;

@@ -39,11 +39,6 @@ impl Source {
         }
     }
 
-    /// The folder of the crate that the file belongs to.
-    pub(super) fn member(&self) -> &str {
-        member(&self.path)
-    }
-
     pub(super) fn file_name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }

@@ -1,15 +1,15 @@
-//! The two recipes of `xtask/containers`: they are two texts of one image, and these tests keep them so.
+//! The two recipes of `xtask/containers` describe one image.
 //!
-//! In: `Dockerfile`, `lockstep.def`, the workspace's manifest. Out: nothing but findings of the tests.
-//! Invariant: both build with the Rust of `rust-version` and install the same packages, in both stages.
+//! In: `Dockerfile`, `lockstep.def`, the workspace's manifest. Invariant: both build with the Rust
+//! of `rust-version` and install the same packages in both stages.
 
 use std::collections::BTreeSet;
 use std::fs;
-
-use crate::cargo;
+use std::path::Path;
 
 fn text(path: &str) -> String {
-    fs::read_to_string(cargo::root().join(path)).unwrap()
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    fs::read_to_string(root.join(path)).unwrap()
 }
 
 fn dockerfile() -> String {
@@ -20,15 +20,15 @@ fn definition() -> String {
     text("xtask/containers/lockstep.def")
 }
 
-/// For each stage, what `apt-get install` is given.
+/// Returns the arguments of `apt-get install` in each stage.
 fn packages(recipe: &str) -> Vec<Vec<&str>> {
     let installs = recipe.split("--no-install-recommends").skip(1);
     installs
         .map(|install| {
-            // The list goes on as long as a line ends with a backslash; what follows `&&` is another command.
+            // A backslash at the end of a line continues the list; `&&` begins another command.
             let mut packages = Vec::new();
             for line in install.lines() {
-                let (words, goes_on) = line
+                let (words, continues) = line
                     .trim_end()
                     .strip_suffix('\\')
                     .map_or((line, false), |words| (words, true));
@@ -36,7 +36,7 @@ fn packages(recipe: &str) -> Vec<Vec<&str>> {
                     .split_once("&&")
                     .map_or((words, false), |(words, _)| (words, true));
                 packages.extend(words.split_whitespace());
-                if ends || !goes_on {
+                if ends || !continues {
                     break;
                 }
             }
@@ -45,7 +45,7 @@ fn packages(recipe: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// What stands between `before` and the next `after`.
+/// Returns the text between `before` and the next `after`.
 fn between<'a>(text: &'a str, before: &str, after: char) -> &'a str {
     let rest = text
         .split_once(before)
@@ -121,7 +121,7 @@ fn both_recipes_copy_every_member_of_the_workspace() {
         .filter_map(|line| line.trim().split_once(" /build/"))
         .map(|(name, _)| name)
         .collect();
-    // The scripts of `peers` travel inside the program.
+    // The program contains the scripts of `peers`.
     for name in members
         .into_iter()
         .chain(["peers", "Cargo.toml", "Cargo.lock"])

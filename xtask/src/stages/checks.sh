@@ -1,0 +1,227 @@
+#!/usr/bin/env bash
+# Stages of `cargo xtask test` that run tools.
+#
+# checks.sh STAGE
+#
+# In: FEATURES, the flags of every build; MAY_INSTALL if rustup may add components;
+# CARGO_TARGET_DIR.
+# Out: exit code 0 (passed), 77 (skipped; the reason is in the file REASON) or another one (failed).
+# A stage with other compiler flags has a separate target folder.
+set -euo pipefail
+host=x86_64-unknown-linux-gnu
+arm=aarch64-unknown-linux-gnu
+target=${CARGO_TARGET_DIR:-target}
+read -ra features <<< "${FEATURES:-}"
+
+skip() {
+    echo "$1" > "${REASON:-/dev/stderr}"
+    exit 77
+}
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+has() {
+    command -v "$1" > /dev/null
+}
+
+# component NAME SUBCOMMAND
+component() {
+    cargo "$2" --version > /dev/null 2>&1 && return
+    [ -n "${MAY_INSTALL:-}" ] && has rustup && rustup component add "$1" && return
+    skip "no $1: \`rustup component add $1\`"
+}
+
+on_host() {
+    rustc -vV | grep -qx "host: $host" || skip "runs on $host only"
+}
+
+fmt() {
+    component rustfmt fmt
+    cargo fmt --all -- --check
+}
+
+clippy() {
+    component clippy clippy
+    cargo clippy --workspace "${features[@]}" --all-targets -- -D warnings
+}
+
+test() {
+    cargo test --workspace "${features[@]}"
+}
+
+doc() {
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace "${features[@]}"
+}
+
+deny() {
+    has cargo-deny || skip "no cargo-deny: \`cargo install cargo-deny --locked\`"
+    cargo deny --locked check --hide-inclusion-graph bans licenses sources
+    cargo deny fetch db || skip "bans, licenses and sources passed; no list of advisories"
+    cargo deny --locked check --hide-inclusion-graph advisories
+}
+
+nccl() {
+    component clippy clippy
+    cargo clippy --workspace "${features[@]}" --features nccl --lib --test nccl -- -D warnings
+    # One package: the tests of all others would be compiled again for this feature.
+    local with=mpi,nccl
+    [ ${#features[@]} = 0 ] || with=nccl
+    cargo test -p lockstep-distributed --features $with --lib -- nccl::
+    cargo test -p lockstep-distributed --features $with --test nccl
+}
+
+corpus() {
+    LOCKSTEP_FUZZ_CHANGES=200 cargo test --workspace "${features[@]}" --test corpus
+}
+
+# AddressSanitizer fails on a read or write out of bounds. Its flag is unstable; the variable makes
+# the stable compiler, which has the runtime, accept it.
+memory() {
+    on_host
+    ls "$(rustc --print target-libdir)" | grep -q _rt.asan ||
+        skip "this Rust has no AddressSanitizer; rustup's Rust has it"
+    local profile=profile.dev.package.lockstep-kernels
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
+        cargo test -p lockstep-kernels --lib --target $host --target-dir "$target/sanitized" \
+        --config=$profile.debug-assertions=true --config=$profile.overflow-checks=true
+}
+
+# Prints the name of an emulator, if one is installed.
+emulator() {
+    command -v "qemu-$1" || command -v "qemu-$1-static" || true
+}
+
+arm() {
+    { rustup target list --installed | grep -qx $arm; } 2> /dev/null ||
+        skip "no target $arm: \`rustup target add $arm\`"
+    local linker=aarch64-linux-gnu-gcc qemu
+    qemu=$(emulator aarch64)
+    local words=(-p lockstep-kernels --lib --target $arm --target-dir "$target/arm")
+    if [ -z "$qemu" ] || ! has $linker; then
+        echo "no qemu-aarch64 with $linker: the tests are compiled but not run"
+        cargo check "${words[@]}" --tests
+        return
+    fi
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$linker \
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$qemu -L /usr/aarch64-linux-gnu" \
+        cargo test "${words[@]}"
+}
+
+# bits_under RUNNER: the constants in the test judge
+bits_under() {
+    echo "under $1:"
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$1 cargo test -p trainer --test it "${features[@]}" -- \
+        --exact same_bits::exact_runs_of_a_named_instruction_set_have_these_bits_on_every_processor
+}
+
+bits() {
+    on_host
+    local folder=$target/inexact-math qemu
+    mkdir -p "$folder"
+    folder=$(realpath "$folder")
+    # A C library each of whose results is the next larger number.
+    cat > "$folder/math.c" << 'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <math.h>
+#define OWN(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define ONE(name) double name(double x) { return nextafter(OWN(name)(x), INFINITY); } \
+    float name##f(float x) { return nextafterf(OWN(name##f)(x), INFINITY); }
+#define TWO(name) double name(double x, double y) { return nextafter(OWN(name)(x, y), INFINITY); } \
+    float name##f(float x, float y) { return nextafterf(OWN(name##f)(x, y), INFINITY); }
+ONE(sin) ONE(cos) ONE(exp) ONE(log) ONE(log1p) TWO(pow) TWO(hypot)
+void sincos(double x, double *s, double *c) { *s = sin(x); *c = cos(x); }
+void sincosf(float x, float *s, float *c) { *s = sinf(x); *c = cosf(x); }
+END
+    cc -shared -fPIC -fno-builtin -o "$folder/libinexact.so" "$folder/math.c" -lm
+    bits_under "env LD_PRELOAD=$folder/libinexact.so"
+    qemu=$(emulator x86_64)
+    [ -n "$qemu" ] || skip "no qemu-x86_64 (package qemu-user); with another C library it passed"
+    # AVX2 with FMA, without AVX-512, and without what the emulator lacks.
+    bits_under "$qemu -cpu Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"
+}
+
+# begin_folder FOLDER [PACKAGE]: makes a target folder with the results of the usual one, without a
+# package. Libraries and metadata are hard links, as a copy would take gigabytes: rustc renames a new
+# file to its name, and so never writes into a file of another folder.
+begin_folder() {
+    local new=$1.unfinished deps=$1.unfinished/debug/deps
+    if [ -e "$1" ] || ! [ -e "$target/debug/.fingerprint" ]; then
+        return
+    fi
+    rm -rf "$new"
+    mkdir -p "$deps"
+    cp -a "$target/debug/.fingerprint" "$target/debug/build" "$new/debug"
+    find "$target/debug/deps" -maxdepth 1 -type f '(' -name '*.rlib' -o -name '*.rmeta' ')' -exec cp -al -t "$deps" {} +
+    find "$target/debug/deps" -maxdepth 1 -type f '(' -name '*.so' -o -name '*.d' ')' -exec cp -a -t "$deps" {} +
+    [ -z "${2:-}" ] || CARGO_TARGET_DIR=$new cargo clean --package "$2"
+    mv "$new" "$1"
+}
+
+# external SELECTION...: lists the external crates that a selection of packages compiles
+external() {
+    cargo tree --locked --edges normal,dev --prefix none --format '{p} {f}' "$@" |
+        grep -vF "$PWD" | sed 's/ (\*)$//' | sort -u
+}
+
+# Features that need other features of the crates below them, in a folder where burn is compiled once
+# more. No unit tests: their programs take minutes to compile.
+features() {
+    local packages=(lockstep-burn-train trainer lockstep-burn-resnet lockstep-datasets lockstep-layers)
+    local package again
+    for package in "${packages[@]}" lockstep-distributed; do
+        again=$(comm -23 <(external -p "$package") <(external --workspace))
+        [ -z "$again" ] || fail "cargo test -p $package compiles again: $again. Add the missing features" \
+            "to xtask/workspace-hack/Cargo.toml"
+    done
+    begin_folder "$target/features"
+    export CARGO_TARGET_DIR=$target/features
+    local words=("${packages[@]/#/--package=}" "${features[@]}")
+    words+=(--features lockstep-burn-train/burn-train,trainer/parquet,trainer/ndarray)
+    words+=(--features lockstep-burn-resnet/ndarray,lockstep-layers/ndarray)
+    cargo test "${words[@]}" --test '*' -- second_opinion parquet
+    cargo test "${words[@]}" --test burn_loop
+    cargo test "${words[@]}" --test corpus -- inputs
+    cargo build "${words[@]}" --example burn_loop --example own_loop
+    cargo check -p lockstep-layers -p trainer "${features[@]}" \
+        --features lockstep-layers/wgpu,trainer/wgpu --all-targets
+    loops "$CARGO_TARGET_DIR/debug/examples"
+}
+
+# on_ranks RANKS PROGRAM...
+on_ranks() {
+    local ranks=$1 flags=()
+    shift
+    if mpirun --version | grep -q "Open MPI"; then
+        flags=(--oversubscribe --bind-to none)
+    fi
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun -n "$ranks" "${flags[@]}" "$@"
+}
+
+# The examples of burn's loop and of a custom loop under mpirun. They compare the bits of the ranks
+# themselves.
+loops() {
+    local folder ranks losses
+    has mpirun && [ ${#features[@]} = 0 ] || skip "no mpirun with an MPI to build with; on threads it passed"
+    folder=$(mktemp -d)
+    for ranks in 1 2; do
+        # Each epoch is one step over all samples, so that one and two ranks see the same batches.
+        on_ranks $ranks "$1/burn_loop" "$folder/$ranks" 97 97 8 | tee "$folder/$ranks.txt"
+        [ "$(grep -c 'training ended\.' "$folder/$ranks.txt")" = 1 ] || fail "burn_loop: not only root prints"
+        # Rounding may choose another best epoch, whose checkpoint stays.
+        (cd "$folder/$ranks" && find . -type f ! -path './checkpoint*' | sort) > "$folder/$ranks.files"
+    done
+    diff "$folder/1.files" "$folder/2.files" || fail "burn_loop: files of one and two ranks differ"
+    losses=$(sed -n 's/^loss \([^,]*\),.*/\1/p' "$folder/1.txt" "$folder/2.txt" | tr '\n' ' ')
+    awk '{ exit !(NF == 2 && ($1 - $2) ^ 2 <= (1e-5 * $1) ^ 2) }' <<< "$losses" ||
+        fail "burn_loop: losses of one and two ranks differ: $losses"
+    losses=$(on_ranks 2 "$1/own_loop" | tee /dev/stderr | sed -n 's/^epoch [^:]*: loss \([^,]*\),.*/\1/p' | tr '\n' ' ')
+    awk '{ exit !(NF == 3 && $3 < $1) }' <<< "$losses" ||
+        fail "own_loop: expected three decreasing losses from root, got $losses"
+    rm -rf "$folder"
+}
+
+"$@"
