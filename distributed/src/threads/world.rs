@@ -25,7 +25,7 @@ pub(super) struct World {
 #[derive(Debug)]
 struct State {
     deposits: Vec<Option<Deposit>>,
-    result: Option<(u64, Result<CommonResult, CollectiveError>)>,
+    result: Option<(u64, Result<SharedResult, CollectiveError>)>,
     /// Messages on their way, by receiver.
     mailboxes: Vec<VecDeque<Message>>,
     /// Ends collectives: the first rank that left or aborted.
@@ -36,7 +36,7 @@ struct State {
 }
 
 /// The result of a collective, of the type that the collective returns.
-type CommonResult = Arc<dyn Any + Send + Sync>;
+type SharedResult = Arc<dyn Any + Send + Sync>;
 
 /// The contribution of one rank to a collective.
 #[derive(Clone, Debug)]
@@ -155,7 +155,7 @@ impl World {
             });
             state.result = Some((
                 round,
-                result.map(|result| -> CommonResult { Arc::new(result) }),
+                result.map(|result| -> SharedResult { Arc::new(result) }),
             ));
             self.changed.notify_all();
         }

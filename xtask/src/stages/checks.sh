@@ -145,8 +145,8 @@ END
 }
 
 # begin_folder FOLDER [PACKAGE]: makes a target folder with the results of the usual one, without a
-# package. Libraries and metadata are hard links, as a copy would take gigabytes: rustc renames a new
-# file to its name, and so never writes into a file of another folder.
+# package. Libraries and metadata are hard links, as a copy would take gigabytes: rustc renames a
+# new file to its name, and so never writes into a file of another folder.
 begin_folder() {
     local new=$1.unfinished deps=$1.unfinished/debug/deps
     if [ -e "$1" ] || ! [ -e "$target/debug/.fingerprint" ]; then
@@ -167,8 +167,8 @@ external() {
         grep -vF "$PWD" | sed 's/ (\*)$//' | sort -u
 }
 
-# Features that need other features of the crates below them, in a folder where burn is compiled once
-# more. No unit tests: their programs take minutes to compile.
+# Features that need other features of the crates below them, in a folder where burn is compiled
+# once more. No unit tests: their programs take minutes to compile.
 features() {
     local packages=(lockstep-burn-train trainer lockstep-burn-resnet lockstep-datasets lockstep-layers)
     local package again

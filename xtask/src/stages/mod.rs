@@ -210,8 +210,8 @@ fn row(context: &Context<'_>, stage: &Stage) -> Row {
     })
 }
 
-/// Runs the suites, and computes in another thread. Prints the output of a computing stage between two
-/// suites.
+/// Runs the suites, and computes in another thread. Prints the output of a computing stage between
+/// two suites.
 fn in_two_lanes(
     context: &Context<'_>,
     computing: Vec<&'static Stage>,
