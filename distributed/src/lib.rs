@@ -58,7 +58,7 @@ pub mod gradients {
     pub use crate::bucket::{Bucket, BucketPlan};
     pub use crate::header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
     pub use crate::reducer::{
-        BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig,
+        BucketTimes, GradientCollector, GradientReducer, LocalGradients, MicroStepConfig,
         ReducerConfig, StepReport, SyncedBucket, SyncedGradients,
     };
 }

@@ -68,15 +68,11 @@ pub fn tensors<M: Module>(
     order: ElementOrder,
 ) -> Vec<Tensor<1>> {
     // `valid` takes pending updates of running states in.
-    walk(
-        &module.valid(),
-        layout,
-        Values {
-            order,
-            tensors: Vec::with_capacity(layout.entries().len()),
-        },
-    )
-    .tensors
+    let each = Values {
+        order,
+        tensors: Vec::with_capacity(layout.entries().len()),
+    };
+    walk(&module.valid(), layout, each).tensors
 }
 
 /// `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes, gradient requirements and types stay. As
@@ -132,17 +128,12 @@ pub fn take_gradients<M: Module>(
     order: ElementOrder,
     gradients: Gradients,
 ) -> Vec<Option<Tensor<1>>> {
-    let tensors = Vec::with_capacity(layout.entries().len());
-    walk(
-        module,
-        layout,
-        Taken {
-            gradients,
-            order,
-            tensors,
-        },
-    )
-    .tensors
+    let each = Taken {
+        source: GradientSource::Tape(gradients),
+        order,
+        tensors: Vec::with_capacity(layout.entries().len()),
+    };
+    walk(module, layout, each).tensors
 }
 
 /// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
@@ -154,8 +145,12 @@ pub(crate) fn take_params<M: Module>(
     layout: &ParameterLayout,
     params: GradientsParams,
 ) -> Vec<Option<Tensor<1>>> {
-    let tensors = Vec::with_capacity(layout.entries().len());
-    walk(module, layout, TakenParams { params, tensors }).tensors
+    let each = Taken {
+        source: GradientSource::Params(params),
+        order: ElementOrder::Module,
+        tensors: Vec::with_capacity(layout.entries().len()),
+    };
+    walk(module, layout, each).tensors
 }
 
 /// The flat gradients of `layout` as burn's optimizers take them.
@@ -167,15 +162,11 @@ pub(crate) fn to_params<M: Module>(
     layout: &ParameterLayout,
     gradients: &[f32],
 ) -> GradientsParams {
-    walk(
-        module,
-        layout,
-        Registered {
-            gradients,
-            params: GradientsParams::new(),
-        },
-    )
-    .params
+    let each = Registered {
+        gradients,
+        params: GradientsParams::new(),
+    };
+    walk(module, layout, each).params
 }
 
 /// Whose the tensors of a layout are in a module.
@@ -190,44 +181,34 @@ pub(crate) struct Identities {
 /// When `layout` is not of this module.
 pub(crate) fn identities<M: Module>(module: &M, layout: &ParameterLayout) -> Identities {
     let ids = Vec::with_capacity(layout.entries().len());
-    let mut walk = Identify {
-        cursor: Cursor::new(layout),
-        found: Identities {
+    walk(
+        module,
+        layout,
+        Identities {
             ids,
             unlisted: None,
         },
-    };
-    module.visit(&mut walk);
-    walk.cursor.finish();
-    walk.found
+    )
 }
 
-struct Identify<'a> {
-    cursor: Cursor<'a>,
-    found: Identities,
-}
-
-impl ModuleVisitor for Identify<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.cursor.enter(name, container_type);
+impl EachTensor for Identities {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &ParameterEntry) {
+        self.ids.push(param.id);
     }
 
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        match self.cursor.take() {
-            Some(_) => self.found.ids.push(param.id),
-            None if param.is_require_grad() => self.found.unlisted = Some(self.cursor.path()),
-            None => {}
+    fn visit_unlisted<const D: usize>(&mut self, param: &Param<Tensor<D>>, cursor: &Cursor<'_>) {
+        if param.is_require_grad() {
+            self.unlisted = Some(cursor.path());
         }
     }
 }
 
-/// What is done with each tensor of a layout.
+/// An action on each tensor of a module.
 trait EachTensor {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry);
+
+    /// Visits a tensor that is not in the layout.
+    fn visit_unlisted<const D: usize>(&mut self, _: &Param<Tensor<D>>, _: &Cursor<'_>) {}
 }
 
 /// Shows `each` the tensors of `layout` in `module`.
@@ -259,8 +240,9 @@ impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(entry) = self.cursor.take() {
-            self.each.visit(param, entry);
+        match self.cursor.take() {
+            Some(entry) => self.each.visit(param, entry),
+            None => self.each.visit_unlisted(param, &self.cursor),
         }
     }
 }
@@ -278,29 +260,24 @@ impl EachTensor for Values {
 }
 
 struct Taken {
-    gradients: Gradients,
+    source: GradientSource,
     order: ElementOrder,
     tensors: Vec<Option<Tensor<1>>>,
 }
 
+enum GradientSource {
+    Tape(Gradients),
+    Params(GradientsParams),
+}
+
 impl EachTensor for Taken {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        let gradient = param.val().grad_remove(&mut self.gradients);
-        self.tensors
-            .push(gradient.map(|gradient| self.order.flat(gradient, entry)));
-    }
-}
-
-struct TakenParams {
-    params: GradientsParams,
-    tensors: Vec<Option<Tensor<1>>>,
-}
-
-impl EachTensor for TakenParams {
-    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        let gradient = self.params.remove::<D>(param.id);
-        self.tensors
-            .push(gradient.map(|gradient| ElementOrder::Module.flat(gradient, entry)));
+        let gradient = match &mut self.source {
+            GradientSource::Tape(gradients) => param.val().grad_remove(gradients),
+            GradientSource::Params(params) => params.remove::<D>(param.id),
+        };
+        let flat = gradient.map(|gradient| self.order.flat(gradient, entry));
+        self.tensors.push(flat);
     }
 }
 

@@ -5,70 +5,85 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use burn::module::ParamId;
+use burn::tensor::Tensor;
 
-use super::engine::{Job, JobSender};
-use super::synced::{LocalBucket, squares};
-use crate::header::{are_finite, largest_magnitude_bits};
-use crate::{gradients::BucketPlan, reduction::BucketContext, replica::ParameterLayout};
+use super::gradients::{LocalGradients, squares};
+use super::lock;
+use super::worker::{Job, JobSender};
+use crate::gradients::BucketPlan;
+use crate::header::largest_magnitude_bits;
+use crate::layout::with_values;
+use crate::reduction::BucketContext;
+use crate::replica::ParameterLayout;
 
-/// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
+/// The buckets that a backward pass fills; shared by a reducer and the hooks of a model.
 #[derive(Debug)]
 pub struct GradientCollector {
     layout: ParameterLayout,
     plan: BucketPlan,
-    /// Of every parameter of the layout.
+    /// Bucket of every parameter of the layout.
     bucket_of: Vec<usize>,
     num_slots: usize,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
-struct State {
-    /// burn's id of every parameter in this process.
-    ids: Vec<ParamId>,
-    /// Index in the layout by id.
+pub(super) struct State {
+    /// Index in the layout by burn's id.
     entries: HashMap<ParamId, usize>,
+    pub(super) parameters: Vec<ParameterState>,
+    pub(super) buckets: Vec<BucketState>,
     /// Whether a hook has given a gradient of this micro-step, of any parameter.
-    has_taken: bool,
-    /// Of every parameter: whether a micro-step has had its gradient since the reducer was made.
-    was_used: Vec<bool>,
-    /// Of every bucket; empty while it travels.
-    buffers: Vec<Vec<f32>>,
-    /// Of every parameter: whether this micro-step has its gradient.
-    has_arrived: Vec<bool>,
-    /// Of every parameter: when its last gradient came.
-    arrivals: Vec<Option<Instant>>,
-    /// Of every bucket: parameters without a gradient in this micro-step.
-    num_missing: Vec<usize>,
-    context: BucketContext,
+    pub(super) has_taken: bool,
+    pub(super) context: BucketContext,
     micro_step: MicroStepConfig,
-    /// Of every slot: whether a micro-step of this step has written it.
+    /// Whether a micro-step of this step has written the slot.
     is_written: Vec<bool>,
-    /// Whether the present micro-step is its slot's first, and overwrites what the last step left.
+    /// Whether the micro-step is the first of its slot, and overwrites the values of the last step.
     overwrites: bool,
     /// The next bucket to leave.
     next: usize,
-    job_sender: JobSender,
-    /// Squared norms of this step's micro-steps so far, added up, where they are measured.
-    squares: Option<f64>,
-    /// Of every bucket that left: index in the layout, and magnitude, of its largest gradient.
-    largest: Vec<(u32, f32)>,
+    pub(super) jobs: JobSender,
+    /// Sum of the squared norms of this step's micro-steps, if they are measured.
+    pub(super) squares: Option<f64>,
 }
 
-/// What is done with the gradients of a micro-step.
+#[derive(Debug)]
+pub(super) struct ParameterState {
+    id: ParamId,
+    /// Whether any micro-step had a gradient of it.
+    was_used: bool,
+    /// Whether this micro-step has its gradient.
+    has_arrived: bool,
+    /// Time of its last gradient.
+    pub(super) arrival: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct BucketState {
+    /// Empty while the bucket travels.
+    pub(super) values: Vec<f32>,
+    /// Parameters without a gradient in this micro-step.
+    num_missing: usize,
+    /// Parameter and magnitude of the largest gradient when the bucket left; NaN counts as largest.
+    pub(super) largest: (u32, f32),
+}
+
+/// The treatment of a micro-step's gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MicroStepConfig {
-    /// They are multiplied by it.
+    /// Factor on the gradients.
     pub weight: f32,
-    /// The accumulation slot that they are added to, below [`BucketReduction::num_slots`](crate::reduction::BucketReduction::num_slots).
+    /// The accumulation slot, below
+    /// [`BucketReduction::num_slots`](crate::reduction::BucketReduction::num_slots).
     pub slot: usize,
-    /// Whether none follows in this step: buckets leave as soon as they are full.
+    /// Whether this is the step's last micro-step: buckets leave as soon as they are full.
     pub is_last: bool,
-    /// Whether they are dropped: those of a pass that only took part in collectives.
+    /// Whether the gradients are dropped, because the pass only took part in collectives.
     pub discard: bool,
 }
 
@@ -88,36 +103,36 @@ impl GradientCollector {
         layout: ParameterLayout,
         plan: BucketPlan,
         num_slots: usize,
-        job_sender: JobSender,
+        jobs: JobSender,
     ) -> Self {
         let mut bucket_of = vec![0; layout.entries().len()];
+        let mut buckets = Vec::with_capacity(plan.buckets().len());
         for (index, bucket) in plan.buckets().iter().enumerate() {
             bucket_of[bucket.parameters.clone()].fill(index);
+            buckets.push(BucketState {
+                values: vec![0.0; num_slots * bucket.elements.len()],
+                num_missing: bucket.parameters.len(),
+                largest: (0, 0.0),
+            });
         }
-        let buckets = plan.buckets();
+        let parameters = layout.entries().iter().map(|entry| ParameterState {
+            id: entry.id,
+            was_used: false,
+            has_arrived: false,
+            arrival: None,
+        });
         let state = State {
-            ids: ids(&layout),
             entries: by_id(&layout),
+            parameters: parameters.collect(),
+            buckets,
             has_taken: false,
-            was_used: vec![false; layout.entries().len()],
-            buffers: buckets
-                .iter()
-                .map(|bucket| vec![0.0; num_slots * bucket.elements.len()])
-                .collect(),
-            has_arrived: vec![false; layout.entries().len()],
-            arrivals: vec![None; layout.entries().len()],
-            num_missing: buckets
-                .iter()
-                .map(|bucket| bucket.parameters.len())
-                .collect(),
             context: BucketContext::default(),
             micro_step: MicroStepConfig::default(),
             is_written: vec![false; num_slots],
             overwrites: true,
             next: 0,
-            job_sender,
+            jobs,
             squares: None,
-            largest: vec![(0, 0.0); buckets.len()],
         };
         Self {
             layout,
@@ -128,11 +143,12 @@ impl GradientCollector {
         }
     }
 
-    /// Takes one parameter's gradient of the pass in progress. Gradients of other modules are ignored. Parameters are known by their ids: those of
-    /// the module that [`backward`](super::GradientReducer::backward) was given, or [`rename`](super::GradientReducer::rename).
+    /// Takes one parameter's gradient of the backward pass in progress. Gradients of other modules
+    /// are ignored. Parameters are identified by the ids of the module given to
+    /// [`backward`](super::GradientReducer::backward) or [`rename`](super::GradientReducer::rename).
     ///
     /// # Panics
-    /// When the gradient has another length than the parameter, or is a second one of the same pass.
+    /// If the gradient's length is not the parameter's, or it is the second one of the same pass.
     pub fn take(&self, parameter: ParamId, gradient: &[f32]) {
         let mut state = self.lock();
         state.has_taken = true;
@@ -141,7 +157,8 @@ impl GradientCollector {
         }
     }
 
-    /// The bucket of a parameter, and how many parameters that has; `None` for one that it does not know.
+    /// Returns the bucket of a parameter and the number of parameters in that bucket; `None` for an
+    /// unknown parameter.
     pub fn bucket_of(&self, parameter: ParamId) -> Option<(usize, usize)> {
         let entry = *self.lock().entries.get(&parameter)?;
         let bucket = self.bucket_of[entry];
@@ -156,142 +173,106 @@ impl GradientCollector {
         &self.plan
     }
 
-    /// Buckets that leave from now on are of this step.
-    pub(super) fn begin_step(&self, context: BucketContext) {
-        self.lock().context = context;
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
-    /// Sends the step's header ahead of its buckets.
-    pub(super) fn send_header(&self, bytes: Vec<u8>) {
-        self.lock().job_sender.send(Job::Header(bytes));
-    }
-
-    /// From now on each micro-step's squared norm is taken.
-    pub(super) fn measure_parts(&self) {
-        self.lock().squares = Some(0.0);
-    }
-
-    /// The squared norms since the last call, added up; 0 where they are not measured.
-    pub(super) fn take_squares(&self) -> f64 {
-        self.lock().squares.as_mut().map_or(0.0, mem::take)
-    }
-
-    /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
+    /// Identifies the parameters by the ids of `layout`, of the same module, rebuilt or loaded.
     pub(super) fn rename(&self, layout: &ParameterLayout) {
         let mut state = self.lock();
-        (state.ids, state.entries) = (ids(layout), by_id(layout));
+        state.entries = by_id(layout);
+        for (parameter, entry) in state.parameters.iter_mut().zip(layout.entries()) {
+            parameter.id = entry.id;
+        }
     }
 
-    /// Returns true if these are the ids that parameters are known by.
+    /// Returns true if `ids` are those of the parameters.
     pub(super) fn knows(&self, ids: &[ParamId]) -> bool {
-        self.lock().ids == ids
+        let state = self.lock();
+        state
+            .parameters
+            .iter()
+            .map(|parameter| &parameter.id)
+            .eq(ids)
     }
 
-    /// Returns true if a hook has given a gradient of this micro-step, of any parameter.
-    pub(super) fn has_taken(&self) -> bool {
-        self.lock().has_taken
-    }
-
-    /// Indices in the layout of parameters without a gradient in any micro-step so far; none before the first gradient.
+    /// Returns the parameters without a gradient in any micro-step so far, as indices in the layout;
+    /// none before the first gradient.
     pub(super) fn unused(&self) -> Vec<usize> {
-        let was_used = &self.lock().was_used;
-        let is_known = was_used.contains(&true);
-        (0..was_used.len())
-            .filter(|&entry| is_known && !was_used[entry])
+        let parameters = &self.lock().parameters;
+        if parameters.iter().all(|parameter| !parameter.was_used) {
+            return Vec::new();
+        }
+        (0..parameters.len())
+            .filter(|&entry| !parameters[entry].was_used)
             .collect()
     }
 
     /// Opens the next micro-step of this step.
-    pub(super) fn begin_micro_step(&self, how: MicroStepConfig) {
+    pub(super) fn begin_micro_step(&self, config: MicroStepConfig) {
         assert!(
-            how.slot < self.num_slots,
+            config.slot < self.num_slots,
             "slot {}: expected below {}",
-            how.slot,
+            config.slot,
             self.num_slots
         );
         let mut state = self.lock();
-        state.micro_step = how;
-        if !how.discard {
-            state.overwrites = !mem::replace(&mut state.is_written[how.slot], true);
+        state.micro_step = config;
+        if !config.discard {
+            state.overwrites = !mem::replace(&mut state.is_written[config.slot], true);
         }
-        state.has_arrived.fill(false);
-        for (missing, bucket) in state.num_missing.iter_mut().zip(self.plan.buckets()) {
-            *missing = bucket.parameters.len();
+        for parameter in &mut state.parameters {
+            parameter.has_arrived = false;
+        }
+        for (bucket, planned) in state.buckets.iter_mut().zip(self.plan.buckets()) {
+            bucket.num_missing = planned.parameters.len();
         }
     }
 
-    /// One gradient of the micro-step, by its index in the layout.
-    pub(super) fn put_entry(&self, entry: usize, gradient: &[f32]) {
-        self.put(&mut self.lock(), entry, Some(gradient));
-    }
-
-    /// Closes the micro-step: what has not arrived is zero.
-    pub(super) fn end_micro_step(&self) {
+    /// Closes the micro-step with the gradients that no hook has given; all others are zero.
+    pub(super) fn end_micro_step(&self, gradients: Vec<Option<Tensor<1>>>) {
         let mut state = self.lock();
+        for (entry, gradient) in gradients.into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                with_values(gradient, |values| self.put(&mut state, entry, Some(values)));
+            }
+        }
         state.has_taken = false;
         for entry in (0..self.bucket_of.len()).rev() {
-            if !state.has_arrived[entry] {
+            if !state.parameters[entry].has_arrived {
                 self.put(&mut state, entry, None);
             }
         }
     }
 
-    /// Closes the step, whatever was accumulated: the buckets that have not left do now.
+    /// Closes the step, whatever was accumulated: all buckets that have not left do now.
     pub(super) fn complete(&self) {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
-        state.num_missing.fill(0);
+        for bucket in &mut state.buckets {
+            bucket.num_missing = 0;
+        }
         self.release(&mut state);
     }
 
-    /// Closes the step without letting a bucket leave; `use_buckets` learns whether all values are finite.
-    pub(super) fn finish_local<T>(
-        &self,
-        use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
-    ) -> T {
+    /// Closes the step without letting a bucket leave.
+    pub(super) fn finish_local(&self) -> LocalGradients<'_> {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
         state.is_written.fill(false);
-        let buckets = self.plan.buckets().iter().zip(&state.buffers);
-        let buckets: Vec<_> = buckets
-            .map(|(bucket, values)| LocalBucket {
-                elements: bucket.elements.clone(),
-                values,
-            })
-            .collect();
-        use_buckets(
-            &buckets,
-            buckets.iter().all(|bucket| are_finite(bucket.values)),
-        )
+        LocalGradients::new(&self.plan, state)
     }
 
     /// Takes a bucket's buffer back; with the last one the next step may begin.
-    pub(super) fn give_back(&self, index: usize, mut buffer: Vec<f32>) {
+    pub(super) fn give_back(&self, index: usize, mut values: Vec<f32>) {
         let mut state = self.lock();
-        buffer.resize(
-            self.num_slots * self.plan.buckets()[index].elements.len(),
-            0.0,
-        );
-        state.buffers[index] = buffer;
+        let len = self.num_slots * self.plan.buckets()[index].elements.len();
+        values.resize(len, 0.0);
+        state.buckets[index].values = values;
         state.next -= 1;
         if state.next == 0 {
             state.is_written.fill(false);
         }
-    }
-
-    /// No bucket will be sent any more.
-    pub(super) fn close(&self) {
-        self.lock().job_sender.send(Job::End);
-    }
-
-    /// When each parameter of the layout got its last gradient, or learned that there is none.
-    pub(super) fn arrivals(&self) -> Vec<Option<Instant>> {
-        self.lock().arrivals.clone()
-    }
-
-    /// Index in the layout, and magnitude, of the largest gradient of a bucket when it left; NaN counts as largest.
-    pub(super) fn largest(&self, bucket: usize) -> (u32, f32) {
-        self.lock().largest[bucket]
     }
 
     fn put(&self, state: &mut State, entry: usize, gradient: Option<&[f32]>) {
@@ -306,71 +287,70 @@ impl GradientCollector {
         }
         let bucket = self.bucket_of[entry];
         let description = &self.layout.entries()[entry];
+        let parameter = &mut state.parameters[entry];
         assert!(
-            !mem::replace(&mut state.has_arrived[entry], true),
-            "{}: a second gradient in one backward pass, expected one. Run each use of a module that is used twice in a PassContext whose \
-             hook is None: its gradients are then taken after the pass",
+            !mem::replace(&mut parameter.has_arrived, true),
+            "{}: a second gradient in one backward pass, expected one. Run each use of a module that \
+             is used twice in a PassContext without a hook",
             description.path
         );
-        state.arrivals[entry] = Some(Instant::now());
+        parameter.arrival = Some(Instant::now());
+        parameter.was_used |= gradient.is_some();
         let elements = &self.plan.buckets()[bucket].elements;
         let start = slot * elements.len() + description.offset - elements.start;
-        let sums = &mut state.buffers[bucket][start..start + description.len];
-        match gradient {
-            Some(gradient) => {
-                state.was_used[entry] = true;
-                if let Some(sum) = &mut state.squares {
-                    *sum += f64::from(weight).powi(2) * squares(gradient);
-                }
-                assert_eq!(
-                    gradient.len(),
-                    sums.len(),
-                    "{}: gradient and parameter differ in length",
-                    description.path
-                );
-                match state.overwrites {
-                    true => sums
-                        .iter_mut()
-                        .zip(gradient)
-                        .for_each(|(sum, value)| *sum = weight * value),
-                    false => sums
-                        .iter_mut()
-                        .zip(gradient)
-                        .for_each(|(sum, value)| *sum += weight * value),
-                }
+        let bucket = &mut state.buckets[bucket];
+        let sums = &mut bucket.values[start..start + description.len];
+        if let Some(gradient) = gradient {
+            if let Some(sum) = &mut state.squares {
+                *sum += f64::from(weight).powi(2) * squares(gradient);
             }
-            None if state.overwrites => sums.fill(0.0),
-            None => {}
+            assert_eq!(
+                gradient.len(),
+                sums.len(),
+                "{}: gradient and parameter differ in length",
+                description.path
+            );
+            let pairs = sums.iter_mut().zip(gradient);
+            if state.overwrites {
+                pairs.for_each(|(sum, value)| *sum = weight * value);
+            } else {
+                pairs.for_each(|(sum, value)| *sum += weight * value);
+            }
+        } else if state.overwrites {
+            sums.fill(0.0);
         }
-        state.num_missing[bucket] -= 1;
+        bucket.num_missing -= 1;
         if is_last {
             self.release(state);
         }
     }
 
-    /// Slots without a sample are zero.
+    /// Fills slots without a sample with zeros.
     fn clear_unwritten(&self, state: &mut State) {
-        for slot in (0..self.num_slots).filter(|&slot| !state.is_written[slot]) {
-            for (buffer, bucket) in state.buffers.iter_mut().zip(self.plan.buckets()) {
-                let len = bucket.elements.len();
-                buffer[slot * len..(slot + 1) * len].fill(0.0);
+        for slot in 0..self.num_slots {
+            if state.is_written[slot] {
+                continue;
+            }
+            for (bucket, planned) in state.buckets.iter_mut().zip(self.plan.buckets()) {
+                let len = planned.elements.len();
+                bucket.values[slot * len..(slot + 1) * len].fill(0.0);
             }
         }
     }
 
-    /// Lets full buckets leave, in order.
+    /// Sends full buckets to the reduction, in order.
     fn release(&self, state: &mut State) {
-        while state.next < state.num_missing.len() && state.num_missing[state.next] == 0 {
+        while let Some(bucket) = state.buckets.get_mut(state.next)
+            && bucket.num_missing == 0
+        {
             let index = state.next;
-            let values = mem::take(&mut state.buffers[index]);
-            state.largest[index] = self.largest_of(index, &values);
+            let values = mem::take(&mut bucket.values);
+            bucket.largest = self.largest_of(index, &values);
             state.next += 1;
-            let context = state.context;
-            state.job_sender.send(Job::Bucket {
-                context,
+            state.jobs.send(Job::Bucket {
+                context: state.context,
                 index,
                 values,
-                ready: Instant::now(),
             });
         }
     }
@@ -379,11 +359,8 @@ impl GradientCollector {
         let bucket = &self.plan.buckets()[index];
         let mut largest = (0, 0);
         for slot in values.chunks_exact(bucket.elements.len().max(1)) {
-            for (entry, description) in bucket
-                .parameters
-                .clone()
-                .zip(&self.layout.entries()[bucket.parameters.clone()])
-            {
+            for entry in bucket.parameters.clone() {
+                let description = &self.layout.entries()[entry];
                 let start = description.offset - bucket.elements.start;
                 let bits = largest_magnitude_bits(&slot[start..start + description.len]);
                 if bits > largest.1 {
@@ -393,23 +370,9 @@ impl GradientCollector {
         }
         (largest.0, f32::from_bits(largest.1))
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock means that a pass panicked; the job ends with that panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn ids(layout: &ParameterLayout) -> Vec<ParamId> {
-    layout.entries().iter().map(|entry| entry.id).collect()
-}
-
-/// The index in the layout of every parameter's id.
 fn by_id(layout: &ParameterLayout) -> HashMap<ParamId, usize> {
-    layout
-        .entries()
-        .iter()
-        .enumerate()
-        .map(|(index, entry)| (entry.id, index))
-        .collect()
+    let entries = layout.entries().iter().enumerate();
+    entries.map(|(index, entry)| (entry.id, index)).collect()
 }

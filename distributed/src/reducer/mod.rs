@@ -1,15 +1,16 @@
 //! From every rank's gradients to their sum over all ranks.
 //!
-//! In: gradients as a backward pass makes them, or all at its end; micro-step after micro-step. Out: buckets of sums, the same
-//! bits on every rank. Invariant: one reduction a bucket, in bucket order, on every rank, also on one that had no sample.
+//! In: gradients from hooks during a backward pass, or from the tape after it, of one or more
+//! micro-steps. Out: buckets of sums, the same bits on every rank. Invariant: every rank reduces
+//! each bucket once, in bucket order, even a rank without samples.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.
 
 mod collector;
-mod engine;
-mod own_loop;
-mod synced;
+mod custom_loop;
+mod gradients;
+mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use burn::module::Module;
@@ -17,29 +18,29 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
 pub use collector::{GradientCollector, MicroStepConfig};
-pub use engine::BucketTimes;
-use engine::{Engine, Finished, SharedReduction, Worker};
-pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
+pub use gradients::{LocalGradients, SyncedBucket, SyncedGradients};
+pub use worker::BucketTimes;
+use worker::{Engine, Job, JobResult, SharedReduction, Worker};
 
 use crate::communicator::expect_equal;
+use crate::gradients::{BucketPlan, GlobalStepStatus};
 use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_stop};
-use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
+use crate::reduction::{AllReducer, ReductionKind};
 use crate::reduction::{BucketContext, BucketReduction, ReductionState, Traffic};
-use crate::{
-    CollectiveError, Communicator,
-    gradients::{BucketPlan, GlobalStepStatus},
-    reduction::{AllReducer, ReductionKind},
-    replica::ParameterLayout,
-};
+use crate::replica::ParameterLayout;
+use crate::watchdog::RankStatus;
+use crate::{CollectiveError, Communicator};
 
-/// How gradients travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The buckets of a reducer and their reduction.
+#[derive(Clone, Debug)]
 pub struct ReducerConfig {
-    /// Largest size of a bucket, bytes of `f32`; `None`: as the gradients' size suggests, [`BucketPlan::default_cap_bytes`].
+    /// Largest size of a bucket, bytes of `f32`; `None`: [`BucketPlan::default_cap_bytes`].
     pub bucket_cap_bytes: Option<usize>,
-    /// Whether buckets travel while the backward pass goes on, where the communicator allows a second thread.
+    /// Whether buckets are reduced during the backward pass, if the communicator allows a second thread.
     pub overlap: bool,
+    /// The status that names the bucket under reduction.
+    pub rank_status: Arc<RankStatus>,
 }
 
 impl Default for ReducerConfig {
@@ -47,20 +48,25 @@ impl Default for ReducerConfig {
         Self {
             bucket_cap_bytes: None,
             overlap: true,
+            rank_status: Arc::default(),
         }
     }
 }
 
 /// Adds up gradients over micro-steps, then over ranks.
 ///
-/// The global mean is exact because the caller weights: either a rank's loss is the sum over its samples divided by the global
-/// number of samples (weight 1), or its mean loss is weighted by its share of the samples.
+/// The global mean is exact because the caller weights: either a rank's loss is the sum over its
+/// samples divided by the global number of samples (weight 1), or its mean loss is weighted by its
+/// share of the samples.
 ///
-/// A step is: [`begin_step`](Self::begin_step); for each micro-batch [`begin_micro_step`](Self::begin_micro_step), a backward
-/// pass, and [`accumulate`](Self::accumulate); [`reduce`](Self::reduce). In short, `accumulate` and `reduce` suffice.
+/// A step is [`begin_step`](Self::begin_step); for each micro-batch
+/// [`begin_micro_step`](Self::begin_micro_step), a backward pass, and
+/// [`accumulate`](Self::accumulate); then [`reduce`](Self::reduce). The shortest step is
+/// `accumulate` and `reduce`.
 ///
 /// # Differs from PyTorch
-/// `DistributedDataParallel` takes the plain mean over ranks, which over-weights the samples of a rank that has fewer.
+/// `DistributedDataParallel` takes the plain mean over ranks, which over-weights the samples of a
+/// rank that has fewer.
 #[derive(Debug)]
 pub struct GradientReducer {
     collector: Arc<GradientCollector>,
@@ -69,35 +75,36 @@ pub struct GradientReducer {
     engine: Engine,
     /// Whether a micro-step was opened and not closed.
     is_open: bool,
-    /// Whether all ranks meet in every step, so that shares can be summed.
+    /// Whether all ranks take part in every step, so that shares can be summed.
     checks_shares: bool,
     /// This rank's share of the step under way.
     share: Option<f64>,
-    /// The step under way, where its header was posted.
+    /// Header of the step under way, if it was posted.
     header: Option<StepHeader>,
     synced: Vec<SyncedBucket>,
     report: StepReport,
 }
 
-/// What the reduction of a step was.
+/// Figures of a step's reduction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// What was sent.
+    /// Bytes and losses of the sums.
     pub traffic: Traffic,
-    /// When each bucket was complete and reduced.
+    /// Time of each bucket's reduction, in bucket order.
     pub buckets: Vec<BucketTimes>,
-    /// The squared L2 norm of each of this rank's micro-steps, weighted, added up over them; 0 unless
-    /// [`measure_parts`](GradientReducer::measure_parts) asked for it.
+    /// Sum of the squared L2 norms of this rank's weighted micro-steps; 0 without
+    /// [`measure_parts`](GradientReducer::measure_parts).
     pub squared_norm_of_parts: f64,
-    /// Whether a posted header wished the run to end, also where [`finish`](GradientReducer::finish) found something that is not finite.
+    /// Whether a posted header asks for a stop, even if [`finish`](GradientReducer::finish) failed
+    /// because of a value that is not finite.
     pub stop: bool,
 }
 
 impl GradientReducer {
-    /// Plans the buckets of `module`'s trainable parameters, to be summed by the communicator's own collective.
+    /// Plans the buckets of `module`'s trainable parameters, summed by the communicator's own collective.
     ///
     /// # Errors
-    /// [`CollectiveError::PlanMismatch`] on all ranks when the plans differ, naming the first rank that does.
+    /// [`CollectiveError::PlanMismatch`] on all ranks if the plans differ, naming the first such rank.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -113,7 +120,8 @@ impl GradientReducer {
         Ok(reducer)
     }
 
-    /// As [`new`](Self::new), with the reduction that `reduction` makes of the plan and a communicator of its own.
+    /// As [`new`](Self::new), with the reduction that `reduction` makes of the plan and a
+    /// communicator that only the reduction uses.
     ///
     /// # Errors
     /// As [`new`](Self::new), and those of `reduction`.
@@ -148,19 +156,20 @@ impl GradientReducer {
         } else {
             Arc::clone(&communicator)
         };
-        let reduction = SharedReduction::new(reduction((&layout, &plan), Arc::clone(&own))?);
-        let num_slots = reduction.lock().num_slots();
-        let (worker, job_sender) = Worker::new(own, reduction.clone());
-        let engine = match overlaps {
-            true => Engine::background(worker).map_err(|error| CollectiveError::Thread {
+        let reduction = reduction((&layout, &plan), Arc::clone(&own))?;
+        let num_slots = reduction.num_slots();
+        let reduction = Arc::new(Mutex::new(reduction));
+        let rank_status = Arc::clone(&config.rank_status);
+        let (worker, jobs) = Worker::new(own, Arc::clone(&reduction), rank_status);
+        let engine = if overlaps {
+            Engine::background(worker).map_err(|error| CollectiveError::Thread {
                 text: error.to_string(),
-            })?,
-            false => Engine::Inline(worker),
+            })?
+        } else {
+            Engine::Inline(worker)
         };
-        let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, job_sender));
-        let (synced, report) = (Vec::new(), StepReport::default());
         Ok(Self {
-            collector,
+            collector: Arc::new(GradientCollector::new(layout, plan, num_slots, jobs)),
             communicator,
             reduction,
             engine,
@@ -168,31 +177,31 @@ impl GradientReducer {
             checks_shares: false,
             share: None,
             header: None,
-            synced,
-            report,
+            synced: Vec::new(),
+            report: StepReport::default(),
         })
     }
 
-    /// Where a model's hooks put gradients: [`GradientCollector::take`].
+    /// Returns the collector, to which a model's hooks give gradients.
     pub fn collector(&self) -> Arc<GradientCollector> {
         Arc::clone(&self.collector)
     }
 
-    /// Whether buckets travel beside the backward pass.
+    /// Returns true if buckets are reduced during the backward pass.
     pub fn overlaps(&self) -> bool {
-        self.engine.is_beside()
+        matches!(self.engine, Engine::Background { .. })
     }
 
-    /// From now on the [report](Self::report) has the squared norms of micro-steps, taken on the gradients' way into the buckets.
+    /// Measures the squared norms of micro-steps for the [report](Self::report) from now on.
     pub fn measure_parts(&self) {
-        self.collector.measure_parts();
+        self.collector.lock().squares = Some(0.0);
     }
 
-    /// Begins a step whose buckets bring `context` along. Needed where the reduction asks for that, and where hooks give gradients
-    /// before the first [`begin_micro_step`](Self::begin_micro_step).
+    /// Begins a step whose buckets have this context. Needed if the reduction uses the context, or
+    /// if hooks give gradients before the first [`begin_micro_step`](Self::begin_micro_step).
     pub fn begin_step(&mut self, context: BucketContext) {
         self.reclaim_buffers();
-        self.collector.begin_step(context);
+        self.collector.lock().context = context;
     }
 
     /// Takes back the buffers of the last step.
@@ -203,44 +212,40 @@ impl GradientReducer {
         self.report = StepReport::default();
     }
 
-    /// Opens the next micro-step: what arrives from now on is multiplied by `weight` and added up.
-    pub fn begin_micro_step(&mut self, how: MicroStepConfig) {
+    /// Opens the next micro-step, whose gradients are treated as `config` says.
+    pub fn begin_micro_step(&mut self, config: MicroStepConfig) {
         self.reclaim_buffers();
         self.is_open = true;
-        self.engine.begin();
-        self.collector.begin_micro_step(how);
+        self.engine.sleep();
+        self.collector.begin_micro_step(config);
     }
 
-    /// Tells the other ranks of this step; buckets follow. To be called once a step, before the last backward pass.
-    ///
-    /// Then [`reduce`](Self::reduce) agrees with all ranks on the header first.
+    /// Sends the step's header to the other ranks, ahead of the buckets. Called once a step, before
+    /// the last backward pass. [`reduce`](Self::reduce) then agrees with all ranks on the header first.
     pub fn post_header(&mut self, header: StepHeader) {
         self.reclaim_buffers();
         self.header = Some(header);
-        self.engine.begin();
-        self.collector.send_header(header.to_bytes().to_vec());
+        self.engine.sleep();
+        let bytes = header.to_bytes().to_vec();
+        self.collector.lock().jobs.send(Job::Header(bytes));
     }
 
-    /// Closes the micro-step with what its backward pass left on the tape: what hooks have given is not there any more.
+    /// Closes the micro-step with the gradients that its backward pass left on the tape; those given
+    /// to hooks are no longer there. A parameter without a gradient adds zero.
     ///
-    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens one, of weight `weight`, that may be followed by others.
-    /// A parameter without a gradient adds zero.
+    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens a micro-step of weight `weight`
+    /// that others may follow.
     ///
     /// # Panics
-    /// When `module` is not built like the one the reducer was made for, or hooks gave gradients under other ids than the module's:
-    /// [`rename`](Self::rename) the reducer first.
+    /// If `module` is not built like the reducer's, or hooks gave gradients under other ids than the
+    /// module's: [`rename`](Self::rename) the reducer first.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
         self.expect_ids(module);
-        let gradients = take_gradients(
-            module,
-            self.collector.layout(),
-            ElementOrder::Module,
-            gradients,
-        );
+        let gradients = take_gradients(module, self.layout(), ElementOrder::Module, gradients);
         self.close_micro_step(gradients, weight);
     }
 
-    /// As [`accumulate`](Self::accumulate), of gradients that were taken from the tape for burn's optimizers.
+    /// As [`accumulate`](Self::accumulate), of gradients taken from the tape for burn's optimizers.
     ///
     /// # Panics
     /// As [`accumulate`](Self::accumulate).
@@ -251,7 +256,7 @@ impl GradientReducer {
         weight: f32,
     ) {
         self.expect_ids(module);
-        let gradients = take_params(module, self.collector.layout(), gradients);
+        let gradients = take_params(module, self.layout(), gradients);
         self.close_micro_step(gradients, weight);
     }
 
@@ -263,62 +268,54 @@ impl GradientReducer {
             });
         }
         self.is_open = false;
-        for (index, gradient) in gradients.into_iter().enumerate() {
-            if let Some(gradient) = gradient {
-                with_values(gradient, |values| self.collector.put_entry(index, values));
-            }
-        }
-        self.collector.end_micro_step();
+        self.collector.end_micro_step(gradients);
     }
 
-    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts from zero.
-    ///
-    /// A rank that accumulated nothing contributes zeros.
+    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts
+    /// from zero. A rank that accumulated nothing contributes zeros.
     ///
     /// # Errors
-    /// When a collective fails.
+    /// If a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
     pub fn reduce(&mut self) -> Result<SyncedGradients<'_>, CollectiveError> {
         self.finish()?;
-        Ok(SyncedGradients::new(
-            self.collector.layout(),
-            &mut self.synced,
-        ))
+        Ok(self.synced())
     }
 
-    /// As [`reduce`](Self::reduce), with agreement on a posted header and a look at finiteness; the sums are [`synced`](Self::synced).
+    /// As [`reduce`](Self::reduce), with agreement on a posted header and a check that all sums are
+    /// finite. The sums are [`synced`](Self::synced).
     ///
     /// # Errors
-    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed. After
-    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back, and the reduction's state is
-    /// that from before this step.
+    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks;
+    /// or a collective failed. Only after [`CollectiveError::NonFinite`] may the next step begin: all
+    /// buckets have come back, and the reduction has the state from before this step.
     ///
     /// # Collective
     /// Must be called by all ranks.
     pub fn finish(&mut self) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         self.reclaim_buffers();
         self.collector.complete();
-        self.report.squared_norm_of_parts = self.collector.take_squares();
-        self.report.stop = false;
+        let squares = self.collector.lock().squares.as_mut().map(std::mem::take);
+        self.report.squared_norm_of_parts = squares.unwrap_or(0.0);
         self.engine.spin();
         let header = self.header.take();
         let mut status = Ok(None);
         if header.is_some()
-            && let Finished::Headers(headers) = self.engine.next()?
+            && let JobResult::Headers(headers) = self.engine.next()?
         {
             let headers = parsed(&headers)?;
             self.report.stop = wants_stop(&headers);
             status = match global_status(&headers) {
-                // This step's buckets are on their way all the same.
+                // This step's buckets are on their way nevertheless.
                 Err(error @ CollectiveError::NonFinite { .. }) => Err(error),
                 status => Ok(Some(status?)),
             };
         }
         let mut broken = None;
         for _ in 0..self.plan().buckets().len() {
-            let Finished::Bucket {
+            let JobResult::Bucket {
                 index,
                 values,
                 traffic,
@@ -327,10 +324,9 @@ impl GradientReducer {
             else {
                 continue;
             };
-            let elements = self.plan().buckets()[index].elements.clone();
             let bucket = SyncedBucket {
                 index,
-                elements,
+                elements: self.plan().buckets()[index].elements.clone(),
                 values,
             };
             self.report.traffic += traffic;
@@ -340,51 +336,43 @@ impl GradientReducer {
             }
             self.synced.push(bucket);
         }
-        // The same on every rank: headers and sums are. Such a step is not made, or not worth going on from.
+        // Headers and sums are the same on every rank, so all ranks take this branch together.
         if status.is_err() || broken.is_some() {
-            self.reduction.lock().roll_back();
+            lock(&self.reduction).roll_back();
         }
         if self.checks_shares && header.is_none() {
             self.check_shares()?;
         }
-        match (status?, broken, header) {
-            (_, Some(bucket), Some(header)) => {
-                let (parameter, value) = self.collector.largest(bucket);
-                let own = Largest { parameter, value };
-                Err(diagnose(
-                    &*self.communicator,
-                    header.step,
-                    own,
-                    self.layout(),
-                )?)
-            }
-            (status, ..) => Ok(status),
+        let status = status?;
+        if let (Some(bucket), Some(header)) = (broken, header) {
+            let (parameter, value) = self.collector.lock().buckets[bucket].largest;
+            let own = Largest { parameter, value };
+            let communicator = &*self.communicator;
+            return Err(diagnose(communicator, header.step, own, self.layout())?);
         }
+        Ok(status)
     }
 
-    /// Ends a step that this rank takes alone: its own sums go to `use_buckets`, with whether all values are finite, and nothing to the
-    /// others. Neither [`post_header`](Self::post_header) nor a last micro-step may have been part of it.
-    pub fn finish_local<T>(
-        &mut self,
-        use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T,
-    ) -> T {
+    /// Ends a step without the other ranks and returns this rank's own sums. Neither
+    /// [`post_header`](Self::post_header) nor a last micro-step may have been part of the step.
+    pub fn finish_local(&mut self) -> LocalGradients<'_> {
         self.reclaim_buffers();
-        self.collector.finish_local(use_buckets)
+        self.collector.finish_local()
     }
 
-    /// The buckets of the last reduction, summed over all ranks, until the next step begins.
+    /// Returns the buckets of the last reduction, summed over all ranks, until the next step begins.
     pub fn synced(&mut self) -> SyncedGradients<'_> {
         SyncedGradients::new(self.collector.layout(), &mut self.synced)
     }
 
-    /// What the last reduction was.
+    /// Returns the figures of the last reduction.
     pub fn report(&self) -> &StepReport {
         &self.report
     }
 
     /// Returns the reduction's state between two steps: [`BucketReduction::state`].
     pub fn reduction_state(&self) -> Option<ReductionState> {
-        self.reduction.lock().state()
+        lock(&self.reduction).state()
     }
 
     /// Continues after `num_steps` steps with the state from then: [`BucketReduction::restore`].
@@ -392,20 +380,23 @@ impl GradientReducer {
     /// # Panics
     /// If a length differs from that of the [own state](Self::reduction_state).
     pub fn restore(&self, num_steps: u64, state: &ReductionState) {
-        self.reduction.lock().restore(num_steps, state);
+        lock(&self.reduction).restore(num_steps, state);
     }
 
-    /// When each parameter of the layout got its last gradient, or was found to get none; `None` before the first.
+    /// Returns the time of each parameter's last gradient in the order of the layout; `None` before
+    /// the first.
     pub fn arrivals(&self) -> Vec<Option<Instant>> {
-        self.collector.arrivals()
+        let state = self.collector.lock();
+        let parameters = state.parameters.iter();
+        parameters.map(|parameter| parameter.arrival).collect()
     }
 
-    /// Where each parameter's gradient lies.
+    /// Returns the place of each parameter's gradient.
     pub fn layout(&self) -> &ParameterLayout {
         self.collector.layout()
     }
 
-    /// The buckets.
+    /// Returns the buckets.
     pub fn plan(&self) -> &BucketPlan {
         self.collector.plan()
     }
@@ -413,7 +404,12 @@ impl GradientReducer {
 
 impl Drop for GradientReducer {
     fn drop(&mut self) {
-        self.collector.close();
+        self.collector.lock().jobs.close();
         self.engine.join();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock means that a pass or a sum panicked; the job ends with that panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,14 +22,12 @@ mod rank_status;
 mod report;
 mod watch;
 mod watched;
-mod watched_reduction;
 
 pub use self::alarm::{Alarm, Verdict};
 pub use self::phase::Phase;
 pub use self::rank_status::RankStatus;
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
-pub use self::watched_reduction::WatchedReduction;
 
 /// What is done with an alarm before the job ends, which waits for it; it prints.
 pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;

@@ -12,11 +12,10 @@ use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
     CollectiveError, Communicator,
     communicator::{SingleCommunicator, WaitPolicy},
-    gradients::{GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepHeader},
+    gradients::{GradientReducer, MicroStepConfig, ReducerConfig, StepHeader},
     reduction::{BucketContext, BucketReduction, Traffic},
     replica::{ParameterLayout, write},
     run_ranks,
-    watchdog::WatchedReduction,
 };
 
 use crate::watchdog_refusals::Unthreaded;
@@ -358,8 +357,8 @@ fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the
             let device = Device::flex().autodiff();
             let net = Net::new(&device);
             let config = ReducerConfig {
-                bucket_cap_bytes: Some(64),
                 overlap,
+                ..capped(64)
             };
             let mut reducer =
                 GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
@@ -397,8 +396,8 @@ fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let net = Net::new(&Device::flex().autodiff());
             let config = ReducerConfig {
-                bucket_cap_bytes: Some(64),
                 overlap,
+                ..capped(64)
             };
             let mut reducer =
                 GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
@@ -430,8 +429,8 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
         let config = ReducerConfig {
-            bucket_cap_bytes: Some(700),
             overlap,
+            ..capped(700)
         };
         let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
         let collector = reducer.collector();
@@ -489,7 +488,7 @@ fn hooks_and_a_communication_thread_do_not_change_a_bit() {
 }
 
 #[test]
-fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
+fn a_local_step_gives_this_ranks_own_gradient_and_sends_nothing() {
     let sums = run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex().autodiff();
@@ -497,22 +496,13 @@ fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
         let mut reducer =
             GradientReducer::new(&net, Arc::clone(&communicator), &capped(700)).unwrap();
         let samples = shard(&*communicator, 8);
-        let mut own = vec![0.0; reducer.layout().num_elements()];
-        let mut keep = |buckets: &[LocalBucket<'_>], is_finite: bool| {
-            buckets
-                .iter()
-                .for_each(|bucket| own[bucket.elements()].copy_from_slice(bucket.values()));
-            assert!(is_finite);
-        };
-        if communicator.rank() == 0 {
-            for _ in 0..2 {
-                // The other rank makes no step: were anything sent, this one would wait.
-                reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
-                reducer.finish_local(&mut keep);
-            }
-        } else {
+        let mut own = Vec::new();
+        // Rank 0 takes one step more than the other: it would wait if anything were sent.
+        for _ in communicator.rank()..2 {
             reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
-            reducer.finish_local(&mut keep);
+            let gradients = reducer.finish_local();
+            assert!(gradients.is_finite());
+            own = gradients.to_flat();
         }
         communicator.all_reduce_sum(&mut own).unwrap();
         own
@@ -540,19 +530,14 @@ impl BucketReduction for Elsewhere {
 }
 
 #[test]
-fn what_a_watched_reduction_waits_on_is_to_sleep_beside_the_pass_and_to_spin_after_it() {
+fn the_communicator_of_a_reduction_sleeps_during_the_pass_and_spins_after_it() {
     run_ranks(2, |communicator| {
         let net = Net::new(&Device::flex().autodiff());
         let own = Arc::new(Unthreaded::default());
-        let reduction =
-            WatchedReduction::new(Box::new(Elsewhere(Arc::clone(&own))), Arc::default());
-        let config = ReducerConfig {
-            bucket_cap_bytes: Some(700),
-            overlap: true,
-        };
+        let reduction = Box::new(Elsewhere(Arc::clone(&own)));
         let mut reducer =
-            GradientReducer::with_reduction(&net, Arc::new(communicator), &config, |_, _| {
-                Ok(Box::new(reduction))
+            GradientReducer::with_reduction(&net, Arc::new(communicator), &capped(700), |_, _| {
+                Ok(reduction)
             })
             .unwrap();
         for _ in 0..2 {

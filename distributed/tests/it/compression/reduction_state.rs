@@ -33,6 +33,7 @@ impl Rank {
             ReducerConfig {
                 bucket_cap_bytes: Some(1000),
                 overlap,
+                ..ReducerConfig::default()
             },
         )
     }
@@ -72,6 +73,7 @@ impl Rank {
             ReducerConfig {
                 bucket_cap_bytes: Some(bucket_cap_bytes),
                 overlap: false,
+                ..ReducerConfig::default()
             },
         )
     }

@@ -1,7 +1,7 @@
-//! What loops other than the trainer's need: a step in one call, parameters whose ids change, the checks of both.
+//! Custom training loops: a step in one call, parameters whose ids change, the checks of both.
 //!
-//! In: the module of a step, a loss, this rank's share of the samples. Out: gradients for burn's optimizers. Invariant: what would give wrong
-//! gradients in silence is an error, the same on all ranks.
+//! In: the module of a step, a loss, this rank's share of the samples. Out: gradients for burn's optimizers.
+//! Invariant: what would silently give wrong gradients is an error, the same on all ranks.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -11,19 +11,21 @@ use super::{GradientReducer, MicroStepConfig};
 use crate::on_device::identities;
 use crate::{CollectiveError, replica::ParameterLayout};
 
-/// By how much the shares of all ranks may differ from 1 in sum.
+/// Largest difference from 1 of the sum of all ranks' shares.
 const SHARE_TOLERANCE: f64 = 1e-3;
 
 impl GradientReducer {
-    /// A whole step of a loop of your own: differentiates `loss`, and returns the sum over the ranks of `share` times its gradients, for
-    /// burn's optimizers. With the mean loss of a rank's samples, and their share of the global batch, that is the exact mean over it.
+    /// Differentiates `loss` and returns the sum over the ranks of `share` times its gradients, for
+    /// burn's optimizers. With the mean loss of a rank's samples, and their share of the global
+    /// batch, the result is the exact mean over the global batch.
     ///
-    /// What hooks give while the pass goes on travels at once. A rank without samples calls [`reduce`](Self::reduce) instead. `module` may have
-    /// been rebuilt or loaded since the last step.
+    /// Gradients given by hooks are sent during the pass. A rank without samples calls
+    /// [`reduce`](Self::reduce) instead. `module` may have been rebuilt or loaded since the last step.
     ///
     /// # Errors
-    /// [`CollectiveError::Shares`] on all ranks when the shares do not add up to 1 (not checked with
-    /// [`with_reduction`](Self::with_reduction)); [`CollectiveError::SharedParameter`]; [`CollectiveError::Unfrozen`]; a collective failed.
+    /// [`CollectiveError::Shares`] on all ranks if the shares do not add up to 1 (not checked with
+    /// [`with_reduction`](Self::with_reduction)); [`CollectiveError::SharedParameter`];
+    /// [`CollectiveError::Unfrozen`]; a collective failed.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -45,11 +47,12 @@ impl GradientReducer {
         Ok(self.reduce()?.to_params(module))
     }
 
-    /// Knows the parameters by their ids in `module`, which was rebuilt or loaded: a loaded record brings the ids of its file.
-    /// [`backward`](Self::backward) does so by itself.
+    /// Identifies the parameters by their ids in `module`, which was rebuilt or loaded: a loaded
+    /// record contains the ids of its file. [`backward`](Self::backward) does this itself.
     ///
     /// # Errors
-    /// [`CollectiveError::SharedParameter`] when two parameters have one id, as after two modules were loaded from one file.
+    /// [`CollectiveError::SharedParameter`] if two parameters have one id, for example because two
+    /// modules were loaded from one file.
     pub fn rename<M: Module>(&self, module: &M) -> Result<(), CollectiveError> {
         let layout = ParameterLayout::new(module);
         layout.expect_unshared()?;
@@ -57,21 +60,18 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// Paths of the parameters that no backward pass of this rank has given a gradient: the forward pass does not use or detaches them. To be
-    /// asked after the first step.
+    /// Returns the paths of the parameters that no backward pass of this rank has given a gradient,
+    /// because the forward pass does not use them or detaches them. Empty before the first step.
     pub fn unused_parameters(&self) -> Vec<&str> {
         let entries = self.layout().entries();
-        self.collector
-            .unused()
-            .into_iter()
-            .map(|index| entries[index].path.as_str())
-            .collect()
+        let unused = self.collector.unused().into_iter();
+        unused.map(|index| entries[index].path.as_str()).collect()
     }
 
     /// # Panics
-    /// When hooks gave gradients of this pass under other ids than those of `module`.
+    /// If hooks gave gradients of this pass under other ids than those of `module`.
     pub(super) fn expect_ids<M: Module>(&self, module: &M) {
-        let has_taken = self.collector.has_taken();
+        let has_taken = self.collector.lock().has_taken;
         let is_renamed = self
             .identify(module)
             .unwrap_or_else(|error| panic!("{error}"));
@@ -82,7 +82,7 @@ impl GradientReducer {
         );
     }
 
-    /// Knows the parameters by their ids in `module`. Returns true if those were others.
+    /// Identifies the parameters by their ids in `module`. Returns true if the ids have changed.
     ///
     /// # Errors
     /// As [`rename`](Self::rename), and [`CollectiveError::Unfrozen`].
@@ -98,24 +98,22 @@ impl GradientReducer {
         Ok(is_other)
     }
 
+    /// Checks that the shares of the ranks that gave one add up to 1.
+    ///
     /// # Errors
-    /// [`CollectiveError::Shares`] on all ranks when those of the ranks that gave one do not add up to 1.
+    /// [`CollectiveError::Shares`] on all ranks if they do not.
     ///
     /// # Collective
     /// Must be called by all ranks.
     pub(super) fn check_shares(&mut self) -> Result<(), CollectiveError> {
         let share = self.share.take();
-        let mut sums = [
-            share.unwrap_or_default(),
-            f64::from(u8::from(share.is_some())),
-        ];
+        let num_given = if share.is_some() { 1.0 } else { 0.0 };
+        let mut sums = [share.unwrap_or_default(), num_given];
         self.communicator.all_reduce_sum_f64(&mut sums)?;
         let [total, num_given] = sums;
-        let is_whole = (total - 1.0).abs() <= SHARE_TOLERANCE;
-        if num_given == 0.0 || is_whole {
-            Ok(())
-        } else {
-            Err(CollectiveError::Shares { total })
+        if num_given > 0.0 && (total - 1.0).abs() > SHARE_TOLERANCE {
+            return Err(CollectiveError::Shares { total });
         }
+        Ok(())
     }
 }

@@ -1,0 +1,159 @@
+//! Gradients as an optimizer takes them.
+//!
+//! In: reduced buckets. Out: views of them. Invariant: only a reduction makes a [`SyncedBucket`], so
+//! an optimizer that takes one never receives gradients that differ between ranks.
+
+use std::ops::Range;
+use std::sync::MutexGuard;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+use super::collector::State;
+use crate::gradients::BucketPlan;
+use crate::header::are_finite;
+use crate::on_device::to_params;
+use crate::replica::ParameterLayout;
+
+/// One bucket of gradients, summed over all ranks.
+#[derive(Debug)]
+pub struct SyncedBucket {
+    pub(super) index: usize,
+    pub(super) elements: Range<usize>,
+    pub(super) values: Vec<f32>,
+}
+
+impl SyncedBucket {
+    /// Returns the elements' indices in the flat buffer of the layout.
+    pub fn elements(&self) -> Range<usize> {
+        self.elements.clone()
+    }
+
+    /// Returns the gradients.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Returns true if no element is NaN or infinite; finite parts of several ranks can overflow.
+    pub fn is_finite(&self) -> bool {
+        are_finite(&self.values)
+    }
+}
+
+/// The gradients of all parameters, summed over all ranks.
+#[derive(Debug)]
+pub struct SyncedGradients<'a> {
+    layout: &'a ParameterLayout,
+    buckets: &'a mut [SyncedBucket],
+}
+
+impl<'a> SyncedGradients<'a> {
+    pub(super) fn new(layout: &'a ParameterLayout, buckets: &'a mut [SyncedBucket]) -> Self {
+        Self { layout, buckets }
+    }
+
+    /// Returns the buckets, last parameters first.
+    pub fn buckets(&self) -> &[SyncedBucket] {
+        self.buckets
+    }
+
+    /// Copies the gradients into one buffer in the order of the layout.
+    pub fn to_flat(&self) -> Vec<f32> {
+        let mut flat = vec![0.0; self.layout.num_elements()];
+        for bucket in &*self.buckets {
+            flat[bucket.elements()].copy_from_slice(&bucket.values);
+        }
+        flat
+    }
+
+    /// Returns the place of each parameter's gradient.
+    pub fn layout(&self) -> &ParameterLayout {
+        self.layout
+    }
+
+    /// Copies the gradients for burn's optimizers, to the devices of the parameters of `module`.
+    ///
+    /// # Panics
+    /// If `module` is not built like the reducer's.
+    pub fn to_params<M: Module>(&self, module: &M) -> GradientsParams {
+        to_params(module, self.layout, &self.to_flat())
+    }
+
+    /// Returns the L2 norm over all parameters, added up in double precision.
+    pub fn norm(&self) -> f64 {
+        let buckets = self.buckets.iter();
+        let sum: f64 = buckets.map(|bucket| squares(&bucket.values)).sum();
+        sum.sqrt()
+    }
+
+    /// Multiplies all gradients by `factor`, which must be the same on every rank.
+    pub fn scale(&mut self, factor: f32) {
+        self.each_value(|value| *value *= factor);
+    }
+
+    /// Limits the magnitude of every element to `limit`, which must be the same on every rank.
+    ///
+    /// # Panics
+    /// If `limit` is negative or NaN.
+    pub fn clamp(&mut self, limit: f32) {
+        self.each_value(|value| *value = value.clamp(-limit, limit));
+    }
+
+    fn each_value(&mut self, change: impl Fn(&mut f32)) {
+        for bucket in &mut *self.buckets {
+            bucket.values.iter_mut().for_each(&change);
+        }
+    }
+
+    /// Returns true if no element is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.buckets.iter().all(SyncedBucket::is_finite)
+    }
+}
+
+/// One rank's own gradients of all parameters, not summed over the other ranks.
+#[derive(Debug)]
+pub struct LocalGradients<'a> {
+    plan: &'a BucketPlan,
+    state: MutexGuard<'a, State>,
+}
+
+impl<'a> LocalGradients<'a> {
+    pub(super) fn new(plan: &'a BucketPlan, state: MutexGuard<'a, State>) -> Self {
+        Self { plan, state }
+    }
+
+    /// Returns the elements' indices and the gradients of each bucket, last parameters first.
+    pub fn buckets(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+        let planned = self.plan.buckets().iter();
+        let pairs = planned.zip(&self.state.buckets);
+        pairs.map(|(planned, bucket)| (planned.elements.clone(), bucket.values.as_slice()))
+    }
+
+    /// Returns true if no element is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.buckets().all(|(_, values)| are_finite(values))
+    }
+
+    /// Copies the gradients into one buffer in the order of the layout.
+    pub fn to_flat(&self) -> Vec<f32> {
+        let len = self.buckets().map(|(_, values)| values.len()).sum();
+        let mut flat = vec![0.0; len];
+        for (elements, values) in self.buckets() {
+            flat[elements].copy_from_slice(values);
+        }
+        flat
+    }
+}
+
+/// Sums the squares of `values` in double precision.
+pub(super) fn squares(values: &[f32]) -> f64 {
+    // Eight running sums, because one would wait for the last addition each time.
+    let mut lanes = [0.0_f64; 8];
+    for values in values.chunks(lanes.len()) {
+        for (lane, &value) in lanes.iter_mut().zip(values) {
+            *lane += f64::from(value) * f64::from(value);
+        }
+    }
+    lanes.iter().sum()
+}

@@ -1,0 +1,248 @@
+//! The reduction of buckets: on a communication thread during the backward pass, or by the caller after it.
+//!
+//! In: jobs in the order in which every rank sends them. Out: their results, in the same order.
+//! Invariant: after a failed job no further one touches the communicator.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use super::lock;
+use crate::communicator::WaitPolicy;
+use crate::reduction::{BucketContext, BucketReduction, Traffic};
+use crate::watchdog::RankStatus;
+use crate::{CollectiveError, Communicator};
+
+/// A reduction that the worker uses within a step, and its owner between steps.
+pub(super) type SharedReduction = Arc<Mutex<Box<dyn BucketReduction>>>;
+
+/// One exchange with the other ranks.
+#[derive(Debug)]
+pub(super) enum Job {
+    Header(Vec<u8>),
+    Bucket {
+        context: BucketContext,
+        index: usize,
+        values: Vec<f32>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) enum JobResult {
+    Headers(Vec<Vec<u8>>),
+    Bucket {
+        index: usize,
+        values: Vec<f32>,
+        traffic: Traffic,
+        times: BucketTimes,
+    },
+}
+
+/// The time of a bucket's reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketTimes {
+    /// Its begin.
+    pub start: Instant,
+    /// Its end.
+    pub end: Instant,
+}
+
+/// The entry of the jobs.
+#[derive(Debug)]
+pub(super) struct JobSender {
+    /// `None` once no job will follow.
+    jobs: Option<Sender<Job>>,
+    num_pending: Arc<AtomicUsize>,
+}
+
+impl JobSender {
+    pub(super) fn send(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            self.num_pending.fetch_add(1, Ordering::SeqCst);
+            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+            let _ = jobs.send(job);
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        self.jobs = None;
+    }
+}
+
+/// Executes jobs one after the other.
+#[derive(Debug)]
+pub(super) struct Worker {
+    jobs: Receiver<Job>,
+    communicator: Arc<dyn Communicator>,
+    reduction: SharedReduction,
+    /// Whether buckets must be reduced; otherwise they are handed back.
+    is_needed: bool,
+    rank_status: Arc<RankStatus>,
+    num_pending: Arc<AtomicUsize>,
+    failure: Option<CollectiveError>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        communicator: Arc<dyn Communicator>,
+        reduction: SharedReduction,
+        rank_status: Arc<RankStatus>,
+    ) -> (Self, JobSender) {
+        let (sender, jobs) = channel();
+        let is_needed = communicator.world_size() > 1 || lock(&reduction).runs_on_one_rank();
+        let num_pending = Arc::new(AtomicUsize::new(0));
+        let sender = JobSender {
+            jobs: Some(sender),
+            num_pending: Arc::clone(&num_pending),
+        };
+        let worker = Self {
+            jobs,
+            communicator,
+            reduction,
+            is_needed,
+            rank_status,
+            num_pending,
+            failure: None,
+        };
+        (worker, sender)
+    }
+
+    fn work(&mut self, job: Job) -> Result<JobResult, CollectiveError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let result = match job {
+            Job::Header(bytes) => self.communicator.all_gather(&bytes).map(JobResult::Headers),
+            Job::Bucket {
+                context,
+                index,
+                mut values,
+            } => {
+                let start = Instant::now();
+                let traffic = if self.is_needed {
+                    self.rank_status.bucket(Some(index));
+                    let traffic = lock(&self.reduction).reduce(context, index, &mut values);
+                    self.rank_status.bucket(None);
+                    traffic
+                } else {
+                    Ok(Traffic::default())
+                };
+                let end = Instant::now();
+                traffic.map(|traffic| JobResult::Bucket {
+                    index,
+                    values,
+                    traffic,
+                    times: BucketTimes { start, end },
+                })
+            }
+        };
+        self.num_pending.fetch_sub(1, Ordering::SeqCst);
+        self.failure = result.as_ref().err().cloned();
+        result
+    }
+}
+
+/// The worker, on its own thread or not.
+#[derive(Debug)]
+pub(super) enum Engine {
+    Inline(Worker),
+    Background {
+        results: Receiver<Result<JobResult, CollectiveError>>,
+        /// All communicators that the thread waits on, perhaps shared with a server on this rank.
+        communicators: Vec<Arc<dyn Communicator>>,
+        thread: Option<JoinHandle<()>>,
+        num_pending: Arc<AtomicUsize>,
+    },
+}
+
+impl Engine {
+    /// Moves the worker to its own thread.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(super) fn background(mut worker: Worker) -> std::io::Result<Self> {
+        let mut communicators = vec![Arc::clone(&worker.communicator)];
+        communicators.extend(lock(&worker.reduction).waits_on());
+        let num_pending = Arc::clone(&worker.num_pending);
+        let (sender, results) = channel();
+        let run = move || {
+            while let Ok(job) = worker.jobs.recv() {
+                if sender.send(worker.work(job)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("communication".to_owned()).spawn(run)?;
+        Ok(Self::Background {
+            results,
+            communicators,
+            thread: Some(thread),
+            num_pending,
+        })
+    }
+
+    /// Leaves the core to the caller, who begins to compute.
+    pub(super) fn sleep(&self) {
+        if let Self::Background { communicators, .. } = self {
+            for communicator in communicators {
+                communicator.set_wait_policy(WaitPolicy::Sleep);
+            }
+        }
+    }
+
+    /// Uses the core, as the caller only waits from now on.
+    pub(super) fn spin(&self) {
+        if let Self::Background {
+            communicators,
+            thread,
+            ..
+        } = self
+        {
+            for communicator in communicators {
+                communicator.set_wait_policy(WaitPolicy::Spin);
+            }
+            if let Some(thread) = thread {
+                thread.thread().unpark();
+            }
+        }
+    }
+
+    /// Returns the next result, in the order of the jobs.
+    pub(super) fn next(&mut self) -> Result<JobResult, CollectiveError> {
+        match self {
+            Self::Inline(worker) => {
+                let job = worker.jobs.try_recv();
+                worker.work(job.expect("as many jobs were sent as results are expected"))
+            }
+            Self::Background {
+                results,
+                communicators,
+                ..
+            } => results.recv().unwrap_or_else(|_| {
+                // The panic hook has printed the panic.
+                Err(CollectiveError::Aborted {
+                    rank: communicators[0].rank(),
+                    reason: "the communication thread panicked".to_owned(),
+                })
+            }),
+        }
+    }
+
+    /// Waits for the thread's end after [`JobSender::close`], unless the thread may be waiting for
+    /// ranks that will never come.
+    pub(super) fn join(&mut self) {
+        if let Self::Background {
+            thread,
+            num_pending,
+            ..
+        } = self
+            && num_pending.load(Ordering::SeqCst) == 0
+            && let Some(thread) = thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
