@@ -36,7 +36,7 @@ use crate::run::session::Session;
 use crate::run::tensorboard;
 use crate::run::train::{Outcome, fit, optimizer_config};
 use crate::step;
-use crate::step::optimizer::OwnOptimizer;
+use crate::step::optimizer::CustomOptimizer;
 use crate::world::ranks::World;
 use crate::world::roles::Role;
 
@@ -103,7 +103,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         .as_deref()
         .map_or(Vec::new(), output::files);
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
-    let own_optimizer = own_optimizer::<F>(&config)?;
+    let custom_optimizer = custom_optimizer::<F>(&config)?;
 
     let configured = loss::configured(
         &config.optimizer.loss,
@@ -167,7 +167,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let session = Session {
         config: &config,
-        own_optimizer,
+        custom_optimizer,
         loss,
         class_weights: class_weights.unwrap_or_default(),
         best_rule,
@@ -300,15 +300,15 @@ fn initial_model<F: ModelFamily>(
     Ok(model)
 }
 
-/// The program's own optimizer, where `--optimizer custom` asks for it.
-fn own_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<OwnOptimizer>> {
+/// Returns the program's own optimizer, if `--optimizer custom` asks for it.
+fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<CustomOptimizer>> {
     if config.optimizer.optimizer != OptimizerChoice::Custom {
         return Ok(None);
     }
     let own = F::optimizer(&config.model.read()?).context(
         "--optimizer custom: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
     )?;
-    Ok(Some(OwnOptimizer(own)))
+    Ok(Some(CustomOptimizer(own)))
 }
 
 /// # Errors

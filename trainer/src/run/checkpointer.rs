@@ -306,18 +306,18 @@ impl<'a> Checkpointer<'a> {
         let moments = bytes_to_floats(&from_root(floats_to_bytes(&saved.moments))?);
         let num_updates =
             serde_json::from_slice(&from_root(serde_json::to_vec(&saved.num_updates)?)?)?;
-        let own: Option<Vec<u8>> =
-            serde_json::from_slice(&from_root(serde_json::to_vec(&saved.own)?)?)?;
+        let custom: Option<Vec<u8>> =
+            serde_json::from_slice(&from_root(serde_json::to_vec(&saved.custom)?)?)?;
         let state = OptimizerState {
             moments,
             num_updates,
-            own,
+            custom,
         };
         let kind = |state: &OptimizerState| {
             (
                 state.moments.len(),
                 state.num_updates.is_some(),
-                state.own.is_some(),
+                state.custom.is_some(),
             )
         };
         ensure!(

@@ -14,7 +14,7 @@ use crate::model::metric::Metric;
 use crate::run::best::BestRule;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
-use crate::step::optimizer::OwnOptimizer;
+use crate::step::optimizer::CustomOptimizer;
 use crate::world::stop::StopFlag;
 
 /// Everything a run needs beside its model.
@@ -23,7 +23,7 @@ pub struct Session<'a> {
     /// The resolved configuration, equal on all ranks.
     pub config: &'a TrainConfig,
     /// What updates the parameters in place of the optimizers of the configuration.
-    pub own_optimizer: Option<OwnOptimizer>,
+    pub custom_optimizer: Option<CustomOptimizer>,
     pub loss: Arc<dyn Loss>,
     /// Weights of the classes in the training loss; empty without them.
     pub class_weights: Vec<f64>,

@@ -1,47 +1,49 @@
-//! How a step is made, apart from model and data.
+//! The configuration of a rank's steps, and one step under way.
 
 use std::sync::Arc;
 
-use distributed::{Communicator, watchdog::RankStatus};
+use distributed::{Communicator, reduction::Traffic, watchdog::RankStatus};
 
 use crate::config::{LossScaling, RateFactor, SyncConfig};
 use crate::model::loss::Loss;
 use crate::step::gradient_noise::NoiseBatches;
-use crate::step::optimizer::{OptimizerConfig, OwnOptimizer};
+use crate::step::optimizer::{CustomOptimizer, OptimizerConfig};
 
-/// How a step is made, apart from model and data.
+/// The configuration of a rank's steps, apart from model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
-    /// The optimizer; SGD or AdamW where the device updates, SGD alone where servers do, or ranks by themselves.
+    /// SGD or AdamW if the device updates, SGD for parameter servers and local SGD.
     pub optimizer: OptimizerConfig,
-    /// On the learning rates of parts of the model, where neither the device nor servers update.
+    /// Factors on the learning rates of parts of the model; not if the device or servers update.
     pub rate_factors: Vec<RateFactor>,
-    /// What makes parameters of gradients instead of `optimizer`, where every step sums all gradients.
-    pub own_optimizer: Option<OwnOptimizer>,
+    /// Replaces `optimizer`; only if every step sums all gradients.
+    pub custom_optimizer: Option<CustomOptimizer>,
     pub loss: Arc<dyn Loss>,
-    /// Weights of the classes in the loss, where a step's mean is over the weights of its samples; empty without them.
+    /// Weights of the classes in the loss; a step's mean is over the weights of its samples. Empty
+    /// without weights.
     pub class_weights: Vec<f64>,
-    /// How large the mean gradient may be, where every step sums all gradients.
+    /// Limit of the mean gradient; only if every step sums all gradients.
     pub clip: Option<Clip>,
-    /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
+    /// Factor on the loss; dynamic only if all ranks sum the gradients of every step.
     pub loss_scale: LossScaling,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
-    /// Whether a step with a loss or gradient that is not finite is skipped, instead of ending in an error. Only where all ranks
+    /// Skip a step with a loss or gradient that is not finite, instead of failing; only if all ranks
     /// sum the gradients of every step.
     pub skips_non_finite: bool,
-    /// Measures the noise of gradients between batches of these sizes, where every step sums all gradients as they are.
+    /// Batch sizes between which the noise of gradients is measured; only if every step sums all
+    /// gradients uncompressed.
     pub gradient_noise: Option<NoiseBatches>,
-    /// How the ranks' gradients or parameters become one.
+    /// Synchronisation of the ranks' gradients or parameters.
     pub sync: SyncConfig,
-    /// Joins the ranks that train with those that only serve parameters, where there are such.
+    /// Joins the ranks that train with those that only serve parameters, if there are any.
     pub server_link: Option<Arc<dyn Communicator>>,
-    /// Where the communication thread says which bucket it reduces.
+    /// The status that names the bucket under reduction.
     pub rank_status: Arc<RankStatus>,
 }
 
 impl StepConfig {
-    /// The sum of the weights of samples of these classes.
+    /// Returns the sum of the weights of samples of these classes.
     pub fn weight_sum(&self, classes: impl Iterator<Item = usize>) -> f64 {
         classes.map(|class| self.class_weights[class]).sum()
     }
@@ -50,8 +52,73 @@ impl StepConfig {
 /// A limit of the mean gradient over all samples of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
-    /// Largest L2 norm; a longer gradient is scaled down to it, as by `torch.nn.utils.clip_grad_norm_`.
+    /// Largest L2 norm; a longer gradient is scaled down, as by `torch.nn.utils.clip_grad_norm_`.
     Norm(f64),
-    /// Largest size of a value, as by `torch.nn.utils.clip_grad_value_`.
+    /// Largest magnitude of a value, as by `torch.nn.utils.clip_grad_value_`.
     Value(f64),
+}
+
+/// One step of a run; identical on all ranks except for `keeps_gradients` and `stop`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepContext {
+    /// Pass over the train split, from 0.
+    pub epoch: u64,
+    /// Optimizer update, from 0 over the whole run.
+    pub step: u64,
+    pub learning_rate: f64,
+    /// Whether all replicas must be equal after the step: the epoch ends, or a checkpoint is due.
+    pub must_sync: bool,
+    /// Whether [`Stepper::gradients`](super::Stepper::gradients) is called after the step.
+    pub keeps_gradients: bool,
+    /// Sum of the class weights of the step's samples over all ranks, if the loss is a mean by them.
+    pub weight_sum: Option<f64>,
+    /// Whether this rank wants the run to stop after the step.
+    pub stop: bool,
+}
+
+/// The part of the other ranks in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SyncMode {
+    /// Gradients are summed; the update is made of the mean over all ranks' samples.
+    Global,
+    /// A server updates with each rank's mean gradient separately.
+    Push,
+    /// The rank updates with its own mean gradient.
+    Local,
+    /// As `Local`; then parameters and velocities are averaged.
+    LocalThenAverage,
+}
+
+impl SyncMode {
+    /// Returns true if buckets leave this rank.
+    pub(super) fn reduces(self) -> bool {
+        matches!(self, Self::Global | Self::Push)
+    }
+}
+
+/// A step under way on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) context: StepContext,
+    pub(super) mode: SyncMode,
+    pub(super) num_micro_steps: usize,
+    /// Samples of this rank.
+    pub(super) num_own: usize,
+    /// Samples of all ranks.
+    pub(super) num_global: usize,
+    /// Divisor of this rank's summed losses.
+    pub(super) divisor: usize,
+    /// Factor that turns the mean over samples into the mean over their class weights.
+    pub(super) class_factor: Option<f64>,
+    /// Factor on the loss that is differentiated, a power of two.
+    pub(super) loss_scale: u32,
+    /// Whether the step is skipped if something is not finite, so that it must not take effect before.
+    pub(super) can_skip: bool,
+}
+
+/// What the ranks agreed on and sent in a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Agreed {
+    pub(super) stop: bool,
+    pub(super) traffic: Traffic,
 }

@@ -17,15 +17,6 @@ pub struct NoiseBatches {
     pub large: usize,
 }
 
-/// The squared norms of a step's gradients, as they lie in the buckets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct SquaredNorms {
-    /// Of each of this rank's micro-batches, added up; as shares of the mean over the step's samples.
-    pub(super) parts: f64,
-    /// Of the mean over the step's samples.
-    pub(super) sum: f64,
-}
-
 /// Squared norms, added up over steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NoiseSums {
@@ -40,13 +31,14 @@ pub struct NoiseSums {
 }
 
 impl NoiseSums {
-    /// Those of one step with `num_parts` micro-batches on this rank.
-    pub(super) fn of_step(norms: SquaredNorms, num_parts: usize, batches: NoiseBatches) -> Self {
+    /// Returns the sums of one step: `parts` is the sum over the squared norms of this rank's
+    /// `num_parts` micro-batches, as shares of the step's mean gradient, and `mean` that of the mean.
+    pub(super) fn of_step(parts: f64, mean: f64, num_parts: usize, batches: NoiseBatches) -> Self {
         let share = batches.small as f64 / batches.large as f64;
         Self {
-            small: norms.parts / share.powi(2),
+            small: parts / share.powi(2),
             num_small: num_parts as f64,
-            large: norms.sum,
+            large: mean,
             num_large: 1,
         }
     }
@@ -84,8 +76,10 @@ impl AddAssign for NoiseSums {
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(feature = "flex")]
+
     use std::sync::Arc;
 
     use burn::module::{Module, Param};
@@ -166,11 +160,8 @@ mod tests {
                     reducer.accumulate(&point, loss.backward(), 1.0);
                 }
                 let sum = reducer.reduce().unwrap().norm().powi(2);
-                let norms = SquaredNorms {
-                    parts: reducer.report().squared_norm_of_parts,
-                    sum,
-                };
-                sums += NoiseSums::of_step(norms, 2, BATCHES);
+                let parts = reducer.report().squared_norm_of_parts;
+                sums += NoiseSums::of_step(parts, sum, 2, BATCHES);
             }
             sums
         });

@@ -1,9 +1,13 @@
 //! One training step: micro-batches to gradients, and these to parameters.
 //!
-//! In: the loaded samples of one step, its learning rate. Out: a changed model; how the step ended, and its scores.
-//! Invariant: between a step's first and last collective no rank leaves alone: all ranks draw the same conclusion from the same
-//! global step status.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
+//! Three choices make a step: the [collector](collector) of gradients, their
+//! [synchronisation](sync), and the [optimizer] that updates.
+//!
+//! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome, scores.
+//! Invariant: no rank leaves a step between its first and last collective: all ranks draw the same
+//! conclusion from the same global step status.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017
+//! (1706.02677), section 3, for the mean.
 
 pub mod ema;
 pub mod gradient_noise;
@@ -13,12 +17,10 @@ pub mod optimizer;
 pub mod readback;
 pub mod sync_plan;
 
-mod bucket_hook;
+mod captured;
+mod collector;
 mod config;
-mod end;
-mod pass;
-mod replica;
-mod update;
+mod sync;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,80 +28,86 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
-use datasets::{DeviceBatch, LoadedStep};
-use distributed::{
-    CollectiveError, Communicator,
-    reduction::ReductionState,
-    replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors},
-    watchdog::Phase,
-};
+use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, LoadedStep, Pixels};
+use distributed::gradients::MicroStepConfig;
+use distributed::reduction::ReductionState;
+use distributed::replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors};
+use distributed::watchdog::Phase;
+use distributed::{CollectiveError, Communicator};
+use kernels::arena::keep_freed_memory;
 use layers::{PassContext, StatisticsReducer};
 
-pub use self::config::{Clip, StepConfig};
-pub use self::end::{StepEnd, StepOutcome};
-use self::pass::{Pass, forward, placeholder};
-use self::replica::Replica;
-use self::update::{Finished, MicroStep, Step, Update};
-pub use self::update::{check_threads, serve};
+use self::captured::Capture;
+use self::collector::{Collector, DeviceBuckets, Output};
+use self::config::{Agreed, Step, SyncMode};
+pub use self::config::{Clip, StepConfig, StepContext};
+use self::gradient_noise::NoiseSums;
+use self::loss_scale::LossScale;
+use self::norm_reducer::{NormReducer, expect_synchronised};
+use self::optimizer::{Optimizer, OptimizerConfig, OptimizerState, with_ids_by_order};
+use self::sync::Synchronisation;
+pub use self::sync::{check_threads, serve};
+use crate::config::SyncMethod;
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
-use crate::model::ImageClassifier;
-use crate::step::gradient_noise::NoiseSums;
-use crate::step::loss_scale::LossScale;
-use crate::step::norm_reducer::{NormReducer, expect_synchronised};
-use crate::step::optimizer::{OptimizerState, with_ids_by_order};
-
-/// One step of a run: the same on all ranks, but for the last two.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StepContext {
-    /// Pass over the train split, from 0.
-    pub epoch: u64,
-    /// Optimizer update, from 0 over the whole run.
-    pub step: u64,
-    /// Of this update.
-    pub learning_rate: f64,
-    /// Whether all replicas must be equal after it, whatever the method: the epoch ends, or a checkpoint is due.
-    pub must_sync: bool,
-    /// Whether [`Stepper::gradients`] will be asked for after it; a rank's own affair.
-    pub keeps_gradients: bool,
-    /// Sum of the class weights of the step's samples over all ranks, where classes have weights and samples one class each: the loss
-    /// is the mean by these weights.
-    pub weight_sum: Option<f64>,
-    /// Whether this rank wants the run to stop after it.
-    pub stop: bool,
-}
+use crate::model::{ImageClassifier, expect_logits};
 
 /// A model in training on one rank.
 #[derive(Debug)]
 pub struct Stepper<M> {
     model: M,
-    /// What makes parameters of gradients, by the way that `--sync` and `--update` choose.
-    update: Box<dyn Update<M>>,
+    collector: Collector,
+    synchronisation: Synchronisation,
+    optimizer: Optimizer,
+    capture: Option<Capture>,
     loss_scale: LossScale,
-    /// Of the norm statistics.
     statistics: ParameterLayout,
-    /// Of the parameters.
     layout: ParameterLayout,
     traffic: StepTraffic,
-    noise: NoiseSums,
-    /// Whether a forward pass has shown that all normalisations are synchronised that are to be.
+    /// Whether a forward pass has shown that all normalisations are synchronised that must be.
     has_checked_norms: bool,
-    /// When the last backward pass began.
+    /// Start of the last backward pass.
     backward_start: Instant,
     communicator: Arc<dyn Communicator>,
     device: Device,
     config: StepConfig,
 }
 
+/// The end of a step.
+#[derive(Clone, Debug)]
+pub struct StepEnd {
+    /// Whether the ranks agreed to stop after the step; identical on all ranks.
+    pub stop: bool,
+    /// Identical on all ranks.
+    pub outcome: StepOutcome,
+    /// Scores of this rank that were not returned before; `None` for a skipped step, or without
+    /// samples on this rank. If the device updates, these are the scores of an earlier step, and
+    /// [`Stepper::wait`] waits for those of this one.
+    pub scores: Option<ScoreSums>,
+}
+
+/// The outcome of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepOutcome {
+    /// The parameters changed.
+    Updated,
+    /// A loss or gradient was not finite, for this reason; nothing changed.
+    Skipped(String),
+    /// Scaled gradients overflowed; only the loss scale changed, which is halved to this value. The
+    /// losses count.
+    Overflowed(LossScale),
+}
+
 impl<M: ImageClassifier> Stepper<M> {
-    /// Takes root's parameters and norm statistics on every rank and plans the buckets.
+    /// Copies root's parameters and norm statistics to every rank and plans the buckets. From here on
+    /// the process keeps the memory that steps free ([`keep_freed_memory`]).
     /// Collective: all ranks.
     ///
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// When the ranks' models differ in structure, norms are to be synchronised and the model's are not, or the way to update has not
-    /// that optimizer.
+    /// If the ranks' models differ in structure, the options of `config` exclude each other, or norms
+    /// are to be synchronised and the model has none that can be.
     pub fn new(
         model: M,
         config: StepConfig,
@@ -107,13 +115,38 @@ impl<M: ImageClassifier> Stepper<M> {
         device: &Device,
     ) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
+        keep_freed_memory();
+        let is_on_device = config.sync.updates_on_device(communicator.world_size());
+        check(&config, is_on_device)?;
+        let optimizer = Optimizer::new(&config, &model, is_on_device.then_some(device))?;
+        let (synchronisation, collector) = match &optimizer {
+            Optimizer::Device(optimizer) => {
+                let buckets = DeviceBuckets::new(optimizer.placement().clone(), config.clip);
+                (
+                    Synchronisation::AllReduce,
+                    Collector::Device(Box::new(buckets)),
+                )
+            }
+            _ => {
+                let (synchronisation, buckets) =
+                    Synchronisation::start(&config, &model, &communicator)?;
+                (synchronisation, Collector::Host(Box::new(buckets)))
+            }
+        };
+        let capture = if is_on_device {
+            Capture::new(&config, device)
+        } else {
+            None
+        };
         let mut stepper = Self {
-            update: update::start(&config, &model, &communicator, device)?,
+            collector,
+            synchronisation,
+            optimizer,
+            capture,
             loss_scale: LossScale::new(config.loss_scale),
             statistics: ParameterLayout::statistics(&model),
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
-            noise: NoiseSums::default(),
             has_checked_norms: false,
             backward_start: Instant::now(),
             device: device.clone().autodiff(),
@@ -125,18 +158,19 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(stepper)
     }
 
-    /// Makes one step.
+    /// Takes one step.
     ///
-    /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
-    /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
-    /// itself, takes the mean over its own samples.
+    /// The gradient is the exact mean over the step's samples, however they are distributed: each
+    /// rank's loss is the sum over its samples divided by the global number of samples, and gradients
+    /// are summed. Local steps and asynchronous servers use the mean over one rank's samples.
     ///
     /// # Errors
-    /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
-    /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from [`wait`](Self::wait).
+    /// If a loss or gradient is not finite on any rank (before the update, on all ranks) and such
+    /// steps are not skipped, or ranks drifted apart. If the device updates and no step is skipped,
+    /// the first error comes a step late, or from [`wait`](Self::wait).
     ///
     /// # Collective
-    /// Must be called by all ranks, with the same context but for its wish to stop, and whether it keeps gradients.
+    /// Must be called by all ranks, with equal contexts except for `stop` and `keeps_gradients`.
     pub fn step(
         &mut self,
         context: StepContext,
@@ -144,209 +178,275 @@ impl<M: ImageClassifier> Stepper<M> {
         timer: &Timer,
     ) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
-        let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
-        let step = Step {
-            context,
-            num_own: own_labels().count(),
-            own_weight_sum: context.weight_sum.map(|_| {
-                self.config
-                    .weight_sum(own_labels().map(|label| *label as usize))
-            }),
-            num_global: loaded.global_num_samples,
-            loss_scale: self.loss_scale.factor(),
-            can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
-        };
-        let replayed = self
-            .update
-            .replay(&mut self.model, &loaded.micro_batches, &step, timer);
-        if let Some(finished) = replayed.map_err(|error| self.add_loss_scale_hint(error))? {
-            return self.settle(finished, None);
+        let step = self.plan(context, &loaded);
+        if self.replay(&step, &loaded.micro_batches, timer)? {
+            self.loss_scale.note_good_step();
+            let agreed = self.collector.agreed(&step);
+            return self.end(agreed, StepOutcome::Updated, timer);
         }
-        // A forward pass changes norm statistics, which a step that is skipped leaves as they were.
+        // A forward pass changes norm statistics; a skipped step restores them.
         let saved = step
             .can_skip
             .then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
-        let plan = self.update.begin(&self.model, &step);
-        let num_micro_steps = loaded.micro_batches.len();
+        self.synchronisation.begin_step(&self.model);
+        self.collector.begin(&step);
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
-            let micro = plan.micro_step(index, num_micro_steps, !batch.labels.is_empty());
-            self.micro_step(batch, &step, &micro, timer)?;
+            self.micro_step(batch, &step, index, timer)?;
         }
-        let finished = self.update.finish(&mut self.model, &step, &plan, timer);
-        let finished = finished.map_err(|error| self.add_loss_scale_hint(error))?;
-        if let (Some(batches), Some(norms)) = (self.config.gradient_noise, finished.squared_norms)
-            && step.num_global == batches.large
-        {
-            self.noise += NoiseSums::of_step(norms, num_micro_steps, batches);
+        match self.update(&step, timer) {
+            Ok(agreed) => {
+                self.loss_scale.note_good_step();
+                self.end(agreed, StepOutcome::Updated, timer)
+            }
+            Err(error) => {
+                let outcome = self.skip(error)?;
+                if let Some(saved) = saved {
+                    let order = ElementOrder::Module;
+                    self.model = replace(self.model.clone(), &self.statistics, order, saved);
+                }
+                let mut agreed = self.collector.agreed(&step);
+                // The losses of compression count only if the gradients are finite.
+                agreed.traffic.input_squared = 0.0;
+                agreed.traffic.error_squared = 0.0;
+                self.end(agreed, outcome, timer)
+            }
         }
-        self.settle(finished, saved)
     }
 
-    /// Forward and backward pass of one micro-batch.
+    fn plan(&self, context: StepContext, loaded: &LoadedStep<DeviceBatch>) -> Step {
+        let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
+        let num_own = own_labels().count();
+        let mode = self.synchronisation.mode(&context);
+        let is_global = mode == SyncMode::Global;
+        let divisor = if is_global {
+            loaded.global_num_samples
+        } else {
+            num_own.max(1)
+        };
+        let class_factor = context.weight_sum.map(|global| {
+            let own = || own_labels().map(|label| *label as usize);
+            let weight_sum = if is_global {
+                global
+            } else {
+                self.config.weight_sum(own())
+            };
+            // Samples without weight have no loss either.
+            if weight_sum > 0.0 {
+                divisor as f64 / weight_sum
+            } else {
+                1.0
+            }
+        });
+        // The buckets that servers return hold parameters.
+        let has_gradients = !matches!(self.synchronisation, Synchronisation::Servers(_));
+        Step {
+            context: StepContext {
+                keeps_gradients: context.keeps_gradients && has_gradients,
+                ..context
+            },
+            mode,
+            num_micro_steps: loaded.micro_batches.len(),
+            num_own,
+            num_global: loaded.global_num_samples,
+            divisor,
+            class_factor,
+            loss_scale: self.loss_scale.factor(),
+            can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
+        }
+    }
+
+    /// Replays a captured step, if one fits. Returns true if this was the step.
+    fn replay(&mut self, step: &Step, batches: &[DeviceBatch], timer: &Timer) -> Result<bool> {
+        if let Some(capture) = &mut self.capture
+            && let Optimizer::Device(optimizer) = &mut self.optimizer
+            && let Collector::Device(buckets) = &mut self.collector
+        {
+            let replayed =
+                capture.replay(&mut self.model, optimizer, buckets, batches, step, timer);
+            return replayed.map_err(|error| self.with_loss_scale_hint(error));
+        }
+        Ok(false)
+    }
+
+    /// Runs the forward and backward pass of one micro-batch.
     fn micro_step(
         &mut self,
         batch: DeviceBatch,
         step: &Step,
-        micro: &MicroStep,
+        index: usize,
         timer: &Timer,
     ) -> Result<()> {
+        let micro_step = MicroStepConfig {
+            // A power of two, so dividing before the sum over the ranks gives the bits of dividing
+            // after it; and the state of compression does not depend on the scale.
+            weight: (1.0 / f64::from(step.loss_scale)) as f32,
+            slot: if self.synchronisation.keeps_micro_steps_apart() {
+                index
+            } else {
+                0
+            },
+            is_last: index + 1 == step.num_micro_steps && step.mode.reduces(),
+            // A placeholder's gradients mean nothing: their statistics do not contain it.
+            discard: batch.labels.is_empty(),
+        };
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
-            let Pass { output, loss_sum } = self.pass(batch, micro.loss_factor)?;
-            self.check_norms()?;
-            self.update.end_forward(&mut self.model, output)?;
-            loss_sum
+            self.forward(batch, step)?
         };
         let _backward = timer.enter(Phase::Backward);
         self.backward_start = Instant::now();
-        let loss =
-            loss_sum.map(|sum| sum.mul_scalar(f64::from(step.loss_scale) / micro.divisor as f64));
-        self.update.backward(&self.model, loss, step, micro);
+        let factor = f64::from(step.loss_scale) / step.divisor as f64;
+        let loss = loss_sum.map(|sum| sum.mul_scalar(factor));
+        self.collector.backward(&self.model, loss, step, micro_step);
         Ok(())
     }
 
-    /// The forward pass of one micro-batch. One without samples needs none, unless others wait for its share of a synchronised norm.
-    fn pass(&self, batch: DeviceBatch, loss_factor: Option<f64>) -> Result<Pass> {
-        let forward = |batch, has_samples| {
-            self.pass_context(has_samples)
-                .scope(|| forward(&self.model, batch, &*self.config.loss, loss_factor))
-        };
-        if !batch.labels.is_empty() {
-            let (output, loss_sum) = forward(batch, true)?;
-            return Ok(Pass {
-                output: Some(output),
-                loss_sum: Some(loss_sum),
-            });
+    /// Runs the forward pass of one micro-batch and returns its summed loss. Without samples there is
+    /// no pass, unless other ranks wait for its share of a synchronised norm.
+    fn forward(&mut self, batch: DeviceBatch, step: &Step) -> Result<Option<Tensor<1>>> {
+        let has_samples = !batch.labels.is_empty();
+        if !has_samples && !self.syncs_norm() {
+            return Ok(None);
         }
-        if !self.syncs_norm() {
-            return Ok(Pass::default());
-        }
-        let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false)?;
-        Ok(Pass {
-            output: None,
-            loss_sum: Some(loss_sum),
-        })
-    }
-
-    /// Checks once, after the first forward pass, that no normalisation is left out where statistics are summed over ranks.
-    fn check_norms(&mut self) -> Result<()> {
-        let is_due = self.syncs_norm() && !std::mem::replace(&mut self.has_checked_norms, true);
-        if is_due {
-            expect_synchronised(&self.model)
+        let batch = if has_samples {
+            batch
         } else {
-            Ok(())
+            placeholder(batch.shape).upload(&self.device)
+        };
+        let labels = batch.labels.clone();
+        let ImageBatch { images, targets } = batch.into_images();
+        let (logits, loss_sum) = self.pass_context(has_samples).scope(|| {
+            let logits = expect_logits(self.model.forward(images), &labels)?;
+            let loss_sum = self.config.loss.sum(logits.clone(), targets);
+            anyhow::Ok((logits, loss_sum))
+        })?;
+        let loss_sum = match step.class_factor {
+            Some(factor) => loss_sum.mul_scalar(factor),
+            None => loss_sum,
+        };
+        if self.syncs_norm() && !self.has_checked_norms {
+            self.has_checked_norms = true;
+            expect_synchronised(&self.model)?;
         }
+        if has_samples {
+            self.collector.end_forward(Output {
+                logits: logits.inner(),
+                loss_sum: loss_sum.clone().inner(),
+                labels,
+            })?;
+            self.synchronisation.end_forward(&mut self.model);
+        }
+        Ok(Some(loss_sum))
     }
 
-    /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
-    ///
-    /// # Errors
-    /// What was not finite, where the step cannot be skipped.
-    fn settle(&mut self, finished: Finished, saved: Option<Vec<Tensor<1>>>) -> Result<StepEnd> {
-        let Finished {
-            stop,
-            scores,
-            traffic,
-            fault,
-            ..
-        } = finished;
-        self.traffic.num_steps += 1;
-        self.traffic.total += traffic;
-        let Some(fault) = fault else {
-            self.loss_scale.note_good_step();
-            return Ok(StepEnd {
-                stop,
-                outcome: StepOutcome::Updated,
-                scores,
-            });
-        };
-        let outcome = self.skip_step(fault)?;
-        if let Some(saved) = saved {
-            self.model = replace(
-                self.model.clone(),
-                &self.statistics,
-                ElementOrder::Module,
-                saved,
-            );
+    /// Updates the parameters with the mean gradient, and synchronises them if the step asks for it.
+    fn update(&mut self, step: &Step, timer: &Timer) -> Result<Agreed> {
+        if let Some(gradient) = self.collector.finish(step, timer)? {
+            let _optimizer = timer.enter(Phase::Optimizer);
+            let learning_rate = step.context.learning_rate;
+            self.optimizer
+                .update(&mut self.model, learning_rate, gradient);
         }
-        // Of an overflow the losses are as good as any: only its gradients were scaled too far.
-        let counts = matches!(outcome, StepOutcome::Overflowed(_));
+        let agreed = self.collector.agreed(step);
+        let Collector::Host(buckets) = &self.collector else {
+            return Ok(agreed);
+        };
+        self.synchronisation.end_step(
+            &mut self.model,
+            &mut self.optimizer,
+            buckets,
+            step,
+            agreed,
+            timer,
+        )
+    }
+
+    fn end(&mut self, agreed: Agreed, outcome: StepOutcome, timer: &Timer) -> Result<StepEnd> {
+        self.traffic.num_steps += 1;
+        self.traffic.total += agreed.traffic;
+        let scores = self.collector.take_scores(timer);
+        let scores = scores.map_err(|error| self.with_loss_scale_hint(error))?;
+        let counts = !matches!(outcome, StepOutcome::Skipped(_));
         Ok(StepEnd {
-            stop,
+            stop: agreed.stop,
             outcome,
-            scores: scores.filter(|_| counts),
+            scores: if counts { scores } else { None },
         })
     }
 
-    /// Goes over a step in which something was not finite.
+    /// Returns the outcome of a step in which a value was not finite.
     ///
     /// # Errors
-    /// `fault`, where the step cannot be skipped.
-    fn skip_step(&mut self, fault: CollectiveError) -> Result<StepOutcome> {
-        let is_gradient = matches!(
-            &fault,
-            CollectiveError::NonFinite {
-                parameter: Some(_),
-                ..
-            }
-        );
-        if is_gradient && self.loss_scale.note_overflow() {
+    /// `error`, if it is another one or the step cannot be skipped.
+    fn skip(&mut self, error: anyhow::Error) -> Result<StepOutcome> {
+        let Some(CollectiveError::NonFinite { parameter, .. }) = error.downcast_ref() else {
+            return Err(error);
+        };
+        if parameter.is_some() && self.loss_scale.note_overflow() {
             return Ok(StepOutcome::Overflowed(self.loss_scale));
         }
         if self.config.skips_non_finite {
-            return Ok(StepOutcome::Skipped(fault.to_string()));
+            return Ok(StepOutcome::Skipped(error.to_string()));
         }
-        Err(self.add_loss_scale_hint(fault.into()))
+        Err(self.with_loss_scale_hint(error))
     }
 
-    /// Adds what a fixed loss scale may have to do with a gradient that is not finite.
-    fn add_loss_scale_hint(&self, error: anyhow::Error) -> anyhow::Error {
-        match (error.downcast_ref(), self.loss_scale.factor()) {
-            (Some(CollectiveError::NonFinite { parameter: Some(_), .. }), factor) if factor > 1 => error.context(
+    /// Adds that a fixed loss scale may be the cause of a gradient that is not finite.
+    fn with_loss_scale_hint(&self, error: anyhow::Error) -> anyhow::Error {
+        let factor = self.loss_scale.factor();
+        match error.downcast_ref() {
+            Some(CollectiveError::NonFinite { parameter: Some(_), .. }) if factor > 1 => error.context(
                 format!("gradients times a fixed loss scale of {factor}; try a smaller one, or --loss-scale dynamic"),
             ),
             _ => error,
         }
     }
 
-    /// Waits for the results of all steps made so far; the scores of those that [`step`](Self::step) has not told of.
+    /// Waits for the results of all steps so far; returns the scores that [`step`](Self::step) has not.
     ///
     /// # Errors
-    /// A non-finite loss or gradient in one of them.
+    /// If a loss or gradient in one of them was not finite.
     pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
-        self.update
-            .wait(&mut self.model, timer)
-            .map_err(|error| self.add_loss_scale_hint(error))
+        if let Some(capture) = &mut self.capture
+            && let Optimizer::Device(optimizer) = &self.optimizer
+        {
+            capture.update_model(&mut self.model, optimizer);
+        }
+        let scores = self.collector.wait(timer);
+        scores.map_err(|error| self.with_loss_scale_hint(error))
     }
 
+    /// Returns the model in training.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// The model, its training over, and how many updates asynchronous servers made, by their staleness.
+    /// Ends the training; returns the model, and the number of updates of asynchronous servers by
+    /// staleness.
     /// Collective: all ranks.
     pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
-        Ok((self.model, self.update.end()?))
+        Ok((self.model, self.synchronisation.finish()?))
     }
 
-    /// The parameters, flat in module order.
+    /// Returns the parameters, flat in module order.
     pub fn parameters(&self) -> Cow<'_, [f32]> {
-        self.update.parameters()
+        self.optimizer.parameters(&self.model)
     }
 
-    /// The mean gradient of the last step, flat as [`layout`](Self::layout) says, where that was to
-    /// [keep](StepContext::keeps_gradients) it: over all ranks' samples, or this rank's own where it updated alone. Nothing where
-    /// servers update.
+    /// Takes the mean gradient of the last step, flat as [`layout`](Self::layout) says, if the step
+    /// [kept](StepContext::keeps_gradients) it: over all ranks' samples, or over this rank's after a
+    /// local step. `None` if servers update.
     pub fn gradients(&mut self) -> Option<Vec<f32>> {
-        self.update.gradients()
+        self.collector.take_gradients()
     }
 
-    /// What the optimizer remembers: its state to save.
+    /// Returns the optimizer's state to save.
     pub fn optimizer_state(&self) -> OptimizerState {
-        self.update.optimizer_state()
+        self.optimizer.state()
     }
 
-    /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer and, if it was saved, the loss scale.
+    /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer
+    /// and, if it was saved, the loss scale.
     /// Collective: all ranks.
     ///
     /// # Errors
@@ -358,13 +458,16 @@ impl<M: ImageClassifier> Stepper<M> {
         loss_scale: Option<LossScale>,
     ) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        self.update.restore(&model, state)?;
+        self.optimizer.restore(&model, state)?;
+        if let Some(capture) = &mut self.capture {
+            capture.reset();
+        }
         self.attach(model)
     }
 
     /// Returns the state of the gradients' reduction between two steps.
     pub fn reduction_state(&self) -> Option<ReductionState> {
-        self.update.replica()?.reducer.reduction_state()
+        self.collector.host()?.reducer.reduction_state()
     }
 
     /// Continues after `num_steps` steps with the reduction's state from then.
@@ -372,112 +475,151 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Panics
     /// If a length differs from that of the [own state](Self::reduction_state).
     pub fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
-        if let Some(replica) = self.update.replica() {
-            replica.reducer.restore(num_steps, state);
+        if let Some(buckets) = self.collector.host() {
+            buckets.reducer.restore(num_steps, state);
         }
     }
 
-    /// Where the batches of its steps belong: the device with its autodiff.
+    /// Returns the device of the batches, with its autodiff.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Where each parameter lies in a flat buffer.
+    /// Returns the place of each parameter in a flat buffer.
     pub fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
-    /// How long after the last backward pass began each parameter's gradient was there, seconds; 0 where there was none.
+    /// Returns the time of each parameter's gradient after the start of the last backward pass, in
+    /// seconds; 0 without one.
     pub fn parameter_ready_s(&self) -> Vec<f64> {
-        let since = |at: Option<Instant>| {
-            at.map_or(0.0, |at| {
-                at.saturating_duration_since(self.backward_start)
-                    .as_secs_f64()
-            })
+        let arrivals = match self.collector.host() {
+            Some(buckets) => buckets.reducer.arrivals(),
+            None => vec![None; self.layout.entries().len()],
         };
-        match self.update.replica() {
-            Some(replica) => replica.reducer.arrivals().into_iter().map(since).collect(),
-            None => vec![0.0; self.layout.entries().len()],
-        }
+        let since_start = |at: Instant| at.saturating_duration_since(self.backward_start);
+        let seconds = |at| since_start(at).as_secs_f64();
+        let arrivals = arrivals.into_iter();
+        arrivals.map(|at| at.map_or(0.0, seconds)).collect()
     }
 
-    /// What this rank sent for gradients since the last call.
+    /// Takes what this rank sent for gradients since the last call.
     pub fn take_traffic(&mut self) -> StepTraffic {
         std::mem::take(&mut self.traffic)
     }
 
-    /// What was measured of this rank's gradients since the last call.
+    /// Takes the noise measured of this rank's gradients since the last call.
     pub fn take_noise(&mut self) -> NoiseSums {
-        std::mem::take(&mut self.noise)
-    }
-
-    /// How gradients reach the buckets and these the other ranks, in words.
-    pub fn gradient_route(&self) -> &'static str {
-        let Some(replica) = self.update.replica() else {
-            return self.update.route();
-        };
-        let is_possible = self.communicator.supports_threads();
-        match (
-            self.communicator.world_size() > 1,
-            replica.reducer.overlaps(),
-            self.model.supports_pass_context(),
-        ) {
-            (false, ..) => self.update.route(),
-            (true, true, true) => "layer by layer, reduced beside the backward pass",
-            (true, true, false) => {
-                "after the backward pass, as this model hands none over, reduced by a thread"
-            }
-            (true, false, _) if self.config.sync.overlap && !is_possible => {
-                "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
-            }
-            (true, false, _) => "after the backward pass",
+        match &mut self.collector {
+            Collector::Host(buckets) => std::mem::take(&mut buckets.noise),
+            Collector::Device(_) => NoiseSums::default(),
         }
     }
 
-    /// Paths of the parameters that no backward pass of this rank has given a gradient; none before the first step.
-    pub fn unused_parameters(&self) -> Vec<&str> {
-        self.update.unused_parameters()
+    /// Returns the way of the gradients to the other ranks, in words.
+    pub fn gradient_route(&self) -> &'static str {
+        let buckets = match &self.collector {
+            Collector::Device(_) if self.capture.as_ref().is_some_and(Capture::is_in_use) => {
+                return "none, one rank, updated on the device, a step as one recording";
+            }
+            Collector::Device(_) => return "none, one rank, updated on the device",
+            Collector::Host(_) if self.communicator.world_size() == 1 => return "none, one rank",
+            Collector::Host(buckets) => buckets,
+        };
+        if buckets.reducer.overlaps() {
+            if self.model.supports_pass_context() {
+                "layer by layer, reduced beside the backward pass"
+            } else {
+                "after the backward pass, as this model hands none over, reduced by a thread"
+            }
+        } else if self.config.sync.overlap && !self.communicator.supports_threads() {
+            "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
+        } else {
+            "after the backward pass"
+        }
     }
 
-    /// The factor on the next step's loss.
+    /// Returns the paths of the parameters that no backward pass of this rank has given a gradient;
+    /// empty before the first step.
+    pub fn unused_parameters(&self) -> Vec<&str> {
+        self.collector.unused_parameters()
+    }
+
+    /// Returns the factor on the next step's loss.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
 
-    /// Trains `model` from now on, tied to its update.
+    /// Trains `model` from now on.
     fn attach(&mut self, model: M) -> Result<()> {
         ensure!(
             !self.syncs_norm() || model.supports_pass_context(),
-            "batch norm sync: this model has no synchronised norm, expected one that supports_pass_context; use --batch-norm local"
+            "--batch-norm sync: this model has no synchronised norm (expected one that supports_pass_context). Use --batch-norm local"
         );
-        let model = if self.config.own_optimizer.is_some() {
-            with_ids_by_order(model)
-        } else {
-            model
+        self.model = match self.optimizer {
+            Optimizer::Custom(..) => with_ids_by_order(model),
+            _ => model,
         };
-        self.update.attach(&model)?;
-        self.model = model;
+        if let Collector::Host(buckets) = &self.collector {
+            let plan = buckets.reducer.plan();
+            self.synchronisation.attach(&mut self.optimizer, plan)?;
+            buckets.reducer.rename(&self.model)?;
+        }
         Ok(())
     }
 
-    /// Whether norm statistics are summed over ranks; a rank that is updated on its device shares nothing.
+    /// Returns true if norm statistics are summed over ranks; a rank that the device updates is the
+    /// only one.
     fn syncs_norm(&self) -> bool {
-        self.config.sync_batch_norm && self.update.replica().is_some()
+        self.config.sync_batch_norm && self.collector.host().is_some()
     }
 
-    /// What the layers of a forward pass, and its backward pass, share with others.
     fn pass_context(&self, has_samples: bool) -> PassContext {
-        PassContext {
-            reducer: self.syncs_norm().then(|| {
-                let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
-                Arc::new(reducer) as Arc<dyn StatisticsReducer>
-            }),
-            hook: self
-                .update
-                .replica()
-                .filter(|_| self.model.supports_pass_context())
-                .map(Replica::hook),
-            ..PassContext::default()
+        let mut context = PassContext::default();
+        if self.syncs_norm() {
+            let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
+            context.reducer = Some(Arc::new(reducer) as Arc<dyn StatisticsReducer>);
         }
+        if let Some(buckets) = self.collector.host()
+            && self.model.supports_pass_context()
+        {
+            context.hook = Some(buckets.hook());
+        }
+        context
+    }
+}
+
+/// Rejects options that exclude each other.
+fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
+    let has_servers = matches!(config.sync.method, SyncMethod::ParameterServer { .. });
+    let sums_all = matches!(
+        config.sync.method,
+        SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }
+    );
+    ensure!(
+        config.custom_optimizer.is_none() || (sums_all && !is_on_device),
+        "optimizer: a custom optimizer updates only in main memory, and only if every step sums all gradients (expected SGD)"
+    );
+    ensure!(
+        config.rate_factors.is_empty() || !(is_on_device || has_servers),
+        "rate_factors: expected none if the device or servers update, got {:?}",
+        config.rate_factors
+    );
+    ensure!(
+        sums_all || matches!(config.optimizer, OptimizerConfig::Sgd(_)),
+        "optimizer: parameter servers and local SGD support only SGD, got {:?}",
+        config.optimizer
+    );
+    Ok(())
+}
+
+/// Returns one black image, for a rank without samples that takes part in a synchronised norm.
+fn placeholder(shape: ImageShape) -> HostBatch {
+    HostBatch {
+        pixels: Pixels::Normalised(vec![0.0; shape.num_values()]),
+        labels: vec![0],
+        mixed: None,
+        indices: vec![0],
+        shape,
     }
 }

@@ -5,10 +5,9 @@
 use std::ops::Range;
 
 use distributed::{
-    gradients::{BucketPlan, ReducerConfig},
+    gradients::BucketPlan,
     parameter_server::Consistency,
     reduction::{CompressionKind, ReductionState},
-    replica::ParameterLayout,
 };
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
@@ -78,15 +77,6 @@ pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
             cap_bytes.min(total_bytes.div_ceil(2 * servers))
         }
         _ => cap_bytes,
-    }
-}
-
-/// How the gradients of `layout` travel.
-pub(crate) fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
-    let total_bytes = layout.num_elements() * size_of::<f32>();
-    ReducerConfig {
-        bucket_cap_bytes: Some(bucket_cap_bytes(config, total_bytes)),
-        overlap: config.overlap,
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn step_config() -> StepConfig {
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
         rate_factors: Vec::new(),
-        own_optimizer: None,
+        custom_optimizer: None,
         loss: Arc::new(CrossEntropy::default()),
         class_weights: Vec::new(),
         clip: None,

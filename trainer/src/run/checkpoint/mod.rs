@@ -128,7 +128,7 @@ impl Checkpoint {
             tensors.tensor("own_optimizer"),
         ) {
             (_, Ok(own)) => OptimizerState {
-                own: Some(own.data().to_vec()),
+                custom: Some(own.data().to_vec()),
                 ..OptimizerState::default()
             },
             (Ok(num_updates), _) => {
@@ -140,7 +140,7 @@ impl Checkpoint {
                 OptimizerState {
                     moments: floats("moments")?,
                     num_updates,
-                    own: None,
+                    custom: None,
                 }
             }
             _ => OptimizerState {
@@ -226,7 +226,7 @@ impl TrainingTensors {
         let OptimizerState {
             moments,
             num_updates,
-            own,
+            custom,
         } = &self.optimizer;
         let (moments, len) = (floats_to_bytes(moments), moments.len());
         let num_updates = num_updates.map(u64::to_le_bytes);
@@ -247,7 +247,7 @@ impl TrainingTensors {
                 &statistics,
             )?,
         )];
-        if let Some(own) = own {
+        if let Some(own) = custom {
             views.push((
                 "own_optimizer",
                 TensorView::new(Dtype::U8, vec![own.len()], own)?,

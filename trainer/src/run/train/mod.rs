@@ -407,7 +407,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
             .learning_rate_factors
             .clone()
             .unwrap_or_default(),
-        own_optimizer: session.own_optimizer.clone(),
+        custom_optimizer: session.custom_optimizer.clone(),
         loss: Arc::clone(&session.loss),
         class_weights: session.class_weights.clone(),
         clip: config

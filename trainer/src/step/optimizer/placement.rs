@@ -8,8 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Device, Tensor, TensorData};
-use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout};
+use burn::module::Module;
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout, take_gradients};
 
 use crate::model::floats;
 
@@ -21,7 +22,7 @@ pub(in crate::step) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 
 /// The parameters of a layout in a flat tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Placement {
+pub(in crate::step) struct Placement {
     layout: ParameterLayout,
     device: Device,
     /// Of every parameter.
@@ -34,20 +35,16 @@ pub(super) struct Placement {
 impl Placement {
     pub(super) fn new(layout: &ParameterLayout, device: &Device) -> Self {
         let mut len = 0;
-        let starts = layout.entries().iter().map(|entry| {
-            let start = len;
+        let mut starts = Vec::with_capacity(layout.entries().len());
+        let mut fillings = BTreeMap::new();
+        for entry in layout.entries() {
+            starts.push(len);
             len += padded(entry);
-            start
-        });
-        let starts = starts.collect();
-        let missing = layout
-            .entries()
-            .iter()
-            .map(|entry| padded(entry) - entry.len)
-            .filter(|len| *len > 0);
-        let fillings = missing
-            .map(|len| (len, Tensor::zeros([len], device)))
-            .collect();
+            let missing = padded(entry) - entry.len;
+            if missing > 0 {
+                fillings.insert(missing, Tensor::zeros([missing], device));
+            }
+        }
         Self {
             layout: layout.clone(),
             device: device.clone(),
@@ -57,12 +54,24 @@ impl Placement {
         }
     }
 
-    pub(super) fn layout(&self) -> &ParameterLayout {
+    pub(in crate::step) fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
-    /// Flat tensors of all parameters, `None` for zeros, as one.
-    pub(super) fn joined(&self, tensors: impl IntoIterator<Item = Option<Tensor<1>>>) -> Tensor<1> {
+    /// Returns the gradients of the parameters of `model`, flat; `None` where the tape has none.
+    pub(in crate::step) fn gradients<M: Module>(
+        &self,
+        model: &M,
+        gradients: Gradients,
+    ) -> Vec<Option<Tensor<1>>> {
+        take_gradients(model, &self.layout, ORDER, gradients)
+    }
+
+    /// Joins flat tensors of all parameters, `None` for zeros, in one.
+    pub(in crate::step) fn joined(
+        &self,
+        tensors: impl IntoIterator<Item = Option<Tensor<1>>>,
+    ) -> Tensor<1> {
         let mut parts = Vec::with_capacity(2 * self.starts.len());
         for (entry, tensor) in self.layout.entries().iter().zip(tensors) {
             parts.push(tensor.unwrap_or_else(|| Tensor::zeros([entry.len], &self.device)));
@@ -73,18 +82,14 @@ impl Placement {
 
     /// Every parameter of a flat tensor, flat.
     pub(super) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
-        let of_entry = |(entry, &start): (&ParameterEntry, &usize)| {
+        let entries = self.layout.entries().iter().zip(&self.starts);
+        let views = entries.map(|(entry, &start)| {
             let with_zeros = whole.clone().slice(start..start + padded(entry));
             with_zeros
                 .unfold::<2, _>(0, entry.len, padded(entry))
                 .reshape([entry.len])
-        };
-        self.layout
-            .entries()
-            .iter()
-            .zip(&self.starts)
-            .map(of_entry)
-            .collect()
+        });
+        views.collect()
     }
 
     /// Values in module order as a flat tensor.
@@ -95,7 +100,7 @@ impl Placement {
     }
 
     /// A flat tensor's values in module order, read back.
-    pub(super) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
+    pub(in crate::step) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
         let placed =
             floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
         let mut values = vec![0.0; self.layout.num_elements()];
@@ -111,15 +116,11 @@ impl Placement {
                 _ => (1, entry.len),
             };
             for index in 0..entry.len {
-                let (output, input, pixel) = (
-                    index / (inputs * pixels),
-                    index / pixels % inputs,
-                    index % pixels,
-                );
-                visit(
-                    entry.offset + index,
-                    start + (output * pixels + pixel) * inputs + input,
-                );
+                let output = index / (inputs * pixels);
+                let input = index / pixels % inputs;
+                let pixel = index % pixels;
+                let place = start + (output * pixels + pixel) * inputs + input;
+                visit(entry.offset + index, place);
             }
         }
     }
@@ -130,8 +131,10 @@ fn padded(entry: &ParameterEntry) -> usize {
     entry.len.next_multiple_of(GRANULE)
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(feature = "flex")]
+
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{Linear, LinearConfig};
     use distributed::replica::{read, replace, tensors};

@@ -1,8 +1,7 @@
 //! The updates against PyTorch's, timm's and the papers' formulas.
 
 use super::*;
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::module::Param;
 
 #[derive(Module, Debug)]
 struct WeightAndBias {
@@ -17,17 +16,17 @@ struct TwoLayers {
     second: Param<Tensor<2>>,
 }
 
-fn optimizer(config: OptimizerConfig) -> Optimizer {
+fn module() -> WeightAndBias {
     let device = Device::flex();
-    let module = WeightAndBias {
+    WeightAndBias {
         weight: Param::from_tensor(Tensor::from_floats([[0.5, -1.25]], &device)),
         bias: Param::from_tensor(Tensor::from_floats([2.0], &device)),
-    };
-    Optimizer::new(
-        config,
-        &ParameterLayout::new(&module),
-        vec![0.5, -1.25, 2.0],
-    )
+    }
+}
+
+fn optimizer(config: OptimizerConfig) -> HostOptimizer {
+    let layout = ParameterLayout::new(&module());
+    HostOptimizer::new(config, &[], &layout, vec![0.5, -1.25, 2.0])
 }
 
 fn sgd_config(nesterov: bool, decay_norm_and_bias: bool) -> SgdConfig {
@@ -62,9 +61,9 @@ fn all() -> [OptimizerConfig; 4] {
 }
 
 /// One step in two buckets, the last parameter first and on the calling thread, as on a server.
-fn update(optimizer: &mut Optimizer, learning_rate: f64, gradients: &[f32]) {
+fn update(optimizer: &mut HostOptimizer, learning_rate: f64, gradients: &[f32]) {
     optimizer.update_elements(learning_rate, 2..3, &gradients[2..]);
-    optimizer.update_all(learning_rate, [(0..2, &gradients[..2])]);
+    optimizer.update(learning_rate, [(0..2, &gradients[..2])]);
 }
 
 fn after_three_steps(config: OptimizerConfig) -> Vec<f32> {
@@ -117,7 +116,7 @@ fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
         second: Param::from_tensor(Tensor::zeros([2, 1], &device)),
     };
     let parameters = vec![0.5, -1.25, 2.0, 0.75, 1.5, -0.5, 0.0, 0.0];
-    let mut optimizer = Optimizer::new(config, &ParameterLayout::new(&module), parameters);
+    let mut optimizer = HostOptimizer::new(config, &[], &ParameterLayout::new(&module), parameters);
     for (step, learning_rate) in [0.1, 0.1, 0.05, 0.02, 0.2].into_iter().enumerate() {
         let gradient = |index: usize| ((5 * index + 9 * step) % 11) as f32 / 8.0 - 0.625;
         let mut gradients: Vec<f32> = (0..8).map(gradient).collect();
@@ -125,7 +124,7 @@ fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
             gradients[..4].fill(0.0);
         }
         optimizer.update_elements(learning_rate, 6..8, &gradients[6..]);
-        optimizer.update_all(learning_rate, [(0..6, &gradients[..6])]);
+        optimizer.update(learning_rate, [(0..6, &gradients[..6])]);
     }
     optimizer.parameters().to_vec()
 }
@@ -275,7 +274,7 @@ fn a_restored_optimizer_makes_the_same_next_update() {
         let mut one = optimizer(config);
         update(&mut one, 0.1, &[1.0, 2.0, 3.0]);
         let mut other = optimizer(config);
-        other.restore(one.parameters(), &one.state());
+        other.restore(&one.place(module()), &one.state());
         for optimizer in [&mut one, &mut other] {
             update(optimizer, 0.05, &[-1.0, 0.5, 2.0]);
         }

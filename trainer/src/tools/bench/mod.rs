@@ -499,7 +499,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
         rate_factors: Vec::new(),
-        own_optimizer: None,
+        custom_optimizer: None,
         loss: loss::cross_entropy(0.0, &config.compute),
         class_weights: Vec::new(),
         clip: None,

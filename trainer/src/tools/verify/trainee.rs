@@ -100,7 +100,7 @@ impl Trainee {
         let config = StepConfig {
             optimizer: lesson.optimizer,
             rate_factors: Vec::new(),
-            own_optimizer: None,
+            custom_optimizer: None,
             loss: Arc::new(CrossEntropy::default()),
             class_weights: Vec::new(),
             clip: None,

@@ -1,0 +1,207 @@
+//! The rules of [`HostOptimizer`](super::HostOptimizer) that the device itself computes: SGD and AdamW, by
+//! tensor operations.
+//!
+//! In: the learning rate, the mean gradient as one flat tensor. Out: updated parameters in the model.
+//! Invariant: only reading the state waits for the device. Roundings differ from those of the
+//! kernels, which multiply and add in one operation.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use distributed::replica::{ParameterLayout, replace, tensors};
+use kernels::optimizer::adam;
+
+use super::placement::{ORDER, Placement};
+use super::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
+
+/// The rules that update on a device: LARS and LAMB would launch sums over every single tensor.
+#[derive(Clone, Copy, Debug)]
+enum DeviceRule {
+    Sgd(SgdConfig),
+    AdamW(AdamConfig),
+}
+
+/// Parameters and moments, flat on a device.
+#[derive(Clone, Debug)]
+pub(in crate::step) struct DeviceOptimizer {
+    rule: DeviceRule,
+    placement: Placement,
+    parameters: Tensor<1>,
+    /// Velocities; or first and second moments.
+    moments: Vec<Tensor<1>>,
+    /// `[1]`, or one for every element if some are spared; `None` without decay.
+    weight_decays: Option<Tensor<1>>,
+    num_updates: u64,
+}
+
+impl DeviceOptimizer {
+    /// Returns an optimizer at rest over the parameters of `model`, which lie as `layout` says, on the
+    /// plain `device`; `None` for LARS and LAMB.
+    pub(super) fn new<M: Module>(
+        config: OptimizerConfig,
+        layout: &ParameterLayout,
+        model: &M,
+        device: &Device,
+    ) -> Option<Self> {
+        let rule = match config {
+            OptimizerConfig::Sgd(sgd) => DeviceRule::Sgd(sgd),
+            OptimizerConfig::AdamW(adam) => DeviceRule::AdamW(adam),
+            OptimizerConfig::Lars { .. } | OptimizerConfig::Lamb(_) => return None,
+        };
+        let decay = match rule {
+            DeviceRule::Sgd(sgd) => sgd.weight_decay,
+            DeviceRule::AdamW(adam) => adam.weight_decay,
+        };
+        let placement = Placement::new(layout, device);
+        let mut decays = vec![decay as f32; layout.num_elements()];
+        for entry in layout.entries() {
+            if config.spares(entry) {
+                decays[entry.range()].fill(0.0);
+            }
+        }
+        let is_uniform = decays.iter().all(|own| *own == decay as f32);
+        let weight_decays = (decay != 0.0).then(|| {
+            if is_uniform {
+                Tensor::full([1], decay, device)
+            } else {
+                placement.upload(&decays)
+            }
+        });
+        let zeros = placement.upload(&vec![0.0; layout.num_elements()]);
+        Some(Self {
+            rule,
+            parameters: placed_parameters(&placement, model),
+            moments: vec![zeros; if config.has_two_moments() { 2 } else { 1 }],
+            weight_decays,
+            placement,
+            num_updates: 0,
+        })
+    }
+
+    /// Returns the place of each parameter in the flat tensors.
+    pub(in crate::step) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Reads the parameters back, flat in module order.
+    pub(super) fn parameters(&self) -> Vec<f32> {
+        self.placement.read(&self.parameters)
+    }
+
+    /// Reads the state back.
+    pub(super) fn state(&self) -> OptimizerState {
+        let moments = self.moments.iter();
+        OptimizerState {
+            moments: moments
+                .flat_map(|moment| self.placement.read(moment))
+                .collect(),
+            num_updates: matches!(self.rule, DeviceRule::AdamW(_)).then_some(self.num_updates),
+            custom: None,
+        }
+    }
+
+    /// Replaces the parameters by those of `model`, and the state by a saved one.
+    ///
+    /// # Panics
+    /// If the number of moments differs from that of the rule.
+    pub(super) fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
+        let len = self.placement.layout().num_elements();
+        assert_eq!(
+            state.moments.len(),
+            self.moments.len() * len,
+            "moments and layout differ in length"
+        );
+        self.parameters = placed_parameters(&self.placement, model);
+        let saved = state.moments.chunks_exact(len);
+        for (moment, saved) in self.moments.iter_mut().zip(saved) {
+            *moment = self.placement.upload(saved);
+        }
+        self.num_updates = state.num_updates.unwrap_or(0);
+    }
+
+    /// Makes an update with a flat gradient of this [placement](Self::placement).
+    pub(super) fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
+        let scalars = self.next_scalars(learning_rate);
+        self.update_by(|index, tensor| tensor * scalars[index], gradient);
+    }
+
+    /// Counts an update and returns its scalars: the learning rate; for AdamW also the corrections of
+    /// the first moment and of the root of the second one.
+    pub(in crate::step) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
+        self.num_updates += 1;
+        let mut scalars = vec![learning_rate];
+        if let DeviceRule::AdamW(AdamConfig { betas, .. }) = self.rule {
+            scalars.extend(adam::corrections(betas, self.num_updates));
+        }
+        scalars
+    }
+
+    /// Makes the update without counting it; `times` multiplies by one of its scalars.
+    pub(in crate::step) fn update_by(
+        &mut self,
+        times: impl Fn(usize, Tensor<1>) -> Tensor<1>,
+        gradient: Tensor<1>,
+    ) {
+        let decay = self
+            .weight_decays
+            .as_ref()
+            .map(|decays| self.parameters.clone() * decays.clone());
+        let moments = &mut self.moments;
+        let direction = match self.rule {
+            DeviceRule::Sgd(SgdConfig {
+                momentum, nesterov, ..
+            }) => {
+                let gradient = added(gradient, decay);
+                moments[0] = moments[0].clone() * momentum + gradient.clone();
+                if nesterov {
+                    gradient + moments[0].clone() * momentum
+                } else {
+                    moments[0].clone()
+                }
+            }
+            DeviceRule::AdamW(AdamConfig { betas, epsilon, .. }) => {
+                let square = gradient.clone() * gradient.clone();
+                moments[0] =
+                    moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - betas[0]);
+                moments[1] = moments[1].clone() * betas[1] + square * (1.0 - betas[1]);
+                let root = times(2, moments[1].clone().sqrt());
+                added(times(1, moments[0].clone()) / (root + epsilon), decay)
+            }
+        };
+        self.parameters = self.parameters.clone() - times(0, direction);
+    }
+
+    /// Returns parameters and moments, flat as they lie on the device.
+    pub(in crate::step) fn flat(&self) -> Vec<Tensor<1>> {
+        let mut flat = vec![self.parameters.clone()];
+        flat.extend(self.moments.iter().cloned());
+        flat
+    }
+
+    /// Continues in these tensors, in the order of [`flat`](Self::flat).
+    pub(in crate::step) fn replace_flat(&mut self, flat: &[Tensor<1>]) {
+        self.parameters = flat[0].clone();
+        self.moments = flat[1..].to_vec();
+    }
+
+    /// Returns `model` with these parameters, which are views of the flat ones.
+    pub(in crate::step) fn place<M: Module>(&self, model: M) -> M {
+        replace(
+            model,
+            self.placement.layout(),
+            ORDER,
+            self.placement.views(&self.parameters),
+        )
+    }
+}
+
+fn added(tensor: Tensor<1>, other: Option<Tensor<1>>) -> Tensor<1> {
+    match other {
+        Some(other) => tensor + other,
+        None => tensor,
+    }
+}
+
+fn placed_parameters<M: Module>(placement: &Placement, model: &M) -> Tensor<1> {
+    let tensors = tensors(model, placement.layout(), ORDER).into_iter();
+    placement.joined(tensors.map(Some))
+}
