@@ -1,7 +1,7 @@
-//! The tensors of a layout where they are: nothing here passes through host memory.
+//! Tensors of a layout on their device: nothing here passes through host memory.
 //!
-//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module with others in their place.
-//! Invariant: handles are moved, no element is read back, so that nothing waits for the device.
+//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module with
+//! other tensors. Invariant: handles are moved, no element is read back, so nothing waits for the device.
 
 use std::array;
 
@@ -12,19 +12,19 @@ use burn::tensor::{Device, FloatDType, Gradients, Shape, Tensor, TensorData};
 use crate::layout::Cursor;
 use crate::replica::{ParameterEntry, ParameterLayout};
 
-/// How the elements of a flat tensor follow each other.
+/// The order of elements in a flat tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementOrder {
-    /// As in the module's tensors.
+    /// That of the module's tensors.
     Module,
-    /// Tensors of four dimensions, `[O, I, H, W]`, as `[O, H, W, I]`: so a GPU's convolutions read weights and write their gradients, and
-    /// neither is copied. All others as in the module.
+    /// `[O, H, W, I]` for tensors of four dimensions, `[O, I, H, W]` in the module: a GPU's convolutions
+    /// read weights and write gradients in this order, without a copy. Otherwise as `Module`.
     ChannelsLast,
 }
 
 impl ElementOrder {
     /// # Panics
-    /// When the tensor has not the entry's shape.
+    /// If the tensor's shape is not the entry's.
     fn flat<const D: usize>(self, tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
         assert_eq!(
             tensor.shape().as_slice(),
@@ -41,7 +41,7 @@ impl ElementOrder {
     }
 
     /// # Panics
-    /// When `flat` has another number of elements than `shape`.
+    /// If `flat` and `shape` differ in their number of elements.
     fn shaped<const D: usize>(self, flat: Tensor<1>, shape: Shape) -> Tensor<D> {
         if !self.moves(D) {
             return flat.reshape(shape);
@@ -56,18 +56,18 @@ impl ElementOrder {
     }
 }
 
-/// The tensors of `layout` in `module`, each flat in this order and in f32, one after the other as in the layout.
+/// Returns the tensors of `layout` in `module`, each flat in this order and in f32.
 ///
-/// Norm statistics come with the updates of all forward passes made so far.
+/// Norm statistics include the updates of all forward passes so far.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub fn tensors<M: Module>(
     module: &M,
     layout: &ParameterLayout,
     order: ElementOrder,
 ) -> Vec<Tensor<1>> {
-    // `valid` takes pending updates of running states in.
+    // `valid` applies pending updates of running states.
     let each = Values {
         order,
         tensors: Vec::with_capacity(layout.entries().len()),
@@ -75,11 +75,11 @@ pub fn tensors<M: Module>(
     walk(&module.valid(), layout, each).tensors
 }
 
-/// `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes, gradient requirements and types stay. As
-/// [`write`](crate::replica::write), without the way through host memory.
+/// Returns `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes,
+/// gradient requirements and types stay. As [`write`](crate::replica::write), on the device.
 ///
 /// # Panics
-/// When `layout` is not of this module, or a tensor has another number of elements than its entry.
+/// If `layout` is not of this module, or a tensor and its entry differ in their number of elements.
 pub fn replace<M: Module>(
     module: M,
     layout: &ParameterLayout,
@@ -99,14 +99,15 @@ pub fn replace<M: Module>(
     })
 }
 
-/// `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain device, flat in this order.
+/// Returns `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain
+/// device, flat in this order.
 pub(crate) fn place<M: Module>(
     module: M,
     layout: &ParameterLayout,
     order: ElementOrder,
     make: impl FnMut(&ParameterEntry, &Device) -> Tensor<1>,
 ) -> M {
-    // A pending update would overwrite what is placed here at the next forward pass; `valid` takes it in first.
+    // A pending update would overwrite the new tensors at the next forward pass; `valid` applies it first.
     drop(module.valid());
     let mut placer = Placer {
         cursor: Cursor::new(layout),
@@ -118,10 +119,11 @@ pub(crate) fn place<M: Module>(
     module
 }
 
-/// The gradients of the parameters of `layout`, each flat in this order and in f32; `None` where the tape has none.
+/// Takes the gradients of the parameters of `layout`, each flat in this order and in f32; `None` if the
+/// tape has none.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub fn take_gradients<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -139,7 +141,7 @@ pub fn take_gradients<M: Module>(
 /// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub(crate) fn take_params<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -153,10 +155,10 @@ pub(crate) fn take_params<M: Module>(
     walk(module, layout, each).tensors
 }
 
-/// The flat gradients of `layout` as burn's optimizers take them.
+/// Returns the flat gradients of `layout` as burn's optimizers take them.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub(crate) fn to_params<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -169,7 +171,7 @@ pub(crate) fn to_params<M: Module>(
     walk(module, layout, each).params
 }
 
-/// Whose the tensors of a layout are in a module.
+/// The ids of a layout's tensors in a module.
 pub(crate) struct Identities {
     /// burn's ids, in the order of the layout.
     pub(crate) ids: Vec<ParamId>,
@@ -178,7 +180,7 @@ pub(crate) struct Identities {
 }
 
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub(crate) fn identities<M: Module>(module: &M, layout: &ParameterLayout) -> Identities {
     let ids = Vec::with_capacity(layout.entries().len());
     walk(
@@ -211,10 +213,10 @@ trait EachTensor {
     fn visit_unlisted<const D: usize>(&mut self, _: &Param<Tensor<D>>, _: &Cursor<'_>) {}
 }
 
-/// Shows `each` the tensors of `layout` in `module`.
+/// Shows `each` the tensors of `module`.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 fn walk<M: Module, V: EachTensor>(module: &M, layout: &ParameterLayout, each: V) -> V {
     let mut walk = Walk {
         cursor: Cursor::new(layout),
@@ -289,7 +291,7 @@ struct Registered<'a> {
 impl EachTensor for Registered<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let tensor = param.val();
-        // Frozen since the layout was made: an optimizer leaves what has no gradient.
+        // Frozen since the layout was made: an optimizer skips parameters without a gradient.
         if tensor.is_autodiff() && !param.is_require_grad() {
             return;
         }

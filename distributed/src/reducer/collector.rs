@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::mem;
+use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use burn::tensor::Tensor;
 
 use super::gradients::{LocalGradients, squares};
 use super::lock;
-use super::worker::{Job, JobSender};
+use super::worker::Job;
 use crate::gradients::BucketPlan;
 use crate::header::largest_magnitude_bits;
 use crate::layout::with_values;
@@ -47,9 +48,22 @@ pub(super) struct State {
     overwrites: bool,
     /// The next bucket to leave.
     next: usize,
-    pub(super) jobs: JobSender,
+    /// `None` once no job will follow.
+    pub(super) jobs: Option<Sender<Job>>,
+    /// Jobs whose results the reducer has not received.
+    pub(super) num_pending: usize,
     /// Sum of the squared norms of this step's micro-steps, if they are measured.
     pub(super) squares: Option<f64>,
+}
+
+impl State {
+    pub(super) fn send(&mut self, job: Job) {
+        self.num_pending += 1;
+        if let Some(jobs) = &self.jobs {
+            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+            let _ = jobs.send(job);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -103,7 +117,7 @@ impl GradientCollector {
         layout: ParameterLayout,
         plan: BucketPlan,
         num_slots: usize,
-        jobs: JobSender,
+        jobs: Sender<Job>,
     ) -> Self {
         let mut bucket_of = vec![0; layout.entries().len()];
         let mut buckets = Vec::with_capacity(plan.buckets().len());
@@ -131,7 +145,8 @@ impl GradientCollector {
             is_written: vec![false; num_slots],
             overwrites: true,
             next: 0,
-            jobs,
+            jobs: Some(jobs),
+            num_pending: 0,
             squares: None,
         };
         Self {
@@ -347,8 +362,9 @@ impl GradientCollector {
             let values = mem::take(&mut bucket.values);
             bucket.largest = self.largest_of(index, &values);
             state.next += 1;
-            state.jobs.send(Job::Bucket {
-                context: state.context,
+            let context = state.context;
+            state.send(Job::Bucket {
+                context,
                 index,
                 values,
             });

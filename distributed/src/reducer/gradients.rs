@@ -18,7 +18,6 @@ use crate::replica::ParameterLayout;
 /// One bucket of gradients, summed over all ranks.
 #[derive(Debug)]
 pub struct SyncedBucket {
-    pub(super) index: usize,
     pub(super) elements: Range<usize>,
     pub(super) values: Vec<f32>,
 }

@@ -206,8 +206,8 @@ impl GradientReducer {
 
     /// Takes back the buffers of the last step.
     fn reclaim_buffers(&mut self) {
-        for bucket in self.synced.drain(..) {
-            self.collector.give_back(bucket.index, bucket.values);
+        for (index, bucket) in self.synced.drain(..).enumerate() {
+            self.collector.give_back(index, bucket.values);
         }
         self.report = StepReport::default();
     }
@@ -227,7 +227,7 @@ impl GradientReducer {
         self.header = Some(header);
         self.engine.sleep();
         let bytes = header.to_bytes().to_vec();
-        self.collector.lock().jobs.send(Job::Header(bytes));
+        self.collector.lock().send(Job::Header(bytes));
     }
 
     /// Closes the micro-step with the gradients that its backward pass left on the tape; those given
@@ -303,7 +303,7 @@ impl GradientReducer {
         let header = self.header.take();
         let mut status = Ok(None);
         if header.is_some()
-            && let JobResult::Headers(headers) = self.engine.next()?
+            && let JobResult::Headers(headers) = self.next_result()?
         {
             let headers = parsed(&headers)?;
             self.report.stop = wants_stop(&headers);
@@ -314,18 +314,16 @@ impl GradientReducer {
             };
         }
         let mut broken = None;
-        for _ in 0..self.plan().buckets().len() {
+        for index in 0..self.plan().buckets().len() {
             let JobResult::Bucket {
-                index,
                 values,
                 traffic,
                 times,
-            } = self.engine.next()?
+            } = self.next_result()?
             else {
                 continue;
             };
             let bucket = SyncedBucket {
-                index,
                 elements: self.plan().buckets()[index].elements.clone(),
                 values,
             };
@@ -351,6 +349,12 @@ impl GradientReducer {
             return Err(diagnose(communicator, header.step, own, self.layout())?);
         }
         Ok(status)
+    }
+
+    fn next_result(&mut self) -> Result<JobResult, CollectiveError> {
+        let result = self.engine.next()?;
+        self.collector.lock().num_pending -= 1;
+        Ok(result)
     }
 
     /// Ends a step without the other ranks and returns this rank's own sums. Neither
@@ -404,8 +408,15 @@ impl GradientReducer {
 
 impl Drop for GradientReducer {
     fn drop(&mut self) {
-        self.collector.lock().jobs.close();
-        self.engine.join();
+        let num_pending = {
+            let mut state = self.collector.lock();
+            state.jobs = None;
+            state.num_pending
+        };
+        // With a job pending the thread may be waiting for ranks that will never come.
+        if num_pending == 0 {
+            self.engine.join();
+        }
     }
 }
 

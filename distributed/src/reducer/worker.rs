@@ -4,7 +4,6 @@
 //! Invariant: after a failed job no further one touches the communicator.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -34,7 +33,6 @@ pub(super) enum Job {
 pub(super) enum JobResult {
     Headers(Vec<Vec<u8>>),
     Bucket {
-        index: usize,
         values: Vec<f32>,
         traffic: Traffic,
         times: BucketTimes,
@@ -50,28 +48,6 @@ pub struct BucketTimes {
     pub end: Instant,
 }
 
-/// The entry of the jobs.
-#[derive(Debug)]
-pub(super) struct JobSender {
-    /// `None` once no job will follow.
-    jobs: Option<Sender<Job>>,
-    num_pending: Arc<AtomicUsize>,
-}
-
-impl JobSender {
-    pub(super) fn send(&self, job: Job) {
-        if let Some(jobs) = &self.jobs {
-            self.num_pending.fetch_add(1, Ordering::SeqCst);
-            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
-            let _ = jobs.send(job);
-        }
-    }
-
-    pub(super) fn close(&mut self) {
-        self.jobs = None;
-    }
-}
-
 /// Executes jobs one after the other.
 #[derive(Debug)]
 pub(super) struct Worker {
@@ -81,7 +57,6 @@ pub(super) struct Worker {
     /// Whether buckets must be reduced; otherwise they are handed back.
     is_needed: bool,
     rank_status: Arc<RankStatus>,
-    num_pending: Arc<AtomicUsize>,
     failure: Option<CollectiveError>,
 }
 
@@ -90,21 +65,15 @@ impl Worker {
         communicator: Arc<dyn Communicator>,
         reduction: SharedReduction,
         rank_status: Arc<RankStatus>,
-    ) -> (Self, JobSender) {
+    ) -> (Self, Sender<Job>) {
         let (sender, jobs) = channel();
         let is_needed = communicator.world_size() > 1 || lock(&reduction).runs_on_one_rank();
-        let num_pending = Arc::new(AtomicUsize::new(0));
-        let sender = JobSender {
-            jobs: Some(sender),
-            num_pending: Arc::clone(&num_pending),
-        };
         let worker = Self {
             jobs,
             communicator,
             reduction,
             is_needed,
             rank_status,
-            num_pending,
             failure: None,
         };
         (worker, sender)
@@ -132,14 +101,12 @@ impl Worker {
                 };
                 let end = Instant::now();
                 traffic.map(|traffic| JobResult::Bucket {
-                    index,
                     values,
                     traffic,
                     times: BucketTimes { start, end },
                 })
             }
         };
-        self.num_pending.fetch_sub(1, Ordering::SeqCst);
         self.failure = result.as_ref().err().cloned();
         result
     }
@@ -154,7 +121,6 @@ pub(super) enum Engine {
         /// All communicators that the thread waits on, perhaps shared with a server on this rank.
         communicators: Vec<Arc<dyn Communicator>>,
         thread: Option<JoinHandle<()>>,
-        num_pending: Arc<AtomicUsize>,
     },
 }
 
@@ -166,7 +132,6 @@ impl Engine {
     pub(super) fn background(mut worker: Worker) -> std::io::Result<Self> {
         let mut communicators = vec![Arc::clone(&worker.communicator)];
         communicators.extend(lock(&worker.reduction).waits_on());
-        let num_pending = Arc::clone(&worker.num_pending);
         let (sender, results) = channel();
         let run = move || {
             while let Ok(job) = worker.jobs.recv() {
@@ -180,7 +145,6 @@ impl Engine {
             results,
             communicators,
             thread: Some(thread),
-            num_pending,
         })
     }
 
@@ -231,18 +195,11 @@ impl Engine {
         }
     }
 
-    /// Waits for the thread's end after [`JobSender::close`], unless the thread may be waiting for
-    /// ranks that will never come.
+    /// Waits for the thread's end, after the sender of jobs was dropped.
     pub(super) fn join(&mut self) {
-        if let Self::Background {
-            thread,
-            num_pending,
-            ..
-        } = self
-            && num_pending.load(Ordering::SeqCst) == 0
-            && let Some(thread) = thread.take()
-        {
-            let _ = thread.join();
+        if let Self::Background { thread, .. } = self {
+            // The panic hook has printed a panic.
+            drop(thread.take().map(JoinHandle::join));
         }
     }
 }

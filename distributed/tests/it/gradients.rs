@@ -127,54 +127,38 @@ fn gradient(
     gradients.into_iter().next().unwrap()
 }
 
+fn values(tensor: Tensor<1>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
 fn relative_l2(got: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(got.len(), expected.len());
-    let norm = |values: &mut dyn Iterator<Item = f64>| {
-        values.map(|value| value * value).sum::<f64>().sqrt()
-    };
-    let difference = norm(
-        &mut got
-            .iter()
-            .zip(expected)
-            .map(|(&got, &expected)| f64::from(got) - f64::from(expected)),
-    );
-    difference / norm(&mut expected.iter().map(|&value| f64::from(value)))
+    let pairs = got.iter().zip(expected);
+    let difference: f64 = pairs
+        .map(|(&got, &expected)| (f64::from(got) - f64::from(expected)).powi(2))
+        .sum();
+    let norm: f64 = expected.iter().map(|&value| f64::from(value).powi(2)).sum();
+    (difference / norm).sqrt()
 }
 
 #[test]
-fn any_number_of_ranks_gives_the_gradient_of_one_also_when_shards_are_uneven_or_empty() {
-    for global_batch_size in [12, 7, 2, 1] {
+fn any_number_of_ranks_and_micro_steps_gives_the_gradient_of_one_rank_also_with_uneven_or_no_samples()
+ {
+    for global_batch_size in [12, 11, 7, 2, 1] {
         let expected = gradient(1, global_batch_size, usize::MAX, 1 << 20);
         assert!(expected.iter().any(|value| value.abs() > 1e-3));
-        for world_size in 2..=4 {
-            let error = relative_l2(
-                &gradient(world_size, global_batch_size, usize::MAX, 1 << 20),
-                &expected,
-            );
+        for (world_size, micro_batch_size) in [(1, 1), (1, 4), (2, 3), (3, 2), (4, usize::MAX)] {
+            let got = gradient(world_size, global_batch_size, micro_batch_size, 1 << 20);
+            let error = relative_l2(&got, &expected);
             assert!(
                 error <= 1e-5,
                 "{world_size} ranks, {global_batch_size} samples: relative L2 {error}"
             );
         }
-    }
-}
-
-#[test]
-fn accumulating_micro_steps_gives_the_gradient_of_one_batch() {
-    let expected = gradient(1, 11, usize::MAX, 1 << 20);
-    for (world_size, micro_batch_size) in [(1, 1), (1, 4), (2, 3), (3, 2)] {
-        let error = relative_l2(
-            &gradient(world_size, 11, micro_batch_size, 1 << 20),
-            &expected,
-        );
-        assert!(
-            error <= 1e-5,
-            "{world_size} ranks, micro-batches of {micro_batch_size}: relative L2 {error}"
-        );
     }
 }
 
@@ -230,23 +214,10 @@ fn every_gradient_lies_where_the_layout_says_and_an_unused_parameter_has_zeros()
         ]
     );
     let gradients = net.gradients(&[0, 1, 2], 3, &device);
-    let data = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
-    let conv: Vec<f32> = data(
-        net.conv
-            .weight
-            .val()
-            .grad(&gradients)
-            .unwrap()
-            .reshape([-1]),
-    );
-    let head: Vec<f32> = data(
-        net.head
-            .weight
-            .val()
-            .grad(&gradients)
-            .unwrap()
-            .reshape([-1]),
-    );
+    let conv = net.conv.weight.val().grad(&gradients).unwrap();
+    let conv = values(conv.reshape([-1]));
+    let head = net.head.weight.val().grad(&gradients).unwrap();
+    let head = values(head.reshape([-1]));
     reducer.accumulate(&net, gradients, 1.0);
     let layout = reducer.layout().clone();
     let range = |path: &str| {
@@ -274,13 +245,9 @@ fn a_step_starts_from_zero_after_a_reduction_whatever_was_done_to_the_result() {
         reducer.accumulate(&net, net.gradients(&[3, 4], 2, &device), 1.0);
         let mut reduced = reducer.reduce().unwrap();
         runs.push(reduced.to_flat());
-        let norm = reduced.norm();
-        let expected: f64 = runs[0]
-            .iter()
-            .map(|&value| f64::from(value).powi(2))
-            .sum::<f64>()
-            .sqrt();
-        assert!((norm - expected).abs() <= 1e-9 * expected);
+        let squares = runs[0].iter().map(|&value| f64::from(value).powi(2));
+        let expected = squares.sum::<f64>().sqrt();
+        assert!((reduced.norm() - expected).abs() <= 1e-9 * expected);
         let limit = runs[0].iter().map(|value| value.abs()).sum::<f32>() / runs[0].len() as f32;
         reduced.clamp(limit);
         let clamped: Vec<f32> = runs[0]
@@ -349,50 +316,10 @@ fn header(reducer: &GradientReducer) -> StepHeader {
 }
 
 #[test]
-fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the_next_step_is_whole()
+fn a_non_finite_gradient_or_another_step_of_one_rank_stops_all_and_after_the_first_the_next_step_is_whole()
  {
     for overlap in [false, true] {
         let errors = run_ranks(3, |communicator| {
-            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-            let device = Device::flex().autodiff();
-            let net = Net::new(&device);
-            let config = ReducerConfig {
-                overlap,
-                ..capped(64)
-            };
-            let mut reducer =
-                GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
-            assert_eq!(reducer.overlaps(), overlap);
-            let factor = if communicator.rank() == 1 {
-                f64::INFINITY
-            } else {
-                1.0
-            };
-            reducer.post_header(header(&reducer));
-            reducer.accumulate(
-                &net,
-                net.unused.val().mul_scalar(factor).sum().backward(),
-                1.0,
-            );
-            let error = reducer.finish().unwrap_err();
-            assert!(!reducer.synced().is_finite());
-            reducer.post_header(header(&reducer));
-            reducer.accumulate(&net, net.unused.val().sum().backward(), 1.0);
-            assert_eq!(reducer.finish().unwrap().unwrap().num_samples, 12);
-            assert!(reducer.synced().is_finite());
-            error
-        });
-        for error in errors {
-            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
-            assert!(error.to_string().starts_with(expected), "{error}");
-        }
-    }
-}
-
-#[test]
-fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
-    for overlap in [false, true] {
-        let errors = run_ranks(2, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let net = Net::new(&Device::flex().autodiff());
             let config = ReducerConfig {
@@ -401,23 +328,39 @@ fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
             };
             let mut reducer =
                 GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
-            let step = if communicator.rank() == 1 { 13 } else { 12 };
-            reducer.post_header(StepHeader {
-                step,
-                ..header(&reducer)
-            });
-            let error = reducer.finish().unwrap_err();
-            assert!(
-                reducer.synced().buckets().is_empty(),
-                "there are sums to use"
-            );
-            error
+            assert_eq!(reducer.overlaps(), overlap);
+            let is_odd = communicator.rank() == 1;
+            let mut step = |number, factor: f64| {
+                reducer.post_header(StepHeader {
+                    step: number,
+                    ..header(&reducer)
+                });
+                let loss = net.unused.val().mul_scalar(factor).sum();
+                reducer.accumulate(&net, loss.backward(), 1.0);
+                let status = reducer.finish();
+                let gradients = reducer.synced();
+                (
+                    status,
+                    gradients.is_finite(),
+                    gradients.buckets().is_empty(),
+                )
+            };
+            let (status, is_finite, _) = step(12, if is_odd { f64::INFINITY } else { 1.0 });
+            let infinite = status.unwrap_err();
+            assert!(!is_finite);
+            let (status, is_finite, _) = step(12, 1.0);
+            assert_eq!(status.unwrap().unwrap().num_samples, 12);
+            assert!(is_finite);
+            let (status, _, has_no_sums) = step(if is_odd { 13 } else { 12 }, 1.0);
+            assert!(has_no_sums, "there are sums to use");
+            [infinite, status.unwrap_err()].map(|error| error.to_string())
         });
-        for error in errors {
-            assert_eq!(
-                error.to_string(),
-                "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0"
-            );
+        for [infinite, diverged] in errors {
+            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
+            assert!(infinite.starts_with(expected), "{infinite}");
+            let expected =
+                "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0";
+            assert_eq!(diverged, expected);
         }
     }
 }
@@ -450,8 +393,6 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
                 });
                 let mut gradients = net.gradients(samples, global_batch_size, &device);
                 if streams {
-                    let values =
-                        |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
                     let head = net.head.weight.val().grad_remove(&mut gradients).unwrap();
                     collector.take(net.head.weight.id, &values(head.reshape([-1])));
                     let conv = net.conv.weight.val().grad_remove(&mut gradients).unwrap();
