@@ -1,8 +1,8 @@
-//! An exponential moving average of the parameters, which often answers better than those of any one step.
+//! An exponential moving average of the parameters, which often predicts better than any one step's.
 //!
 //! In: the parameters after each update. Out: their average, flat in module order.
-//! Invariant: it is a function of the sequence of parameters alone, so ranks whose replicas have equal bits have averages with equal
-//! bits, without a word, and a resumed run goes on with the same ones.
+//! Invariant: the average depends only on the sequence of parameters, so equal replicas have averages
+//! with equal bits without communication, and a resumed run continues with the same ones.
 //! Source: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging; the formula and its use as
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and timm's `ModelEmaV2` have them.
 
@@ -12,9 +12,10 @@ use distributed::replica::{ParameterLayout, read, write};
 /// The average of a model in training: after each update `average = decay * average + (1 - decay) * parameters`.
 ///
 /// # Differs from PyTorch
-/// It begins with the parameters before the first update, as timm's does; `AveragedModel` begins with those after it. Norm statistics
-/// are not averaged: beside the average stand those of the model in training, as with `use_buffers=False`; timm's, and torchvision's
-/// reference scripts by `use_buffers=True`, average them as well. A step that was skipped made no update and does not count.
+/// The average begins with the parameters before the first update, as timm's does; `AveragedModel`
+/// begins with those after it. Norm statistics are not averaged, as with `use_buffers=False`: those of
+/// the model in training are used. timm and torchvision's reference scripts average them too. A skipped
+/// step makes no update and does not count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ema {
     decay: f64,
@@ -22,7 +23,7 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// Begins with `parameters`, flat in module order.
+    /// Starts with `parameters`, flat in module order.
     pub fn new(decay: f64, parameters: Vec<f32>) -> Self {
         Self {
             decay,
@@ -30,30 +31,30 @@ impl Ema {
         }
     }
 
-    /// Takes the parameters after an update.
+    /// Adds the parameters after an update.
     ///
     /// # Panics
-    /// When their number is another.
+    /// If their number differs.
     pub fn update(&mut self, parameters: &[f32]) {
         assert_eq!(
             parameters.len(),
             self.average.len(),
             "ema: one value for each parameter"
         );
-        // In this form an average that equals its parameters stays equal to them, whatever the rounding of the decay.
+        // In this form an average that equals its parameters stays equal, whatever the rounding.
         let share = (1.0 - self.decay) as f32;
         for (average, parameter) in self.average.iter_mut().zip(parameters) {
             *average += share * (parameter - *average);
         }
     }
 
-    /// `model` with the average in place of its parameters; its norm statistics stay.
+    /// Returns `model` with the average as its parameters; its norm statistics stay.
     pub fn place<M: Module>(&self, model: M) -> M {
         let layout = ParameterLayout::new(&model);
         write(model, &layout, &self.average)
     }
 
-    /// Goes on with the average that [`place`](Self::place) put into `model`.
+    /// Continues with the average that [`place`](Self::place) put into `model`.
     pub fn restore<M: Module>(&mut self, model: &M) {
         self.average = read(model, &ParameterLayout::new(model));
     }

@@ -1,4 +1,4 @@
-//! The gradient noise scale: from what batch size on larger batches bring little.
+//! The gradient noise scale: the batch size beyond which larger batches gain little.
 //!
 //! In: squared norms of the mean gradients of micro-batches and of whole steps. Out: [`GradientNoise`].
 //! Invariant: sums are added up over steps and ranks, and divided once at the end: the ratio of means, not the mean of ratios.
@@ -11,22 +11,22 @@ use records::GradientNoise;
 /// The two batch sizes whose gradients are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoiseBatches {
-    /// Of a micro-batch.
+    /// Size of a micro-batch.
     pub small: usize,
-    /// Of a step over all ranks.
+    /// Size of a step's batch over all ranks.
     pub large: usize,
 }
 
 /// Squared norms, added up over steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NoiseSums {
-    /// Of the mean gradients of this rank's, or all ranks', micro-batches.
+    /// Sum over the mean gradients of micro-batches, of this rank or of all ranks.
     pub small: f64,
-    /// How many these are.
+    /// Number of these gradients.
     pub num_small: f64,
-    /// Of the mean gradients of whole steps, the same on all ranks.
+    /// Sum over the mean gradients of whole steps, the same on all ranks.
     pub large: f64,
-    /// How many these are.
+    /// Number of these gradients.
     pub num_large: u64,
 }
 
@@ -43,21 +43,20 @@ impl NoiseSums {
         }
     }
 
-    /// What they say; nothing without a step.
+    /// Estimates the noise; `None` without a step.
     pub fn estimate(&self, batches: NoiseBatches) -> Option<GradientNoise> {
         if self.num_large == 0 || self.num_small == 0.0 {
             return None;
         }
-        let (small, large) = (batches.small as f64, batches.large as f64);
-        let (of_small, of_large) = (
-            self.small / self.num_small,
-            self.large / self.num_large as f64,
-        );
+        let small = batches.small as f64;
+        let large = batches.large as f64;
+        let of_small = self.small / self.num_small;
+        let of_large = self.large / self.num_large as f64;
         let squared_norm = (large * of_large - small * of_small) / (large - small);
         let covariance_trace = (of_small - of_large) / (small.recip() - large.recip());
-        // Both are unbiased, so that of few steps either may be below zero.
-        let is_told = squared_norm > 0.0 && covariance_trace > 0.0;
-        let batch_size = is_told.then(|| covariance_trace / squared_norm);
+        // Both are unbiased, so either may be negative after few steps.
+        let is_known = squared_norm > 0.0 && covariance_trace > 0.0;
+        let batch_size = is_known.then(|| covariance_trace / squared_norm);
         Some(GradientNoise {
             squared_norm,
             covariance_trace,
@@ -99,9 +98,9 @@ mod tests {
     }
 
     const DIMENSIONS: usize = 32;
-    /// Of the point from the samples' mean, along each axis.
+    /// Distance of the point from the samples' mean, along each axis.
     const DISTANCE: f64 = 0.5;
-    /// Of the samples, along each axis.
+    /// Variance of the samples, along each axis.
     const VARIANCE: f64 = 4.0;
     /// With so many the suggested batch size has a standard deviation of 1 %.
     const NUM_STEPS: usize = 3200;

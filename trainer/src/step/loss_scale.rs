@@ -1,36 +1,36 @@
 //! Loss scaling: a factor on the loss that keeps gradients of 16 bits within their range.
 //!
-//! In: `--loss-scale`, and how each step's gradients were. Out: the factor of the next step's loss. Invariant: a power of two from 1
-//! to 2^24, by which an f32 is multiplied and divided without rounding; a function of what all ranks know, so alike on all.
+//! In: `--loss-scale`, and whether each step's gradients were finite. Out: the factor of the next loss.
+//! Invariant: a power of two from 1 to 2^24, by which an f32 is multiplied and divided without rounding;
+//! identical on all ranks, since it depends only on what all ranks know.
 //! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; the dynamic policy and its constants are PyTorch's `GradScaler`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::LossScaling;
 
-/// First factor of [`LossScaling::Dynamic`].
+/// The first factor of [`LossScaling::Dynamic`].
 const START: u32 = 1 << 16;
 /// Good steps in a row after which the factor doubles.
 const GROWTH_INTERVAL: u32 = 2000;
 
-/// The factor of the present step, and what it will depend on.
+/// The factor of the present step, and the counts that change it.
 ///
 /// # Differs from PyTorch
-/// The factor stays between 1 and 2^24; at 1 gradients that are not finite are no matter of scaling any more.
+/// The factor stays between 1 and 2^24; at 1, gradients that are not finite are an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossScale {
     /// Whether an overflow halves the factor and good steps double it.
     is_dynamic: bool,
-    /// What the loss is multiplied by.
     factor: u32,
-    /// Since the factor last changed.
+    /// Steps since the factor last changed.
     num_good_steps: u32,
-    /// Steps of the whole run that were left out because gradients overflowed.
+    /// Steps of the whole run that were skipped because gradients overflowed.
     num_overflows: u64,
 }
 
 impl LossScale {
-    /// That of a run's first step.
+    /// Returns the scale of a run's first step.
     pub fn new(scaling: LossScaling) -> Self {
         let (is_dynamic, factor) = match scaling {
             LossScaling::None => (false, 1),
@@ -45,12 +45,12 @@ impl LossScale {
         }
     }
 
-    /// What the loss is multiplied by, and gradients are divided by.
+    /// Returns the factor on the loss, by which gradients are divided.
     pub fn factor(&self) -> u32 {
         self.factor
     }
 
-    /// Whether an overflow of the gradients halves the factor.
+    /// Returns true if an overflow of the gradients halves the factor.
     pub fn is_dynamic(&self) -> bool {
         self.is_dynamic
     }
@@ -60,29 +60,31 @@ impl LossScale {
         self.num_overflows
     }
 
-    /// Takes note of a step that was made.
+    /// Counts a step with finite gradients.
     pub fn note_good_step(&mut self) {
         if !self.is_dynamic {
             return;
         }
         self.num_good_steps += 1;
         if self.num_good_steps >= GROWTH_INTERVAL {
-            (self.factor, self.num_good_steps) = ((2 * self.factor).min(LossScaling::LARGEST), 0);
+            self.factor = (2 * self.factor).min(LossScaling::LARGEST);
+            self.num_good_steps = 0;
         }
     }
 
-    /// Takes note of gradients that are not finite. Whether the factor may be to blame: then it is halved, and the step is to be
-    /// left out.
+    /// Halves the factor after gradients that were not finite, and returns true, if the factor may be
+    /// the cause; then the step is skipped.
     pub fn note_overflow(&mut self) -> bool {
         let halves = self.is_dynamic && self.factor > 1;
         if halves {
-            (self.factor, self.num_good_steps) = (self.factor / 2, 0);
+            self.factor /= 2;
+            self.num_good_steps = 0;
             self.num_overflows += 1;
         }
         halves
     }
 
-    /// Whether a run could have come to this.
+    /// Returns true if a run can have this scale.
     pub fn is_possible(&self) -> bool {
         LossScaling::is_factor(self.factor) && self.num_good_steps < GROWTH_INTERVAL
     }
@@ -104,7 +106,7 @@ mod tests {
         (0..1999).for_each(|_| scale.note_good_step());
         assert!(scale.note_overflow());
         (0..1999).for_each(|_| scale.note_good_step());
-        assert_eq!(scale.factor(), 65_536, "an overflow begins the count anew");
+        assert_eq!(scale.factor(), 65_536, "an overflow restarts the count");
         assert!(scale.is_possible());
     }
 

@@ -191,7 +191,27 @@ impl<M: ImageClassifier> Stepper<M> {
         self.synchronisation.begin_step(&self.model);
         self.collector.begin(&step);
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
-            self.micro_step(batch, &step, index, timer)?;
+            let micro_step = MicroStepConfig {
+                // A power of two, so dividing before the sum over the ranks gives the bits of dividing
+                // after it; and the state of compression does not depend on the scale.
+                weight: (1.0 / f64::from(step.loss_scale)) as f32,
+                slot: if self.synchronisation.keeps_micro_steps_apart() {
+                    index
+                } else {
+                    0
+                },
+                is_last: index + 1 == step.num_micro_steps && step.mode.reduces(),
+                // A placeholder's gradients mean nothing: their statistics do not contain it.
+                discard: batch.labels.is_empty(),
+            };
+            let loss = {
+                let _forward = timer.enter(Phase::Forward);
+                self.forward(batch, &step)?
+            };
+            let _backward = timer.enter(Phase::Backward);
+            self.backward_start = Instant::now();
+            self.collector
+                .backward(&self.model, loss, &step, micro_step);
         }
         match self.update(&step, timer) {
             Ok(agreed) => {
@@ -268,41 +288,8 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(false)
     }
 
-    /// Runs the forward and backward pass of one micro-batch.
-    fn micro_step(
-        &mut self,
-        batch: DeviceBatch,
-        step: &Step,
-        index: usize,
-        timer: &Timer,
-    ) -> Result<()> {
-        let micro_step = MicroStepConfig {
-            // A power of two, so dividing before the sum over the ranks gives the bits of dividing
-            // after it; and the state of compression does not depend on the scale.
-            weight: (1.0 / f64::from(step.loss_scale)) as f32,
-            slot: if self.synchronisation.keeps_micro_steps_apart() {
-                index
-            } else {
-                0
-            },
-            is_last: index + 1 == step.num_micro_steps && step.mode.reduces(),
-            // A placeholder's gradients mean nothing: their statistics do not contain it.
-            discard: batch.labels.is_empty(),
-        };
-        let loss_sum = {
-            let _forward = timer.enter(Phase::Forward);
-            self.forward(batch, step)?
-        };
-        let _backward = timer.enter(Phase::Backward);
-        self.backward_start = Instant::now();
-        let factor = f64::from(step.loss_scale) / step.divisor as f64;
-        let loss = loss_sum.map(|sum| sum.mul_scalar(factor));
-        self.collector.backward(&self.model, loss, step, micro_step);
-        Ok(())
-    }
-
-    /// Runs the forward pass of one micro-batch and returns its summed loss. Without samples there is
-    /// no pass, unless other ranks wait for its share of a synchronised norm.
+    /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without samples
+    /// there is no pass, unless other ranks wait for its share of a synchronised norm.
     fn forward(&mut self, batch: DeviceBatch, step: &Step) -> Result<Option<Tensor<1>>> {
         let has_samples = !batch.labels.is_empty();
         if !has_samples && !self.syncs_norm() {
@@ -336,7 +323,8 @@ impl<M: ImageClassifier> Stepper<M> {
             })?;
             self.synchronisation.end_forward(&mut self.model);
         }
-        Ok(Some(loss_sum))
+        let factor = f64::from(step.loss_scale) / step.divisor as f64;
+        Ok(Some(loss_sum.mul_scalar(factor)))
     }
 
     /// Updates the parameters with the mean gradient, and synchronises them if the step asks for it.

@@ -1,7 +1,7 @@
-//! Batch normalisation's statistics over all ranks, as the models ask for them.
+//! Statistics of batch normalisation over all ranks.
 //!
-//! In: one rank's sums. Out: their total over the ranks. Invariant: a rank without samples still takes part in every
-//! collective, with zeros.
+//! In: one rank's sums. Out: their total over the ranks. Invariant: a rank without samples takes part
+//! in every collective, with zeros.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ pub struct NormReducer {
 }
 
 impl NormReducer {
-    /// A reducer whose rank contributes if its batches `has_samples`. A rank whose share of the last partial batch is empty computes
-    /// on a placeholder, so that it makes the same collectives as the others, and contributes zeros.
+    /// Creates a reducer for a pass with or without samples. A rank without samples computes on a
+    /// placeholder, so that it makes the same collectives as the others, and contributes zeros.
     pub fn new(communicator: Arc<dyn Communicator>, has_samples: bool) -> Self {
         Self {
             communicator,
@@ -30,7 +30,7 @@ impl NormReducer {
 
 impl StatisticsReducer for NormReducer {
     /// # Panics
-    /// When the collective fails: a forward pass cannot return an error, and the other ranks learn of it through the abort.
+    /// If the collective fails: a forward pass cannot return an error. The abort ends the other ranks.
     fn all_reduce_sum(&self, values: &mut [f64]) {
         if !self.has_samples {
             values.fill(0.0);
@@ -41,8 +41,10 @@ impl StatisticsReducer for NormReducer {
     }
 }
 
+/// Checks that the last forward pass used only synchronised batch normalisations.
+///
 /// # Errors
-/// The same on all ranks when the last forward pass used batch normalisations of burn's own.
+/// The same on all ranks, naming burn's own batch normalisations.
 pub fn expect_synchronised<M: Module>(model: &M) -> Result<()> {
     let local = layers::backend::locally_normalised(model);
     ensure!(

@@ -1,6 +1,7 @@
-//! What a way to synchronise means in numbers: who computes which shards, how large buckets are, how far ranks may run apart.
+//! Decisions that follow from the synchronisation: shards of a rank, size of buckets, staleness.
 //!
-//! In: the resolved choice. Out: decisions. Invariant: pure functions, so that all ranks, and a prediction, decide alike.
+//! In: the resolved choice. Out: decisions. Invariant: pure functions, so that all ranks, and a
+//! prediction, decide alike.
 
 use std::ops::Range;
 
@@ -12,8 +13,8 @@ use distributed::{
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 
-/// How many updates old the parameters may be that a rank computes with, if the ranks run apart inside a step at all; unbounded if
-/// within it there is none.
+/// Returns the largest age, in updates, of the parameters that a rank computes with, if ranks do not
+/// wait for each other in a step; an inner `None` is no bound.
 pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
     match method {
         SyncMethod::ParameterServer { asynchronous, .. } => match consistency(*asynchronous) {
@@ -24,7 +25,7 @@ pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
     }
 }
 
-/// How far ranks that make `step` may be apart, as [`staleness`] says it, where they do not learn of each other in it.
+/// Returns the largest distance of ranks in `step`, as [`staleness`] does, if they run independently.
 pub(crate) fn distance(method: &SyncMethod, step: u64) -> Option<Option<u64>> {
     match method {
         SyncMethod::LocalSgd { from_step, .. } => (step >= *from_step).then_some(None),
@@ -32,18 +33,18 @@ pub(crate) fn distance(method: &SyncMethod, step: u64) -> Option<Option<u64>> {
     }
 }
 
-/// Whether ranks that run apart meet after `step` anyway.
+/// Returns true if ranks that run independently average their parameters after `step`.
 pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
     matches!(method, SyncMethod::LocalSgd { every, .. } if (step + 1).is_multiple_of(*every))
 }
 
-/// Whether `num_workers` ranks that are made to meet after `step` average their parameters there, though they would not have.
+/// Returns true if a forced synchronisation of `num_workers` ranks after `step` is an extra average.
 pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64) -> bool {
     let is_apart = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
     is_apart && num_workers > 1 && !meets_after(method, step)
 }
 
-/// That a compression is in vain, whose factors, which are `state`, would be as large as every tensor.
+/// Returns the warning that a compression reduces no tensor, as its `state` has no factors.
 pub(crate) fn vain_compression(
     method: &SyncMethod,
     state: impl FnOnce() -> Option<ReductionState>,
@@ -58,7 +59,7 @@ pub(crate) fn vain_compression(
     })
 }
 
-/// When servers update: a bound of 0 leaves no room for asynchrony.
+/// Returns the consistency of servers; a bound of 0 is synchronous.
 pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
     match asynchronous {
         None | Some(Staleness { bound: Some(0) }) => Consistency::Synchronous,
@@ -66,13 +67,13 @@ pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
     }
 }
 
-/// The largest bucket of a model with `total_bytes` of gradients.
+/// Returns the limit of a bucket, in bytes, of a model with `total_bytes` of gradients.
 pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
     let cap_bytes = config
         .bucket_cap_bytes
         .unwrap_or_else(|| BucketPlan::default_cap_bytes(total_bytes));
     match config.method {
-        // Buckets are what servers share: there are at least two for each.
+        // Servers share the buckets: there are at least two for each.
         SyncMethod::ParameterServer { servers, .. } => {
             cap_bytes.min(total_bytes.div_ceil(2 * servers))
         }
@@ -80,7 +81,7 @@ pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
     }
 }
 
-/// The virtual shards of a rank: consecutive ones, as many on each rank as can be.
+/// Returns the virtual shards of a rank, consecutive and evenly distributed over the ranks.
 pub fn own_shards(num_shards: usize, rank: usize, world_size: usize) -> Range<usize> {
     num_shards * rank / world_size..num_shards * (rank + 1) / world_size
 }

@@ -131,51 +131,40 @@ fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {
     }
 }
 
-#[test]
-fn ranks_without_norm_give_the_gradient_of_one_rank() {
-    let model = plain(&Device::flex().autodiff());
-    for num_samples in [NUM_SAMPLES, FEW_LEFT] {
-        let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, false);
-        assert_eq!(one.len(), 2);
-        for world_size in [2, 3, 4] {
-            let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, false);
-            assert_equivalent(
-                &one,
-                &many,
-                &format!("{world_size} ranks, {num_samples} samples"),
-            );
-        }
-    }
-}
-
-#[test]
-fn accumulated_micro_batches_give_the_gradient_of_one_batch() {
-    let model = plain(&Device::flex().autodiff());
-    let whole = gradients(&model, 1, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
-    for (world_size, micro_batch_size) in [(1, 7), (2, 5), (3, 1)] {
-        let parts = gradients(&model, world_size, NUM_SAMPLES, micro_batch_size, false);
-        assert_equivalent(
-            &whole,
-            &parts,
-            &format!("{world_size} ranks, micro-batches of {micro_batch_size}"),
+/// Compares the gradients of one rank and of many, each with micro-batches of a size.
+fn assert_ranks_equal_one<M: ImageClassifier + Sync>(
+    model: &M,
+    sync_batch_norm: bool,
+    num_samples: usize,
+    cases: &[(usize, usize)],
+) {
+    let one = gradients(model, 1, num_samples, GLOBAL_BATCH_SIZE, sync_batch_norm);
+    assert_eq!(one.len(), 2);
+    for &(world_size, micro_batch_size) in cases {
+        let many = gradients(
+            model,
+            world_size,
+            num_samples,
+            micro_batch_size,
+            sync_batch_norm,
         );
+        let what = format!(
+            "{world_size} ranks, {num_samples} samples, micro-batches of {micro_batch_size}"
+        );
+        assert_equivalent(&one, &many, &what);
     }
 }
 
 #[test]
-fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
-    let model = resnet8(&Device::flex());
+fn ranks_and_micro_batches_without_or_with_synchronised_norm_give_the_gradient_of_one_rank() {
+    let ranks = [2, 3, 4].map(|world_size| (world_size, GLOBAL_BATCH_SIZE));
+    let device = Device::flex();
+    let plain = plain(&device.clone().autodiff());
     for num_samples in [NUM_SAMPLES, FEW_LEFT] {
-        let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, true);
-        for world_size in [2, 3, 4] {
-            let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, true);
-            assert_equivalent(
-                &one,
-                &many,
-                &format!("{world_size} ranks, {num_samples} samples"),
-            );
-        }
+        assert_ranks_equal_one(&plain, false, num_samples, &ranks);
+        assert_ranks_equal_one(&resnet8(&device), true, num_samples, &ranks);
     }
+    assert_ranks_equal_one(&plain, false, NUM_SAMPLES, &[(1, 7), (2, 5), (3, 1)]);
 }
 
 /// The parameters after two steps.

@@ -40,14 +40,14 @@ fn stepper(communicator: Arc<dyn Communicator>) -> StepperUnderTest {
     )
 }
 
-/// The first step's two micro-batches on each of two ranks.
-fn first_step(rank: usize) -> LoadedStep {
+/// A step of a whole batch, in two micro-batches on each of two ranks, and one of a partial batch.
+fn steps_of(rank: usize) -> Vec<LoadedStep> {
     let shard = ShardConfig {
         shard_index: rank,
         num_shards: 2,
         ..one_shard(30, BATCHES.large)
     };
-    steps(shard, BATCHES.small, Augment::None).swap_remove(0)
+    steps(shard, BATCHES.small, Augment::None)
 }
 
 fn gradient_of(loaded: LoadedStep) -> Vec<f32> {
@@ -72,24 +72,19 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
     let of_ranks = run_ranks(2, |communicator| {
         let rank = communicator.rank();
         let mut stepper = stepper(Arc::new(communicator));
-        stepper.step(0, first_step(rank)).unwrap();
-        let noise = stepper.take_noise();
-        // The last, partial batch has other sizes and does not count.
-        let shard = ShardConfig {
-            shard_index: rank,
-            num_shards: 2,
-            ..one_shard(30, BATCHES.large)
-        };
-        stepper
-            .step(1, steps(shard, BATCHES.small, Augment::None).swap_remove(1))
-            .unwrap();
-        assert_eq!(stepper.take_noise().num_large, 0);
-        noise
+        let mut noise = Vec::new();
+        for (index, loaded) in steps_of(rank).into_iter().enumerate() {
+            stepper.step(index, loaded).unwrap();
+            noise.push(stepper.take_noise());
+        }
+        // The partial batch has other sizes and does not count.
+        assert_eq!(noise[1].num_large, 0);
+        noise[0]
     });
     let mut mean = Vec::new();
     for (rank, noise) in of_ranks.iter().enumerate() {
         let mut small = 0.0;
-        for batch in first_step(rank).micro_batches {
+        for batch in steps_of(rank).swap_remove(0).micro_batches {
             let step = LoadedStep {
                 step_in_epoch: 0,
                 global_num_samples: BATCHES.small,
@@ -98,9 +93,9 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
             let gradient = gradient_of(step);
             small += squared_norm(&gradient);
             mean.resize(gradient.len(), 0.0);
-            mean.iter_mut()
-                .zip(gradient)
-                .for_each(|(mean, value)| *mean += value / 4.0);
+            for (mean, value) in mean.iter_mut().zip(gradient) {
+                *mean += value / 4.0;
+            }
         }
         assert_near(noise.small, small);
         assert_eq!((noise.num_small, noise.num_large), (2.0, 1));
@@ -110,7 +105,7 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
 }
 
 #[test]
-fn every_epoch_tells_the_noise_without_changing_a_bit_and_alike_on_ranks_and_passes() {
+fn every_epoch_reports_the_noise_without_changing_a_bit_alike_on_ranks_and_passes() {
     let plain = "--reduction exact --virtual-shards 4";
     let measured = run(2, &flags(&[TINY, plain, "--gradient-noise"]));
     assert_eq!(
@@ -140,7 +135,7 @@ fn every_epoch_tells_the_noise_without_changing_a_bit_and_alike_on_ranks_and_pas
 }
 
 #[test]
-fn where_no_small_gradient_stands_beside_the_sum_it_is_refused_in_one_sentence() {
+fn a_method_without_gradients_of_single_passes_is_refused_in_one_sentence() {
     for (world_size, further, words) in [
         (1, "", "one pass a step"),
         (2, "--batch-norm sync", "--batch-norm sync"),

@@ -200,39 +200,35 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
 }
 
 #[test]
-fn an_overflow_at_a_fixed_scale_ends_the_run_and_names_the_scale() {
-    let errors = run_ranks(2, |communicator| {
-        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let loaded = steps(communicator.rank()).swap_remove(0);
-        let mut stepper = stepper(communicator, LossScaling::Fixed(1 << 24));
-        format!("{:#}", stepper.step(0, loaded).unwrap_err())
-    });
-    for error in errors {
-        for part in [
+fn an_overflow_at_a_fixed_scale_and_a_loss_that_is_not_finite_end_the_run() {
+    let fixed = (
+        LossScaling::Fixed(1 << 24),
+        0.5,
+        &[
             "step 0",
             "largest gradient, in",
             "fixed loss scale of 16777216",
             "--loss-scale dynamic",
-        ] {
-            assert!(error.contains(part), "{part} is not in: {error}");
+        ][..],
+    );
+    let dynamic = (
+        LossScaling::Dynamic,
+        f32::NAN,
+        &["step 0", "loss there NaN"][..],
+    );
+    for (scaling, pixel, parts) in [fixed, dynamic] {
+        let errors = run_ranks(2, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let loaded = with_bad_pixel(steps(communicator.rank()).swap_remove(0), pixel);
+            let mut stepper = stepper(communicator, scaling);
+            let error = stepper.step(0, loaded).unwrap_err();
+            assert_eq!(stepper.loss_scale(), LossScale::new(scaling));
+            format!("{error:#}")
+        });
+        for error in errors {
+            for part in parts {
+                assert!(error.contains(part), "{part} is not in: {error}");
+            }
         }
-    }
-}
-
-#[test]
-fn a_loss_that_is_not_finite_is_an_error_at_any_scale() {
-    let errors = run_ranks(2, |communicator| {
-        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let loaded = with_bad_pixel(steps(communicator.rank()).swap_remove(0), f32::NAN);
-        let mut stepper = stepper(communicator, LossScaling::Dynamic);
-        let error = stepper.step(0, loaded).unwrap_err();
-        (error.to_string(), stepper.loss_scale())
-    });
-    for (error, scale) in errors {
-        assert!(
-            error.contains("step 0") && error.contains("loss there NaN"),
-            "{error}"
-        );
-        assert_eq!(scale, LossScale::new(LossScaling::Dynamic));
     }
 }

@@ -35,12 +35,8 @@ fn a_run_of_any_optimizer_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
             "--compress powersgd:2 --compress-warmup-steps 1",
         ] {
             let options = format!("--optimizer {optimizer} {with}");
-            let whole = run(
-                2,
-                &tiny(&format!(
-                    "{options} --checkpoint-every-steps 3 --keep-checkpoints 99"
-                )),
-            );
+            let every = "--checkpoint-every-steps 3 --keep-checkpoints 99";
+            let whole = run(2, &tiny(&format!("{options} {every}")));
             let resumed = whole
                 .with_checkpoint_alone(3)
                 .go(2, &tiny(&format!("{options} --resume")));

@@ -1,4 +1,4 @@
-//! What `--sync`, `--reduction`, `--compress` and `--overlap` promise, on ranks that are threads.
+//! Properties of `--sync`, `--reduction`, `--compress` and `--overlap`, on ranks that are threads.
 
 use std::fs;
 
@@ -32,8 +32,30 @@ fn hash(world_size: usize, options: &str) -> String {
     run(world_size, &tiny(options)).parameter_hash()
 }
 
+fn assert_replicas_are_equal(run: &Run, what: &str) {
+    let outcomes = run.outcomes().iter();
+    let hashes: Vec<_> = outcomes
+        .map(|outcome| fingerprint(&outcome.model))
+        .collect();
+    assert!(
+        hashes.iter().all(|hash| *hash == hashes[0]),
+        "{what}: {hashes:?}"
+    );
+}
+
+/// The steps of a run that all ranks left together.
+fn num_steps(run: &Run, what: &str) -> u64 {
+    let outcomes = run.outcomes().iter();
+    let steps: Vec<u64> = outcomes.map(|outcome| outcome.progress.step).collect();
+    assert!(
+        steps.iter().all(|step| *step == steps[0]),
+        "{what}: {steps:?}"
+    );
+    steps[0]
+}
+
 #[test]
-fn factors_of_so_many_columns_that_no_tensor_is_compressed_are_told() {
+fn a_rank_of_factors_at_which_no_tensor_is_compressed_is_reported() {
     let told_by = |words: &str| {
         let output = program().args(words.split(' ')).output().unwrap();
         (output.status.success(), told(&output))
@@ -153,15 +175,7 @@ fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
                 "--sync async-parameter-server --learning-rate 0.01 {bound}"
             )),
         );
-        let hashes: Vec<_> = run
-            .outcomes()
-            .iter()
-            .map(|outcome| fingerprint(&outcome.model))
-            .collect();
-        assert!(
-            hashes.windows(2).all(|pair| pair[0] == pair[1]),
-            "{hashes:?}"
-        );
+        assert_replicas_are_equal(&run, bound);
         let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
         // Three workers, ten steps, and in every step each bucket once.
         let num_updates: u64 = staleness.iter().sum();
@@ -184,66 +198,29 @@ fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
 }
 
 #[test]
-fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
-    for staleness in ["--staleness 2", ""] {
-        let options = format!("--sync async-parameter-server --epochs 40 {staleness}");
-        let stopped = Run::in_new_directory()
-            .stopping_on(1, 4)
-            .go(3, &tiny(&options));
-        let steps: Vec<u64> = stopped
-            .outcomes()
-            .iter()
-            .map(|outcome| outcome.progress.step)
-            .collect();
-        assert!(
-            steps
-                .iter()
-                .all(|&step| step == steps[0] && (4..200).contains(&step)),
-            "{steps:?}"
-        );
+fn independent_ranks_stop_together_when_one_of_them_is_asked_to() {
+    // Local SGD stops before the next average of its own.
+    for (options, at) in [
+        ("--sync async-parameter-server --staleness 2", 4),
+        ("--sync async-parameter-server", 4),
+        ("--sync local-sgd --every 1000", 6),
+        ("--sync post-local-sgd --from-step 3 --every 1000", 6),
+    ] {
+        let args = tiny(&format!("{options} --epochs 4 --shapes-train 4800"));
+        let stopped = Run::in_new_directory().stopping_on(1, at).go(3, &args);
+        let step = num_steps(&stopped, options);
+        assert!((at..200).contains(&step), "{options}: {step}");
         assert!(
             stopped
                 .outcomes()
                 .iter()
                 .all(|outcome| outcome.stopped_early)
         );
-        let names = std::fs::read_dir(stopped.directory().join("checkpoints")).unwrap();
-        let last = format!("step-{:08}", steps[0]);
+        assert_replicas_are_equal(&stopped, options);
+        let last = format!("checkpoints/step-{step:08}");
         assert!(
-            names
-                .map(|name| name.unwrap().file_name())
-                .any(|name| *name == *last),
-            "{last}"
-        );
-    }
-}
-
-#[test]
-fn ranks_of_local_sgd_stop_before_their_next_averaging_when_one_of_them_is_asked_to() {
-    for method in ["local-sgd", "post-local-sgd --from-step 3"] {
-        let options = tiny(&format!(
-            "--sync {method} --every 1000 --epochs 1 --shapes-train 4800"
-        ));
-        let stopped = Run::in_new_directory().stopping_on(1, 6).go(3, &options);
-        let steps: Vec<u64> = stopped
-            .outcomes()
-            .iter()
-            .map(|outcome| outcome.progress.step)
-            .collect();
-        assert!(
-            steps
-                .iter()
-                .all(|&step| step == steps[0] && (6..200).contains(&step)),
-            "{method}: {steps:?}"
-        );
-        let hashes: Vec<_> = stopped
-            .outcomes()
-            .iter()
-            .map(|outcome| fingerprint(&outcome.model))
-            .collect();
-        assert!(
-            hashes.windows(2).all(|pair| pair[0] == pair[1]),
-            "{method}: {hashes:?}"
+            stopped.directory().join(&last).is_dir(),
+            "{options}: {last}"
         );
     }
 }
@@ -259,51 +236,34 @@ fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() 
 }
 
 #[test]
+fn post_local_sgd_is_allreduce_until_its_first_local_step() {
+    let late = "--sync post-local-sgd --from-step 99";
+    assert_eq!(hash(2, late), hash(2, "--reduction mpi"));
+}
+
+#[test]
 fn local_sgd_ends_with_equal_replicas_and_learns() {
     let args = tiny("--sync local-sgd --every 3 --epochs 4");
     let run = run(3, &args);
-    let hashes: Vec<_> = run
-        .outcomes()
-        .iter()
-        .map(|outcome| fingerprint(&outcome.model))
-        .collect();
-    assert!(
-        hashes.windows(2).all(|pair| pair[0] == pair[1]),
-        "{hashes:?}"
-    );
+    assert_replicas_are_equal(&run, "local-sgd");
     let loss = run.last_record().train_loss.unwrap();
     assert!(loss < 2.3, "{loss}");
 }
 
-#[test]
-fn post_local_sgd_is_allreduce_until_its_first_local_step() {
-    assert_eq!(
-        hash(2, "--sync post-local-sgd --from-step 99"),
-        hash(2, "--reduction mpi")
-    );
-}
-
-/// With two steps of warm-up where there are any.
-fn compression(compress: &str) -> String {
-    let warmup = if compress.contains(':') {
-        "--compress-warmup-steps 2"
-    } else {
-        ""
-    };
-    format!("--compress {compress} {warmup}")
-}
+/// With two steps of warm-up, if the compression has one.
+const COMPRESSIONS: [&str; 4] = [
+    "--compress bf16",
+    "--compress f16",
+    "--compress powersgd:2 --compress-warmup-steps 2",
+    "--compress topk:10 --compress-warmup-steps 2",
+];
 
 #[test]
 fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
     let plain = run(2, &tiny(""));
-    for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
-        let run = run(2, &tiny(&compression(compress)));
-        let hashes: Vec<_> = run
-            .outcomes()
-            .iter()
-            .map(|outcome| fingerprint(&outcome.model))
-            .collect();
-        assert_eq!(hashes[0], hashes[1], "{compress}");
+    for compress in COMPRESSIONS {
+        let run = run(2, &tiny(compress));
+        assert_replicas_are_equal(&run, compress);
         let (record, expected) = (run.last_record(), plain.last_record());
         assert!(
             record.compression_error > 0.0 && expected.compression_error == 0.0,
@@ -323,18 +283,15 @@ fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
 
 /// A checkpoint every step, all kept.
 fn compressed(compress: &str) -> String {
-    format!(
-        "{} --checkpoint-every-steps 1 --keep-checkpoints 99",
-        compression(compress)
-    )
+    format!("{compress} --checkpoint-every-steps 1 --keep-checkpoints 99")
 }
 
 #[test]
 fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
-    for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
+    for compress in COMPRESSIONS {
         let options = compressed(compress);
         let whole = run(2, &tiny(&options));
-        // In the warm-up, where there is one, and after it.
+        // In the warm-up, if there is one, and after it.
         for step in [1, 3] {
             let copy = whole.with_checkpoint_alone(step);
             let resumed = copy.go(2, &tiny(&format!("{options} --resume")));
@@ -348,8 +305,8 @@ fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed
 }
 
 #[test]
-fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() {
-    let options = compressed("topk:10");
+fn on_another_number_of_ranks_root_continues_with_the_sum_of_all_residuals() {
+    let options = compressed(COMPRESSIONS[3]);
     let resuming = tiny(&format!("{options} --resume"));
     let whole = run(3, &tiny(&options));
     let len = parameters(&whole).len();
@@ -389,7 +346,7 @@ fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() 
 
 #[test]
 fn a_checkpoint_whose_ranks_residuals_are_damaged_is_not_whole() {
-    let whole = run(2, &tiny(&compressed("bf16")));
+    let whole = run(2, &tiny(&compressed(COMPRESSIONS[0])));
     let copy = whole.with_checkpoint_alone(3);
     let folder = copy.directory().join("checkpoints/step-00000003");
     Checkpoint::open(&folder).unwrap();
@@ -399,7 +356,7 @@ fn a_checkpoint_whose_ranks_residuals_are_damaged_is_not_whole() {
 }
 
 #[test]
-fn a_trace_tells_of_every_rank() {
+fn a_trace_shows_every_rank() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     run(2, &tiny(&format!("--epochs 1 --trace {}", path.display())));

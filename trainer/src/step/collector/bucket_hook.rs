@@ -1,7 +1,8 @@
-//! Gradients from a model's hooks to their buckets, while the backward pass goes on.
+//! Gradients from a model's hooks to their buckets, during the backward pass.
 //!
-//! In: each parameter's gradient when it is final. Out: the same values in the bucket of that parameter.
-//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket. What is on a device leaves it bucket by bucket.
+//! In: each parameter's gradient when it is final. Out: the same values in the parameter's bucket.
+//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket. Gradients leave a
+//! device bucket by bucket.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,12 +15,12 @@ use layers::backend::{Joined, JoinedGradients};
 use crate::config::UpdateKind;
 use crate::step::readback::Readback;
 
-/// Where a model's hooks put gradients.
+/// The hook of a model, which fills the buckets.
 #[derive(Debug)]
 pub(super) enum BucketHook {
-    /// Values are looked at where they were computed.
+    /// The values are read at once, where they were computed.
     Inline(Arc<GradientCollector>),
-    /// A thread waits for the device, while the backward pass is still being given to it.
+    /// A thread waits for the device, while the backward pass is still being queued.
     Background {
         joined: JoinedGradients,
         readback: Mutex<Readback<Joined, ()>>,
@@ -27,7 +28,6 @@ pub(super) enum BucketHook {
 }
 
 impl BucketHook {
-    /// Into the buckets of `collector`.
     pub(super) fn new(collector: Arc<GradientCollector>, update: UpdateKind) -> Self {
         match update {
             UpdateKind::Host => Self::Inline(collector),
@@ -43,17 +43,16 @@ impl BucketHook {
         }
     }
 
-    /// Returns when all gradients that were taken are in their buckets.
+    /// Waits until all gradients that were taken are in their buckets.
     ///
     /// # Panics
-    /// As the copy of one of them did.
+    /// If the copy of one of them did.
     pub(super) fn wait(&self) {
         if let Self::Background { joined, readback } = self {
             let mut readback = lock(readback);
-            joined
-                .rest()
-                .into_iter()
-                .for_each(|rest| readback.send(rest));
+            for rest in joined.rest() {
+                readback.send(rest);
+            }
             while readback.receive().is_some() {}
         }
     }
@@ -97,7 +96,7 @@ fn put_all(collector: &GradientCollector, joined: &Joined) {
     }
 }
 
-/// Waits for the device.
+/// Returns the values, for which it waits.
 fn floats(gradients: &TensorData) -> &[f32] {
     gradients
         .as_slice()

@@ -1,4 +1,4 @@
-//! Which rule an optimizer follows, and with which numbers.
+//! The rules of optimizers and their numbers.
 
 use distributed::replica::ParameterEntry;
 use kernels::optimizer::adam::{AdamDirection, AdamWUpdate};
@@ -6,17 +6,18 @@ use kernels::optimizer::lamb::LambUpdate;
 use kernels::optimizer::sgd::SgdUpdate;
 use serde::{Deserialize, Serialize};
 
-/// What [`Optimizer`](super::Optimizer) does with a gradient.
+/// The rule of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OptimizerConfig {
     /// Descent with momentum.
     Sgd(SgdConfig),
     /// Descent with momentum whose step is scaled for each tensor (You et al. 2017, 1708.03888).
     ///
-    /// As timm's `Lars`: the learning rate is outside the velocity, a ratio without meaning is 1, parameters that are spared decay are
-    /// spared the ratio too. Unlike there weights have the ratio without decay as well, and no epsilon is added to norms.
+    /// As timm's `Lars`: the learning rate is outside the velocity, an undefined ratio is 1, parameters
+    /// without decay have no ratio. Unlike there, weights have the ratio even if the decay is 0, and no
+    /// epsilon is added to norms.
     Lars {
-        /// Of the descent.
+        /// The descent.
         sgd: SgdConfig,
         /// Share of a tensor's norm by which a step at learning rate 1 moves it.
         trust_coefficient: f64,
@@ -25,12 +26,13 @@ pub enum OptimizerConfig {
     AdamW(AdamConfig),
     /// Adam's direction scaled for each tensor (You et al. 2020, 1904.00962).
     ///
-    /// As timm's `Lamb` without its clipping: moments are corrected for their beginning, a ratio without meaning is 1, parameters that
-    /// are spared decay are spared the ratio too. Unlike there weights have the ratio without decay as well.
+    /// As timm's `Lamb` without its clipping: moments are corrected for their start, an undefined ratio
+    /// is 1, parameters without decay have no ratio. Unlike there, weights have the ratio even if the
+    /// decay is 0.
     Lamb(AdamConfig),
 }
 
-/// What descent with momentum does with a gradient.
+/// Descent with momentum.
 ///
 /// # Differs from PyTorch
 /// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
@@ -42,56 +44,42 @@ pub struct SgdConfig {
     pub nesterov: bool,
     /// L2 penalty added to the gradient.
     pub weight_decay: f64,
-    /// Whether parameters of one axis (norm scales and shifts, biases) decay too: He et al. say yes, Goyal et al. no.
+    /// Whether parameters of one axis (norm scales and shifts, biases) decay: yes in He et al., no in
+    /// Goyal et al.
     pub decay_norm_and_bias: bool,
 }
 
-/// What Adam's descendants do with a gradient.
+/// The numbers of AdamW and LAMB.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamConfig {
-    /// Decays of the first and the second moment, in `[0, 1)`.
+    /// Decays of the first and second moment, in `[0, 1)`.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Share of a parameter that a step at learning rate 1 takes from it.
+    /// Share of a parameter that a step at learning rate 1 subtracts.
     pub weight_decay: f64,
     /// As in [`SgdConfig`].
     pub decay_norm_and_bias: bool,
 }
 
 impl OptimizerConfig {
-    /// Whether it has first and second moments, corrected for their beginning, instead of velocities.
+    /// Returns true if it has first and second moments, corrected for their start, not velocities.
     pub(super) fn has_two_moments(&self) -> bool {
         matches!(self, Self::AdamW(_) | Self::Lamb(_))
     }
 
-    /// Whether this parameter is to be spared decay, and the ratio of a rule that has one.
+    /// Returns true if this parameter has no decay, and no ratio of a rule that has one.
     pub(super) fn spares(&self, entry: &ParameterEntry) -> bool {
-        let (Self::Sgd(SgdConfig {
-            decay_norm_and_bias,
-            ..
-        })
-        | Self::Lars {
-            sgd: SgdConfig {
-                decay_norm_and_bias,
-                ..
-            },
-            ..
-        }
-        | Self::AdamW(AdamConfig {
-            decay_norm_and_bias,
-            ..
-        })
-        | Self::Lamb(AdamConfig {
-            decay_norm_and_bias,
-            ..
-        })) = self;
-        !decay_norm_and_bias && entry.shape.len() <= 1
+        let decays_all = match self {
+            Self::Sgd(sgd) | Self::Lars { sgd, .. } => sgd.decay_norm_and_bias,
+            Self::AdamW(adam) | Self::Lamb(adam) => adam.decay_norm_and_bias,
+        };
+        !decays_all && entry.shape.len() <= 1
     }
 }
 
 impl SgdConfig {
-    /// The update of a tensor.
+    /// Returns the update of a tensor.
     pub(super) fn update(&self, learning_rate: f64, is_spared: bool) -> SgdUpdate {
         SgdUpdate {
             learning_rate: learning_rate as f32,
@@ -107,7 +95,7 @@ impl SgdConfig {
 }
 
 impl AdamConfig {
-    /// AdamW's update of a tensor, `number` from 1.
+    /// Returns AdamW's update of a tensor, `number` from 1.
     pub(super) fn adamw_update(
         &self,
         learning_rate: f64,
@@ -121,7 +109,7 @@ impl AdamConfig {
         }
     }
 
-    /// LAMB's update of a tensor, `number` from 1.
+    /// Returns LAMB's update of a tensor, `number` from 1.
     pub(super) fn lamb_update(
         &self,
         learning_rate: f64,

@@ -1,10 +1,11 @@
-//! Where each parameter lies in one flat tensor of a device, so that it is used there without being copied.
+//! The place of each parameter in one flat tensor of a device, in which it is used without a copy.
 //!
-//! In: a layout. Out: flat tensors, views of them, values in module order. Invariant: every parameter begins and ends with a granule; what
-//! is between them is zero and stays so under an update.
+//! In: a layout. Out: flat tensors, views of them, values in module order. Invariant: every parameter
+//! begins and ends with a granule; the padding is zero and stays zero under an update.
 //!
-//! A GPU's slice is a view where it begins and ends at multiples of 512 bytes (cubecl 0.11.3, cubecl-cuda, `runtime.rs`; burn-cubecl 0.22.1,
-//! `kernel/index/slice.rs`), and one window of such a slice is a view of any length. Weights of convolutions lie channels-last.
+//! A GPU's slice is a view if it begins and ends at multiples of 512 bytes (cubecl 0.11.3, cubecl-cuda,
+//! `runtime.rs`; burn-cubecl 0.22.1, `kernel/index/slice.rs`), and one window of such a slice is a view
+//! of any length. Weights of convolutions are channels-last.
 
 use std::collections::BTreeMap;
 
@@ -25,10 +26,10 @@ pub(in crate::step) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 pub(in crate::step) struct Placement {
     layout: ParameterLayout,
     device: Device,
-    /// Of every parameter.
+    /// Start of every parameter.
     starts: Vec<usize>,
     len: usize,
-    /// What fills the last granule of a parameter, by its length: made once, as each would be a launch in every step.
+    /// Padding of a parameter's last granule, by its length; made once, as each is a launch.
     fillings: BTreeMap<usize, Tensor<1>>,
 }
 
@@ -80,7 +81,7 @@ impl Placement {
         Tensor::cat(parts, 0)
     }
 
-    /// Every parameter of a flat tensor, flat.
+    /// Returns every parameter of a flat tensor, flat.
     pub(super) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
         let entries = self.layout.entries().iter().zip(&self.starts);
         let views = entries.map(|(entry, &start)| {
@@ -92,14 +93,14 @@ impl Placement {
         views.collect()
     }
 
-    /// Values in module order as a flat tensor.
+    /// Copies values in module order to a flat tensor.
     pub(super) fn upload(&self, values: &[f32]) -> Tensor<1> {
         let mut placed = vec![0.0; self.len];
         self.each(|index, place| placed[place] = values[index]);
         Tensor::from_data(TensorData::new(placed, [self.len]), &self.device)
     }
 
-    /// A flat tensor's values in module order, read back.
+    /// Reads a flat tensor's values back, in module order.
     pub(in crate::step) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
         let placed =
             floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
@@ -108,7 +109,7 @@ impl Placement {
         values
     }
 
-    /// Every element's index in module order, and its place.
+    /// Visits every element's index in module order, and its place.
     fn each(&self, mut visit: impl FnMut(usize, usize)) {
         for (entry, start) in self.layout.entries().iter().zip(&self.starts) {
             let (inputs, pixels) = match entry.shape[..] {
@@ -126,7 +127,7 @@ impl Placement {
     }
 }
 
-/// The granules of a parameter, in elements.
+/// Returns the length of a parameter's granules, in elements.
 fn padded(entry: &ParameterEntry) -> usize {
     entry.len.next_multiple_of(GRANULE)
 }
@@ -169,7 +170,7 @@ mod tests {
             (placement.starts.as_slice(), placement.len),
             ([0, 128, 256, 768].as_slice(), 896)
         );
-        // What is between parameters is zero.
+        // The padding is zero.
         assert_eq!(
             whole
                 .clone()
