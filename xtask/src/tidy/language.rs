@@ -15,7 +15,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "datasets/",
     "distributed/",
     "docs/SUMMARY.md",
-    "docs/cluster.md",
     "docs/gpu.md",
     "docs/models.md",
     "docs/reference/",
