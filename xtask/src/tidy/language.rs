@@ -16,7 +16,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "distributed/",
     "docs/SUMMARY.md",
     "docs/gpu.md",
-    "docs/models.md",
     "docs/reference/",
     "docs/studies.md",
     "docs/study.md",
