@@ -1,6 +1,7 @@
-//! Tells the program which commit it was built from.
+//! Sets the commit that the program is built from.
 //!
-//! In: `.git` of the repository, if there is one. Out: `LOCKSTEP_COMMIT` for `env!`, unless it is set already.
+//! In: `.git` of the repository, if there is one. Out: `LOCKSTEP_COMMIT` for `env!`, unless it is
+//! set already.
 //! Invariant: never fails and starts no program; a source tree without git builds as "unknown".
 
 use std::fs;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo:rerun-if-env-changed=LOCKSTEP_COMMIT");
     println!("cargo:rerun-if-changed=build.rs");
-    say_who_waits();
+    warn_of_waiting_tasks();
     if std::env::var_os("LOCKSTEP_COMMIT").is_none() {
         println!(
             "cargo:rustc-env=LOCKSTEP_COMMIT={}",
@@ -18,15 +19,15 @@ fn main() {
     }
 }
 
-/// Ranks that are started as `cargo run` would all build: cargo lets one build and the others wait, for minutes.
-fn say_who_waits() {
+/// Warns of ranks that are started by `cargo run`: one builds, and the others wait for minutes.
+fn warn_of_waiting_tasks() {
     for variable in ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
         let tasks = std::env::var(variable)
             .ok()
             .and_then(|number| number.parse::<usize>().ok());
         if let Some(tasks) = tasks.filter(|&tasks| tasks > 1) {
             println!(
-                "cargo:warning=building inside a job of {tasks} tasks ({variable}): one builds, the others wait for it; build once beforehand with `cargo build --release -p trainer`"
+                "cargo:warning=building inside a job of {tasks} tasks ({variable}): one builds, and the others wait. Build before the job with `cargo build --release -p trainer`"
             );
             return;
         }
@@ -49,7 +50,7 @@ fn commit() -> Option<String> {
     })
 }
 
-/// The directory itself, or where a linked work tree's `.git` file points.
+/// Returns the directory itself, or the target of a linked work tree's `.git` file.
 fn git_directory(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.to_owned());
@@ -58,7 +59,8 @@ fn git_directory(path: &Path) -> Option<PathBuf> {
     Some(path.parent()?.join(text.strip_prefix("gitdir: ")?.trim()))
 }
 
-/// The text of a file, which cargo then watches. Absent files are not watched: that would rebuild every time.
+/// Returns the text of a file and lets cargo watch it. Watching an absent file would rebuild every
+/// time.
 fn watched(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     println!("cargo:rerun-if-changed={}", path.display());

@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use records::file;
+
 use crate::failure::{Failure, Outcome};
 use crate::options;
 use crate::process;
@@ -77,16 +79,12 @@ impl Job {
     }
 }
 
-/// Writes a file of a run, and its directory: the whole file, or it leaves the old one, also to who is reading that.
-pub fn write(file: &Path, text: &str) -> Outcome {
-    let failed = |error| Failure::Failed(format!("cannot write {}: {error}", file.display()));
-    let mut unfinished = file.as_os_str().to_owned();
-    unfinished.push(".unfinished");
-    fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
-    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file));
-    written
-        .inspect_err(|_| drop(fs::remove_file(&unfinished)))
-        .map_err(failed)
+/// Replaces a file of a run as a whole, and creates its directory. A reader sees the old or the new file.
+pub fn write(path: &Path, text: &str) -> Outcome {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    file::create_folder(folder)
+        .and_then(|()| file::replace_unsynced(path, text.as_bytes()))
+        .map_err(|error| Failure::Failed(error.to_string()))
 }
 
 /// Makes a directory anew, without what lay there.
@@ -188,7 +186,6 @@ fn now() -> Outcome<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
 
     fn read(line: &str, name: Option<&str>) -> Outcome<Job> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
@@ -267,29 +264,6 @@ mod tests {
                 "{failure}"
             );
         }
-    }
-
-    #[test]
-    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew_and_a_failure_leaves_none()
-     {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("launch.sh");
-        write(&file, "old").unwrap();
-        let mut reading = File::open(&file).unwrap();
-        write(&file, "new one").unwrap();
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut reading, &mut text).unwrap();
-        assert_eq!(
-            (text.as_str(), fs::read_to_string(&file).unwrap().as_str()),
-            ("old", "new one")
-        );
-        fs::create_dir(folder.path().join("folder")).unwrap();
-        assert!(write(&folder.path().join("folder"), "new").is_err());
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            2,
-            "an unfinished file was left"
-        );
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! Lockstep's trainer as a library: a researcher's own model trains by the same path as the program's.
+//! Lockstep's trainer as a library, for programs with custom models.
 //!
-//! In: flags or a TOML file, images, a [`model::family::ModelFamily`]. Out: a trained model, checkpoints, metrics.
-//! Invariant: the model never sees a rank, the data set never sees a tensor before its batch, this crate never sees a byte
-//! of an image format. Imports point down this list of modules.
+//! In: flags or a TOML file, images, a [`model::family::ModelFamily`]. Out: a trained model,
+//! checkpoints, metrics.
+//! Invariant: the model does not depend on ranks, the data set does not depend on tensors before
+//! its batch, and this crate does not read image formats. A module imports only modules further
+//! down this list.
 
 pub mod commands;
 
-#[allow(missing_docs, reason = "for this program and its tests alone")]
+#[allow(missing_docs, reason = "only for this program and its tests")]
 pub mod tools;
 
 #[allow(missing_docs, reason = "as above")]

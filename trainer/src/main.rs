@@ -1,4 +1,4 @@
-//! Lockstep's program, of the residual networks.
+//! Lockstep's program for residual networks.
 
 use std::process::ExitCode;
 

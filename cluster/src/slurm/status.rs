@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use clap::Args;
+use records::EpochRecord;
 
 use super::target::Target;
 use super::{queue, require};
@@ -79,37 +80,30 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
     Ok(())
 }
 
-/// The last whole line of the metrics, for reading.
+/// Returns the last record of the metrics as text.
 fn last_epoch(metrics: &str) -> Option<String> {
-    let record = metrics.lines().rfind(|line| line.ends_with('}'))?;
-    let number = |key| json::number(record, key);
+    let record: EpochRecord = metrics
+        .lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())?;
     let percent = |share: Option<f64>| {
         share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
     };
-    let evaluated = |split: &str| {
-        Some((
-            split.to_owned(),
-            json::first(record).ok()?[split]["top1"].as_f64()?,
-        ))
-    };
-    let evaluated = evaluated("val").or_else(|| evaluated("test"));
-    let (split, top1) = evaluated.map_or(("test".to_owned(), None), |(split, top1)| {
-        (split, Some(top1))
+    let split = record.evaluation().map_or("test", |(split, _)| split);
+    let speed = record.speed().map_or("-".to_owned(), |speed| {
+        records::grouped(speed.round() as u64)
     });
-    // 0 where the start that ended the epoch made no step of it.
-    let speed = number("images_per_second").filter(|speed| *speed > 0.0);
     Some(format!(
-        "epoch {} step {} | loss {:.4} | acc {} train, {} {split} | {} img/s",
-        number("epoch")?,
-        number("step")?,
-        number("train_loss").unwrap_or(f64::NAN),
-        percent(number("train_top1")),
-        percent(top1),
-        speed.map_or("-".to_owned(), |speed| format!("{speed:.0}")),
+        "epoch {} step {} | loss {:.4} | acc {} train, {} {split} | {speed} img/s",
+        record.number(),
+        record.step,
+        record.train_loss.unwrap_or(f64::NAN),
+        percent(record.train_top1),
+        percent(record.evaluated_top1()),
     ))
 }
 
-/// How a run ended, by its summary.
+/// Describes the end of a run by its summary.
 pub(super) fn end(summary: &str) -> &'static str {
     match (
         json::is_true(summary, "stopped_early"),
@@ -124,29 +118,43 @@ pub(super) fn end(summary: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use records::Evaluation;
 
-    const RECORD: &str = r#"{"epoch":3,"step":160,"train_loss":1.20461,"train_top1":0.5634,"val":null,"test":null,"images_per_second":12270.4}"#;
+    fn line(record: &EpochRecord) -> String {
+        serde_json::to_string(record).unwrap()
+    }
 
     #[test]
-    fn the_last_whole_line_is_shown() {
-        let shown = last_epoch(&format!("{{\"epoch\":2}}\n{RECORD}\n{{\"epoch\":4,")).unwrap();
-        assert_eq!(
-            shown,
-            "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s"
+    fn the_last_whole_record_is_shown() {
+        let record = EpochRecord {
+            epoch: 3,
+            step: 160,
+            train_loss: Some(1.20461),
+            train_top1: Some(0.5634),
+            images_per_second: 12_270.4,
+            ..EpochRecord::default()
+        };
+        let metrics = format!(
+            "{}\n{}\n{{\"epoch\":4,",
+            line(&EpochRecord::default()),
+            line(&record)
         );
-        for split in ["val", "test"] {
-            let evaluated = RECORD.replace(
-                &format!("\"{split}\":null"),
-                &format!("\"{split}\":{{\"top1\":0.5}}"),
-            );
-            let shown = last_epoch(&evaluated).unwrap();
-            assert!(
-                shown.contains(&format!("56.3 % train, 50.0 % {split} |")),
-                "{shown}"
-            );
-        }
-        let unmeasured = last_epoch(&RECORD.replace("12270.4", "0.0")).unwrap();
-        assert!(unmeasured.ends_with("| - img/s"), "{unmeasured}");
+        assert_eq!(
+            last_epoch(&metrics).unwrap(),
+            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12,270 img/s"
+        );
+        let evaluated = EpochRecord {
+            val: Some(Evaluation {
+                top1: 0.5,
+                ..Evaluation::default()
+            }),
+            images_per_second: 0.0,
+            ..record
+        };
+        assert_eq!(
+            last_epoch(&line(&evaluated)).unwrap(),
+            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, 50.0 % val | - img/s"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The files that one program writes and another reads, each as one struct for both.
 //!
 //! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
-//! Invariant: only `file` opens one. From the first release on, a file's keys stay and added keys are optional.
+//! Invariant: only `file` opens or writes one. From the first release on, a file's keys stay and added keys are optional.
 
 mod bench;
 mod comparison;
@@ -10,6 +10,7 @@ mod evaluation;
 pub mod file;
 mod hashes;
 mod job;
+mod json_lines;
 mod network;
 mod number;
 mod prediction;
@@ -30,11 +31,14 @@ pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};
 pub use hashes::StepHashes;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
+pub use json_lines::{JsonLine, JsonLines, read_lines};
 pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap,
     PairTimes, Point, StoppedBy, limited_bytes,
 };
-pub use number::{bytes, counted, learning_rate, mean_and_deviation, median, rate};
+pub use number::{
+    bytes, counted, grouped, grouped_decimal, learning_rate, mean_and_deviation, median, rate,
+};
 pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts,
     PublishedFigure, is_in_time,

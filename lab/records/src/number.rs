@@ -43,6 +43,31 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Returns a count with its digits in groups of three: `12,270`.
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Returns a number with so many decimals, its digits in groups of three: `1,540.8`.
+pub fn grouped_decimal(value: f64, decimals: usize) -> String {
+    let text = format!("{:.decimals$}", value.abs());
+    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let sign = if value < 0.0 { "-" } else { "" };
+    match whole.parse() {
+        Ok(whole) => format!("{sign}{}{rest}", grouped(whole)),
+        // Not finite, or larger than 2^64.
+        Err(_) => format!("{sign}{text}"),
+    }
+}
+
 /// A number of things, whose plural has an s: `1 rank`, `2 ranks`.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
@@ -112,6 +137,18 @@ mod tests {
         assert_eq!(
             (mean_and_deviation(&[4.0]), mean_and_deviation(&[])),
             (Some((4.0, None)), None)
+        );
+    }
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        assert_eq!(
+            [0, 999, 1_000, 12_270, 1_234_567].map(grouped),
+            ["0", "999", "1,000", "12,270", "1,234,567"]
+        );
+        assert_eq!(
+            [0.25, 1_540.84, -12_345.0, f64::NAN].map(|value| grouped_decimal(value, 1)),
+            ["0.2", "1,540.8", "-12,345.0", "NaN"]
         );
     }
 

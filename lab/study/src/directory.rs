@@ -2,11 +2,13 @@
 //!
 //! In: a directory. Out: a lock, or a refusal. Invariant: a study or comparison touches no folder of something else.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 use cluster::failure::{Failure, Outcome};
+use records::file::{self, Lock};
 use records::{COMPARISON_SCHEMA, STUDY_SCHEMA};
 use serde_json::Value;
 
@@ -55,40 +57,21 @@ fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
 }
 
 impl Owner {
-    /// Keeps a second one of this command out of the directory; the system releases the lock with this process, however it ends.
+    /// Keeps another process of this command out of the directory until the file is closed.
     pub(crate) fn lock(&self, directory: &Path) -> Outcome<File> {
-        self.lock_by(directory, File::try_lock)
-    }
-
-    fn lock_by(
-        &self,
-        directory: &Path,
-        try_lock: fn(&File) -> Result<(), TryLockError>,
-    ) -> Outcome<File> {
         self.check(directory)?;
-        let path = directory.join("lock");
-        let failed =
-            |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-        fs::create_dir_all(directory).map_err(failed)?;
-        let file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
-        match try_lock(&file) {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
-                "{}: another `{}` runs there: wait for it, or choose another --output",
-                directory.display(),
-                self.command
+        let failed = |error: std::io::Error| Failure::Failed(error.to_string());
+        file::create_folder(directory).map_err(failed)?;
+        let directory_shown = directory.display();
+        let command = self.command;
+        match file::lock(&directory.join("lock"), Duration::ZERO).map_err(failed)? {
+            Lock::Taken(file) => Ok(file),
+            Lock::Busy(_) => Err(Failure::Failed(format!(
+                "{directory_shown}: another `{command}` runs there: wait for it, or choose another --output"
             ))),
-            // The file is open for writing, so the error is about locks.
-            Err(TryLockError::Error(error)) => {
+            Lock::Unsupported(file) => {
                 eprintln!(
-                    "warning: {}: no working file locks ({error}), so another `{}` in this directory is not detected",
-                    directory.display(),
-                    self.command
+                    "warning: {directory_shown}: no working file locks, so another `{command}` in this directory is not detected"
                 );
                 Ok(file)
             }
@@ -156,10 +139,7 @@ mod tests {
                 .contains("another `trainer study`")
         );
         drop(first);
-        drop(STUDY.lock(&directory).unwrap());
-        let without_locks =
-            |_: &File| Err(TryLockError::Error(std::io::Error::from_raw_os_error(524)));
-        drop(STUDY.lock_by(&directory, without_locks).unwrap());
+        STUDY.lock(&directory).unwrap();
     }
 
     /// Locks a folder of these files, with their text; what was said, and whether they are as they were.

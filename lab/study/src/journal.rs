@@ -1,15 +1,13 @@
-//! `records.jsonl`: one line for every attempt, written when it has ended.
+//! `records.jsonl`: a line for each attempt, written when it has ended.
 //!
 //! In: the study's directory. Out: [`Records`], and what is still to be done.
-//! Invariant: a line is whole on the disk before the next run starts; a line that a crash has torn is dropped, and that is said.
+//! Invariant: the disk has the line of an attempt before the next one starts.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-
-use records::{AttemptRecord, Status};
+use std::path::Path;
 
 use cluster::failure::{Failure, Outcome};
+use cluster::output::say;
+use records::{AttemptRecord, JsonLines, Status, read_lines};
 
 const FILE: &str = "records.jsonl";
 /// What a repetition needs.
@@ -22,57 +20,42 @@ pub(super) enum Need {
 
 /// All attempts so far.
 pub(super) struct Records {
-    path: PathBuf,
-    file: File,
+    file: JsonLines,
     lines: Vec<AttemptRecord>,
 }
 
 impl Records {
-    /// Reads what is there; also whether a torn last line was dropped.
-    pub(super) fn open(directory: &Path) -> Outcome<(Self, bool)> {
+    /// Reads the attempts of earlier sessions.
+    pub(super) fn open(directory: &Path) -> Outcome<Self> {
         let path = directory.join(FILE);
         let failed =
             |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-        let mut file = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .write(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
-        let bytes = records::file::read(&path).map_err(failed)?;
-        // A line that was written to its end ends with a line feed.
-        let whole = bytes
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |last| last + 1);
-        let text = String::from_utf8_lossy(&bytes[..whole]).into_owned();
+        let mut texts = Vec::new();
         let mut lines = Vec::new();
-        for (index, line) in text.lines().enumerate() {
-            lines.push(serde_json::from_str(line).map_err(|error| {
+        for (number, line) in (1..).zip(read_lines(&path).map_err(failed)?) {
+            lines.push(line.record.map_err(|error| {
                 Failure::Failed(format!(
-                    "{}: line {}: expected a record with cell, repetition, attempt and status, got `{}` ({error}): remove the line",
+                    "{}: line {number}: expected a record with cell, repetition, attempt and status, got `{}` ({error}): remove the line",
                     path.display(),
-                    index + 1,
-                    line.chars().take(80).collect::<String>()
+                    line.text.chars().take(80).collect::<String>()
                 ))
             })?);
+            texts.push(line.text);
         }
-        let is_torn = whole < bytes.len();
-        file.set_len(whole as u64).map_err(failed)?;
-        file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok((Records { path, file, lines }, is_torn))
+        let texts = texts.iter().map(String::as_str);
+        let file = JsonLines::create(&path, texts).map_err(failed)?;
+        Ok(Records { file, lines })
     }
 
-    /// Adds an attempt; it is on the disk when this returns.
+    /// Adds an attempt. The disk has it when this returns.
     pub(super) fn append(&mut self, record: AttemptRecord) -> Outcome {
-        let failed =
-            |error: std::io::Error| Failure::Failed(format!("{}: {error}", self.path.display()));
-        let line = serde_json::to_string(&record).map_err(|error| failed(error.into()))?;
-        self.file
-            .write_all(format!("{line}\n").as_bytes())
-            .map_err(failed)?;
-        self.file.sync_data().map_err(failed)?;
+        let appended = self.file.append(std::slice::from_ref(&record));
+        let was_intact = appended.map_err(|error| Failure::Failed(error.to_string()))?;
+        if !was_intact {
+            say!(
+                "warning: {FILE} was changed or removed during the study. It has all records of the study again"
+            );
+        }
         self.lines.push(record);
         Ok(())
     }
@@ -87,7 +70,8 @@ impl Records {
             .filter(move |line| line.cell == cell && line.repetition == repetition as u64)
     }
 
-    /// What a repetition needs at the start of a session: nothing if it is done, also if it was disturbed as often as is allowed.
+    /// What a repetition needs at the start of a session: nothing if it is done, also if it was
+    /// disturbed as often as is allowed.
     pub(super) fn need(
         &self,
         cell: &str,
@@ -124,7 +108,8 @@ impl Records {
         self.lines.iter().any(|line| line.cell == cell)
     }
 
-    /// The cell's newest attempt that is ok, else the newest that was disturbed; never a failed one.
+    /// The cell's newest attempt that is ok, else the newest that was disturbed; never a failed
+    /// one.
     pub(super) fn newest(&self, cell: &str) -> Option<&AttemptRecord> {
         let ended = self
             .lines
@@ -173,8 +158,7 @@ mod tests {
     #[test]
     fn done_repetitions_are_not_done_again_after_reading_the_file_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut records, is_torn) = Records::open(folder.path()).unwrap();
-        assert!(!is_torn);
+        let mut records = Records::open(folder.path()).unwrap();
         for (repetition, statuses) in [
             (1, &["ok"][..]),
             (2, &["disturbed", "disturbed"]),
@@ -188,7 +172,7 @@ mod tests {
             }
         }
         drop(records);
-        let (records, _) = Records::open(folder.path()).unwrap();
+        let records = Records::open(folder.path()).unwrap();
         let needs = |again| {
             (1..=5)
                 .map(|repetition| records.need("a", repetition, 2, again))
@@ -207,28 +191,6 @@ mod tests {
         assert!(records.has_cell("a") && !records.has_cell("b"));
         assert_eq!(records.status("a", 2), Some(Status::Disturbed));
         assert_eq!(records.expected_seconds("b"), Some(2.0));
-    }
-
-    #[test]
-    fn a_torn_last_line_is_dropped_and_the_next_one_is_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let whole = line(&record("a", 1, 1, "ok"));
-        for torn in [
-            "{",
-            "{\"cell\":\"a\",\"repetition\":2,\"attempt\":1,\"status\":\"ok\"}",
-            "\u{e9}",
-        ] {
-            fs::write(folder.path().join(FILE), format!("{whole}\n{torn}")).unwrap();
-            let (mut records, is_torn) = Records::open(folder.path()).unwrap();
-            assert!(is_torn, "{torn}");
-            assert_eq!(records.need("a", 2, 3, false), Need::Attempt(1));
-            records.append(record("a", 2, 1, "ok")).unwrap();
-            let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
-            assert_eq!(
-                text,
-                format!("{whole}\n{}\n", line(&record("a", 2, 1, "ok")))
-            );
-        }
     }
 
     #[test]

@@ -59,10 +59,7 @@ impl<'a> Session<'a> {
         mpirun: Option<&'a Mpirun>,
         options: Options,
     ) -> Outcome<Self> {
-        let (records, is_torn) = Records::open(directory)?;
-        if is_torn {
-            say!("note: the last line of records.jsonl was torn and is dropped");
-        }
+        let records = Records::open(directory)?;
         let earlier = crate::command::earlier(directory).unwrap_or_default();
         check_same(&earlier, cells, &records, directory)?;
         let own = starts::own(trainer);
@@ -428,7 +425,7 @@ mod tests {
             cells: cells(5).iter().map(Cell::record).collect(),
             ..Study::default()
         };
-        let (mut records, _) = Records::open(directory.path()).unwrap();
+        let mut records = Records::open(directory.path()).unwrap();
         check_same(&of_five, &cells(6), &records, directory.path()).unwrap();
         let record = serde_json::json!({ "cell": cells(5)[0].id, "repetition": 1, "attempt": 1, "status": "ok" });
         records

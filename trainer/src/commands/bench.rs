@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use crate::config::cli::BenchArgs;
 use crate::config::{BenchConfig, Family};
-use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::run::identity;
 use crate::tools::bench::{Measurement, measure};
@@ -25,7 +24,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let watchdog = world.watch(config.sync.timeout())?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
-        whole_file::check_writable(path)?;
+        records::file::check_replaceable(path)?;
     }
     let Some(mut measurement) = measure::<F>(&config, world)? else {
         return world.end_watch(watchdog);
@@ -36,7 +35,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         result, profile, ..
     } = &measurement;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
-        whole_file::write_json(path, profile)?;
+        records::file::replace_json(path, profile)?;
         world.reporter.note(&format!(
             "step written to {}, for predict-scaling --profile",
             path.display()

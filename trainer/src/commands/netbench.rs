@@ -11,7 +11,6 @@ use simulate::NetworkModel;
 
 use crate::config::NetbenchConfig;
 use crate::config::cli::NetbenchArgs;
-use crate::measure::whole_file;
 use crate::run::identity;
 use crate::tools::netbench::{
     MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines,
@@ -29,13 +28,13 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let watchdog = world.watch(config.timeout)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
-        whole_file::check_writable(path)?;
+        records::file::check_replaceable(path)?;
     }
     let environment = environment(&*world.communicator)?;
     world.reporter.notes(&heading_lines(&environment));
     let result = measure(&config, world, environment)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
-        whole_file::write_json(path, &result)?;
+        records::file::replace_json(path, &result)?;
         world
             .reporter
             .note(&format!("written to {}{}", path.display(), hint(path)));

@@ -14,7 +14,6 @@ use crate::config::{
     BenchConfig, Family, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
     ScalingKind,
 };
-use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
@@ -84,14 +83,14 @@ fn predict<F: ModelFamily>(
     outputs
         .iter()
         .flatten()
-        .try_for_each(|path| whole_file::check_writable(path))?;
+        .try_for_each(|path| records::file::check_replaceable(path))?;
     let profiles = profiles::<F>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let forecast = forecast(&profiles, network, config, published.to_vec())?;
         world.reporter.notes(&forecast_lines(&forecast));
         if let Some(path) = path {
-            whole_file::write_json(&path, &forecast.file)?;
+            records::file::replace_json(&path, &forecast.file)?;
             world
                 .reporter
                 .note(&format!("predictions written to {}", path.display()));

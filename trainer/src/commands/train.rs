@@ -3,7 +3,7 @@
 //! In: flags. Out: an output directory with metrics, summary, manifest, configuration and checkpoints.
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,18 +27,16 @@ use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, ModelInput};
+use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory};
 use crate::run::head::{class_weights, facts};
 use crate::run::identity;
-use crate::run::output::{self, OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
-use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
 use crate::run::tensorboard;
 use crate::run::train::{Outcome, fit, optimizer_config};
 use crate::step;
 use crate::step::optimizer::CustomOptimizer;
-use crate::world::ranks::World;
-use crate::world::roles::Role;
+use crate::world::ranks::{Role, World};
 
 /// Trains the configured model.
 ///
@@ -97,11 +95,10 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let class_weights = class_weights(&config, &data)?;
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
-    let own_files = config
-        .run
-        .output_dir
-        .as_deref()
-        .map_or(Vec::new(), output::files);
+    let own_files: Vec<PathBuf> = match &config.run.output_dir {
+        Some(directory) => FILES.iter().map(|name| directory.join(name)).collect(),
+        None => Vec::new(),
+    };
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
     let custom_optimizer = custom_optimizer::<F>(&config)?;
 
@@ -120,26 +117,33 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let has_own_loss = !Arc::ptr_eq(&loss, &configured);
     let (best_rule, other_split) = BestRule::new(monitor, patience, split, has_own_loss, &metrics)?;
 
-    let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
+    let (directory, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     let config = match &resumption {
         Some(resumption) => config.clone().begun_as(&resumption.before),
         None => config.clone(),
     };
-    if files.is_unlocked() {
-        reporter.warn(
-            "output directory: its file system has no working file locks, so two runs in one directory are not detected",
-        );
-    }
-    if let Some(directory) = files.directory() {
-        reporter.log_to(directory.open_log()?);
+    if let Some(directory) = &directory {
+        if directory.is_unlocked() {
+            reporter.warn(
+                "output directory: its file system has no working file locks, so two runs in one directory are not detected",
+            );
+        }
+        reporter.log_to(&directory.file(LOG))?;
     }
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
-    if resumption.is_none() {
-        files.begin(&config, &manifest, false)?;
+    if let Some(directory) = &directory
+        && resumption.is_none()
+    {
+        directory.begin(&config, &manifest, false)?;
     }
     reporter.configuration(
         &config,
-        &facts(&manifest, &files, &best_rule, class_weights.as_deref()),
+        &facts(
+            &manifest,
+            directory.as_ref(),
+            &best_rule,
+            class_weights.as_deref(),
+        ),
     );
     other_split
         .iter()
@@ -152,7 +156,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
             server_link,
         } => (communicator, server_link),
         Role::Server(link) => {
-            world.stop.heed();
+            world.stop.disarm();
             let optimizer = optimizer_config(&config);
             step::serve(
                 &config.sync_config(),
@@ -182,18 +186,25 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         resumption,
         manifest: &manifest,
         reporter,
-        files: &files,
+        directory: directory.as_ref(),
     };
-    let in_words = |error: Error| match files.expect_in_place() {
-        Err(moved) if !error.is::<ConfigError>() => error.context(moved),
-        _ => error,
+    let in_words = |error: Error| {
+        let moved = directory
+            .as_ref()
+            .and_then(|directory| directory.expect_in_place().err());
+        match moved {
+            Some(moved) if !error.is::<ConfigError>() => error.context(moved),
+            _ => error,
+        }
     };
     let outcome = fit(model, &session)
         .map_err(in_words)
         .inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
     let summary = summary(&outcome, &manifest, start.elapsed());
-    files.finish(&summary)?;
+    if let Some(directory) = &directory {
+        directory.finish(&summary)?;
+    }
     reporter.finish(&summary);
     Ok(outcome)
 }
@@ -207,7 +218,7 @@ fn accept(
     data: &DatasetSplits,
     allow_changed_data: bool,
     world: &World,
-) -> Result<(RunFiles, Option<Resumption>)> {
+) -> Result<(Option<RunDirectory>, Option<Resumption>)> {
     let communicator = &*world.communicator;
     // A run that may go on is looked for first; else a refusal leaves no directory.
     let is_unused = if world.is_root() && !config.resume {
@@ -215,18 +226,18 @@ fn accept(
     } else {
         Ok(())
     };
-    let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
-    let own = is_unused.and_then(|()| prepare()).and_then(|files| {
-        let resumption = match files.directory() {
-            Some(directory) if config.resume => {
-                Resumption::find(directory, config, data, allow_changed_data)?
-            }
-            _ => None,
-        };
-        if let Some(directory) = files.directory() {
-            tensorboard::expect_own_events(config, Some(&directory.run_toml()))?;
+    let own = is_unused.and_then(|()| {
+        if !world.is_root() {
+            return Ok((None, None));
         }
-        Ok((files, resumption))
+        let directory = RunDirectory::lock(config, &holder(communicator))?;
+        let resumption = if config.resume {
+            Resumption::find(&directory, config, data, allow_changed_data)?
+        } else {
+            None
+        };
+        tensorboard::expect_own_events(config, Some(&directory.file(RUN_TOML)))?;
+        Ok((Some(directory), resumption))
     });
     let verdict = own
         .as_ref()
@@ -242,12 +253,14 @@ fn accept(
     Ok(accepted)
 }
 
-/// Whether the run that is to be resumed has a checkpoint, whole or not.
+/// Returns true if the run to be resumed has a checkpoint, whole or not.
 fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
-    let Some(directory) = OutputDirectory::to_resume(config)? else {
+    // `accept` reports an error here.
+    let Ok(Some(directory)) = RunDirectory::to_resume(config) else {
         return Ok(false);
     };
-    CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints).has_any()
+    let keep = config.run.keep_checkpoints;
+    CheckpointStore::new(&directory.join(CHECKPOINTS), keep).has_any()
 }
 
 /// The model as the run begins: random by its seed, or with the weights of `--weights`, which a run that goes on needs no more.
@@ -459,7 +472,7 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
         started: manifest.started.clone(),
         epochs: progress.epoch,
         steps: progress.step,
-        images: progress.images(),
+        images: progress.num_images(),
         final_epoch: progress.last_record.clone(),
         best: progress.best.clone(),
         test: outcome.test.clone(),

@@ -7,7 +7,6 @@ use anyhow::Result;
 use super::train::train;
 use crate::config::VerifyConfig;
 use crate::config::cli::VerifyArgs;
-use crate::measure::whole_file;
 use crate::model::network::ResNetFamily;
 use crate::tools::verify::{self, Check, Verdict};
 use crate::world::ranks::World;
@@ -20,7 +19,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     world.expect_one_process("verify")?;
     let config = VerifyConfig::resolve(args, &verify::names())?;
     if let Some(path) = &config.output {
-        whole_file::check_writable(path)?;
+        records::file::check_replaceable(path)?;
     }
     let begins = |name: &str| world.reporter.note(&format!("checking {name} ..."));
     let ended = |check: &Check| world.reporter.notes(&verify::rows(check));
@@ -28,7 +27,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     let verification = verify::verify(&config, world, train::<ResNetFamily>, (begins, ended))?;
     world.reporter.note(&verify::conclusion(&verification));
     if let Some(path) = &config.output {
-        whole_file::write_json(path, &verification)?;
+        records::file::replace_json(path, &verification)?;
     }
     Ok(if verification.verdict == Verdict::Failed {
         ExitCode::FAILURE

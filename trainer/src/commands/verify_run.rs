@@ -17,7 +17,7 @@ use crate::config::{ConfigError, Family, SyncMethod, TrainConfig};
 use crate::measure::gather::found_by_root;
 use crate::measure::report::Reporter;
 use crate::model::family::ModelFamily;
-use crate::run::output::{HASHES, RUN_TOML, numbered_beside};
+use crate::run::directory::{HASHES, RUN_TOML, session_path};
 use crate::run::step_hashes;
 use crate::step::sync_plan::{averages_early, staleness};
 use crate::tools::verify_run::{Recording, compare, lines};
@@ -71,7 +71,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         rank_status: Arc::clone(&world.rank_status),
         // It looks once before the first step.
         stop: world.stop.or_after_looks(num_steps + further),
-        reporter: Reporter::new(false, None),
+        reporter: Reporter::new(false),
         is_only_rank: world.is_only_rank,
     };
     world.reporter.note(&format!(
@@ -110,7 +110,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
 fn original(run: &Path) -> Result<Original> {
     // Of the first session, which a later one has put aside.
     let of_first = |name: &str| {
-        let first = numbered_beside(&run.join(name), 1);
+        let first = session_path(&run.join(name), 1);
         if first.exists() {
             first
         } else {

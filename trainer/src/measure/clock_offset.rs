@@ -1,23 +1,24 @@
-//! How far a rank's clock is from root's.
+//! Offset of a rank's clock from root's.
 //!
-//! In: a clock on every rank. Out: [`ClockOffset`]. Invariant: right to about half a message's round trip.
+//! In: a clock on every rank. Out: [`ClockOffset`]. Invariant: exact to about half a message's
+//! round trip.
 //! Source: Cristian 1989, "Probabilistic clock synchronization".
 
 use distributed::{CollectiveError, Communicator, ROOT};
 use serde::{Deserialize, Serialize};
 
-/// Round trips of which the shortest tells the offset.
+/// Number of round trips, of which the shortest gives the offset.
 const NUM_ROUNDS: usize = 20;
 
 /// Tag of the messages that compare clocks.
 const CLOCK_TAG: u16 = 100;
 
-/// Root's clock beside this rank's.
+/// Offset of root's clock from this rank's.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct ClockOffset {
-    /// What root's clock shows more than this rank's, seconds.
+    /// Root's clock minus this rank's, seconds.
     pub offset_s: f64,
-    /// How wrong that may be, seconds: half the shortest round trip.
+    /// Largest error, seconds: half the shortest round trip.
     pub uncertainty_s: f64,
 }
 

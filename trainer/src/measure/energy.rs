@@ -1,7 +1,9 @@
-//! Energy of this machine's processors, as RAPL counts it.
+//! Energy of this machine's CPUs, measured by RAPL.
 //!
-//! In: `/sys/class/powercap`, or a folder of the same layout. Out: joules between a begin and an end.
-//! Invariant: the first rank of a node reads, and root counts each machine once; what cannot be read is `None`, never 0.
+//! In: `/sys/class/powercap`, or a folder of the same layout. Out: joules between a begin and an
+//! end.
+//! Invariant: the first rank of a node reads, and root counts each machine once. An unknown energy
+//! is `None`, not 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +13,29 @@ use anyhow::{Context, Result, ensure};
 use distributed::communicator::Topology;
 use serde::{Deserialize, Serialize};
 
-/// Where Linux tells of it.
+/// Folder of Linux's energy counters.
 pub const POWERCAP: &str = "/sys/class/powercap";
 
-/// Between two looks: at a kilowatt a counter wraps after some minutes.
+/// Time between two reads: at a kilowatt a counter wraps after some minutes.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// What a machine's packages used.
+/// Energy of a machine's CPU packages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineEnergy {
-    /// The machine: of this start of its system, which containers share.
+    /// Boot identity of the machine, which its containers share.
     pub machine: String,
-    /// `None` where it cannot be read.
+    /// `None` if it cannot be read.
     pub joules: Option<f64>,
 }
 
-/// The packages' counters, read.
+/// Counters of the CPU packages.
 #[derive(Debug)]
 pub struct Packages {
     packages: Vec<Package>,
     last_look: Instant,
 }
 
-/// Domains inside a package, such as cores and memory, are part of it.
+/// A CPU package, including its domains such as cores and memory.
 #[derive(Debug)]
 struct Package {
     counter: PathBuf,
@@ -44,10 +46,10 @@ struct Package {
 }
 
 impl Packages {
-    /// Those below `powercap`, counted from now on.
+    /// Opens the counters below `powercap`, which count from now on.
     ///
     /// # Errors
-    /// When there is none, or one cannot be read: then a sum would leave it out.
+    /// If there is none, or one cannot be read: a sum would then be incomplete.
     pub fn open(powercap: &Path) -> Result<Self> {
         let mut packages = Vec::new();
         for entry in fs::read_dir(powercap).into_iter().flatten().flatten() {
@@ -59,21 +61,17 @@ impl Packages {
                 .starts_with("intel-rapl:");
             if is_rapl && name.starts_with("package") {
                 let counter = zone.join("energy_uj");
-                let (range, last) = (
-                    number(&zone.join("max_energy_range_uj"))?,
-                    number(&counter)?,
-                );
                 packages.push(Package {
+                    range: number(&zone.join("max_energy_range_uj"))?,
+                    last: number(&counter)?,
                     counter,
-                    range,
-                    last,
                     microjoules: 0,
                 });
             }
         }
         ensure!(
             !packages.is_empty(),
-            "no package of RAPL in {}, as on most virtual machines",
+            "no RAPL package in {}, as on most virtual machines",
             powercap.display()
         );
         Ok(Self {
@@ -86,7 +84,8 @@ impl Packages {
         self.packages.len()
     }
 
-    /// Joules since they were opened; to be called before a counter can wrap twice.
+    /// Returns the joules since the counters were opened. Must be called before a counter can wrap
+    /// twice.
     pub fn joules(&mut self) -> Result<f64> {
         self.last_look = Instant::now();
         for package in &mut self.packages {
@@ -95,45 +94,49 @@ impl Packages {
             package.microjoules += (wrapped + now).saturating_sub(package.last);
             package.last = now;
         }
-        Ok(self
+        let total: u64 = self
             .packages
             .iter()
             .map(|package| package.microjoules)
-            .sum::<u64>() as f64
-            / 1e6)
+            .sum();
+        Ok(total as f64 / 1e6)
     }
 }
 
 fn number(path: &Path) -> Result<u64> {
-    let text = fs::read_to_string(path)
-        .with_context(|| format!("{} (root may open it: chmod a+r)", path.display()))?;
+    let text = fs::read_to_string(path).with_context(|| {
+        format!(
+            "{} (the administrator can make it readable: chmod a+r)",
+            path.display()
+        )
+    })?;
     text.trim()
         .parse()
         .with_context(|| format!("{}: expected a number, got {text:?}", path.display()))
 }
 
-/// One rank's part in measuring energy.
+/// Energy meter of one rank.
 #[derive(Debug, Default)]
 pub struct EnergyMeter {
-    /// The machine that it reads for.
+    /// The machine, on the rank that reads its counters.
     machine: Option<String>,
     powercap: PathBuf,
-    /// While it measures.
+    /// Present between begin and end.
     packages: Option<Packages>,
-    /// Of what was measured; `None` from the first failure on.
+    /// Energy so far; `None` after a failure.
     joules: Option<f64>,
 }
 
 impl EnergyMeter {
-    /// The meter of the rank at this place, which reads below `powercap` if it is the first of its node.
+    /// Returns the meter of a rank, which reads below `powercap` if the rank is the first of its
+    /// node.
     pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
         let boot = || {
             fs::read_to_string("/proc/sys/kernel/random/boot_id")
                 .unwrap_or_else(|_| topology.node.clone())
         };
-        let machine = (topology.local_rank == 0).then(boot);
         Self {
-            machine,
+            machine: (topology.local_rank == 0).then(boot),
             powercap: powercap.to_owned(),
             packages: None,
             joules: Some(0.0),
@@ -147,18 +150,15 @@ impl EnergyMeter {
         }
     }
 
-    /// To be called now and then while it measures, as counters wrap; costs nothing mostly.
+    /// Reads the counters before they wrap. Must be called regularly between begin and end; most
+    /// calls cost nothing.
     pub fn look(&mut self) {
-        if self
-            .packages
-            .as_ref()
-            .is_some_and(|packages| packages.last_look.elapsed() > LOOK_EVERY)
-            && self
-                .packages
-                .as_mut()
-                .is_some_and(|packages| packages.joules().is_err())
+        if let Some(packages) = &mut self.packages
+            && packages.last_look.elapsed() > LOOK_EVERY
+            && packages.joules().is_err()
         {
-            (self.packages, self.joules) = (None, None);
+            self.packages = None;
+            self.joules = None;
         }
     }
 
@@ -171,7 +171,7 @@ impl EnergyMeter {
         }
     }
 
-    /// What was measured since the last call; `None` on a rank that does not read.
+    /// Returns the energy since the last call; `None` on a rank that does not read.
     pub fn take(&mut self) -> Option<MachineEnergy> {
         let joules = self.joules.replace(0.0);
         self.machine
@@ -180,7 +180,7 @@ impl EnergyMeter {
     }
 }
 
-/// Joules of all machines; `None` if one of them cannot tell.
+/// Returns the joules of all machines; `None` if one of them cannot be read.
 pub fn total<'a>(ranks: impl Iterator<Item = Option<&'a MachineEnergy>>) -> Option<f64> {
     let mut machines: Vec<&MachineEnergy> = Vec::new();
     for energy in ranks.flatten() {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_summed_without_their_parts_and_a_counter_that_wrapped_goes_on() {
+    fn packages_are_summed_without_their_domains_and_across_a_wrapped_counter() {
         let powercap = machine();
         let mut packages = Packages::open(powercap.path()).unwrap();
         assert_eq!(packages.num_packages(), 2);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said_and_no_number() {
+    fn an_unreadable_counter_is_an_error() {
         let powercap = machine();
         fs::remove_file(powercap.path().join("intel-rapl:1/energy_uj")).unwrap();
         let error = format!("{:#}", Packages::open(powercap.path()).unwrap_err());
@@ -252,7 +252,7 @@ mod tests {
         let error = Packages::open(&powercap.path().join("none"))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("no package of RAPL"), "{error}");
+        assert!(error.contains("no RAPL package"), "{error}");
         let mut meter = meter(powercap.path(), 0);
         meter.begin();
         meter.end();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rank_of_a_node_reads_between_begin_and_end_alone() {
+    fn the_first_rank_of_a_node_reads_only_between_begin_and_end() {
         let powercap = machine();
         let mut reader = meter(powercap.path(), 0);
         for joules in [2, 3] {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_counts_once_and_one_that_cannot_tell_leaves_no_sum() {
+    fn a_machine_counts_once_and_an_unknown_energy_has_no_sum() {
         let of = |machine: &str, joules| {
             Some(MachineEnergy {
                 machine: machine.to_owned(),

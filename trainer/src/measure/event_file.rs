@@ -1,8 +1,10 @@
 //! Files that TensorBoard reads: TFRecords of protocol buffers of the type `Event`.
 //!
-//! In: scalars, histograms and pictures, each with a tag and a step. Out: one file a session, appended to.
-//! Invariant: a record is appended at once, so that a reader sees whole ones but for the last; a session's file is read after those
-//! before it, and begins by taking back what they have of the steps that come again.
+//! In: scalars, histograms and images, each with a tag and a step. Out: a file for each session,
+//! appended to.
+//! Invariant: a record is appended in one write, so only the last may be torn. The file of a
+//! session sorts after earlier ones, and begins by discarding their events of steps that will be
+//! repeated.
 //! Source: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/{event,summary}.proto.
 
 use std::fs::{self, File};
@@ -13,29 +15,30 @@ use anyhow::{Context, Result};
 use datasets::Picture;
 
 use crate::measure::timer::seconds_since_1970;
-use crate::measure::whole_file::make_folder;
 
-/// What the name of an event file begins with; TensorBoard reads the files of a directory in the order of their names.
+/// Beginning of an event file's name. TensorBoard reads the files of a directory in the order of
+/// their names.
 const NAME: &str = "events.out.tfevents.";
 
-/// What steps beyond it are read by, with `SessionLog`'s START.
+/// First record, which makes TensorBoard honour `SessionLog`'s START.
 const FILE_VERSION: &[u8] = b"brain.Event:2";
 
-/// Bars of a histogram: TensorBoard draws 30.
+/// Number of bars of a histogram; TensorBoard draws 30.
 const NUM_BARS: usize = 60;
 
-/// Something to be seen under a tag.
+/// A value under a tag.
 #[derive(Debug, Clone)]
 pub enum EventValue {
-    /// A number of a curve.
+    /// Point of a curve.
     Scalar(f64),
-    /// How numbers are spread.
+    /// Distribution of numbers.
     Histogram(Histogram),
-    /// Images.
+    /// Image.
     Picture(Picture),
 }
 
-/// How many numbers lie in each of bars of one width, between the least and the largest.
+/// Number of values in each of several bars of equal width, between the smallest and the largest
+/// value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     least: f64,
@@ -43,18 +46,21 @@ pub struct Histogram {
     number: f64,
     sum: f64,
     sum_of_squares: f64,
-    /// The right end of each bar.
+    /// Right end of each bar.
     limits: Vec<f64>,
     counts: Vec<f64>,
 }
 
 impl Histogram {
-    /// Counts `values`; `None` if there are none, or one is not finite.
+    /// Returns the histogram of `values`; `None` if there are none, or one is not finite.
     pub fn of(values: &[f32]) -> Option<Self> {
-        let (mut least, mut largest, mut sum, mut sum_of_squares) =
-            (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0.0);
+        let mut least = f64::INFINITY;
+        let mut largest = f64::NEG_INFINITY;
+        let mut sum = 0.0;
+        let mut sum_of_squares = 0.0;
         for value in values.iter().map(|value| f64::from(*value)) {
-            (least, largest) = (least.min(value), largest.max(value));
+            least = least.min(value);
+            largest = largest.max(value);
             sum += value;
             sum_of_squares += value * value;
         }
@@ -90,32 +96,32 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Makes the file in `directory`, for a session of this process on `node` that takes back what earlier ones wrote of `first_step`
-    /// and later steps.
+    /// Creates the file in `directory` for a session of this process on `node`, which discards
+    /// earlier events of `first_step` and later steps.
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
-        make_folder(directory)?;
-        // A clock may have gone back since.
+        records::file::create_folder(directory)?;
+        // The clock may have been set back.
         let second = (seconds_since_1970() as u64)
             .max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
         let path = directory.join(format!("{NAME}{second:010}.{node}.{}", std::process::id()));
         let file = File::options().append(true).create_new(true).open(&path);
         let mut events = Self {
-            file: file.with_context(|| format!("cannot make {}", path.display()))?,
+            file: file.with_context(|| format!("cannot create {}", path.display()))?,
         };
         events.append(&event(seconds_since_1970(), 0, 3, FILE_VERSION))?;
         events.append(&start_of_session(seconds_since_1970(), first_step))?;
         Ok(events)
     }
 
-    /// Whether there are event files in `directory`.
+    /// Returns true if there are event files in `directory`.
     ///
     /// # Errors
-    /// When the directory is there and cannot be read.
+    /// If the directory exists and cannot be read.
     pub fn is_any_in(directory: &Path) -> Result<bool> {
         Ok(last_second(directory)?.is_some())
     }
 
-    /// Appends what there is to see of a step.
+    /// Appends the values of a step.
     pub fn add(&mut self, step: u64, values: &[(String, EventValue)]) -> Result<()> {
         self.append(&event(seconds_since_1970(), step, 5, &summary(values).0))
     }
@@ -127,7 +133,7 @@ impl EventFile {
     }
 }
 
-/// The second in the name of the last event file of a directory.
+/// Returns the second in the name of the last event file of a directory.
 fn last_second(directory: &Path) -> Result<Option<u64>> {
     if !directory.exists() {
         return Ok(None);
@@ -141,7 +147,7 @@ fn last_second(directory: &Path) -> Result<Option<u64>> {
         .max())
 }
 
-/// An event as a TFRecord: its length and itself, each with a checksum.
+/// Returns an event as a TFRecord: its length and its bytes, each with a checksum.
 fn record(event: &[u8]) -> Vec<u8> {
     let length = (event.len() as u64).to_le_bytes();
     let mut bytes = length.to_vec();
@@ -151,7 +157,7 @@ fn record(event: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// As TensorFlow masks it, since a checksum over data that hold checksums is a poor one.
+/// Returns TensorFlow's masked checksum.
 fn masked_checksum(bytes: &[u8]) -> [u8; 4] {
     crc32c::crc32c(bytes)
         .rotate_right(15)
@@ -166,7 +172,7 @@ fn event(wall_time: f64, step: u64, field: u32, what: &[u8]) -> Message {
         .bytes(field, what)
 }
 
-/// What makes TensorBoard forget what it has read of this and later steps.
+/// Returns the event after which TensorBoard discards this and later steps.
 fn start_of_session(wall_time: f64, first_step: u64) -> Message {
     const START: u64 = 1;
     event(
@@ -194,37 +200,25 @@ fn summary(values: &[(String, EventValue)]) -> Message {
 }
 
 fn image(Picture { png, shape }: &Picture) -> Message {
-    let [height, width, channels] =
-        [shape.height, shape.width, shape.channels].map(|size| size as u64);
     Message::default()
-        .integer(1, height)
-        .integer(2, width)
-        .integer(3, channels)
+        .integer(1, shape.height as u64)
+        .integer(2, shape.width as u64)
+        .integer(3, shape.channels as u64)
         .bytes(4, png)
 }
 
 fn histogram_message(histogram: &Histogram) -> Message {
-    let Histogram {
-        least,
-        largest,
-        number,
-        sum,
-        sum_of_squares,
-        limits,
-        counts,
-    } = histogram;
-    let message = Message::default()
-        .double(1, *least)
-        .double(2, *largest)
-        .double(3, *number);
-    message
-        .double(4, *sum)
-        .double(5, *sum_of_squares)
-        .doubles(6, limits)
-        .doubles(7, counts)
+    Message::default()
+        .double(1, histogram.least)
+        .double(2, histogram.largest)
+        .double(3, histogram.number)
+        .double(4, histogram.sum)
+        .double(5, histogram.sum_of_squares)
+        .doubles(6, &histogram.limits)
+        .doubles(7, &histogram.counts)
 }
 
-/// A protocol buffer, field after field; a number that is 0 is left out, as its readers take it for that.
+/// A protocol buffer, field after field. The number 0 is omitted, since it is the default.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 
@@ -245,7 +239,7 @@ impl Message {
         }
     }
 
-    /// Also 0: of several fields one is there.
+    /// Writes 0, too: one of several alternative fields must be present.
     fn float(self, field: u32, value: f32) -> Self {
         self.key(field, 5).raw(&value.to_le_bytes())
     }
@@ -301,8 +295,10 @@ mod tests {
         event(1.5, step, 5, &summary(&values).0)
     }
 
-    /// The bytes are those of TensorBoard 2.21.0's own writer: `RecordWriter(file).write(event.SerializeToString())` of
-    /// tensorboard.summary.writer.record_writer, with `event` an `Event` of tensorboard.compat.proto.event_pb2, wall_time 1.5.
+    /// The bytes are those of TensorBoard 2.21.0's own writer:
+    /// `RecordWriter(file).write(event.SerializeToString())` of
+    /// tensorboard.summary.writer.record_writer, with `event` an `Event` of
+    /// tensorboard.compat.proto.event_pb2, wall_time 1.5.
     #[test]
     fn records_are_those_of_tensorboards_own_writer() {
         assert_eq!(

@@ -1,7 +1,9 @@
-//! What each rank measured, brought together.
+//! Gathers the measurements of all ranks.
 //!
-//! In: one rank's sums, times and memory. Out: the sums of all ranks, on every rank; what each measured, on root.
-//! Invariant: images/s are global samples over the slowest rank's time; what a rank sends does not grow with its steps.
+//! In: sums, times and memory of one rank. Out: the sums of all ranks, on every rank; the
+//! measurements of each, on root.
+//! Invariant: images/s are global samples over the slowest rank's time. The size of a rank's
+//! message does not depend on its number of steps.
 
 use std::time::Duration;
 
@@ -15,11 +17,11 @@ use crate::measure::energy::{self, EnergyMeter, MachineEnergy};
 use crate::measure::metrics::{ScoreSums, StepSketch};
 use crate::measure::timer::Timer;
 
-/// Tag of the messages to root.
+/// Tag of messages to root.
 const GATHER_TAG: u16 = 103;
 
-/// The scores of all ranks together and, on the same way, `further` sums, on all ranks.
-/// Collective: all ranks, with as many further sums.
+/// Sums the scores and `further` sums over all ranks.
+/// Collective: all ranks, with the same number of further sums.
 pub fn total_scores_with(
     communicator: &dyn Communicator,
     own: ScoreSums,
@@ -39,7 +41,7 @@ pub fn total_scores_with(
     })
 }
 
-/// Every rank's bytes in rank order on root, which calls `take` for each as it comes, and nothing on the others.
+/// Sends every rank's bytes to root, which calls `take` for each in rank order.
 /// Collective: all ranks.
 pub fn to_root(
     communicator: &dyn Communicator,
@@ -64,7 +66,7 @@ pub fn to_root(
     Ok(())
 }
 
-/// Root's bytes, on all ranks; those of the others are not looked at.
+/// Returns root's bytes on all ranks. The bytes of other ranks are ignored.
 /// Collective: all ranks.
 pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     let own = if communicator.rank() == ROOT {
@@ -75,43 +77,41 @@ pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8
     Ok(communicator.all_gather(own)?.swap_remove(ROOT))
 }
 
-/// What root found out, on all ranks, or why it could not; `of_root` is called on root alone.
+/// Calls `of_root` on root and returns its result on all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// Root's, on all ranks, or when the collective fails.
+/// The error of `of_root`, on all ranks; if the collective fails.
 pub fn found_by_root<T: Serialize + DeserializeOwned>(
     communicator: &dyn Communicator,
     of_root: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let own =
-        (communicator.rank() == ROOT).then(|| of_root().map_err(|error| format!("{error:#}")));
-    let found: Option<Result<T, String>> =
-        serde_json::from_slice(&from_root(communicator, &serde_json::to_vec(&own)?)?)?;
-    found
-        .context("root found nothing")?
-        .map_err(|text| anyhow!(text))
+    let mut own = Vec::new();
+    if communicator.rank() == ROOT {
+        own = serde_json::to_vec(&of_root().map_err(|error| format!("{error:#}")))?;
+    }
+    let found: Result<T, String> = serde_json::from_slice(&from_root(communicator, &own)?)?;
+    found.map_err(|text| anyhow!(text))
 }
 
-/// What this rank measured over some steps.
+/// Measurements of this rank over some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnTimes {
-    /// Its time by phase, over all its steps.
+    /// Time by phase, over all steps.
     pub seconds: Seconds,
-    /// How many steps that is.
     pub num_steps: u64,
-    /// The time of those steps with everything in it.
+    /// Whole time of the steps.
     pub steps_total: Duration,
-    /// Global samples of those steps.
+    /// Global samples of the steps.
     pub num_samples: u64,
-    /// What its machine used in them, on a rank that reads that.
+    /// Energy of the machine in the steps, on a rank that reads it.
     pub energy: Option<MachineEnergy>,
     /// Global samples and time of each measured step.
     pub steps: Vec<(u64, Duration)>,
 }
 
 impl OwnTimes {
-    /// On root the times of all ranks, in rank order; on another rank its own alone.
+    /// Returns the times of all ranks in rank order on root, and this rank's own on the others.
     /// Collective: all ranks.
     pub fn gather(self, communicator: &dyn Communicator) -> Result<Vec<RankTimes>> {
         let own = RankTimes {
@@ -139,32 +139,28 @@ impl OwnTimes {
     }
 }
 
-/// What one rank measured over some steps, as root learns it.
+/// Measurements of one rank over some steps, as root receives them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
     pub node: String,
-    /// Its time by phase, over all its steps.
+    /// Time by phase, over all steps.
     pub seconds: Seconds,
-    /// How many steps that is.
     pub num_steps: u64,
-    /// The time of those steps with everything in it.
+    /// Whole time of the steps.
     pub steps_total: Duration,
-    /// Global samples of those steps.
+    /// Global samples of the steps.
     pub num_samples: u64,
-    /// What its machine used in them, on a rank that reads that.
+    /// Energy of the machine in the steps, on a rank that reads it.
     pub energy: Option<MachineEnergy>,
-    /// Its measured steps.
     pub steps: StepSketch,
-    /// Largest memory of its process so far.
+    /// Largest memory of the process so far.
     pub peak_memory_bytes: u64,
 }
 
-/// One rank's times in this session, by epoch and altogether.
+/// Times of one rank in this session, by epoch and in total.
 #[derive(Debug)]
 pub struct SessionTimes {
-    /// Counts the phases.
     pub timer: Timer,
-    /// Of steps.
     pub energy: EnergyMeter,
     first_measured_step: u64,
     warmup: Vec<(u64, Duration)>,
@@ -173,16 +169,15 @@ pub struct SessionTimes {
 }
 
 impl SessionTimes {
-    /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`; joules by `energy`.
+    /// Returns the times of a session whose steps before `first_measured_step` are warm-up.
     pub fn starting_at(first_measured_step: u64, timer: Timer, energy: EnergyMeter) -> Self {
-        let (warmup, epoch, session) = Default::default();
         Self {
             timer,
             energy,
             first_measured_step,
-            warmup,
-            epoch,
-            session,
+            warmup: Vec::new(),
+            epoch: OwnTimes::default(),
+            session: OwnTimes::default(),
         }
     }
 
@@ -199,8 +194,8 @@ impl SessionTimes {
         steps.push((global_num_samples, time));
     }
 
-    /// The epoch's times; the next epoch starts from zero. An epoch of nothing but warm-up gives its warm-up steps,
-    /// so that a short trial has a speed at all.
+    /// Returns the times of the epoch; the next epoch starts from zero. If all steps were warm-up,
+    /// they count, so that a short trial has a speed.
     pub fn take_epoch(&mut self) -> OwnTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.timer.take_epoch();
@@ -222,7 +217,7 @@ impl SessionTimes {
     }
 }
 
-/// The rank whose measured steps took longest, the lowest of equals.
+/// Returns the rank whose measured steps took longest, the lowest of equals.
 pub fn slowest_rank(world: &[RankTimes]) -> usize {
     (0..world.len())
         .rev()
@@ -230,7 +225,7 @@ pub fn slowest_rank(world: &[RankTimes]) -> usize {
         .unwrap_or(0)
 }
 
-/// Global samples over the slowest rank's time; 0 where no step was measured.
+/// Returns global samples over the slowest rank's time; 0 if no step was measured.
 pub fn images_per_second(world: &[RankTimes]) -> f64 {
     world[slowest_rank(world)]
         .steps
@@ -238,8 +233,8 @@ pub fn images_per_second(world: &[RankTimes]) -> f64 {
         .map_or(0.0, |speed| speed.mean)
 }
 
-/// Joules of all machines for each sample; `None` if one of them cannot tell, there was none, or only servers of parameters run on
-/// one of the job's `num_nodes`, which nobody measures.
+/// Returns the joules of all machines for each sample. `None` if a machine cannot be read, if there
+/// were no samples, or if one of the job's `num_nodes` has no rank that trains.
 pub fn joules_per_image(world: &[RankTimes], num_nodes: usize) -> Option<f64> {
     if world.iter().filter(|rank| rank.energy.is_some()).count() < num_nodes {
         return None;
@@ -249,7 +244,7 @@ pub fn joules_per_image(world: &[RankTimes], num_nodes: usize) -> Option<f64> {
     (num_samples > 0).then(|| joules / num_samples as f64)
 }
 
-/// The largest peak of any rank.
+/// Returns the largest peak of any rank.
 pub fn peak_memory_bytes(world: &[RankTimes]) -> u64 {
     world
         .iter()
@@ -258,9 +253,10 @@ pub fn peak_memory_bytes(world: &[RankTimes]) -> u64 {
         .unwrap_or(0)
 }
 
-/// The rank the others waited for: most own time, communication excluded. `None` for a world of one.
+/// Returns the rank that the others waited for: with most time outside communication. `None` for a
+/// world of one.
 ///
-/// Ranks leave a collective together, so whole step times do not tell who was late; own time does.
+/// Ranks leave a collective together, so their whole step times are equal.
 pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
     if world.len() < 2 {
         return None;
@@ -280,30 +276,18 @@ pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
     })
 }
 
-/// Where every rank's time went, in rank order.
+/// Returns the time of every rank by phase, in rank order.
 pub fn rank_seconds(world: &[RankTimes]) -> Vec<RankSeconds> {
-    let of_rank = |(rank, times): (usize, &RankTimes)| {
-        let Seconds {
-            data,
-            forward,
-            backward,
-            communication,
-            optimizer,
-            ..
-        } = times.seconds;
-        let other = (times.steps_total.as_secs_f64() - times.seconds.step_total()).max(0.0);
-        let (node, num_steps) = (times.node.clone(), times.num_steps);
-        RankSeconds {
-            rank,
-            node,
-            num_steps,
-            data,
-            forward,
-            backward,
-            communication,
-            optimizer,
-            other,
-        }
+    let of_rank = |(rank, times): (usize, &RankTimes)| RankSeconds {
+        rank,
+        node: times.node.clone(),
+        num_steps: times.num_steps,
+        data: times.seconds.data,
+        forward: times.seconds.forward,
+        backward: times.seconds.backward,
+        communication: times.seconds.communication,
+        optimizer: times.seconds.optimizer,
+        other: (times.steps_total.as_secs_f64() - times.seconds.step_total()).max(0.0),
     };
     world.iter().enumerate().map(of_rank).collect()
 }
@@ -397,6 +381,7 @@ mod tests {
     #[test]
     fn the_straggler_is_who_computed_longest_not_who_waited() {
         let world = [rank(&[5], 4.0, 5.0), rank(&[5], 1.0, 5.0)];
+        assert_eq!(straggler(&world[..1]), None);
         let straggler = straggler(&world).unwrap();
         assert_eq!(
             (straggler.rank, straggler.own_milliseconds_per_step),
@@ -427,14 +412,5 @@ mod tests {
             (seconds[1].rank, seconds[1].num_steps, seconds[1].other),
             (1, 1, 0.0)
         );
-    }
-
-    #[test]
-    fn a_world_of_one_has_no_straggler() {
-        assert!(straggler(&world_of_one()).is_none());
-    }
-
-    fn world_of_one() -> Vec<RankTimes> {
-        vec![rank(&[1], 0.0, 1.0)]
     }
 }

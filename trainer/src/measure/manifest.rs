@@ -1,14 +1,14 @@
-//! What a run was: program, data, machine and launch, so that its numbers can be compared later.
+//! Program, data, machine and launch of a run, with which its numbers can be compared later.
 //!
-//! In: facts of the launch. Out: [`Manifest`], written once as `manifest.json`.
-//! Invariant: what cannot be found out says "unknown" and never stops a run.
+//! In: facts of the launch. Out: [`Manifest`], the content of `manifest.json`.
+//! Invariant: an unknown fact is "unknown" and not an error.
 
 use std::fs;
 use std::time::SystemTime;
 
 use records::{DatasetFacts, LaunchFacts, Manifest};
 
-/// What this process knows about itself, as of now; `config_hash` is [`crate::config::TrainConfig::hash`].
+/// Returns the manifest of this process; `config_hash` is [`crate::config::TrainConfig::hash`].
 pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: DatasetFacts) -> Manifest {
     Manifest {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -26,22 +26,16 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
     }
 }
 
-/// What of a launch bears on the bits that it computes, beside its options, as (what, value).
+/// Returns the facts of a launch that affect its bits, in addition to its options, as (name,
+/// value).
 pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
-    let Manifest {
-        version,
-        commit,
-        cpu_model,
-        platform,
-        launch,
-        dataset,
-        ..
-    } = manifest;
+    let launch = &manifest.launch;
+    let dataset = &manifest.dataset;
     [
-        ("version", version.clone()),
-        ("commit", commit.clone()),
-        ("processor", cpu_model.clone()),
-        ("platform", platform.clone()),
+        ("version", manifest.version.clone()),
+        ("commit", manifest.commit.clone()),
+        ("processor", manifest.cpu_model.clone()),
+        ("platform", manifest.platform.clone()),
         ("ranks", launch.ranks.to_string()),
         ("threads of a rank", launch.threads_per_rank.to_string()),
         ("communication", launch.mpi_library.clone()),
@@ -57,7 +51,7 @@ pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
     ]
 }
 
-/// Name of the processor as Linux tells it, or "unknown".
+/// Returns the name of the processor on Linux, or "unknown".
 pub fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     text.lines()

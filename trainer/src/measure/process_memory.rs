@@ -1,15 +1,15 @@
-//! The memory of this process, as the system tells it.
+//! The memory of this process.
 //!
-//! In: Linux's `/proc`. Out: bytes and page faults; 0 where the system does not tell.
+//! In: `/proc` of Linux. Out: bytes and page faults; 0 on other systems.
 
 use std::fs;
 
-/// Largest resident memory this process has had, bytes; 0 where the system does not tell (`VmHWM` of Linux).
+/// Returns the largest resident memory of this process so far, bytes (`VmHWM`).
 pub fn peak_memory_bytes() -> u64 {
     status_bytes("VmHWM:")
 }
 
-/// Resident memory of this process now, bytes; 0 where the system does not tell (`VmRSS` of Linux).
+/// Returns the present resident memory of this process, bytes (`VmRSS`).
 pub fn resident_memory_bytes() -> u64 {
     status_bytes("VmRSS:")
 }
@@ -21,8 +21,8 @@ fn status_bytes(field: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Pages that the system had to supply to this process since it began (minor faults), all threads; 0 where it does not tell
-/// (field 10 of Linux's `/proc/self/stat`). A step that asks for none reuses its memory.
+/// Returns the number of pages that the system has supplied to all threads of this process (field
+/// 10 of `/proc/self/stat`). A step without new pages reuses its memory.
 pub fn minor_page_faults() -> u64 {
     fs::read_to_string("/proc/self/stat")
         .ok()

@@ -1,7 +1,8 @@
-//! The only clock of a training run: what a rank is at, for its metrics, its trace and the other ranks' watchdog.
+//! The only clock of a training run: the phases of a rank, for metrics, trace and watchdog.
 //!
-//! In: phases, entered and left. Out: [`Seconds`] of a step and of an epoch, stretches for the trace, this rank's status.
-//! Invariant: a moment counts in one phase only, the innermost that was entered; a rank counts its own time.
+//! In: phases, entered and left. Out: [`Seconds`] of a step and of an epoch, spans for the trace,
+//! the status of this rank.
+//! Invariant: a moment counts only in the innermost phase. A rank counts its own time.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,11 +11,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use distributed::watchdog::{Phase, RankStatus};
 use records::Seconds;
 
-/// Most stretches of a rank in a trace: 40 MiB.
+/// Limit of a rank's spans in a trace: 40 MiB.
 pub const MAX_SPANS: usize = 1 << 20;
 
-/// Adds up time by phase, for the current step and for the current epoch; keeps what happened when, if asked to; and tells the
-/// watchdog what this rank is at.
+/// Adds up time by phase, for the current step and the current epoch, and reports the phase to the
+/// watchdog.
 #[derive(Debug, Default)]
 pub struct Timer {
     status: Arc<RankStatus>,
@@ -26,11 +27,11 @@ struct Counted {
     step: Seconds,
     epoch: Seconds,
     spans: Option<Vec<Span>>,
-    /// The phases entered and not left, the innermost last, and since when that has counted.
+    /// The open phases, the innermost last, each with the time up to which it has been counted.
     entered: Vec<(Phase, Instant)>,
 }
 
-/// One stretch of time on one rank.
+/// A period of one activity on one rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
     pub what: Activity,
@@ -38,7 +39,7 @@ pub struct Span {
     pub duration: Duration,
 }
 
-/// What a rank, or its communication thread, was at.
+/// Activity of a rank or of its communication thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// A phase of the run.
@@ -47,13 +48,13 @@ pub enum Activity {
     Bucket(usize),
 }
 
-/// A phase that lasts until this is dropped.
+/// Ends a phase when it is dropped.
 #[must_use = "a phase ends when its guard is dropped"]
 #[derive(Debug)]
 pub struct PhaseGuard<'a>(&'a Timer);
 
 impl Timer {
-    /// A timer at zero that tells `status`.
+    /// Returns a timer at zero that reports to `status`.
     pub fn new(status: Arc<RankStatus>) -> Self {
         Self {
             status,
@@ -61,20 +62,20 @@ impl Timer {
         }
     }
 
-    /// The same, which keeps every stretch of time if `keeps_spans`.
+    /// Keeps every span if `keeps_spans`.
     #[must_use]
     pub fn keeping_spans(self, keeps_spans: bool) -> Self {
         self.counted.borrow_mut().spans = keeps_spans.then(Vec::new);
         self
     }
 
-    /// Tells which step begins.
+    /// Reports the step that begins.
     pub fn begin_step(&self, epoch: u64, step: u64) {
         self.status.at(epoch, step);
     }
 
-    /// Begins a phase; one that is entered already stands still meanwhile. A device that computes behind the caller's back must be
-    /// waited for in a phase, else its time counts in a later one.
+    /// Begins a phase; the outer phase pauses. A device that computes asynchronously must be waited
+    /// for within a phase, or its time counts in a later one.
     pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
         let now = Instant::now();
         let mut counted = self.counted.borrow_mut();
@@ -95,7 +96,7 @@ impl Timer {
         }
     }
 
-    /// Counts a bucket's reduction, which went on beside the phases.
+    /// Counts the reduction of a bucket, which ran concurrently with the phases.
     pub fn add_bucket(&self, bucket: usize, start: Instant, end: Instant) {
         let counted = &mut *self.counted.borrow_mut();
         for seconds in [&mut counted.step, &mut counted.epoch] {
@@ -104,7 +105,8 @@ impl Timer {
         counted.keep(Activity::Bucket(bucket), start, end);
     }
 
-    /// The stretches kept since the last call: [`MAX_SPANS`], and one more where there were others.
+    /// Returns the spans since the last call: at most [`MAX_SPANS`], and one more if there were
+    /// more.
     pub fn take_spans(&self) -> Vec<Span> {
         self.counted
             .borrow_mut()
@@ -114,12 +116,12 @@ impl Timer {
             .unwrap_or_default()
     }
 
-    /// The time since the last step was taken; the next step starts from zero.
+    /// Returns the time since the last call; the next step starts from zero.
     pub fn take_step(&self) -> Seconds {
         std::mem::take(&mut self.counted.borrow_mut().step)
     }
 
-    /// The time since the last epoch was taken; the next epoch, and step, start from zero.
+    /// Returns the time since the last call; the next epoch and step start from zero.
     pub fn take_epoch(&self) -> Seconds {
         self.take_step();
         std::mem::take(&mut self.counted.borrow_mut().epoch)
@@ -133,7 +135,7 @@ impl Drop for PhaseGuard<'_> {
 }
 
 impl Counted {
-    /// Counts the innermost phase.
+    /// Adds the time of the innermost phase.
     fn count_until(&mut self, now: Instant) {
         let Some(&(phase, since)) = self.entered.last() else {
             return;
@@ -157,7 +159,7 @@ impl Counted {
     }
 }
 
-/// Where a phase is added up, if it is.
+/// Returns the sum of a phase, if it has one.
 fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
     match phase {
         Phase::Data => Some(&mut seconds.data),
@@ -171,7 +173,7 @@ fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
     }
 }
 
-/// The wall clock, which other programs on this machine read too.
+/// Returns the wall-clock time.
 pub fn seconds_since_1970() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_moment_counts_in_the_innermost_phase_alone_and_the_watchdog_is_told_of_it() {
+    fn every_moment_counts_only_in_the_innermost_phase_which_the_watchdog_gets() {
         let status = Arc::new(RankStatus::new());
         let timer = Timer::new(Arc::clone(&status)).keeping_spans(true);
         timer.begin_step(3, 70);
@@ -223,7 +225,7 @@ mod tests {
         assert_eq!(
             status.report().phase,
             Phase::Waiting,
-            "the outer phase goes on"
+            "the outer phase continues"
         );
         drop(outer);
         let report = status.report();

@@ -1,7 +1,8 @@
 //! A trace of all ranks in one file, for chrome://tracing or Perfetto.
 //!
-//! In: every rank's stretches of time. Out: Chrome's trace events, a process a rank, on root's clock.
-//! Invariant: the file is whole or not there; times of different ranks are comparable to about half a message's round trip.
+//! In: spans of every rank. Out: Chrome's trace events, a process for each rank, on root's clock.
+//! Invariant: the file is whole or absent. Times of different ranks are comparable to about half a
+//! message's round trip.
 //! Source: "Trace Event Format" of the Chromium project.
 
 use std::fs;
@@ -11,27 +12,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use distributed::{Communicator, ROOT, watchdog::Phase};
-use records::{EventNames, TraceEvent};
+use records::{EventNames, TraceEvent, file};
 
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather::{found_by_root, to_root};
 use crate::measure::timer::{Activity, MAX_SPANS, Span};
-use crate::measure::whole_file::{check_writable, make_folder, write_atomically};
 
-/// What every trace begins with.
+/// The beginning of every trace.
 const BEGINNING: &[u8] = b"[\n{\"name\"";
 
-/// This rank's clock beside root's, and where the trace goes.
+/// Path of the trace, and this rank's clock compared with root's.
 #[derive(Clone, Debug)]
 pub struct TraceClock {
     path: PathBuf,
     origin: Instant,
-    /// Root's time at this rank's origin, seconds; negative if root's clock began later.
+    /// Root's time at this rank's origin, seconds; negative if root's clock started later.
     offset_s: f64,
 }
 
 impl TraceClock {
-    /// Compares clocks by messages to root and back, for a trace at `path`; nothing without a path.
+    /// Compares clocks by messages to root and back, for a trace at `path`. Returns `None` without
+    /// a path.
     /// Collective: all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
         path.map(|path| Self::compare(path.to_owned(), communicator))
@@ -58,17 +59,17 @@ impl TraceClock {
         (own + self.offset_s) * 1e6
     }
 
-    /// Brings all ranks' stretches together in a file, which root writes.
+    /// Gathers the spans of all ranks and writes the file, on root.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// When a collective fails, or root cannot write.
+    /// If a collective fails, or root cannot write.
     pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
         self.gather(spans, communicator)?
             .map_or(Ok(()), |text| self.put(&text))
     }
 
-    /// Where the trace of some rank ends before the run, in words.
+    /// Returns a warning if the trace of a rank ends before the run.
     /// Collective: all ranks.
     pub fn ends_early(
         &self,
@@ -83,11 +84,12 @@ impl TraceClock {
         communicator.all_reduce_max_u64(&mut to_end)?;
         let end_s = (u64::MAX - to_end[0]) as f64 / 1e6;
         Ok((to_end[0] > 0).then(|| {
-            format!("the trace ends {end_s:.0} s after its begin, where a rank has had {MAX_SPANS} stretches; trace a shorter run")
+            let limit = records::grouped(MAX_SPANS as u64);
+            format!("the trace ends after {end_s:.0} s, since a rank reached the limit of {limit} spans; trace a shorter run")
         }))
     }
 
-    /// Brings all ranks' stretches together as the text of the file, on root.
+    /// Gathers the spans of all ranks as the text of the file, on root.
     /// Collective: all ranks.
     pub fn gather(
         &self,
@@ -124,15 +126,18 @@ impl TraceClock {
     /// Writes the file.
     ///
     /// # Errors
-    /// When there is another that is no trace; I/O errors.
+    /// If there is a file that is not a trace; I/O errors.
     pub fn put(&self, text: &[u8]) -> Result<()> {
-        expect_trace(&self.path)
-            .and_then(|()| self.path.parent().map_or(Ok(()), make_folder))
-            .and_then(|()| write_atomically(&self.path, text))
-            .context("trace")
+        let put = || -> Result<()> {
+            expect_trace(&self.path)?;
+            if let Some(folder) = self.path.parent() {
+                file::create_folder(folder)?;
+            }
+            Ok(file::replace(&self.path, text)?)
+        };
+        put().context("--trace")
     }
 
-    /// Where the trace will be.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -155,12 +160,12 @@ impl TraceClock {
     }
 }
 
-/// Tries on root whether a trace can be written, before a run that would end with it; `others` are the files that the run will write
-/// besides. Nothing is left behind.
-/// Collective: all ranks, which have agreed on whether they want one.
+/// Checks before a run, on root, that the trace can be written and is not one of the `others`, the
+/// files of the run. Leaves nothing behind.
+/// Collective: all ranks, all with or all without a path.
 ///
 /// # Errors
-/// When it cannot, or is to be one of `others`, the same on all ranks.
+/// If it cannot be written, the same on all ranks.
 pub fn check(
     path: Option<&Path>,
     others: &[PathBuf],
@@ -171,7 +176,7 @@ pub fn check(
         let is_taken = others.iter().any(|other| place(other) == place(path));
         ensure!(
             !is_taken,
-            "expected a file of its own, got {}, which the run writes",
+            "expected another file than {}, which the run writes",
             path.display()
         );
         expect_trace(path)?;
@@ -179,41 +184,42 @@ pub fn check(
         let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
         let outcome = path
             .parent()
-            .map_or(Ok(()), make_folder)
-            .and_then(|()| check_writable(path));
+            .map_or(Ok(()), file::create_folder)
+            .and_then(|()| file::check_replaceable(path));
         for folder in missing {
-            // Another run may have put something there.
+            // Another process may have put something there.
             let _ = fs::remove_dir(folder);
         }
-        outcome
+        Ok(outcome?)
     };
     let failure = found_by_root(communicator, || {
         Ok(attempt().err().map(|error| format!("{error:#}")))
     })?;
     failure.map_or(Ok(()), |failure| {
-        bail!("trace: {failure}; give another --trace")
+        bail!("--trace: {failure}. Choose another file")
     })
 }
 
-/// Refuses to write over what is no trace.
+/// Checks that no file but an earlier trace is at the path.
 fn expect_trace(path: &Path) -> Result<()> {
-    // What is wrong with a folder or a device is told by who writes.
+    // A folder or a device is reported when the file is written.
     if !fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > 0) {
         return Ok(());
     }
     let mut beginning = Vec::new();
-    let file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    file.take(BEGINNING.len() as u64)
+    let trace = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    trace
+        .take(BEGINNING.len() as u64)
         .read_to_end(&mut beginning)?;
     ensure!(
         beginning == BEGINNING,
-        "expected a new file or an earlier trace, got {}, which is none",
+        "{} exists and is not a Lockstep trace (expected a new file or an earlier trace)",
         path.display()
     );
     Ok(())
 }
 
-/// The path by which files are compared.
+/// Returns the path by which files are compared.
 fn place(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = path
@@ -235,7 +241,7 @@ fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent 
     }
 }
 
-/// What a rank is at, in a reader's words.
+/// Returns the name of a phase in the trace.
 fn phase_name(phase: Phase) -> String {
     match phase {
         Phase::Data => "input".to_owned(),
@@ -279,8 +285,8 @@ mod tests {
                 format!("{:#}", check(Some(&path), &[], &communicator).unwrap_err())
             });
             assert!(
-                errors[0].starts_with("trace: cannot ")
-                    && errors[0].ends_with("; give another --trace"),
+                errors[0].starts_with("--trace: cannot ")
+                    && errors[0].ends_with(". Choose another file"),
                 "{errors:?}"
             );
             assert_eq!(errors[0], errors[1]);
@@ -297,33 +303,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let alone = distributed::communicator::SingleCommunicator::new();
-        let told = |path: &Path| check(Some(path), &[], &alone).map_err(|error| error.to_string());
+        let checked =
+            |path: &Path| check(Some(path), &[], &alone).map_err(|error| error.to_string());
         let clock = TraceClock::start(Some(&path), &alone).unwrap().unwrap();
         for text in ["", "[\n{\"name\":\"process_name\"}]"] {
             fs::write(&path, text).unwrap();
-            assert_eq!(told(&path), Ok(()), "{text}");
+            assert_eq!(checked(&path), Ok(()), "{text}");
         }
         clock.write(&[], &alone).unwrap();
-        assert_eq!(told(&path), Ok(()));
+        assert_eq!(checked(&path), Ok(()));
         let others = [folder.path().join("run.toml")];
         let error = check(Some(&folder.path().join("./run.toml")), &others, &alone)
             .unwrap_err()
             .to_string();
         assert!(error.contains("run.toml, which the run writes"), "{error}");
-        // It may also have come there while the run went on.
+        // It may also be written during the run.
         fs::write(&path, "precious").unwrap();
-        assert!(format!("{:#}", clock.write(&[], &alone).unwrap_err()).contains("which is none"));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-        let error = told(&path).unwrap_err();
         assert!(
-            error.contains("expected a new file or an earlier trace, got /"),
+            format!("{:#}", clock.write(&[], &alone).unwrap_err())
+                .contains("is not a Lockstep trace")
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        let error = checked(&path).unwrap_err();
+        assert!(
+            error.contains("is not a Lockstep trace (expected a new file or an earlier trace)"),
             "{error}"
         );
     }
 
     #[test]
     fn a_trace_that_ends_on_one_rank_before_the_run_says_when_on_all() {
-        let told = run_ranks(2, |communicator| {
+        let warnings = run_ranks(2, |communicator| {
             let timer = Timer::default().keeping_spans(true);
             let clock = TraceClock::start(Some(Path::new("trace.json")), &communicator)
                 .unwrap()
@@ -340,12 +350,12 @@ mod tests {
                 .unwrap()
         });
         assert!(
-            told[0]
+            warnings[0]
                 .as_ref()
-                .is_some_and(|told| told.contains("ends 7 s after its begin")),
-            "{told:?}"
+                .is_some_and(|warning| warning.contains("the trace ends after 7 s")),
+            "{warnings:?}"
         );
-        assert_eq!(told[0], told[1]);
+        assert_eq!(warnings[0], warnings[1]);
         let alone = distributed::communicator::SingleCommunicator::new();
         let clock = TraceClock::start(Some(Path::new("trace.json")), &alone)
             .unwrap()
@@ -390,7 +400,8 @@ mod tests {
             .iter()
             .map(|event| event["ts"].as_f64().unwrap())
             .collect();
-        // They left one barrier: within a second of each other also on a machine that is busy with other things.
+        // They left one barrier: within a second of each other also on a machine that is busy with
+        // other things.
         assert!(
             starts.iter().all(|ts| (ts - starts[0]).abs() < 1e6),
             "{starts:?}"

@@ -1,7 +1,8 @@
-//! By which evaluation the best model of a run is chosen, and when a run without a better one ends.
+//! Chooses the best model of a run, and ends a run without a better one.
 //!
-//! In: `--monitor`, `--patience`, the evaluated split, the program's loss and metrics. Out: a [`BestRule`].
-//! Invariant: every rank decides by the same bits, those of root.
+//! In: `--monitor`, `--patience`, the evaluated split, the program's loss and metrics. Out: a
+//! [`BestRule`].
+//! Invariant: every rank decides by the bits of root.
 
 use std::sync::Arc;
 
@@ -14,23 +15,25 @@ use crate::measure::gather::from_root;
 use crate::model::metric::Metric;
 use crate::run::checkpoint::Progress;
 
-/// What makes an evaluation better than another.
+/// Rule by which evaluations are compared.
 #[derive(Clone, Debug)]
 pub struct BestRule {
     /// The split and the figure, such as `val-top1`.
     pub monitor: String,
     figure: Figure,
     lower_is_better: bool,
-    /// Evaluations without a better one after which the run ends.
+    /// Number of evaluations without a better one after which the run ends.
     patience: Option<u64>,
 }
 
 impl BestRule {
-    /// The rule of a run that evaluates `split` in its epochs, and a warning where `monitor` names another split than that.
-    /// Without `--monitor` it is the top-1 accuracy, or the loss where the program brings one.
+    /// Returns the rule of a run that evaluates `split` in its epochs, and a warning if `monitor`
+    /// names another split. Without `--monitor` the rule is the top-1 accuracy, or the loss if the
+    /// program has a custom one.
     ///
     /// # Errors
-    /// When the run has not that metric, or `monitor` names the test split of a run that has a val split.
+    /// If the run does not have the metric, or `monitor` names the test split of a run
+    /// that has a val split.
     pub fn new(
         monitor: Option<&Monitor>,
         patience: Option<u64>,
@@ -55,7 +58,7 @@ impl BestRule {
                 let known: Vec<String> = known.map(|figure| format!("{split}-{figure}")).collect();
                 ensure!(
                     metric.is_some(),
-                    "--monitor: there is no such figure (expected one of {}, got {split}-{name})",
+                    "--monitor: unknown figure (expected one of {}, got {split}-{name})",
                     known.join(", ")
                 );
                 metric.is_some_and(|metric| metric.lower_is_better())
@@ -69,7 +72,7 @@ impl BestRule {
             "--monitor: the test split chooses nothing in a run with a val split (expected val-{figure}, got test-{figure}). Remove the val split or monitor it"
         );
         let warning = named.map(|named| {
-            format!("--monitor {named}-{figure}: there is no {named} split, and {split}-{figure} is used; --val-fraction makes a val split")
+            format!("--monitor {named}-{figure}: there is no {named} split, so {split}-{figure} is used. --val-fraction makes a val split")
         });
         Ok((
             Self {
@@ -82,7 +85,8 @@ impl BestRule {
         ))
     }
 
-    /// Takes note of an epoch's evaluation; returns true if it is the best so far. A figure that is not finite is never the best.
+    /// Notes the evaluation of an epoch. Returns true if it is the best so far; a figure that is
+    /// not finite never is.
     /// Collective: all ranks.
     pub fn note(
         &self,
@@ -95,7 +99,8 @@ impl BestRule {
             Figure::Top1 => scores.top1,
             Figure::Metric(name) => scores.metrics.get(name).copied().unwrap_or(f64::NAN),
         };
-        // The sums of f64 may differ in the last bit from rank to rank, and a tie would then be decided differently.
+        // Sums of f64 may differ in the last bit from rank to rank, which would decide a tie
+        // differently.
         let of_root = from_root(communicator, &value.to_le_bytes())?;
         let value = of_root.try_into().map_or(value, f64::from_le_bytes);
         let is_better = |best: &Best| {
@@ -119,17 +124,20 @@ impl BestRule {
         Ok(is_best)
     }
 
-    /// Forgets a best evaluation that another figure or split has chosen; returns a warning if there was one.
+    /// Forgets a best evaluation that another figure or split has chosen, and returns a warning
+    /// about it.
     pub fn forget_other(&self, progress: &mut Progress) -> Option<String> {
         let other = progress.best.take_if(|best| best.monitor != self.monitor)?;
         progress.evaluations_since_best = 0;
         Some(format!(
-            "resume: the best so far, after epoch {:02}, was chosen by {}: it is forgotten, {} chooses now",
-            other.epoch, other.monitor, self.monitor
+            "resume: the best so far, of epoch {}, is forgotten: it was chosen by {}, and {} chooses now",
+            other.epoch + 1,
+            other.monitor,
+            self.monitor
         ))
     }
 
-    /// Whether a run ends for want of a better evaluation.
+    /// Returns true if `--patience` ends the run.
     pub fn is_exhausted(&self, progress: &Progress) -> bool {
         self.patience
             .is_some_and(|patience| progress.evaluations_since_best >= patience)
@@ -233,14 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_of_a_split_that_is_not_evaluated_is_noted_and_the_test_split_beside_a_val_split_is_refused()
-     {
+    fn a_monitor_of_an_absent_split_is_a_warning_and_of_test_in_a_run_with_val_an_error() {
         let (rule_of_test, warning) = rule(Some("val-loss"), "test", false).unwrap();
         assert_eq!(rule_of_test.monitor, "test-loss");
         assert!(
             warning
                 .unwrap()
-                .contains("there is no val split, and test-loss is used")
+                .contains("there is no val split, so test-loss is used")
         );
         assert!(
             rule(Some("test-loss"), "val", false)
@@ -268,7 +275,7 @@ mod tests {
             rule_of_test
                 .forget_other(&mut progress)
                 .unwrap()
-                .contains("was chosen by test-top1")
+                .contains("it was chosen by test-top1")
         );
         assert_eq!(progress.best, None);
     }

@@ -1,6 +1,7 @@
-//! Evaluation: exact counts over a whole split, shared out over the ranks without padding.
+//! Evaluation: exact counts over a whole split, which the ranks share without padding.
 //!
-//! In: a model, a split. Out: global sums, equal on all ranks. Invariant: every sample counts once, whatever the number of ranks.
+//! In: a model, a split. Out: global sums, equal on all ranks. Invariant: every sample counts once
+//! on any number of ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,48 +26,46 @@ use crate::model::{ImageClassifier, UnreadScore, answer, expect_logits};
 use crate::step::readback::Readback;
 use crate::world::stop::StopFlag;
 
-/// How a split is read for evaluation.
+/// Settings of an evaluation.
 #[derive(Clone, Debug)]
 pub struct EvaluateConfig {
-    /// Samples of one forward pass on one rank.
+    /// Number of samples of a forward pass on one rank.
     pub micro_batch_size: usize,
-    /// Threads that load ahead; 0 loads in the calling thread.
+    /// Number of threads that load ahead; 0 loads in the calling thread.
     pub loader_threads: usize,
-    /// Who makes the images.
     pub input: InputKind,
-    /// What is reported of its answers, beside how many are right.
     pub loss: Arc<dyn Loss>,
-    /// And beside the loss.
     pub metrics: Vec<Arc<dyn Metric>>,
     /// Prints how far a long evaluation is.
     pub reporter: Reporter,
 }
 
-/// What an evaluation came to, equal on all ranks but for their own answers.
+/// Result of an evaluation, equal on all ranks but for `own_answers`.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    /// Sums over the whole split; `None` if a rank broke off.
+    /// Sums over the whole split; `None` if a rank interrupted it.
     pub sums: Option<ScoreSums>,
-    /// The metrics by their names; empty if a rank broke off.
+    /// Custom metrics by name; empty if a rank interrupted the evaluation.
     pub metrics: BTreeMap<String, f64>,
-    /// This rank's samples of each (label, answer).
+    /// Number of this rank's samples of each (label, answer).
     pub own_answers: BTreeMap<(u32, u32), u64>,
-    /// Whether a stop was asked for on any rank.
+    /// Whether a stop was requested on any rank.
     pub stop: bool,
 }
 
 impl Evaluation {
-    /// The means over the split; `None` if a rank broke off.
+    /// Returns the means over the split; `None` if a rank interrupted the evaluation.
     pub fn scores(&self) -> Option<records::Evaluation> {
         self.sums
             .and_then(|sums| sums.evaluation(self.metrics.clone()))
     }
 
-    /// The samples of each (label, answer) over all ranks on root, over this rank on another.
+    /// Returns the number of samples of each (label, answer): over all ranks on root, of the rank
+    /// itself on others.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// When a collective fails.
+    /// If a collective fails.
     pub fn answers(&self, communicator: &dyn Communicator) -> Result<BTreeMap<(u32, u32), u64>> {
         let own: Vec<(u32, u32, u64)> = self
             .own_answers
@@ -88,7 +87,7 @@ impl Evaluation {
     }
 }
 
-/// What is written of an evaluation of `(split, epoch)`; `names` are those of the model's classes.
+/// Returns the record of an evaluation of `(split, epoch)`; `names` are the classes of the model.
 pub fn by_class(
     (split, epoch): (&str, Option<u64>),
     dataset: &dyn ImageDataset,
@@ -96,19 +95,18 @@ pub fn by_class(
     names: &[String],
     answers: &BTreeMap<(u32, u32), u64>,
 ) -> EvaluationByClass {
-    let (dataset, dataset_checksum) = (dataset.name().to_owned(), dataset.checksum());
     let whole = EvaluationByClass {
         split: split.to_owned(),
         epoch,
-        dataset,
-        dataset_checksum,
+        dataset: dataset.name().to_owned(),
+        dataset_checksum: dataset.checksum(),
         scores,
         ..Default::default()
     };
     whole.with_counts(names, answers)
 }
 
-/// An image that a rank could not read: all ranks have agreed to end their evaluation with it, and with the same words.
+/// The error for an image that a rank could not read; the same on all ranks.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("evaluation on rank {rank}: {reason}")]
 pub struct UnreadImage {
@@ -116,13 +114,14 @@ pub struct UnreadImage {
     reason: String,
 }
 
-/// The loss and the right answers of `model` over all of `dataset`, summed over all ranks. A rank whose `stop` is raised breaks off.
+/// Evaluates `model` on all of `dataset`. If `stop` is raised on a rank, the evaluation is
+/// interrupted.
 /// Collective: all ranks.
 ///
-/// Norm statistics are averaged over the ranks for this; the model in training keeps its own.
+/// Uses the mean of the ranks' norm statistics; the model in training keeps its own.
 ///
 /// # Errors
-/// When an image cannot be read, an [`UnreadImage`] on all ranks, or a collective fails.
+/// [`UnreadImage`] on all ranks if one cannot read an image; if a collective fails.
 pub fn evaluate<M: ImageClassifier>(
     model: &M,
     dataset: &Arc<dyn ImageDataset>,
@@ -137,10 +136,11 @@ pub fn evaluate<M: ImageClassifier>(
     let mut sums = Sums::new(&config.metrics);
     let metrics = config.metrics.clone();
     let mut readback = Readback::start(move |score: UnreadScore| Sums::read(score, &metrics));
-    let (mut broken_off, mut unread) = (false, None);
+    let mut is_interrupted = false;
+    let mut unread = None;
     for loaded in batches {
-        broken_off = stop.is_raised();
-        if broken_off {
+        is_interrupted = stop.is_raised();
+        if is_interrupted {
             break;
         }
         let loaded = match loaded {
@@ -159,7 +159,7 @@ pub fn evaluate<M: ImageClassifier>(
             let ImageBatch { images, targets } = batch.into_images();
             let logits = expect_logits(model.forward(images), &known)?;
             let loss_sum = config.loss.test_sum(logits.clone(), targets.labels);
-            // Read while the device computes the next ones.
+            // Read while the device computes the next batch.
             readback.send(UnreadScore::new(logits, loss_sum, known));
             if readback.num_unanswered() > 1
                 && let Some(scored) = readback.receive()
@@ -172,14 +172,14 @@ pub fn evaluate<M: ImageClassifier>(
         sums.add(scored?);
     }
     agree_on(unread, communicator)?;
-    let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
-    communicator.all_reduce_sum_u64(&mut wishes)?;
-    let [stop, is_broken_off] = wishes.map(|num_ranks| num_ranks > 0);
+    let mut num_ranks = [u64::from(stop.is_raised()), u64::from(is_interrupted)];
+    communicator.all_reduce_sum_u64(&mut num_ranks)?;
+    let [stop, is_interrupted] = num_ranks.map(|number| number > 0);
     let scores = total_scores_with(communicator, sums.scores, &mut sums.of_metrics)?;
     Ok(Evaluation {
-        sums: (!is_broken_off).then_some(scores),
+        sums: (!is_interrupted).then_some(scores),
         own_answers: sums.answers,
-        metrics: if is_broken_off {
+        metrics: if is_interrupted {
             BTreeMap::new()
         } else {
             figures(&config.metrics, &sums.of_metrics)
@@ -188,7 +188,7 @@ pub fn evaluate<M: ImageClassifier>(
     })
 }
 
-/// Ends the evaluation on all ranks where one could not read an image.
+/// Ends the evaluation on all ranks if one could not read an image.
 fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Result<()> {
     let reason = unread.map_or_else(String::new, |error| error.to_string());
     let of_ranks = communicator.all_gather(reason.as_bytes())?;
@@ -202,7 +202,7 @@ fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Re
     .into())
 }
 
-/// Returns the batches of this rank's samples, in their order; prints how far they are used up.
+/// Returns the batches of this rank's samples in order, and prints the progress.
 fn own_batches(
     (dataset, normalization): (&Arc<dyn ImageDataset>, &Normalization),
     config: &EvaluateConfig,
@@ -224,14 +224,14 @@ fn own_batches(
     ))
 }
 
-/// The samples of this rank, in their order.
+/// Returns the samples of this rank, in order.
 fn own_share(
     num_samples: usize,
     micro_batch_size: usize,
     communicator: &dyn Communicator,
 ) -> Result<ShardPlan, DatasetError> {
     let world_size = communicator.world_size();
-    // More than there are come at once, too.
+    // A batch is not larger than the split.
     let global_batch_size = micro_batch_size.min(num_samples.max(1)) * world_size;
     ShardPlan::new(ShardConfig {
         shard_index: communicator.rank(),
@@ -240,12 +240,12 @@ fn own_share(
     })
 }
 
-/// What is summed over samples.
+/// Sums over samples.
 struct Sums {
     scores: ScoreSums,
-    /// One metric's after the other's.
+    /// Sums of the custom metrics, one after the other.
     of_metrics: Vec<f64>,
-    /// Samples of each (label, answer).
+    /// Number of samples of each (label, answer).
     answers: BTreeMap<(u32, u32), u64>,
 }
 
@@ -259,35 +259,26 @@ impl Sums {
         }
     }
 
-    /// Those of one batch.
+    /// Returns the sums of one batch.
     fn read(score: UnreadScore, metrics: &[Arc<dyn Metric>]) -> Result<Self> {
-        let Self {
-            mut of_metrics,
-            mut answers,
-            ..
-        } = Self::new(metrics);
-        let scores = score.read_with(|row, label| {
-            let mut rest = &mut *of_metrics;
+        let mut sums = Self::new(metrics);
+        sums.scores = score.read_with(|row, label| {
+            let mut rest = &mut *sums.of_metrics;
             for metric in metrics {
                 let (own, others) = rest.split_at_mut(metric.num_sums());
                 metric.add(row, label, own);
                 rest = others;
             }
-            *answers.entry((label, answer(row, label))).or_default() += 1;
+            *sums.answers.entry((label, answer(row, label))).or_default() += 1;
         })?;
-        Ok(Self {
-            scores,
-            of_metrics,
-            answers,
-        })
+        Ok(sums)
     }
 
     fn add(&mut self, batch: Self) {
         self.scores += batch.scores;
-        self.of_metrics
-            .iter_mut()
-            .zip(batch.of_metrics)
-            .for_each(|(sum, of_batch)| *sum += of_batch);
+        for (sum, of_batch) in self.of_metrics.iter_mut().zip(batch.of_metrics) {
+            *sum += of_batch;
+        }
         for (place, count) in batch.answers {
             *self.answers.entry(place).or_default() += count;
         }

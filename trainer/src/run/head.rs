@@ -1,16 +1,16 @@
-//! What the head of a run's log says beside its options.
+//! The head of a run's log after its options.
 //!
 //! In: the manifest, the splits, the rule of the best model. Out: named facts. Invariant: pure.
 
 use anyhow::{Error, Result};
 use datasets::{DatasetSplits, class_sizes};
-use records::{DatasetFacts, Manifest};
+use records::{Manifest, grouped};
 
 use crate::config::{LossChoice, TrainConfig};
 use crate::run::best::BestRule;
-use crate::run::run_files::RunFiles;
+use crate::run::directory::RunDirectory;
 
-/// One weight a class, where classes have weights.
+/// Returns a weight for each class, if classes have weights.
 pub fn class_weights(config: &TrainConfig, data: &DatasetSplits) -> Result<Option<Vec<f64>>> {
     match &config.optimizer.loss {
         LossChoice::CrossEntropy {
@@ -24,78 +24,58 @@ pub fn class_weights(config: &TrainConfig, data: &DatasetSplits) -> Result<Optio
     }
 }
 
-/// The manifest's lines for the head of the log.
+/// Returns the facts of a launch, by name.
 pub fn facts(
     manifest: &Manifest,
-    files: &RunFiles,
+    directory: Option<&RunDirectory>,
     best_rule: &BestRule,
     class_weights: Option<&[f64]>,
 ) -> Vec<(&'static str, String)> {
-    let DatasetFacts {
-        num_train,
-        num_val,
-        num_test,
-        ..
-    } = manifest.dataset;
-    let [with_val, with_test] = [num_val > 0, num_test > 0];
-    let mut data = format!("{num_train} train");
-    if with_val {
-        data.push_str(&format!(", {num_val} val"));
-    }
-    if with_test {
-        data.push_str(&format!(", {num_test} test"));
+    let data = &manifest.dataset;
+    let launch = &manifest.launch;
+    let mut images = format!("{} train", grouped(data.num_train as u64));
+    for (split, number) in [("val", data.num_val), ("test", data.num_test)] {
+        if number > 0 {
+            images.push_str(&format!(", {} {split}", grouped(number as u64)));
+        }
     }
     let monitor = &best_rule.monitor;
-    let best = match (with_val, with_test) {
+    let best = match (data.num_val > 0, data.num_test > 0) {
         (true, true) => format!(
             "by {monitor}; the test split is measured once, at the end, with the best model"
         ),
         (true, false) => format!("by {monitor}; there is no test split"),
-        _ => format!(
-            "by {monitor}; this run uses no val split, so the test split chooses the best model"
-        ),
+        _ => format!("by {monitor}; the run has no val split, so the test split chooses the best"),
     };
-    let weights = class_weights.map(|weights| {
-        let shown: Vec<String> = weights
-            .iter()
-            .take(10)
-            .map(|weight| format!("{weight:.4}"))
-            .collect();
-        let more = weights.len() - shown.len();
-        shown.join(" ")
-            + &if more > 0 {
-                format!(" and {more} more")
-            } else {
-                String::new()
-            }
+    let output = directory.map_or(String::new(), |directory| {
+        directory.path().display().to_string()
     });
-    let output = files
-        .directory()
-        .map(|directory| directory.path().display().to_string());
     let mut facts = vec![
         (
             "version",
             format!("{} ({})", manifest.version, manifest.commit),
         ),
-        ("data", format!("{data} images")),
+        ("data", format!("{images} images")),
         ("best", best),
-        ("checksum", manifest.dataset.train_checksum.clone()),
+        ("checksum", data.train_checksum.clone()),
         (
             "ranks",
-            format!(
-                "{} on {}",
-                manifest.launch.ranks,
-                manifest.launch.nodes.join(", ")
-            ),
+            format!("{} on {}", launch.ranks, launch.nodes.join(", ")),
         ),
-        (
-            "threads per rank",
-            manifest.launch.threads_per_rank.to_string(),
-        ),
-        ("communication", manifest.launch.mpi_library.clone()),
+        ("threads per rank", launch.threads_per_rank.to_string()),
+        ("communication", launch.mpi_library.clone()),
         ("processor", manifest.cpu_model.clone()),
-        ("output", output.unwrap_or_default()),
+        ("output", output),
     ];
-    facts.extend(weights.map(|weights| ("class weights", weights)));
+    if let Some(weights) = class_weights {
+        const NUM_SHOWN: usize = 10;
+        let shown = weights.iter().take(NUM_SHOWN);
+        let shown: Vec<String> = shown.map(|weight| format!("{weight:.4}")).collect();
+        let mut text = shown.join(" ");
+        if weights.len() > NUM_SHOWN {
+            text.push_str(&format!(" and {} more", weights.len() - NUM_SHOWN));
+        }
+        facts.push(("class weights", text));
+    }
     facts
 }

@@ -1,7 +1,8 @@
-//! Whether all ranks are about to train the same thing.
+//! Checks that all ranks train the same model on the same data.
 //!
-//! In: one rank's version, configuration and data. Out: an error on all ranks that names the one that differs from root.
-//! Invariant: compared before the first step, so that no rank trains on other data or with other flags.
+//! In: version, configuration and data of one rank. Out: an error on all ranks that names the rank
+//! that differs from root.
+//! Invariant: compared before the first step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::world::switches;
 
-/// Compares the data's sizes and checksums with root's, and warns of unlike processors.
+/// Compares sizes and checksums of the data with root's, and warns of different instruction sets.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When a rank differs; all ranks return the same error.
+/// If a rank differs, the same on all ranks.
 pub fn check(
     config: &TrainConfig,
     data: &DatasetSplits,
@@ -48,7 +49,8 @@ pub fn check(
     }
 }
 
-/// Warns where ranks would compute by other instructions than root does: the last bits of sums depend on them.
+/// Warns if a rank computes with other instructions than root: the last bits of sums depend on
+/// them.
 fn warn_of_other_instructions(
     cpu: CpuKind,
     communicator: &dyn Communicator,
@@ -61,18 +63,19 @@ fn warn_of_other_instructions(
     let all = communicator.all_gather(own.as_bytes())?;
     if let Some(rank) = (0..all.len()).find(|&rank| all[rank] != all[ROOT]) {
         reporter.warn(&format!(
-            "rank {rank} computes by {}, root by {own}: a repetition on other processors will differ in the last bits; --cpu avx2 makes them alike",
+            "rank {rank} computes with {}, root with {own}: a repetition on other CPUs will differ in the last bits. --cpu avx2 makes them equal",
             String::from_utf8_lossy(&all[rank])
         ));
     }
     Ok(())
 }
 
-/// Compares the program's version and commit, its switches and these facts, as (what, value), with root's; a fact that only one of the two has differs.
+/// Compares version and commit of the program, its `LOCKSTEP_` variables and these facts, given as
+/// (name, value), with root's. A fact that only one of the two ranks has differs.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When a rank differs; all ranks return the same error.
+/// If a rank differs, the same on all ranks.
 pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> Result<()> {
     let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     let commit = ("commit".to_owned(), env!("LOCKSTEP_COMMIT").to_owned());
@@ -83,29 +86,29 @@ pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> R
     let facts = |rank: usize| -> Result<BTreeMap<String, String>> {
         serde_json::from_slice(&all[rank]).with_context(|| {
             format!(
-                "start: rank {rank} does not say what it runs: expected all ranks to run the same program and command"
+                "start: the message of rank {rank} cannot be read. Start all ranks with the same program and command"
             )
         })
     };
     let root = facts(ROOT)?;
     for rank in 0..all.len() {
         let theirs = facts(rank)?;
-        // Another program may have other options, too: that it is another one is what counts.
+        // Another program may have other options, too, so its version comes first.
         let program = ["version", "commit"].into_iter();
         let mut names = program.chain(root.keys().chain(theirs.keys()).map(String::as_str));
         let unequal = names.find(|what| root.get(*what) != theirs.get(*what));
         if let Some(what) = unequal {
             bail!(
                 "start: {what} of rank {rank} differs from root's: expected {}, got {}; start all ranks with the same program, flags and data",
-                told(&root, what),
-                told(&theirs, what)
+                shown(&root, what),
+                shown(&theirs, what)
             );
         }
     }
     Ok(())
 }
 
-fn told<'a>(facts: &'a BTreeMap<String, String>, what: &str) -> &'a str {
+fn shown<'a>(facts: &'a BTreeMap<String, String>, what: &str) -> &'a str {
     facts
         .get(what)
         .map(String::as_str)

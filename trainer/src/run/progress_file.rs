@@ -1,53 +1,60 @@
-//! The file by which others see a run go on: `trainer watch`.
+//! `progress.json`: the position of a run that trains, for `trainer watch`.
 //!
-//! In: steps, phases, epochs. Out: `progress.json`, by root. Invariant: it is written at most every other second and when a phase
-//! begins, whole at any time; one that cannot be written stops no run.
+//! In: steps, phases, epochs. Out: the file, written by root. Invariant: it is written at most
+//! every two seconds and when a phase begins. A reader never sees half of it. If it cannot be
+//! written, the run continues.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use records::{RunProgress, Seconds};
+use records::{RunProgress, Seconds, file};
 
 use crate::measure::gather::{RankTimes, rank_seconds};
 use crate::measure::metrics::StepLine;
-use crate::measure::whole_file::replace;
+use crate::run::checkpoint::Progress;
+use crate::run::directory::PROGRESS;
 use crate::run::session::Session;
 
-/// Between two writings of one phase.
+/// Time between two writes in one phase.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// The phase of steps.
 const TRAINING: &str = "training";
 
-/// What root tells of the session under way.
+/// The file of one session.
 #[derive(Debug)]
 pub struct ProgressFile {
-    /// Absent on other ranks.
+    /// Absent on other ranks than root.
     path: Option<PathBuf>,
     start: Instant,
-    /// When it was written last.
     written: Option<Instant>,
     record: RunProgress,
-    /// Of the steps since then.
+    /// Images of the steps since the last write, and their time.
     images: u64,
     duration: Duration,
     seconds: Seconds,
 }
 
 impl ProgressFile {
-    /// For a session that begins now.
-    pub fn new(session: &Session<'_>) -> Self {
+    /// Returns the file of a session that begins at `progress`. Nothing is written yet.
+    pub fn new(session: &Session<'_>, progress: &Progress, steps_per_epoch: u64) -> Self {
+        let epochs = session.config.schedule.epochs;
+        let has_ended = progress.epoch >= epochs;
         let record = RunProgress {
             started: session.manifest.started.clone(),
-            epochs: session.config.schedule.epochs,
+            epoch: progress.epoch.saturating_sub(u64::from(has_ended)),
+            epochs,
+            step: progress.step,
+            step_in_epoch: if has_ended {
+                steps_per_epoch
+            } else {
+                progress.step_in_epoch
+            },
+            steps_per_epoch,
             global_batch_size: session.config.batch.global_batch_size as u64,
             ..RunProgress::default()
         };
         Self {
-            path: session
-                .files
-                .directory()
-                .map(|directory| directory.progress()),
+            path: session.directory.map(|directory| directory.file(PROGRESS)),
             start: Instant::now(),
             written: None,
             record,
@@ -57,20 +64,19 @@ impl ProgressFile {
         }
     }
 
-    /// Notes a step, after which the run has done `num_steps`; returns the time that is left, on root.
+    /// Adds a step, after which the run has done `num_steps`. Returns the time left, on root.
     pub fn step(&mut self, line: &StepLine, num_steps: u64) -> Option<Duration> {
         self.path.as_ref()?;
+        let known = Some(line.scores).filter(|scores| scores.num_samples > 0);
         let record = &mut self.record;
-        (record.epoch, record.step) = (line.epoch, num_steps);
-        (record.step_in_epoch, record.steps_per_epoch) =
-            (line.step_in_epoch + 1, line.steps_per_epoch);
+        record.epoch = line.epoch;
+        record.step = num_steps;
+        record.step_in_epoch = line.step_in_epoch + 1;
+        record.steps_per_epoch = line.steps_per_epoch;
         record.session_steps += 1;
         record.session_seconds = self.start.elapsed().as_secs_f64();
-        let known = Some(line.scores).filter(|scores| scores.num_samples > 0);
-        (record.loss, record.top1) = (
-            known.map(|scores| scores.loss_mean()),
-            known.map(|scores| scores.top1()),
-        );
+        record.loss = known.map(|scores| scores.loss_mean());
+        record.top1 = known.map(|scores| scores.top1());
         record.learning_rate = line.learning_rate;
         self.seconds += line.seconds;
         self.images += line.global_num_samples;
@@ -87,14 +93,15 @@ impl ProgressFile {
         self.record.time_left()
     }
 
-    /// Something begins that may take long.
+    /// Writes the file at the beginning of a phase.
     pub fn enter(&mut self, phase: &str) {
-        // Where no step is new, the speed is that of the last ones.
+        // Without new steps the speed of the last ones stays.
         if self.images > 0 {
             self.record.images_per_second = self.images as f64 / self.duration.as_secs_f64();
             self.record.seconds = std::mem::take(&mut self.seconds);
         }
-        (self.images, self.duration) = (0, Duration::ZERO);
+        self.images = 0;
+        self.duration = Duration::ZERO;
         self.write(phase);
         self.written = Some(Instant::now());
     }
@@ -104,12 +111,12 @@ impl ProgressFile {
         phase.clone_into(&mut self.record.phase);
         self.record.written = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         if let Ok(text) = serde_json::to_vec_pretty(&self.record) {
-            // What matters is written elsewhere with its errors checked.
-            let _ = replace(path, &text);
+            // The run does not need this file.
+            let _ = file::replace_unsynced(path, &text);
         }
     }
 
-    /// An epoch's times, of all ranks on root.
+    /// Notes the times of an epoch, of all ranks on root.
     pub fn epoch(&mut self, world: &[RankTimes]) {
         self.record.ranks = rank_seconds(world);
     }

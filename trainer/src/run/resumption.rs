@@ -1,7 +1,10 @@
-//! Whether a run may go on from its newest checkpoint, and where: decided before anything of it is overwritten.
+//! Decides whether a run can continue from its newest checkpoint, and where, before any file is
+//! overwritten.
 //!
-//! In: configuration and data of this start, the run's checkpoints. Out: a [`Resumption`], or what does not fit and why.
-//! Invariant: root decides, for it alone looks at the disk; what is refused leaves the run's files as they were.
+//! In: configuration and data of this start, the run's checkpoints. Out: a [`Resumption`], or the
+//! reason why not.
+//! Invariant: root decides, since it alone reads the disk. A refusal leaves the run's files
+//! unchanged.
 
 use std::sync::Arc;
 
@@ -15,47 +18,50 @@ use crate::config::{
 use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
-use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
-use crate::run::output::OutputDirectory;
+use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
+use crate::run::directory::{CHECKPOINTS, RunDirectory};
 use crate::step::sync_plan::averages_early;
 
 /// The option that names the optimizer.
 const OPTIMIZER: &str = "optimizer.optimizer";
 
-/// A checkpoint that this start may go on from.
+/// A checkpoint from which this session continues.
 #[derive(Clone, Debug)]
 pub struct Resumption {
-    /// The checkpoint; its position is one in epochs of the present data.
+    /// The checkpoint, with its position moved into epochs of the present data.
     pub checkpoint: Checkpoint,
-    /// Newer ones that are not whole.
+    /// Newer checkpoints that are not whole.
     pub damaged: Vec<Damaged>,
-    /// What was asked for otherwise than the run was planned.
+    /// Options that differ from the plan of the run.
     pub notes: Vec<String>,
-    /// What is no longer as the run began.
+    /// Changes since the run began.
     pub warnings: Vec<String>,
-    /// How the run was configured.
+    /// Configuration of the run before.
     pub before: TrainConfig,
-    /// Whether ranks that make steps of their own met for this checkpoint alone, as the run was stopped.
-    pub averaged_early: bool,
+    /// Whether ranks that run independently averaged their parameters only for this checkpoint,
+    /// because the run was stopped.
+    averaged_early: bool,
 }
 
 impl Resumption {
-    /// The newest whole checkpoint of the run in `directory`; `None` if it has none yet.
+    /// Returns the newest whole checkpoint of the run in `directory`; `None` if it has none yet.
     ///
     /// # Errors
-    /// When no checkpoint is whole, there is none of a run that has ended before, the run was configured otherwise or for fewer epochs than it has begun, its data were others and `allow_changed_data` is not set, or
-    /// the checkpoint's position contradicts itself.
+    /// If no checkpoint is whole, or the run has ended without one; if the configuration
+    /// or, without `allow_changed_data`, the data differ; if the run has begun more epochs than
+    /// planned now; if the checkpoint's position contradicts itself.
     pub fn find(
-        directory: &OutputDirectory,
+        directory: &RunDirectory,
         config: &TrainConfig,
         data: &DatasetSplits,
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
-        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints);
-        let (Some(checkpoint), damaged) = store.resume()? else {
+        let keep = config.run.keep_checkpoints;
+        let store = CheckpointStore::new(&directory.file(CHECKPOINTS), keep);
+        let (Some(checkpoint), damaged) = store.latest()? else {
             ensure!(
                 !directory.has_ended(),
-                "resume: expected the checkpoints of the run in {}, which has come to an end before, got none; restore them, or choose another --output-dir",
+                "resume: the run in {} has finished but has no checkpoint; restore its checkpoints, or choose another --output-dir",
                 directory.path().display()
             );
             return Ok(None);
@@ -63,23 +69,17 @@ impl Resumption {
         let before: TrainConfig = serde_json::from_value(checkpoint.state.config.clone())
             .context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
+        let steps_per_epoch = steps_per_epoch(config, data)?;
         let mut resumption = Self {
+            notes: config.without_effect_on(&before),
+            warnings: changes_of_course(config, &before),
+            averaged_early: averaged_early(&before, &checkpoint.state.progress, steps_per_epoch),
             checkpoint,
             damaged,
-            notes: Vec::new(),
-            warnings: Vec::new(),
-            before: before.clone(),
-            averaged_early: false,
+            before,
         };
-        let steps_per_epoch = steps_per_epoch(config, data)?;
         resumption.check_epochs(config.schedule.epochs)?;
-        resumption.check_config(config, &before)?;
-        resumption.notes.extend(config.without_effect_on(&before));
-        resumption
-            .warnings
-            .extend(changes_of_course(config, &before));
-        resumption.averaged_early =
-            averaged_early(&before, &resumption.state().progress, steps_per_epoch);
+        resumption.check_config(config)?;
         if resumption.averaged_early {
             resumption.warnings.push(another_course(
                 "the stop averaged the ranks' parameters earlier than planned",
@@ -87,15 +87,18 @@ impl Resumption {
         }
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
-        let step = resumption.state().progress.schedule_step();
-        resumption
-            .notes
-            .extend(change_of_schedule(config, &before, steps_per_epoch, step));
-        resumption.notes.extend(change_of_sizes(config, &before));
+        let step = resumption.progress().schedule_step();
+        let before = &resumption.before;
+        let changes = [
+            change_of_schedule(config, before, steps_per_epoch, step),
+            change_of_sizes(config, before),
+        ];
+        resumption.notes.extend(changes.into_iter().flatten());
         Ok(Some(resumption))
     }
 
-    /// Whether the steps from here on are those that the run would have made: equal options, ranks and device.
+    /// Returns true if the next steps are those of an undisturbed run: with equal options, ranks
+    /// and device.
     pub fn keeps_course(&self, config: &TrainConfig) -> bool {
         let hash = |config: &TrainConfig| config.clone().resuming(true).hash();
         hash(config) == hash(&self.before)
@@ -103,25 +106,53 @@ impl Resumption {
             && !self.averaged_early
     }
 
-    /// Says the warnings and notes.
-    pub fn tell(&self, reporter: &Reporter) {
-        self.warnings
-            .iter()
-            .for_each(|warning| reporter.warn(warning));
-        self.notes.iter().for_each(|note| reporter.note(note));
+    /// Prints the warnings and notes.
+    pub fn report(&self, reporter: &Reporter) {
+        for warning in &self.warnings {
+            reporter.warn(warning);
+        }
+        reporter.notes(&self.notes);
     }
 
-    fn state(&self) -> &CheckpointState {
-        &self.checkpoint.state
+    fn progress(&self) -> &Progress {
+        &self.checkpoint.state.progress
     }
 
     fn check_epochs(&self, epochs: u64) -> Result<()> {
-        let progress = &self.state().progress;
+        let progress = self.progress();
         let begun = progress.epoch + u64::from(progress.step_in_epoch > 0);
         ensure!(
             epochs >= begun,
-            "resume: expected --epochs {begun} or more, as {} is from epoch {begun} of the run, got {epochs}",
+            "resume: expected --epochs {begun} or more, since {} is a checkpoint of epoch {begun}, got {epochs}",
             self.checkpoint.directory.display()
+        );
+        Ok(())
+    }
+
+    fn check_config(&self, config: &TrainConfig) -> Result<()> {
+        let passed = |config| passed_milestones(config, self.progress());
+        let mut differences = config.differences(&self.before);
+        differences.retain(|difference| {
+            difference.key != "schedule.milestones" || passed(config) != passed(&self.before)
+        });
+        // Another optimizer has other options.
+        if differences
+            .iter()
+            .any(|difference| difference.key == OPTIMIZER)
+        {
+            differences.retain(|difference| {
+                difference.key == OPTIMIZER || !difference.key.starts_with("optimizer.")
+            });
+        }
+        let list: Vec<String> = differences
+            .iter()
+            .map(|difference| format!("{difference} ({})", reason(difference)))
+            .collect();
+        ensure!(
+            list.is_empty(),
+            "resume: options differ from those of the run: {}. Resume with its options, or begin another run from its weights: --weights {} and another --output-dir",
+            list.join("; "),
+            self.checkpoint.model_path().display()
         );
         Ok(())
     }
@@ -132,200 +163,164 @@ impl Resumption {
         data: &DatasetSplits,
         allow_changed_data: bool,
     ) -> Result<()> {
-        if let Some(other) = self.state().input.other_class(data.train.class_names()) {
+        let state = &mut self.checkpoint.state;
+        if let Some(other) = state.input.other_class(data.train.class_names()) {
             bail!(
-                "resume: the classes are not those of the run: {other}; restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
+                "resume: the classes have changed: {other}. Restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
                 self.checkpoint.model_path().display()
             );
         }
-        let state = self.state();
-        let checksum =
-            |split: &Option<Arc<dyn ImageDataset>>| split.as_ref().map(|split| split.checksum());
-        for (split, before, got) in [
-            (
-                "train",
-                Some(state.dataset_checksum.clone()),
-                Some(data.train.checksum()),
-            ),
+        let checksum = |split: &Option<Arc<dyn ImageDataset>>| Some(split.as_ref()?.checksum());
+        let train = Some(state.dataset_checksum.clone());
+        for (split, before, now) in [
+            ("train", train, Some(data.train.checksum())),
             ("val", state.val_checksum.clone(), checksum(&data.val)),
             ("test", state.test_checksum.clone(), checksum(&data.test)),
         ] {
-            if before == got {
+            if before == now {
                 continue;
             }
             let in_words = |checksum: Option<String>| {
                 checksum.map_or("no such split".to_owned(), |sum| format!("sha256 {sum}"))
             };
-            let (before, got) = (in_words(before), in_words(got));
-            let change =
-                format!("resume: the {split} split has changed: expected {before}, got {got}");
+            let change = format!(
+                "resume: the {split} split has changed: expected {}, got {}",
+                in_words(before),
+                in_words(now)
+            );
             if !allow_changed_data {
-                let of_shards = match config.data.dataset {
-                    DatasetChoice::Shards(_) => {
-                        " (a MANIFEST made or removed since changes it too)"
-                    }
+                let manifest = match config.data.dataset {
+                    DatasetChoice::Shards(_) => " (a new or removed MANIFEST changes it, too)",
                     _ => "",
                 };
                 bail!(
-                    "{change}{of_shards}; restore the data, choose another --output-dir, or go on with --allow-changed-data"
+                    "{change}{manifest}. Restore the data, choose another --output-dir, or continue with --allow-changed-data"
                 );
             }
-            self.warnings
-                .push(format!("{change}; going on, as --allow-changed-data says"));
-            let progress = &mut self.checkpoint.state.progress;
+            self.warnings.push(format!(
+                "{change}. Continuing because of --allow-changed-data"
+            ));
+            let progress = &mut state.progress;
             if let Some(best) = progress
                 .best
                 .take_if(|best| best.monitor.starts_with(&format!("{split}-")))
             {
                 progress.evaluations_since_best = 0;
                 self.warnings.push(format!(
-                    "resume: the best so far, {} {:.4} after epoch {:02}, was of other {split} images: it is forgotten",
-                    best.monitor, best.value, best.epoch
+                    "resume: the best so far, {} {:.4} after epoch {}, is forgotten: it was measured on other {split} images",
+                    best.monitor,
+                    best.value,
+                    best.epoch + 1
                 ));
             }
         }
         Ok(())
     }
 
-    /// On the data of the checkpoint its position must agree with itself; on others it is moved into their epochs.
+    /// Checks the position on the data of the checkpoint. On changed data, moves it into their
+    /// epochs.
     fn check_position(&mut self, data: &DatasetSplits, steps_per_epoch: u64) -> Result<()> {
-        if self.state().dataset_checksum == data.train.checksum() {
-            return self
-                .state()
-                .progress
-                .check_position(steps_per_epoch)
-                .with_context(|| {
-                    format!(
-                        "resume: {}: move it away to go on from an older one",
-                        self.checkpoint.directory.display()
-                    )
-                });
+        if self.checkpoint.state.dataset_checksum == data.train.checksum() {
+            let checked = self.progress().check_position(steps_per_epoch);
+            return checked.with_context(|| {
+                let directory = self.checkpoint.directory.display();
+                format!("resume: {directory}: move it away to continue from an older one")
+            });
         }
         let progress = &mut self.checkpoint.state.progress;
-        let (epoch, before) = (progress.epoch, progress.step_in_epoch);
+        let before = progress.step_in_epoch;
         progress.move_to_epochs_of(steps_per_epoch);
         if progress.step_in_epoch < before {
             self.warnings.push(format!(
-                "resume: epoch {epoch} was at its step {before}, and the changed data have {steps_per_epoch} steps an epoch: it counts as trained"
+                "resume: epoch {} had {before} steps, and an epoch of the changed data has {steps_per_epoch}: it counts as trained",
+                progress.epoch + 1
             ));
-        }
-        Ok(())
-    }
-
-    fn check_config(&self, config: &TrainConfig, before: &TrainConfig) -> Result<()> {
-        let passed = |config| passed_milestones(config, &self.state().progress);
-        let is_to_come = |difference: &ConfigDifference| {
-            difference.key == "schedule.milestones" && passed(config) == passed(before)
-        };
-        let mut differences = config.differences(before);
-        differences.retain(|difference| !is_to_come(difference));
-        // Another optimizer has other options.
-        if differences
-            .iter()
-            .any(|difference| difference.key == OPTIMIZER)
-        {
-            differences.retain(|difference| {
-                difference.key == OPTIMIZER || !difference.key.starts_with("optimizer.")
-            });
-        }
-        if !differences.is_empty() {
-            let list: Vec<String> = differences
-                .iter()
-                .map(|difference| format!("{difference} ({})", why(difference)))
-                .collect();
-            bail!(
-                "resume: the checkpoint's run was configured otherwise: {}; resume with its options, or begin another run from its weights: --weights {} and another --output-dir",
-                list.join("; "),
-                self.checkpoint.model_path().display()
-            );
         }
         Ok(())
     }
 }
 
-/// Why an option must stay what it was.
-fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
+/// Returns the reason why an option cannot change.
+fn reason(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
     match key.as_str() {
         "schedule.epochs" => {
             return format!(
                 "the learning rate depends on it: add --schedule-epochs {now} to stretch the schedule, or --schedule-epochs {before} to keep it"
             );
         }
-        "schedule.milestones" => "only those to come may change",
-        "run.seed" => "the order of the samples follows from it",
-        "batch.global-batch-size" | "train-split.drop-last" => "the position in the epoch is counted in batches",
-        OPTIMIZER => "what is saved of its gradients is of use to that optimizer alone",
-        "data.eval-split" => "the best model was chosen by that split",
-        _ if key.starts_with("model.") => "the saved parameters are those of that network",
-        _ if key.starts_with("data.") || key.starts_with("train-split.") => "the saved position is one in those images",
-        _ => "the steps before and after would be of two trainings",
+        "schedule.milestones" => "passed milestones cannot change",
+        "run.seed" => "it determines the order of the samples",
+        "batch.global-batch-size" | "train-split.drop-last" => {
+            "the position in the epoch is a number of batches"
+        }
+        OPTIMIZER => "the saved optimizer state belongs to that optimizer",
+        "data.eval-split" => "that split chose the best model",
+        _ if key.starts_with("model.") => "the saved parameters belong to that network",
+        _ if key.starts_with("data.") || key.starts_with("train-split.") => {
+            "the saved position is one in those images"
+        }
+        _ => "the steps before and after would belong to two different trainings",
     }
     .to_owned()
 }
 
-/// The milestones after which steps were made.
+/// Returns the milestones before the present position.
 fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
-    let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
-    config
-        .schedule
-        .schedule
-        .milestones()
-        .iter()
-        .copied()
-        .filter(is_passed)
+    let milestones = config.schedule.schedule.milestones().iter().copied();
+    milestones
+        .filter(|epoch| (*epoch, 0) < (progress.epoch, progress.step_in_epoch))
         .collect()
 }
 
-/// A sentence on each option that may change and yet moves the parameters by more than roundings.
+/// Returns a warning for each option that may change but affects the parameters by more than
+/// rounding.
 fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> {
     let mut changes = Vec::new();
-    let normalised_together = |config: &TrainConfig| match config.batch.batch_norm {
+    let norm_samples = |config: &TrainConfig| match config.batch.batch_norm {
         BatchNormKind::Local => config.micro_batch_size(),
         BatchNormKind::Sync => config.batch.global_batch_size / config.batch.grad_accum_steps(),
     };
-    let (now, was) = (normalised_together(config), normalised_together(before));
-    if now != was {
+    if norm_samples(config) != norm_samples(before) {
         changes.push(format!(
-            "batch norm takes its statistics over {now} samples at a time, {was} before"
+            "batch norm takes its statistics over {} samples at a time, {} before",
+            norm_samples(config),
+            norm_samples(before)
         ));
     }
-    let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
-    if now != was
-        && matches!(
-            config.sync.method,
-            SyncMethod::Allreduce {
-                compression: Compression(CompressionKind::TopK { .. }),
-                ..
-            }
-        )
-    {
-        changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
-    }
-    let (now, was) = (config.num_workers(), before.num_workers());
-    match config.sync.method {
-        _ if now == was => {}
-        SyncMethod::LocalSgd { .. } => {
-            changes.push(format!(
-                "{now} ranks make steps of their own with their shares of a batch, {was} before"
-            ));
-        }
+    let method = &config.sync.method;
+    let is_local_sgd = matches!(method, SyncMethod::LocalSgd { .. });
+    let is_asynchronous = matches!(
+        method,
         SyncMethod::ParameterServer {
             asynchronous: Some(_),
             ..
-        } => {
-            changes.push(format!(
-                "{now} ranks send their servers updates, {was} before"
-            ));
         }
-        _ => {}
-    }
-    let (now, was) = (
-        config.run.checkpoint_every_steps,
-        before.run.checkpoint_every_steps,
     );
-    if now != was && matches!(config.sync.method, SyncMethod::LocalSgd { .. }) {
+    let is_top_k = matches!(
+        method,
+        SyncMethod::Allreduce {
+            compression: Compression(CompressionKind::TopK { .. }),
+            ..
+        }
+    );
+    if is_top_k && config.sync.bucket_mib != before.sync.bucket_mib {
+        changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
+    }
+    let ranks = config.num_workers();
+    let ranks_before = before.num_workers();
+    if is_local_sgd && ranks != ranks_before {
+        changes.push(format!(
+            "{ranks} ranks run independent steps with their shares of a batch, {ranks_before} before"
+        ));
+    }
+    if is_asynchronous && ranks != ranks_before {
+        changes.push(format!(
+            "{ranks} ranks send updates to their servers, {ranks_before} before"
+        ));
+    }
+    if is_local_sgd && config.run.checkpoint_every_steps != before.run.checkpoint_every_steps {
         changes.push(
-            "--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint"
+            "--checkpoint-every-steps, since local SGD averages the ranks before a checkpoint"
                 .to_owned(),
         );
     }
@@ -335,56 +330,65 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
         .collect()
 }
 
-/// Whether ranks that make steps of their own met for the checkpoint alone.
+/// Returns true if ranks that run independently averaged their parameters only for this checkpoint.
 fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u64) -> bool {
+    let Some(last) = progress.step.checked_sub(1) else {
+        return false;
+    };
     let is_due = before
         .run
         .checkpoint_every_steps
         .is_some_and(|every| progress.step.is_multiple_of(every));
-    let meets = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
-    let last = progress.step.checked_sub(1);
-    last.is_some_and(|last| {
-        !meets && averages_early(&before.sync.method, before.num_workers(), last)
-    })
+    let is_planned = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
+    !is_planned && averages_early(&before.sync.method, before.num_workers(), last)
 }
 
 fn another_course(change: &str) -> String {
-    format!("resume: another course than the run would have had: {change}")
+    format!("resume: the run will differ from an undisturbed one: {change}")
 }
 
-/// A sentence on image sizes that change in other epochs than planned, since they do so at shares of the planned ones.
+/// Returns a note if image sizes change in other epochs than planned: they change at shares of the
+/// planned epochs.
 fn change_of_sizes(config: &TrainConfig, before: &TrainConfig) -> Option<String> {
-    let (now, was) = (
-        config.schedule.planned_epochs(),
-        before.schedule.planned_epochs(),
-    );
-    let resolution = config
-        .data
-        .resolution()
-        .filter(|resolution| resolution.depends_on_epochs())?;
-    (now != was).then(|| format!("resume: --resolution {resolution} is of {now} epochs now, of {was} before: images change their size in other ones"))
+    let now = config.schedule.planned_epochs();
+    let then = before.schedule.planned_epochs();
+    let resolution = config.data.resolution()?;
+    (resolution.depends_on_epochs() && now != then).then(|| {
+        format!(
+            "resume: --resolution {resolution} is planned for {now} epochs now, for {then} before: images change their size in other epochs"
+        )
+    })
 }
 
-/// One sentence on another length of the run, and what becomes of the learning rate.
+/// Returns a note if the length of the run changes, with the effect on the learning rate.
 fn change_of_schedule(
     config: &TrainConfig,
     before: &TrainConfig,
     steps_per_epoch: u64,
     step: u64,
 ) -> Option<String> {
-    let (new, old) = (&config.schedule, &before.schedule);
-    let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
-    let (epochs, was) = (new.epochs, old.epochs);
-    let schedule = match (new.planned_epochs(), old.planned_epochs()) {
-        _ if new.schedule != old.schedule => "has other milestones".to_owned(),
-        (now, then) if new.schedule.depends_on_epochs() && now != then => {
-            format!("is stretched from {then} to {now} epochs")
-        }
-        _ if epochs == was => return None,
-        _ => "is kept".to_owned(),
+    let new = &config.schedule;
+    let old = &before.schedule;
+    let epochs = new.epochs;
+    let planned = old.epochs;
+    let stretched =
+        new.schedule.depends_on_epochs() && new.planned_epochs() != old.planned_epochs();
+    let effect = if new.schedule != old.schedule {
+        "has other milestones".to_owned()
+    } else if stretched {
+        format!(
+            "is stretched from {} to {} epochs",
+            old.planned_epochs(),
+            new.planned_epochs()
+        )
+    } else if epochs == planned {
+        return None;
+    } else {
+        "is kept".to_owned()
     };
+    let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
     Some(format!(
-        "resume: {epochs} epochs, {was} were planned; the {} schedule {schedule}: learning rate {:.3e} at the next step, {:.3e} before the change",
+        "resume: {epochs} epochs, {planned} were planned; the {} schedule {effect}: learning rate {:.3e} at the next step, {:.3e} before the change",
         new.schedule.kind(),
         rate(config),
         rate(before)

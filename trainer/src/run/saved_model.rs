@@ -1,7 +1,8 @@
-//! A trained model that root finds and reads for all ranks.
+//! A trained model, which root finds and reads for all ranks.
 //!
-//! In: a checkpoint or a weights file. Out: what it says of itself, and its model, both equal on all ranks.
-//! Invariant: no rank but root looks at the disk; a model that the file cannot hold is not made, where its family can tell.
+//! In: a checkpoint or a weights file. Out: its state and its model, both equal on all ranks.
+//! Invariant: only root reads the disk. No memory is allocated for a model that the file cannot
+//! hold, if its family can tell.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,34 +19,34 @@ use crate::model::network::load_weights_aloud;
 use crate::run::checkpoint::{self, CheckpointState};
 use crate::world::ranks::World;
 
-/// Parameters that were found and not read yet.
+/// Parameters that were found and are not read yet.
 #[derive(Clone, Debug)]
 pub struct SavedModel {
-    /// Root's file; on the other ranks what their flags say.
+    /// The file on root; the value of the flag on other ranks.
     path: PathBuf,
     num_bytes: u64,
-    /// What the checkpoint says, the same on all ranks; `None` for a weights file.
+    /// State of the checkpoint; `None` for a weights file.
     pub state: Option<CheckpointState>,
 }
 
 impl SavedModel {
-    /// Looks for it. Root says of which checkpoints that are not whole another takes the place.
+    /// Finds the file. Root warns of damaged checkpoints that it skips.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// When there is no file, or no checkpoint is whole.
+    /// If there is no file, or no checkpoint is whole.
     pub fn find(source: &WeightSource, world: &World) -> Result<Self> {
         world.rank_status.enter(Phase::Checkpoint);
         let (WeightSource::File(path) | WeightSource::Checkpoint(path)) = source;
         let mut path = path.clone();
-        let mut told = Vec::new();
+        let mut message = Vec::new();
         if world.is_root() {
             let mut state = None;
             if let WeightSource::Checkpoint(directory) = source {
                 let (found, warnings) = checkpoint::find(directory)?;
-                warnings
-                    .iter()
-                    .for_each(|warning| world.reporter.warn(warning));
+                for warning in &warnings {
+                    world.reporter.warn(warning);
+                }
                 path = found.model_path();
                 state = Some(found.state);
             }
@@ -56,12 +57,12 @@ impl SavedModel {
                 path.display()
             );
             let num_bytes = metadata.len();
-            told = serde_json::to_vec(&(num_bytes, state))?;
+            message = serde_json::to_vec(&(num_bytes, state))?;
         }
-        // Root too takes what it told: the same digits are the same numbers.
-        let told = from_root(&*world.communicator, &told)?;
+        // Root also parses its message, so that all ranks have equal numbers.
+        let message = from_root(&*world.communicator, &message)?;
         let (num_bytes, state) =
-            serde_json::from_slice(&told).context("checkpoint state from root")?;
+            serde_json::from_slice(&message).context("checkpoint state from root")?;
         Ok(Self {
             path,
             num_bytes,
@@ -69,10 +70,10 @@ impl SavedModel {
         })
     }
 
-    /// The configuration that the checkpoint was trained with; `None` for a weights file.
+    /// Returns the configuration of the checkpoint's run; `None` for a weights file.
     ///
     /// # Errors
-    /// When it is none of this program's.
+    /// If it is not a configuration of this program.
     pub fn trained(&self) -> Result<Option<TrainConfig>> {
         let config = self
             .state
@@ -83,13 +84,11 @@ impl SavedModel {
             .context("configuration in the checkpoint")
     }
 
-    /// The model with the saved values.
+    /// Returns the model with the saved values.
+    /// Collective: all ranks, with the same model.
     ///
     /// # Errors
-    /// When the file is too short for such a model, or has not its tensors.
-    ///
-    /// # Collective
-    /// Must be called by all ranks, with the same model.
+    /// If the file is too short for such a model, or does not have its tensors.
     pub fn model<F: ModelFamily>(
         &self,
         section: &ModelSection,
@@ -104,7 +103,7 @@ impl SavedModel {
         Ok(broadcast_module(model, &*world.communicator, ROOT)?)
     }
 
-    /// The file, as root knows it.
+    /// Returns the path of the file.
     pub fn name(&self) -> String {
         self.path.display().to_string()
     }

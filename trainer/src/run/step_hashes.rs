@@ -1,8 +1,10 @@
-//! What the first steps of a run computed, as hashes: `hashes.jsonl`, with which `trainer verify-run` compares a repetition.
+//! `hashes.jsonl`: hashes of the first steps of a run, with which `trainer verify-run` compares a
+//! repetition.
 //!
-//! In: a rank's loss and parameters after each of these steps. Out: a line a step, written by root.
-//! Invariant: a rank hashes by itself, outside the time of its step; ranks meet only where they add up their scores anyway. A file that
-//! cannot be read or written stops no run.
+//! In: loss and parameters of every rank after each of these steps. Out: a line for each step,
+//! written by root.
+//! Invariant: hashing takes no part of a step's measured time. Ranks communicate only where they
+//! add up their scores anyway. If the file cannot be read or written, the run continues.
 
 use std::path::Path;
 
@@ -11,25 +13,27 @@ use distributed::{
     Communicator,
     replica::{ParameterLayout, tensor_hashes},
 };
-use records::StepHashes;
+use records::{JsonLines, StepHashes, file};
 use sha2::{Digest, Sha256};
 
 use crate::config::TrainConfig;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::run::checkpoint::Progress;
-use crate::run::run_files::RunFiles;
+use crate::run::directory::{HASHES, RunDirectory};
 use crate::step::sync_plan::staleness;
 
-/// Steps of the first epoch that are hashed.
+/// Number of hashed steps, all in the first epoch.
 pub const NUM_HASHED_STEPS: u64 = 20;
 
-/// What a rank hashed and root has not written.
-#[derive(Debug, Default)]
-pub struct OwnHashes {
+/// The hashes of one rank, and the file on root.
+#[derive(Debug)]
+pub struct HashRecorder {
+    /// Hashed and not written yet.
     steps: Vec<OwnStep>,
-    /// On root, once it could not write or the run took another course.
-    gave_up: bool,
+    /// Absent on other ranks, after a failed write, and if a repetition would not compute these
+    /// steps.
+    lines: Option<JsonLines>,
 }
 
 #[derive(Debug)]
@@ -40,24 +44,32 @@ struct OwnStep {
     tensors: Vec<u64>,
 }
 
-impl OwnHashes {
-    /// None yet; `None` where ranks run apart, and no two runs are alike, and where the device updates, which would be waited for.
-    pub fn of_run(config: &TrainConfig) -> Option<Self> {
+impl HashRecorder {
+    /// Starts or continues the file of a run that has done `num_steps` steps; `keeps_course` if the
+    /// next steps are those of an undisturbed run. Returns `None` if no two such runs have equal
+    /// bits, and if the device updates the parameters, which hashing would wait for.
+    pub fn of_run(
+        config: &TrainConfig,
+        directory: Option<&RunDirectory>,
+        num_steps: u64,
+        keeps_course: bool,
+    ) -> Option<Self> {
         let is_on_device = config.sync_config().updates_on_device(config.num_workers());
-        (staleness(&config.sync.method).is_none() && !is_on_device).then(Self::default)
+        let is_repeatable = staleness(&config.sync.method).is_none() && !is_on_device;
+        let lines = directory.and_then(|directory| continued(&directory.file(HASHES), num_steps));
+        is_repeatable.then(|| Self {
+            steps: Vec::new(),
+            lines: lines.filter(|_| keeps_course),
+        })
     }
 
-    /// Writes no more: what follows is no part of what a repetition of the run's beginning would compute.
-    pub fn give_up(&mut self) {
-        self.gave_up = true;
+    /// Returns true if the step that follows `progress` is hashed; the same on all ranks.
+    pub fn is_due(recorder: &Option<Self>, progress: &Progress) -> bool {
+        recorder.is_some() && progress.epoch == 0 && progress.step < NUM_HASHED_STEPS
     }
 
-    /// Whether the step that follows on `progress` is hashed; the same on all ranks.
-    pub fn is_of(own: &Option<Self>, progress: &Progress) -> bool {
-        own.is_some() && progress.epoch == 0 && progress.step < NUM_HASHED_STEPS
-    }
-
-    /// Hashes what a step left: the parameters, flat as `layout` says. `scores` are this rank's in it, if it had samples.
+    /// Hashes the parameters after a step, flat as in `layout`, and this rank's scores, if it had
+    /// samples.
     pub fn add(
         &mut self,
         step: u64,
@@ -67,29 +79,25 @@ impl OwnHashes {
     ) {
         let tensors = tensor_hashes(layout, parameters);
         let mut digest = Sha256::new();
-        tensors
-            .iter()
-            .for_each(|hash| digest.update(hash.to_be_bytes()));
+        for hash in &tensors {
+            digest.update(hash.to_be_bytes());
+        }
         let digest = digest.finalize();
-        let parameters = u64::from_be_bytes(std::array::from_fn(|index| digest[index]));
-        let loss = scores.map_or(0.0, |scores| scores.loss_sum).to_bits();
         self.steps.push(OwnStep {
             step,
-            loss,
-            parameters,
+            loss: scores.map_or(0.0, |scores| scores.loss_sum).to_bits(),
+            parameters: u64::from_be_bytes(std::array::from_fn(|index| digest[index])),
             tensors,
         });
     }
 
-    /// Writes what was hashed since the last call; where root cannot, it warns and writes no more.
-    ///
-    /// # Collective
-    /// Must be called by all ranks, after the same steps.
+    /// Writes the hashes since the last call. If root cannot, it warns and writes no more.
+    /// Collective: all ranks, after the same steps.
     pub fn write(
         &mut self,
         layout: &ParameterLayout,
         communicator: &dyn Communicator,
-        (files, reporter): (&RunFiles, &Reporter),
+        reporter: &Reporter,
     ) -> Result<()> {
         let own = std::mem::take(&mut self.steps);
         if own.is_empty() {
@@ -101,54 +109,64 @@ impl OwnHashes {
             .flat_map(u64::to_be_bytes)
             .collect();
         let all = communicator.all_gather(&bytes)?;
-        // Of every rank, the word at this place.
-        let words = |place: usize| {
-            all.iter()
-                .map(|bytes| {
-                    bytes[8 * place..8 * place + 8]
-                        .iter()
-                        .map(|byte| format!("{byte:02x}"))
-                        .collect()
-                })
-                .collect()
+        let Some(lines) = &mut self.lines else {
+            return Ok(());
         };
-        let line = |(index, step): (usize, &OwnStep)| StepHashes {
-            step: step.step,
-            losses: words(2 * index),
-            parameters: words(2 * index + 1),
-            tensors: step
-                .tensors
-                .iter()
-                .map(|hash| format!("{hash:016x}"))
-                .collect(),
-            names: match step.step {
-                0 => layout
-                    .entries()
+        let word_of_ranks = |place: usize| -> Vec<String> {
+            let word = |bytes: &Vec<u8>| hexadecimal(&bytes[8 * place..8 * place + 8]);
+            all.iter().map(word).collect()
+        };
+        let mut records = Vec::new();
+        for (index, step) in own.iter().enumerate() {
+            let names = layout.entries().iter().map(|entry| entry.path.clone());
+            records.push(StepHashes {
+                step: step.step,
+                losses: word_of_ranks(2 * index),
+                parameters: word_of_ranks(2 * index + 1),
+                tensors: step
+                    .tensors
                     .iter()
-                    .map(|entry| entry.path.clone())
+                    .map(|hash| hexadecimal(&hash.to_be_bytes()))
                     .collect(),
-                _ => Vec::new(),
-            },
-        };
-        if !self.gave_up
-            && let Err(error) = files.hashes(&own.iter().enumerate().map(line).collect::<Vec<_>>())
-        {
+                names: names.filter(|_| step.step == 0).collect(),
+            });
+        }
+        if let Err(error) = lines.append(&records) {
             reporter.warn(&format!(
-                "hashes of the first steps: {error:#}; no more are written for trainer verify-run"
+                "hashes of the first steps: {error}. `trainer verify-run` can compare only the steps before"
             ));
-            self.gave_up = true;
+            self.lines = None;
         }
         Ok(())
     }
 }
 
-/// The lines of `hashes.jsonl`, from step 0 on.
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Opens the file with its first `num_steps` lines. Returns `None` if the file cannot be read or
+/// has fewer.
+fn continued(path: &Path, num_steps: u64) -> Option<JsonLines> {
+    if num_steps == 0 {
+        return Some(JsonLines::new(path));
+    }
+    let steps = read(path).ok()?;
+    let text = file::read_to_string(path).ok()?;
+    let lines = text.lines().take(num_steps as usize);
+    // Written even if the run takes another course from here on: the lines of later steps would be
+    // wrong.
+    let file = JsonLines::create(path, lines).ok();
+    file.filter(|_| steps.len() as u64 >= num_steps)
+}
+
+/// Reads the lines of `hashes.jsonl`, from step 0 on.
 ///
 /// # Errors
-/// When the file cannot be read, or is none of these.
+/// If the file cannot be read or is not such a file.
 pub fn read(path: &Path) -> Result<Vec<StepHashes>> {
     let context = || format!("cannot read {}", path.display());
-    let text = records::file::read_to_string(path).with_context(context)?;
+    let text = file::read_to_string(path).with_context(context)?;
     let lines: Vec<StepHashes> = text
         .lines()
         .map(serde_json::from_str)

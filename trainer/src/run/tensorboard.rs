@@ -1,8 +1,9 @@
-//! What TensorBoard shows of a run, where `--tensorboard` asks for it.
+//! Curves, images and histograms of a run for TensorBoard, with `--tensorboard`.
 //!
-//! In: a run's steps and epochs. Out: an event file a session, written by root.
-//! Invariant: steps are numbered as done, so that what an epoch's end and a resumed session write lies at different steps. A file that
-//! cannot be written stops no run: that is said once, and nothing more is written.
+//! In: steps and epochs of a run. Out: an event file for each session, written by root.
+//! Invariant: steps count from 1, so that the end of an epoch and a resumed session write at
+//! different steps. If the file cannot be written, the run continues with a warning and writes no
+//! more events.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,21 +19,21 @@ use crate::measure::metrics::StepLine;
 use crate::measure::report::Reporter;
 use crate::run::session::Session;
 
-/// Images of the batch that is shown.
+/// Limit of the images shown of a batch.
 const MOST_IMAGES: usize = 64;
 
-/// Where root writes events; nothing on other ranks, or where nobody asked for them.
+/// The event file on root; no file on other ranks and without `--tensorboard`.
 #[derive(Debug)]
 pub struct Tensorboard<'a> {
     file: Option<EventFile>,
     reporter: &'a Reporter,
 }
 
-/// Refuses a directory for TensorBoard that has events, unless they are those of the run to go on with: its `run_toml` names the
-/// directory.
+/// Checks that the directory of `--tensorboard` has no events of another run: the `run_toml` of the
+/// run to resume may name it.
 ///
 /// # Errors
-/// When it has others, or cannot be read.
+/// If it has such events, or cannot be read.
 pub fn expect_own_events(config: &TrainConfig, run_toml: Option<&Path>) -> Result<()> {
     let Some(directory) = config.run.tensorboard.as_deref() else {
         return Ok(());
@@ -45,21 +46,21 @@ pub fn expect_own_events(config: &TrainConfig, run_toml: Option<&Path>) -> Resul
         .and_then(|own| fs::canonicalize(own).ok());
     ensure!(
         own.is_some() && own == fs::canonicalize(directory).ok(),
-        "--tensorboard {}: expected a directory without event files, or the one that run.toml of the run to go on with names, got \
-         one that has those of another run; choose an empty one, or --resume that run",
+        "--tensorboard {}: expected a directory without event files, or that of the run to resume, got one with events of another \
+         run. Choose an empty one, or --resume that run",
         directory.display()
     );
     Ok(())
 }
 
-/// Where the run of this `run.toml` has its events.
+/// Returns the directory of events in a `run.toml`.
 fn directory_in(run_toml: &Path) -> Option<PathBuf> {
     let options: toml::Table = records::file::read_to_string(run_toml).ok()?.parse().ok()?;
     Some(options.get("run")?.get("tensorboard")?.as_str()?.into())
 }
 
 impl<'a> Tensorboard<'a> {
-    /// For a session that goes on after `num_steps` steps.
+    /// Opens the file of a session that continues after `num_steps` steps.
     pub fn open(session: &Session<'a>, num_steps: u64) -> Self {
         let directory = session
             .config
@@ -67,17 +68,17 @@ impl<'a> Tensorboard<'a> {
             .tensorboard
             .as_deref()
             .filter(|_| session.communicator.rank() == ROOT);
-        // What is written of the last step done stays; of a run that begins anew nothing does.
+        // Events of the last step stay; a run that starts again at its beginning replaces all
+        // events.
         let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
         let node = &session.communicator.topology().node;
-        let warn = |error| {
-            session.reporter.warn(&format!(
-                "--tensorboard: {error:#}; nothing is written for TensorBoard"
-            ))
-        };
         let file = directory.and_then(|directory| {
-            EventFile::create(directory, node, first_step)
-                .map_err(warn)
+            let created = EventFile::create(directory, node, first_step);
+            created
+                .inspect_err(|error| {
+                    let text = format!("--tensorboard: {error:#}; no events are written");
+                    session.reporter.warn(&text);
+                })
                 .ok()
         });
         if file.is_some()
@@ -87,7 +88,7 @@ impl<'a> Tensorboard<'a> {
             )
         {
             session.reporter.note(
-                "--tensorboard: no histograms, since gradients leave for the parameter servers bucket by bucket, and parameters come back",
+                "--tensorboard: no histograms, since with parameter servers no rank has the summed gradients",
             );
         }
         Self {
@@ -100,7 +101,7 @@ impl<'a> Tensorboard<'a> {
         self.file.is_some()
     }
 
-    /// The images of root's first batch of a step, as the model sees them.
+    /// Writes the images of root's first batch of a step, as the model sees them.
     pub fn batch(&mut self, step: u64, batch: &DeviceBatch, normalization: &Normalization) {
         if !self.is_open() || batch.num_samples() == 0 {
             return;
@@ -126,7 +127,7 @@ impl<'a> Tensorboard<'a> {
         }
     }
 
-    /// A step: what its line in the log says.
+    /// Writes the figures of a step.
     pub fn step(&mut self, step: u64, line: &StepLine) {
         let seconds = line.duration.as_secs_f64();
         let mut values = vec![
@@ -145,7 +146,7 @@ impl<'a> Tensorboard<'a> {
         self.add(step, values);
     }
 
-    /// The gradient of a step, flat as `layout` says.
+    /// Writes the gradient of a step, flat as in `layout`.
     pub fn gradients(&mut self, step: u64, layout: &ParameterLayout, gradients: &[f32]) {
         let histogram = |entry: &distributed::replica::ParameterEntry| {
             let histogram = Histogram::of(&gradients[entry.range()])?;
@@ -160,7 +161,7 @@ impl<'a> Tensorboard<'a> {
         );
     }
 
-    /// An epoch: what its line of `metrics.jsonl` says.
+    /// Writes the figures of an epoch.
     pub fn epoch(&mut self, record: &EpochRecord) {
         let measured = [
             ("train/loss", record.train_loss),
@@ -192,7 +193,7 @@ impl<'a> Tensorboard<'a> {
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.add(step, &values) {
             self.reporter.warn(&format!(
-                "--tensorboard: {error:#}; nothing more is written for TensorBoard"
+                "--tensorboard: {error:#}; no further events are written"
             ));
             self.file = None;
         }

@@ -13,12 +13,11 @@ use burn_resnet::Shortcut;
 use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
-use records::{JOB_SCHEMA, Job, SgdFacts};
+use records::{JOB_SCHEMA, Job, SgdFacts, file};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, ShortcutKind};
-use crate::measure::whole_file::{make_folder, write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
 /// What these flags of a residual network mean for `ranks` that train with this optimizer.
@@ -69,12 +68,12 @@ pub fn export(
     batches: &[LoadedStep],
     communicator: &dyn Communicator,
 ) -> Result<()> {
-    make_folder(directory)?;
+    file::create_folder(directory)?;
     let path = directory.join(format!("batches-rank{}.safetensors", communicator.rank()));
-    write_atomically(&path, &batches_to_bytes(job, batches)?)?;
+    file::replace(&path, &batches_to_bytes(job, batches)?)?;
     if communicator.rank() == 0 {
         save_safetensors(model, directory.join("weights.safetensors"))?;
-        write_json(&directory.join("job.json"), job)?;
+        file::replace_json(&directory.join("job.json"), job)?;
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! Entering and leaving the world: what every program on this library does around its work.
+//! Entering and leaving the world: what every program on this library does before and after its
+//! work.
 //!
-//! In: what to run. Out: an exit code, equal in meaning on all ranks: 0 done, 1 failed, 2 wrong usage.
+//! In: the work. Out: an exit code with the same meaning on all ranks: 0 done, 1 failed, 2 wrong
+//! usage.
 //! Invariant: an error of one rank ends the job on all ranks.
 
 use std::process::{ExitCode, Termination};
@@ -23,9 +25,9 @@ use crate::world::stop::StopFlag;
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
-/// Joins the world, runs `work` on this rank, and says what failed if it did.
+/// Joins the world, runs `work` on this rank, and prints its error.
 ///
-/// Call it once, first thing in `main`: signals are caught from here on.
+/// Call it once, at the beginning of `main`: it installs the signal handlers.
 pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(
         || Ok(join()?),
@@ -36,27 +38,28 @@ pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCod
     )
 }
 
-/// As [`launch`], also in a world that is not the launcher's, for work that tells what is wrong with it.
+/// As [`launch`], also in a world whose size differs from the launcher's: for work that reports
+/// such problems.
 pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(|| Ok(join()?), work)
 }
 
-/// As [`launch`], in a world of this process alone: for work that needs no other rank. One of several tasks is refused, as each
-/// would do the same work and write the same files.
+/// As [`launch`], in a world of one process: for work that needs no other rank. Refuses to be one
+/// of several tasks, which would all do the same work and write the same files.
 pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(alone, work)
 }
 
-/// As [`launch_alone`], also as one of several tasks: for work that needs their number only.
+/// As [`launch_alone`], but may be one of several tasks: for work that needs only their number.
 pub fn launch_apart<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(|| Ok(Arc::new(SingleCommunicator::new())), work)
 }
 
-/// Runs work that starts other processes, from a process that is none of them: MPI is left to those, and so are signals, which end
-/// this process at once. One of several tasks is refused, as each would start them.
+/// Runs work that starts the ranks as other processes. This process does not use MPI, and signals
+/// end it at once. Refuses to be one of several tasks, which would all start them.
 pub fn start_others(work: impl FnOnce() -> Outcome) -> ExitCode {
     if let Err(error) = alone() {
-        return tell(None, &error).into();
+        return report_failure(None, &error).into();
     }
     match work() {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,19 +71,16 @@ pub fn start_others(work: impl FnOnce() -> Outcome) -> ExitCode {
 }
 
 fn alone() -> Result<Arc<dyn Communicator>> {
-    // A batch script has a number of tasks, too, but its program is none of them and has no rank.
+    // A batch script sees the number of tasks, too, but has no rank.
     if let Some(launcher) =
         Launcher::detect_from_environment()?.filter(|launcher| launcher.rank.is_some())
     {
-        let Launcher {
-            num_tasks,
-            variable,
-            ..
-        } = launcher;
+        let variable = launcher.variable;
         ensure!(
-            num_tasks == 1,
-            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher, in a shell of several tasks by \
-             `srun -n 1`, or unset {variable} if no launcher set it"
+            launcher.num_tasks == 1,
+            "start: expected one process, got {} ({variable}). Start it without a launcher, in a shell of several tasks by `srun -n 1`, \
+             or unset {variable} if no launcher set it",
+            launcher.num_tasks
         );
     }
     Ok(Arc::new(SingleCommunicator::new()))
@@ -92,7 +92,7 @@ fn enter<T: Termination>(
 ) -> ExitCode {
     let stop = match StopFlag::on_signals().context("signals") {
         Ok(stop) => stop,
-        Err(error) => return tell(None, &error).into(),
+        Err(error) => return report_failure(None, &error).into(),
     };
     let work = |communicator: &Arc<dyn Communicator>| {
         panics::spare_caught();
@@ -101,11 +101,11 @@ fn enter<T: Termination>(
             ..World::new(Arc::clone(communicator), stop)
         })
     };
-    launch_with(join, work, tell)
+    launch_with(join, work, report_failure)
 }
 
-/// Says what failed; the exit code.
-fn tell(rank: Option<usize>, error: &anyhow::Error) -> u8 {
+/// Prints the error and returns the exit code.
+fn report_failure(rank: Option<usize>, error: &anyhow::Error) -> u8 {
     report::failure(rank, error);
     if error.is::<ConfigError>() {
         USAGE

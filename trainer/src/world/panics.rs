@@ -1,22 +1,23 @@
-//! Panics that are caught, and so end no job.
+//! Lets a program catch panics that would otherwise end the job.
 //!
-//! In: the panic hook that joining the world left; under MPI it ends the job before anything unwinds. Out: one that leaves caught panics
-//! alone, and a way to catch them. Invariant: a panic that nobody catches meets the hook as it was.
+//! In: the panic hook that joining the world installed; under MPI it ends the job before the stack
+//! unwinds. Out: a hook that ignores caught panics, and a way to catch them. Invariant: the
+//! installed hook gets all other panics.
 //!
-//! This crate alone knows both who sets the hook (`distributed`) and who catches (`datasets` and `verify`).
+//! It stands here since `distributed` installs the hook, and `datasets` and `verify` catch panics.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where the last panic was, while [`caught`] is at work. Of all threads: what it calls may panic on others.
+/// Place of the last panic while [`caught`] runs, on any thread.
 static PLACE: Mutex<Option<String>> = Mutex::new(None);
 
 fn place() -> MutexGuard<'static, Option<String>> {
     PLACE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps caught panics from the hook that is set now.
+/// Installs a hook that ignores caught panics and passes others to the present hook.
 pub(super) fn spare_caught() {
     let hook = take_hook();
     set_hook(Box::new(move |panic| {
@@ -34,19 +35,19 @@ pub(super) fn spare_caught() {
             .payload_as_str()
             .is_some_and(|text| text.contains("dtype mismatch"))
         {
-            // Before the hook, which may end the job.
+            // Printed before the hook, which may end the job.
             let _ = writeln!(io::stderr(), "{TWO_FORMATS}");
         }
         hook(panic);
     }));
 }
 
-/// The cause of burn's panic about operands of two number formats.
+/// Explanation of burn's panic about operands of two number formats.
 const TWO_FORMATS: &str = "number formats: burn's operations need operands of one format, and parameters are f32 with --dtype bf16 or \
     f16. Use arithmetic on `layers::Features`, or `layers::in_f32`";
 
-/// What the work gives, or the words and the place of its panic. Only in a process without others, which would wait for a rank that goes
-/// on elsewhere after a panic.
+/// Returns the result of the work, or the message and the place of its panic. Only for a process
+/// without other ranks, which would wait for this one after a panic.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     *place() = Some(String::new());
     let result = catch_unwind(AssertUnwindSafe(work));

@@ -1,7 +1,9 @@
-//! Who computes: the communicator this process belongs to, and the device it computes on.
+//! This rank of the job: its communicator, its role, its device and its threads.
 //!
-//! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`] and a burn [`Device`].
-//! Invariant: ranks left unbound share the processors of their machine.
+//! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`], a
+//! [`Role`] and a burn [`Device`].
+//! Invariant: ranks that are not bound share the CPUs of their machine. Ranks that train are the
+//! first of the world.
 
 use std::error::Error;
 use std::io;
@@ -19,41 +21,39 @@ use distributed::{
     watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
 };
 
-use crate::config::ComputeSection;
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;
-use crate::config::{DeviceChoice, Dtype};
+use crate::config::{ComputeSection, DeviceChoice, Dtype, SyncConfig};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
 
-/// The job is ended after this time, whether an alarm is written or not: a file system may hang.
+/// Limit of the time for writing an alarm before the job is ended: a file system may hang.
 const MOST_OF_AN_ALARM: Duration = Duration::from_secs(1);
 
-/// What a rank is handed at its start.
+/// This rank of a job.
 #[derive(Debug)]
 pub struct World {
     pub communicator: Arc<dyn Communicator>,
     /// The communicator of the watchdog, whose calls are not noted in `rank_status`.
     pub(crate) unwatched: Arc<dyn Communicator>,
-    /// What this rank is doing, for the others' sake.
     pub rank_status: Arc<RankStatus>,
-    /// Raised when somebody wants this rank to stop.
     pub stop: StopFlag,
     pub reporter: Reporter,
-    /// Whether this thread is the process's only rank, and so computes as one of its compute threads. Ranks that are threads
-    /// of one process must not: a rank that waits for the others would keep work that they wait for.
+    /// Whether this thread is the only rank of its process, and so is one of its compute threads.
+    /// Ranks that are threads of one process must not be: a rank that waits for the others would
+    /// hold work that they wait for.
     pub is_only_rank: bool,
 }
 
 impl World {
-    /// This rank's part of the world of `communicator`; root speaks on the console.
+    /// Returns this rank of `communicator`; root prints on the console.
     pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
-        let reporter = Reporter::new(communicator.rank() == ROOT, None);
+        let reporter = Reporter::new(communicator.rank() == ROOT);
         Self::reporting(communicator, stop, reporter)
     }
 
-    /// As [`new`](Self::new), with root's words going to `reporter`.
+    /// As [`new`](Self::new); root prints to `reporter`.
     pub fn reporting(
         communicator: Arc<dyn Communicator>,
         stop: StopFlag,
@@ -71,12 +71,13 @@ impl World {
         }
     }
 
-    /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
-    /// a last barrier.
+    /// Starts the watchdog: it ends the job, and names the rank, when a rank waits longer than
+    /// `timeout` for one that makes no progress. Must be dropped after a last barrier.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// When a collective fails. Without support for threads there is a warning instead, and no watch.
+    /// If a collective fails. Without support for threads there is a warning and no
+    /// watchdog.
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let reporter = self.reporter.clone();
         let say = Box::new(move |alarm: &Alarm| {
@@ -86,7 +87,7 @@ impl World {
                 report::alarm(&text);
                 reporter.log(&text);
             });
-            // The log may lie where writing hangs.
+            // Writing the log may hang.
             if let Err(error) = started {
                 report::alarm(&format!(
                     "{alarm}\nnot in the log: no thread could be started: {error}"
@@ -108,7 +109,7 @@ impl World {
         }
     }
 
-    /// Ends a watch after a barrier: after it no rank waits for another.
+    /// Stops the watchdog after a barrier: from then on no rank waits for another.
     /// Collective: all ranks.
     pub fn end_watch(&self, watchdog: Option<Watchdog>) -> Result<()> {
         self.communicator.barrier()?;
@@ -116,15 +117,15 @@ impl World {
         Ok(())
     }
 
-    /// Whether this rank acts for all.
+    /// Returns true on the rank that prints and writes for all.
     pub fn is_root(&self) -> bool {
         self.communicator.rank() == ROOT
     }
 
-    /// Refuses to be one of several, for a `command` that makes no use of others.
+    /// Refuses to be one of several ranks, for a `command` that uses one.
     ///
     /// # Errors
-    /// When there is more than one rank.
+    /// If there is more than one rank.
     pub fn expect_one_process(&self, command: &str) -> Result<()> {
         let number = self.communicator.world_size();
         ensure!(
@@ -134,15 +135,17 @@ impl World {
         Ok(())
     }
 
-    /// The device that `choice` means on this rank, and the threads it computes with, set for this process.
+    /// Sets the compute threads of this process. Returns this rank's device and the number of
+    /// threads.
     ///
     /// # Errors
-    /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
+    /// If the backend is not built in or has no driver here, or a variable of the launcher
+    /// is not a number.
     pub fn prepare_compute(&self, compute: &ComputeSection) -> Result<(Device, usize)> {
         self.prepare(compute, self.is_only_rank)
     }
 
-    /// As [`prepare_compute`](Self::prepare_compute), for a rank that will wait for threads of its own that compute as ranks.
+    /// As [`prepare_compute`](Self::prepare_compute), for a process whose ranks will be threads.
     pub fn prepare_compute_of_threads(&self, compute: &ComputeSection) -> Result<(Device, usize)> {
         self.prepare(compute, false)
     }
@@ -169,7 +172,62 @@ impl World {
     }
 }
 
-/// Lets a thread do something and waits for it, no longer than `limit`.
+/// A rank's part in a run.
+#[derive(Debug)]
+pub enum Role {
+    /// Trains with the ranks of `communicator`.
+    Worker {
+        communicator: Arc<dyn Communicator>,
+        /// Connects them with ranks that only serve parameters, if there are such.
+        server_link: Option<Arc<dyn Communicator>>,
+    },
+    /// Only serves parameters, over this communicator.
+    Server(Arc<dyn Communicator>),
+}
+
+impl Role {
+    /// Returns the role of this rank.
+    /// Collective: all ranks.
+    pub fn of(sync: &SyncConfig, world: &Arc<dyn Communicator>) -> Result<Self> {
+        let num_workers = sync.method.num_workers(world.world_size());
+        if num_workers == world.world_size() {
+            return Ok(Self::Worker {
+                communicator: Arc::clone(world),
+                server_link: None,
+            });
+        }
+        let server_link = world.duplicate()?;
+        Ok(match world.first_ranks(num_workers)? {
+            Some(communicator) => Self::Worker {
+                communicator,
+                server_link: Some(server_link),
+            },
+            None => Self::Server(server_link),
+        })
+    }
+}
+
+/// Keeps compiled kernels and tuning results in `$XDG_CACHE_HOME/cubecl` (else `~/.cache/cubecl`),
+/// unless `cubecl.toml` names a folder under `[environment]`. The default of cubecl is the folder
+/// `target` of the cargo workspace in which the program happens to run.
+///
+/// Must be called before the first device is used.
+#[cfg(feature = "kernel-cache")]
+fn use_kernel_cache() {
+    use cubecl::config::cache::CacheConfig;
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    if matches!(config.environment.path, CacheConfig::Target) {
+        config.environment.path = CacheConfig::Global;
+    }
+    // Off by default. Compiling takes most of the time of a first run, after tuning.
+    config.compilation.cache = true;
+    // Already set if this process has used another device.
+    CubeClRuntimeConfig::try_set(config);
+}
+
+/// Runs `something` on a thread and waits for it, at most for `limit`.
 fn wait_for(
     thread: Builder,
     limit: Duration,
@@ -180,19 +238,19 @@ fn wait_for(
         something();
         drop(done);
     })?;
-    // Nothing is sent: the thread's end says enough.
+    // The end of the thread closes the channel.
     let _ = waits.recv_timeout(limit);
     Ok(())
 }
 
-/// The device that `choice` means. `cuda` without an index takes the rank's index on its node.
+/// Returns the device of `choice`. `cuda` without an index takes the rank's index on its node.
 ///
 /// # Errors
-/// When the backend is not built in.
+/// If the backend is not built in.
 fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     let missing = |feature: &str| {
         format!(
-            "device {feature}: this program was built without it, expected the cargo feature `{feature}`; rebuild with --features {feature}"
+            "--device {feature}: this program was built without it. Rebuild with --features {feature}"
         )
     };
     match choice {
@@ -212,12 +270,12 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
         DeviceChoice::Cuda(index) => {
             if !nvidia_driver_present() {
                 bail!(
-                    "device cuda: no NVIDIA driver on node {}, expected /proc/driver/nvidia; use --device flex",
+                    "--device cuda: no NVIDIA driver on node {} (expected /proc/driver/nvidia). Use --device flex",
                     topology.node
                 );
             }
             #[cfg(feature = "kernel-cache")]
-            crate::world::kernel_cache::use_the_users_folder();
+            use_kernel_cache();
             switches::remove_fusers()?;
             Ok(Device::cuda(index.unwrap_or(topology.local_rank)))
         }
@@ -229,22 +287,24 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
-/// Returns the number of threads that are a rank's share of the CPUs of its node, at most what the launcher says that it gave the rank.
+/// Returns a rank's share of the CPUs of its node, at most the number that the launcher gave the
+/// rank.
 ///
 /// # Errors
-/// When a launcher's variable is not a number.
+/// If a variable of the launcher is not a number.
 pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
-    // A scheduler that binds nothing leaves a rank on all CPUs of a node, also on those of other jobs.
+    // Without binding a rank sees all CPUs of a node, also those of other jobs.
     let allotted =
         Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
     Ok(topology.num_cpus.min(allotted.unwrap_or(usize::MAX)).max(1))
 }
 
-/// Sets the number of compute threads of this process, the calling one among them if so wished, and returns the number in
-/// force. A caller outside its pool would hand every operation over to other threads and caches.
+/// Sets the number of compute threads of this process, with the calling thread if
+/// `caller_included`, and returns the number in use. A caller outside the pool would hand every
+/// operation over to other threads and caches.
 ///
 /// # Errors
-/// When the operating system refuses a thread.
+/// If the operating system refuses a thread.
 fn set_threads(num_threads: usize, caller_included: bool) -> Result<usize> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
     let pool = if caller_included {
@@ -252,14 +312,14 @@ fn set_threads(num_threads: usize, caller_included: bool) -> Result<usize> {
     } else {
         pool
     };
-    // The pool can be built once in a process; thread-ranks share the first one's.
+    // The pool can be built once in a process; ranks that are threads share it.
     match pool.build_global() {
         Ok(()) => Ok(num_threads),
         Err(error) => match error.source() {
-            // The first pool of this process is there.
+            // This process has a pool already.
             None => Ok(rayon::current_num_threads()),
             Some(reason) => bail!(
-                "--threads {num_threads}: the operating system refused a compute thread ({reason}); use fewer, or raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+                "--threads {num_threads}: the operating system refused a compute thread ({reason}). Use fewer, or raise the limit of processes (ulimit -u, pids.max of the cgroup)"
             ),
         },
     }
@@ -273,7 +333,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn an_alarm_is_waited_for_and_one_that_cannot_be_written_for_no_longer_than_its_limit() {
+    fn an_alarm_is_waited_for_no_longer_than_its_limit() {
         let (written, is_written) = channel();
         wait_for(Builder::new(), Duration::from_secs(60), move || {
             written.send(()).unwrap()

@@ -1,9 +1,11 @@
-//! Parts of the computation switched off, to find out which of them computes wrongly or slowly on a device.
+//! Environment variables that switch parts of the computation off, to find the part that is wrong
+//! or slow on a device.
 //!
-//! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2; `LOCKSTEP_NORM`: `kernels` or
-//! `composed`; `LOCKSTEP_CONVOLUTION`: `kernels` or `burn`; `LOCKSTEP_GRAPH`: `on` or `off`. Out: burn without these fusers, layers that sum,
-//! normalise, convolve and record so. Invariant: done before the first operation on a device, after which burn refuses it; what is not known
-//! is refused.
+//! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2;
+//! `LOCKSTEP_NORM`: `kernels` or `composed`; `LOCKSTEP_CONVOLUTION`: `kernels` or `burn`;
+//! `LOCKSTEP_GRAPH`: `on` or `off`. Out: burn without these fusers, and layers with these
+//! implementations. Invariant: applied before the first operation on a device, since burn refuses
+//! it later. An unknown value is an error.
 
 use anyhow::{Result, bail};
 use layers::backend::Switches;
@@ -16,7 +18,8 @@ const NORM: &str = "LOCKSTEP_NORM";
 const CONVOLUTION: &str = "LOCKSTEP_CONVOLUTION";
 const GRAPH: &str = "LOCKSTEP_GRAPH";
 
-/// What the environment says to all of them, for a comparison of ranks; launchers bring variables to other nodes only if told so.
+/// Returns the variables that are set. Ranks compare them, since a launcher may not forward them to
+/// other nodes.
 pub(crate) fn in_words() -> String {
     let set = |name| environment(name).map(|value| format!("{name}={value}"));
     [FUSERS, SUM_STAGES, NORM, CONVOLUTION, GRAPH]
@@ -26,10 +29,10 @@ pub(crate) fn in_words() -> String {
         .join(" ")
 }
 
-/// Layers that sum, normalise, convolve and record as the environment says.
+/// Chooses the implementations of the layers.
 ///
 /// # Errors
-/// When it says something else than they know.
+/// If a variable has an unknown value.
 pub(super) fn choose_layers() -> Result<()> {
     let is_second = |name, ways, default| {
         is_second(name, ways, environment(name).as_deref().unwrap_or(default))
@@ -44,7 +47,7 @@ pub(super) fn choose_layers() -> Result<()> {
     Ok(())
 }
 
-/// Whether a switch is at the second of its two ways.
+/// Returns true if a switch has the second of its two values.
 fn is_second(name: &str, [first, second]: [&str; 2], value: &str) -> Result<bool> {
     match value {
         _ if value == first => Ok(false),
@@ -53,10 +56,10 @@ fn is_second(name: &str, [first, second]: [&str; 2], value: &str) -> Result<bool
     }
 }
 
-/// Removes the fusers that the environment names; once, as burn takes it only before it computes.
+/// Removes the fusers that the environment names, once in a process.
 ///
 /// # Errors
-/// When burn has none of a name, or already computes.
+/// If burn has no fuser of a name, or has already computed.
 #[cfg(feature = "cuda")]
 pub(super) fn remove_fusers() -> Result<()> {
     use burn_cubecl::fusion::{BUILTIN_NAMES, remove};
@@ -73,7 +76,7 @@ pub(super) fn remove_fusers() -> Result<()> {
     removed.clone().map_err(anyhow::Error::msg)
 }
 
-/// Those of `known` that `value` names.
+/// Returns the names in `value`, all of which must be `known`.
 #[cfg(any(feature = "cuda", test))]
 fn unwanted<'a>(value: Option<&str>, known: &[&'a str]) -> Result<Vec<&'a str>> {
     match value {

@@ -1,4 +1,4 @@
-//! Runs that are stopped, killed, damaged or disturbed, on ranks that are threads: what they leave, and how they go on.
+//! Runs that are stopped, killed, damaged or disturbed: their files, and how they continue.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,23 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
+use crate::resuming::metrics;
 use crate::signals::Running;
 use distributed::ROOT;
 use records::Best;
 use records::EpochRecord;
 use trainer::config::ConfigError;
+use trainer::config::TrainConfig;
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, find};
-use trainer::run::lock::DirectoryLock;
+use trainer::run::directory::RunDirectory;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--augment crop-flip", further])
 }
 
-/// The tiny run stopped at this look: the steps it had made, and the parameters that the rest ends with.
+/// Stops the tiny run at this read of the flag. Returns the steps of each rank, and the parameters
+/// at the end of the resumed run.
 fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) {
     let stopped = Run::in_new_directory()
         .stopping_after(num_looks)
@@ -58,7 +61,8 @@ fn names(directory: &Path) -> Vec<String> {
 #[test]
 fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_bits() {
     let whole = run(2, &tiny("")).parameter_hash();
-    // During the start, after the first step, with an epoch's last step, within the evaluation, with its last batch, at its end.
+    // During the start, after the first step, with an epoch's last step, within the evaluation,
+    // with its last batch, at its end.
     for (num_looks, step) in [(0, 0), (1, 1), (5, 5), (6, 5), (7, 5), (8, 5), (9, 6)] {
         let (steps, hash) = stopped_and_resumed(2, num_looks);
         assert_eq!(steps, [step, step], "after {num_looks} looks");
@@ -106,7 +110,7 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
         assert_eq!(
             output.status.code(),
             Some(2),
-            "a launcher does not begin the run anew: {words}"
+            "a launcher does not restart the run: {words}"
         );
         assert_eq!(there.exists(), is_replaced);
         let checkpoint = CheckpointStore::new(&moved.join("checkpoints"), 9)
@@ -118,7 +122,7 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
 }
 
 #[test]
-fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_a_log() {
+fn a_run_whose_lock_metrics_and_log_are_removed_has_all_records_and_a_log() {
     let run = Run::in_new_directory();
     let path = |name: &str| run.directory().join(name);
     let mut train = program();
@@ -146,9 +150,7 @@ fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_
     wait_for_epoch();
     assert_eq!(training.code_after(&["TERM"]), Some(0));
     assert!(path("summary.json").exists() && path("train.log").exists());
-    let epochs = crate::resuming::metrics(&run)
-        .into_iter()
-        .map(|record| record.epoch);
+    let epochs = metrics(&run).into_iter().map(|record| record.epoch);
     assert!(
         epochs
             .enumerate()
@@ -157,7 +159,7 @@ fn a_run_whose_lock_metrics_and_log_are_removed_goes_on_and_has_all_records_and_
 }
 
 #[test]
-fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
+fn a_link_to_unmounted_checkpoints_is_not_a_run_without_checkpoints() {
     let done = run(1, &tiny("--epochs 1"));
     let metrics = done.directory().join("metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
@@ -174,17 +176,10 @@ fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
         error.contains("cannot read") && error.contains("checkpoints"),
         "{error}"
     );
-    assert_eq!(fs::read(&metrics).unwrap(), before, "nothing is begun anew");
+    assert_eq!(fs::read(&metrics).unwrap(), before, "no new run is started");
     fs::remove_file(checkpoints(&done)).unwrap();
     std::os::unix::fs::symlink(&away, checkpoints(&done)).unwrap();
     done.again().go(1, &tiny("--epochs 1 --resume"));
-}
-
-#[test]
-fn a_folder_without_a_step_in_its_name_is_no_checkpoint() {
-    let directory = tempfile::tempdir().unwrap();
-    fs::create_dir(directory.path().join("step-")).unwrap();
-    assert!(!CheckpointStore::new(directory.path(), 1).has_any().unwrap());
 }
 
 #[test]
@@ -199,43 +194,23 @@ fn a_stop_during_the_start_leaves_no_checkpoint_and_those_that_were_there() {
 }
 
 #[test]
-fn an_evaluation_that_was_broken_off_is_made_after_the_resume() {
+fn an_interrupted_evaluation_is_repeated_after_the_resume() {
     let whole = run(1, &tiny(""));
     let stopped = Run::in_new_directory().stopping_after(7).go(1, &tiny(""));
-    assert_eq!(
-        fs::read_to_string(stopped.directory().join("metrics.jsonl")).unwrap(),
-        ""
-    );
+    assert!(metrics(&stopped).is_empty());
     let resumed = stopped.again().go(1, &tiny("--resume"));
-    let test_scores = |run: &Run| -> Vec<serde_json::Value> {
-        let metrics = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
-        let lines = metrics
-            .lines()
-            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines
-            .map(|line| {
-                serde_json::json!([
-                    line["epoch"],
-                    line["train_top1_correct"],
-                    line["test"]["loss"]
-                ])
-            })
+    let scores = |run: &Run| -> Vec<_> {
+        let records = metrics(run).into_iter();
+        records
+            .map(|record| (record.epoch, record.train_top1_correct, record.test))
             .collect()
     };
-    assert_eq!(test_scores(&resumed), test_scores(&whole));
+    assert_eq!(scores(&resumed), scores(&whole));
     assert_eq!(names(&checkpoints(&resumed)), names(&checkpoints(&whole)));
 }
 
 #[test]
-fn a_run_can_be_resumed_without_naming_its_options_again() {
-    let whole = run(1, &tiny(""));
-    let stopped = Run::in_new_directory().stopping_after(1).go(1, &tiny(""));
-    let resumed = stopped.again().go(1, &flags(&["--resume"]));
-    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
-}
-
-#[test]
-fn a_checkpoint_written_by_two_ranks_goes_on_on_one() {
+fn a_checkpoint_of_two_ranks_is_resumed_on_one() {
     let stopped = Run::in_new_directory().stopping_after(1).go(2, &tiny(""));
     let resumed = stopped.again().go(1, &tiny("--resume"));
     assert_eq!(resumed.outcomes()[ROOT].progress.epoch, 2);
@@ -290,7 +265,7 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         let store = CheckpointStore::new(&checkpoints(&copy), 2);
         let (found, warnings) = store.latest().unwrap();
         assert_eq!(found.unwrap().state.progress.step, 9, "{file}");
-        assert!(warnings[0].contains(file), "{warnings:?}");
+        assert!(warnings[0].warning.contains(file), "{warnings:?}");
         let resumed = copy.again().go(1, &tiny("--resume --keep-checkpoints 1"));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{file}");
         let left = names(&checkpoints(&resumed));
@@ -303,7 +278,7 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
 }
 
 #[test]
-fn a_run_without_a_whole_checkpoint_is_not_begun_anew_over_the_remains() {
+fn a_run_without_a_whole_checkpoint_is_not_started_over_the_remains() {
     let run = run(1, &tiny("--epochs 1"));
     fs::write(checkpoints(&run).join("step-00000005/state.json"), "{").unwrap();
     let error = format!(
@@ -317,15 +292,19 @@ fn a_run_without_a_whole_checkpoint_is_not_begun_anew_over_the_remains() {
         "{error}"
     );
     assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
+    // A folder without a step in its name is not a checkpoint.
+    let other = tempfile::tempdir().unwrap();
+    fs::create_dir(other.path().join("step-")).unwrap();
+    assert!(!CheckpointStore::new(other.path(), 1).has_any().unwrap());
 }
 
 #[test]
-fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
+fn a_kill_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     let whole = run(1, &tiny(""));
     let folder = checkpoints(&whole);
     let rename = |from: &str, to: &str| fs::rename(folder.join(from), folder.join(to)).unwrap();
-    // Killed between the two renamings that put a new checkpoint in the place of an old one; while an old one was removed; while
-    // a new one was written.
+    // Killed between the two renamings that put a new checkpoint in the place of an old one; while
+    // an old one was removed; while a new one was written.
     rename("step-00000010", "step-00000010.replaced");
     rename("step-00000005", "step-00000005.removed");
     fs::remove_file(folder.join("step-00000005.removed/state.json")).unwrap();
@@ -335,7 +314,7 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
         "half",
     )
     .unwrap();
-    // Who only reads it finds it, too, and renames nothing.
+    // A reader finds it, too, and renames nothing.
     assert_eq!(find(&whole.directory()).unwrap().0.state.progress.step, 10);
     assert!(folder.join("step-00000010.replaced").exists());
     let longer = tiny("--resume --epochs 2");
@@ -347,12 +326,8 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     // The next checkpoint sweeps the remains away.
     let tensors = newest.training_tensors().unwrap();
     let state = newest.state.clone();
-    let model = newest.model_path();
-    store
-        .save(state, &tensors, None, |path| {
-            Ok(fs::copy(&model, path).map(|_| ())?)
-        })
-        .unwrap();
+    let model = fs::read(newest.model_path()).unwrap();
+    store.save(state, &tensors, None, &model).unwrap();
     assert_eq!(names(&folder), ["step-00000010"]);
 }
 
@@ -364,10 +339,8 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_others_and_nothing_of_itself()
     let mut state = newest.state.clone();
     state.progress.step += 1;
     let tensors = newest.training_tensors().unwrap();
-    let error = store.save(state, &tensors, None, |path| {
-        fs::write(path, "half")?;
-        anyhow::bail!("no space left on device")
-    });
+    let failed = [Err(anyhow::anyhow!("no space left on device"))];
+    let error = store.save(state, &tensors, failed, b"half");
     assert_eq!(
         format!("{:#}", error.unwrap_err()),
         "checkpoint of step 6: no space left on device"
@@ -381,9 +354,8 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
     let folder = checkpoints(&run);
     let store = CheckpointStore::new(&folder, 1);
     let first = store.best().unwrap().unwrap();
-    let (tensors, model) = (first.training_tensors().unwrap(), first.model_path());
-    let kept = tempfile::NamedTempFile::new().unwrap();
-    fs::copy(&model, kept.path()).unwrap();
+    let tensors = first.training_tensors().unwrap();
+    let model = fs::read(first.model_path()).unwrap();
     let put = |step, step_in_epoch| {
         let mut state = first.state.clone();
         let last_record = state.progress.last_record.take();
@@ -402,15 +374,11 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
             step: 10,
             ..record
         });
-        store
-            .save(state, &tensors, None, |path| {
-                Ok(fs::copy(kept.path(), path).map(|_| ())?)
-            })
-            .unwrap();
+        store.save(state, &tensors, None, &model).unwrap();
     };
     let best = || store.best().unwrap().unwrap().state.progress.step;
     assert_eq!(best(), 5);
-    // Nothing but the new checkpoint itself tells that it is the best.
+    // Only the new checkpoint itself has the mark of the best.
     fs::write(folder.join("best"), "step-00000005").unwrap();
     put(10, 0);
     assert_eq!(best(), 10);
@@ -420,11 +388,13 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
 }
 
 #[test]
-fn a_second_run_in_a_directory_in_use_is_refused_and_the_first_is_left_alone() {
+fn a_second_run_in_a_directory_in_use_is_refused_and_changes_nothing() {
     let done = run(1, &tiny("--epochs 1"));
     let before = names(&done.directory());
-    let lock = DirectoryLock::take(&done.directory(), "process 1 on n1 (Slurm job 7)").unwrap();
-    assert!(lock.is_some());
+    let mut args = tiny("--resume");
+    args.run.output_dir = Some(done.directory());
+    let config = TrainConfig::resolve(&args, 1).unwrap();
+    let _lock = RunDirectory::lock(&config, "process 1 on n1 (Slurm job 7)").unwrap();
     let error = done
         .again()
         .try_go(1, &tiny("--epochs 1 --resume"))

@@ -1,4 +1,4 @@
-//! Steps with a loss or gradient that is not finite, left out on all ranks.
+//! Steps with a loss or gradient that is not finite, skipped on all ranks.
 
 use std::sync::Arc;
 
@@ -16,14 +16,15 @@ use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
 
-/// The synchronisation that these flags of `trainer train` choose for two ranks.
+/// Returns the synchronisation of two ranks with these flags.
 fn sync(options: &str) -> SyncConfig {
     TrainConfig::resolve(&flags(&["--model resnet8 --bucket-mib 0.02", options]), 2)
         .unwrap()
         .sync_config()
 }
 
-/// The state of both ranks after the steps of which `broken` has a bad pixel on rank 1, and `left_out` is never begun.
+/// Runs the steps, of which `broken` has a bad pixel on rank 1 and `left_out` is omitted. Returns
+/// the state of both ranks.
 fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
     train_by(
         &StepConfig {
@@ -35,7 +36,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
     )
 }
 
-/// As `train`, with more of the step to choose.
+/// As [`train`], with other settings of a step.
 fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
     let num_shards = how.sync.method.virtual_shards().unwrap_or(2);
     run_ranks(2, |communicator| {

@@ -1,4 +1,4 @@
-//! What a panic does to the job, in a separate process that has joined the world and so has the panic hook of `distributed`.
+//! Effect of a panic on the job, in a separate process with the panic hook of `distributed`.
 
 use std::process::{Command, ExitCode, Output};
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use trainer::world::launch::launch;
 use trainer::world::panics::caught;
 
-/// Tells this test's own process what to do.
+/// Variable with the kind of panic of the separate process.
 const KIND: &str = "LOCKSTEP_TEST_PANIC";
 
 #[test]

@@ -167,7 +167,7 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");
     let stdout = succeed(trainer(&format!("{TINY} --epochs 2 --output-dir"), &[&run]));
-    assert!(stdout.contains("epoch 01 done"), "{stdout}");
+    assert!(stdout.contains("epoch 2 done"), "{stdout}");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = metrics
         .lines()
@@ -208,7 +208,7 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     assert!(
         std::fs::read_to_string(run.join("train.log"))
             .unwrap()
-            .contains("epoch 01 done")
+            .contains("epoch 2 done")
     );
     let mode = |file: &str| {
         std::fs::metadata(run.join("checkpoints/step-00000006").join(file))
@@ -362,6 +362,7 @@ fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() 
     succeed(trainer(&format!("{TINY} {epochs} --output-dir"), &[&whole]));
     let hash = |run: &Path| json_file(&run.join("summary.json"))["parameter_hash"].clone();
     let stopped = directory.path().join("stopped");
+    std::fs::create_dir(&stopped).unwrap();
     for signal in ["TERM", "INT", "USR1"] {
         let mut command = trainer(
             &format!("{TINY} {epochs} --resume --output-dir"),
@@ -377,7 +378,7 @@ fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() 
         let num_steps = || {
             std::fs::read_to_string(&log)
                 .unwrap_or_default()
-                .matches(" step 0")
+                .matches(" step ")
                 .count()
         };
         let before = num_steps();

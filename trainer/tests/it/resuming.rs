@@ -1,4 +1,5 @@
-//! What a run may be resumed with: other options, a longer plan, changed data, a state that was altered; on ranks that are threads.
+//! Resuming with other options, a longer plan, changed data or an altered state, on threads as
+//! ranks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,14 +14,14 @@ use trainer::config::cli::TrainArgs;
 use trainer::measure::report::Reporter;
 use trainer::model::data;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, Progress};
-use trainer::run::output::OutputDirectory;
+use trainer::run::directory::RunDirectory;
 use trainer::run::resumption::Resumption;
 
 pub(crate) fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--eval-every-epochs 100", further])
 }
 
-/// Every file below a run's directory but that which is locked, with its bytes.
+/// Returns every file below a run's directory except the lock, with its bytes.
 fn files(run: &Run) -> BTreeMap<String, Vec<u8>> {
     fn collect(folder: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -44,24 +45,13 @@ pub(crate) fn refusal(run: &Run, world_size: usize, with: &str) -> String {
     )
 }
 
-/// Writes the checksum of an altered state.
-pub(crate) fn sign(checkpoint: &Path) {
-    let sum = Sha256::digest(fs::read(checkpoint.join("state.json")).unwrap());
-    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-    fs::write(
-        checkpoint.join("state.sha256"),
-        format!("{sum}  state.json\n"),
-    )
-    .unwrap();
-}
-
-/// What a resume of the run with these flags would say.
+/// Returns the warnings and notes of a resume with these flags.
 pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
     let mut args = args.clone();
     args.run.output_dir = Some(run.directory());
     let config = TrainConfig::resolve(&args, 1).unwrap();
-    let directory = OutputDirectory::prepare(&config).unwrap();
-    let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false, None));
+    let directory = RunDirectory::lock(&config, "this test").unwrap();
+    let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false));
     let data = data::open(
         &config.data,
         &config.train_split,
@@ -98,16 +88,27 @@ fn replace(file: &Path, from: &str, to: &str) {
     fs::write(file, text.replacen(from, to, 1)).unwrap();
 }
 
+/// Writes the checksum of an altered state.
+pub(crate) fn sign(checkpoint: &Path) {
+    let sum = Sha256::digest(fs::read(checkpoint.join("state.json")).unwrap());
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(
+        checkpoint.join("state.sha256"),
+        format!("{sum}  state.json\n"),
+    )
+    .unwrap();
+}
+
 #[test]
-fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
+fn events_of_another_run_are_refused_and_those_of_the_resumed_run_are_not() {
     let events = tempfile::tempdir().unwrap();
     let with_events = format!(
         "--epochs 1 --resume --tensorboard {}",
         events.path().join("events").display()
     );
     let num_files = || fs::read_dir(events.path().join("events")).unwrap().count();
-    let first = run(1, &tiny(&with_events));
-    let error = refusal(&Run::in_new_directory(), 1, &with_events);
+    let first = Run::in_empty_directory().go(1, &tiny(&with_events));
+    let error = refusal(&Run::in_empty_directory(), 1, &with_events);
     assert!(
         error.contains("expected a directory without event files"),
         "{error}"
@@ -119,7 +120,7 @@ fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
     ] {
         let error = refusal(&run(1, &tiny(&began_with)), 1, &with_events);
         assert!(
-            error.contains("got one that has those of another run"),
+            error.contains("got one with events of another run"),
             "{error}"
         );
     }
@@ -131,7 +132,7 @@ fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
 }
 
 #[test]
-fn a_run_goes_on_without_a_file_for_tensorboard_that_cannot_be_made() {
+fn a_run_continues_without_an_event_file_that_cannot_be_created() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let run = Run::in_new_directory();
     let mut train = program();
@@ -147,13 +148,13 @@ fn a_run_goes_on_without_a_file_for_tensorboard_that_cannot_be_made() {
         .unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
     assert!(
-        output.status.success() && words.contains("warning: --tensorboard: cannot make"),
+        output.status.success() && words.contains("warning: --tensorboard: cannot create"),
         "{words}"
     );
 }
 
 #[test]
-fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
+fn an_epoch_of_skipped_steps_is_saved_and_resumed() {
     let broken = "--model resnet8 --shapes-train 32 --shapes-test 8 --global-batch-size 32 --learning-rate 1e38 \
                   --on-non-finite skip --epochs 3 --eval-every-epochs 100 --keep-checkpoints 1 --schedule constant \
                   --warmup-epochs 0";
@@ -162,7 +163,7 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
         |run: Run, with: &str| format!("{:#}", run.try_go(1, &flags(&[broken, with])).unwrap_err());
     // The first step's update breaks the parameters, and every step after it is left out.
     for with in ["", "--resume"] {
-        assert!(untested(run.again(), with).contains("epoch 2: the test loss is not finite"));
+        assert!(untested(run.again(), with).contains("epoch 3: the test loss is not finite"));
         let records = metrics(&run);
         assert_eq!(
             records
@@ -191,7 +192,7 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
 }
 
 #[test]
-fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
+fn a_refused_resume_changes_no_file_and_a_plain_one_continues() {
     for world_size in [1, 2] {
         let whole = run(world_size, &tiny(""));
         let stopped = Run::in_new_directory()
@@ -209,15 +210,15 @@ fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
             ),
             (
                 "--resume --seed 4",
-                "run.seed was 0, is 4 (the order of the samples follows from it)",
+                "run.seed was 0, is 4 (it determines the order of the samples)",
             ),
             (
                 "--resume --global-batch-size 8",
-                "is 8 (the position in the epoch is counted in batches)",
+                "is 8 (the position in the epoch is a number of batches)",
             ),
             (
                 "--resume --model resnet14",
-                "(the saved parameters are those of that network)",
+                "(the saved parameters belong to that network)",
             ),
             (
                 "--resume --shapes-train 80",
@@ -225,8 +226,8 @@ fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
             ),
             (
                 "--resume --optimizer adamw",
-                "resume: the checkpoint's run was configured otherwise: optimizer.optimizer was \"sgd\", is \"adamw\" (what is saved \
-                 of its gradients is of use to that optimizer alone); resume with its options, or begin another run",
+                "resume: options differ from those of the run: optimizer.optimizer was \"sgd\", is \"adamw\" (the saved optimizer state \
+                 belongs to that optimizer). Resume with its options, or begin another run",
             ),
             ("--resume --trace /dev/null/trace.json", "/dev/null"),
         ] {
@@ -240,16 +241,16 @@ fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
 }
 
 #[test]
-fn a_run_that_has_ended_and_lost_its_checkpoints_is_not_begun_anew_over_its_records() {
+fn a_finished_run_without_its_checkpoints_is_not_started_over_its_records() {
     let ended = run(1, &tiny(""));
     fs::remove_dir_all(ended.directory().join("checkpoints")).unwrap();
     let before = files(&ended);
     let text = refusal(&ended, 1, "--resume");
     assert!(
-        text.contains("which has come to an end before, got none; restore them"),
+        text.contains("has finished but has no checkpoint; restore"),
         "{text}"
     );
-    // Nor where a later session had put the summary aside.
+    // Nor after a later session has renamed the summary.
     fs::rename(
         ended.directory().join("summary.json"),
         ended.directory().join("summary-1.json"),
@@ -269,13 +270,13 @@ fn a_run_that_has_ended_and_lost_its_checkpoints_is_not_begun_anew_over_its_reco
 }
 
 #[test]
-fn a_checkpoint_of_a_later_version_is_refused_and_not_taken_for_damaged() {
+fn a_checkpoint_of_another_version_is_refused_and_not_skipped_as_damaged() {
     let run = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
     let folder = newest(&run).directory;
     replace(&folder.join("state.json"), "\"format\": 3", "\"format\": 4");
-    // Its checksum is not right: a damaged one, and the run goes on from the one before.
+    // Its checksum is wrong, so it counts as damaged, and the run continues from the one before.
     assert!(told(&run, &tiny("--resume")).is_empty());
-    // Of what this version needs it may have other names.
+    // Another version may have other names for its fields.
     replace(&folder.join("state.json"), "\"progress\"", "\"advance\"");
     sign(&folder);
     let before = files(&run);
@@ -310,18 +311,18 @@ fn a_checkpoint_that_is_due_by_steps_is_written_where_its_step_ends_an_epoch_too
 }
 
 #[test]
-fn a_resume_on_other_ranks_that_changes_what_they_do_apart_says_so() {
+fn a_resume_of_independent_ranks_on_another_number_is_a_warning() {
     let servers = "--batch-norm sync --sync parameter-server --servers";
     for (begun_with, resumed_with, sentence) in [
         (
             "--sync local-sgd --every 2".to_owned(),
             "--sync local-sgd --every 2".to_owned(),
-            "1 ranks make steps of their own with their shares of a batch, 2 before",
+            "1 ranks run independent steps with their shares of a batch, 2 before",
         ),
         (
             "--sync async-parameter-server --servers 2".to_owned(),
             "--sync async-parameter-server --servers 1".to_owned(),
-            "1 ranks send their servers updates, 2 before",
+            "1 ranks send updates to their servers, 2 before",
         ),
         (format!("{servers} 2"), format!("{servers} 1"), ""),
     ] {
@@ -414,7 +415,9 @@ fn milestones_may_change_as_long_as_they_have_not_passed() {
         stopped.again().try_go(1, &change("2,3")).unwrap_err()
     );
     assert!(
-        error.contains("schedule.milestones was [1, 3], is [2, 3] (only those to come may change)"),
+        error.contains(
+            "schedule.milestones was [1, 3], is [2, 3] (passed milestones cannot change)"
+        ),
         "{error}"
     );
     assert!(told(&stopped, &change("1,2")).contains("the multistep schedule has other milestones"));
@@ -422,7 +425,7 @@ fn milestones_may_change_as_long_as_they_have_not_passed() {
 }
 
 #[test]
-fn an_altered_position_in_a_state_is_refused() {
+fn an_altered_position_is_refused() {
     let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
     for (from, to, expected) in [
         (
@@ -452,11 +455,8 @@ fn an_altered_position_in_a_state_is_refused() {
         );
     }
     let copy = whole.with_checkpoint_alone(3);
-    fs::remove_file(
-        copy.directory()
-            .join("checkpoints/step-00000003/state.sha256"),
-    )
-    .unwrap();
+    let folder = copy.directory().join("checkpoints/step-00000003");
+    fs::remove_file(folder.join("state.sha256")).unwrap();
     assert!(refusal(&copy, 1, "--resume").contains("state.sha256"));
 }
 
@@ -493,7 +493,7 @@ fn a_position_in_epochs_of_other_lengths_keeps_its_updates_and_its_place_in_the_
 }
 
 #[test]
-fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
+fn a_run_continues_with_fewer_or_more_images_if_changed_data_are_allowed() {
     for (world_size, num_left, steps_per_epoch) in [(1, 6, 3), (2, 6, 3), (1, 26, 13)] {
         let data = tempfile::tempdir().unwrap();
         let write = |split: &str, images: std::ops::Range<u8>| {

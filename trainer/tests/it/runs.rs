@@ -1,4 +1,4 @@
-//! Whole runs of small networks on ranks that are threads: determinism, resuming, equivalence of world sizes, learning.
+//! Whole runs of small networks on threads as ranks: determinism, resuming, world sizes, learning.
 
 use std::sync::{Arc, Mutex};
 
@@ -67,7 +67,7 @@ fn every_rank_ends_with_the_same_parameters() {
     }
 }
 
-/// A data set that notes the samples that are read.
+/// A data set that records which samples are read.
 struct Noting {
     inner: Arc<dyn ImageDataset>,
     read: Mutex<Vec<usize>>,
@@ -123,7 +123,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         input: InputKind::Host,
         loss: Arc::new(CrossEntropy::default()),
         metrics: Vec::new(),
-        reporter: Reporter::new(false, None),
+        reporter: Reporter::new(false),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
         let noting = Arc::new(Noting {

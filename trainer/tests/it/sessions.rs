@@ -1,4 +1,4 @@
-//! What one start of a run leaves to the next: its files, its time and images, what may and may not be changed.
+//! Sessions of a run: their files, time and images, and which options can change.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::resuming::{metrics, newest, refusal, tiny, told};
 use distributed::ROOT;
 
 #[test]
-fn what_a_session_wrote_of_itself_is_kept_under_its_number_when_the_next_begins() {
+fn the_files_of_a_session_are_kept_under_its_number_by_the_next() {
     let run = run(1, &tiny(""));
     let read = |name: &str| fs::read_to_string(run.directory().join(name)).unwrap();
     let first = ["run.toml", "manifest.json", "summary.json"].map(read);
@@ -27,7 +27,22 @@ fn what_a_session_wrote_of_itself_is_kept_under_its_number_when_the_next_begins(
 }
 
 #[test]
-fn records_of_epochs_that_were_lost_are_warned_of_when_the_run_goes_on() {
+fn a_resume_without_steps_left_keeps_the_position_for_watch() {
+    let with_val = tiny("--val-fraction 0.25");
+    let done = run(1, &with_val);
+    // The final test is repeated.
+    fs::remove_file(done.directory().join("evaluation.json")).unwrap();
+    done.again().go(1, &flags(&["--resume"]));
+    let text = fs::read_to_string(done.directory().join("progress.json")).unwrap();
+    let shown: records::RunProgress = serde_json::from_str(&text).unwrap();
+    assert_eq!(shown.phase, "test");
+    assert_eq!((shown.epoch, shown.epochs), (1, 2));
+    assert_eq!(shown.step, done.outcomes()[ROOT].progress.step);
+    assert_eq!(shown.step_in_epoch, shown.steps_per_epoch);
+}
+
+#[test]
+fn lost_records_of_epochs_are_a_warning_of_a_resume() {
     let run = run(1, &tiny(""));
     let metrics = run.directory().join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
@@ -49,9 +64,9 @@ fn records_of_epochs_that_were_lost_are_warned_of_when_the_run_goes_on() {
     assert!(output.status.success(), "{words}");
     let said = words
         .lines()
-        .filter(|line| line.contains("records of epochs 0 are missing or unreadable"));
+        .filter(|line| line.contains("records of epochs 1 are missing or unreadable"));
     assert_eq!(
-        said.filter(|line| line.contains("kept as") && line.contains("metrics-1.jsonl"))
+        said.filter(|line| line.contains("metrics-1.jsonl is a copy"))
             .count(),
         1,
         "{words}"
@@ -87,7 +102,7 @@ fn the_images_and_the_time_of_an_epoch_are_those_of_all_sessions_that_trained_it
 }
 
 #[test]
-fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_goes_on() {
+fn options_of_the_first_start_are_ignored_by_a_resume() {
     let folder = tempfile::tempdir().unwrap();
     let weights = folder.path().join("begun.safetensors");
     let other = run(1, &tiny("--seed 5"));
@@ -100,7 +115,7 @@ fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_g
     fs::remove_file(&weights).unwrap();
     assert!(
         refusal(
-            &Run::in_new_directory(),
+            &Run::in_empty_directory(),
             1,
             &format!("--resume --weights {}", weights.display())
         )
@@ -125,7 +140,7 @@ fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_g
 }
 
 #[test]
-fn options_that_may_change_and_move_the_parameters_are_told_of() {
+fn options_that_may_change_and_affect_the_parameters_are_warned_of() {
     for (began, with, expected) in [
         (
             "",
@@ -173,7 +188,7 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
     assert!(newest(&run).state.progress.best.is_some());
     fs::remove_file(folder("test", "dark").join("0.bmp")).unwrap();
     let resume = with("--epochs 3 --resume --allow-changed-data");
-    assert!(told(&run, &resume).contains("was of other test images: it is forgotten"));
+    assert!(told(&run, &resume).contains("is forgotten: it was measured on other test images"));
     let resumed = run.again().go(1, &resume);
     assert_eq!(
         resumed.outcomes()[ROOT]
@@ -239,7 +254,7 @@ fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let run = Run::in_new_directory();
     fs::create_dir(run.directory()).unwrap();
-    // What a run of an unnamed directory could not have known beforehand.
+    // The check before the run does not follow links.
     let metrics = folder.path().join("trace.json");
     std::os::unix::fs::symlink(run.directory().join("metrics.jsonl"), &metrics).unwrap();
     let run = run.go(1, &tiny(&format!("--trace {}", metrics.display())));
@@ -253,7 +268,7 @@ fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
             &format!("--trace {}", own.directory().join(name).display()),
         );
         assert!(
-            words.contains("which the run writes; give another --trace"),
+            words.contains("which the run writes. Choose another file"),
             "{words}"
         );
         assert!(!own.directory().exists());
@@ -261,10 +276,10 @@ fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
 }
 
 #[test]
-fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
+fn sessions_are_numbered_once_and_removed_when_the_run_starts_again() {
     let run = run(1, &tiny(""));
     let path = |name: &str| run.directory().join(name);
-    // What a start leaves that found the disk full.
+    // A start on a full disk leaves this.
     fs::copy(path("manifest.json"), path("manifest-1.json")).unwrap();
     run.again()
         .go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
@@ -301,7 +316,8 @@ fn a_run_is_not_resumed_for_fewer_epochs_than_it_has_begun() {
     stopped.again().go(1, &tiny(&format!("--resume {shorter}")));
 }
 
-/// Two classes of four images to train on and four to test with, read when they are wanted: a folder and the flags of a run on it.
+/// Writes a folder of two classes with four images each in train and test, which are read on
+/// demand. Returns it with the flags of a run on it.
 fn folder_read_on_demand() -> (tempfile::TempDir, String) {
     let data = tempfile::tempdir().unwrap();
     for split in ["train", "test"] {
@@ -328,7 +344,7 @@ fn a_test_image_that_one_rank_cannot_read_ends_all_ranks_and_the_epoch_stays_tra
                 .unwrap_err()
         );
         assert!(
-            text.contains("epoch 00 is trained and saved") && text.contains("3.bmp"),
+            text.contains("epoch 1: saved, but the evaluation failed") && text.contains("3.bmp"),
             "{text}"
         );
         let progress = newest(&run).state.progress;

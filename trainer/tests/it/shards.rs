@@ -1,4 +1,5 @@
-//! Runs on tar shards and on Parquet files are runs on the folder that these were made of, bit by bit, also when they are killed and go on.
+//! Runs on tar shards and Parquet files have the bits of runs on the folder of the same images,
+//! also after a kill and a resume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::fixture::{flags, program, run};
 
-/// JPEG files of two classes and several sizes: those of the tests of `datasets`.
+/// Returns a folder of JPEG files of two classes and several sizes, from the tests of `datasets`.
 pub(crate) fn photographs() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tests/images");
@@ -36,7 +37,7 @@ pub(crate) fn photographs() -> TempDir {
     root
 }
 
-/// Shards of these photographs, by the program itself.
+/// Writes shards of these photographs with the program.
 pub(crate) fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     let mut shard = program();
@@ -68,7 +69,7 @@ fn words(dataset: &str, dir: &Path) -> String {
 }
 
 #[test]
-fn what_is_in_no_shard_is_reported_and_so_is_what_a_run_leaves_out() {
+fn files_that_a_shard_or_a_run_leaves_out_are_reported() {
     let photographs = photographs();
     fs::write(photographs.path().join("train/cat/scan.psd"), "").unwrap();
     fs::write(photographs.path().join("train/loose.jpg"), "").unwrap();
@@ -167,7 +168,7 @@ fn the_size_of_images_changes_with_the_epoch_on_any_number_of_ranks_and_after_a_
 }
 
 #[test]
-fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
+fn a_run_on_shards_that_was_killed_in_an_epoch_resumes_to_the_same_bits() {
     let (photographs, runs) = (photographs(), tempfile::tempdir().unwrap());
     let shards = sharded(photographs.path(), 5);
     let train = |directory: &PathBuf| {
@@ -187,7 +188,9 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
         let text = fs::read_to_string(directory.join("summary.json")).unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap()["parameter_hash"].clone()
     };
-    let (whole, killed) = (runs.path().join("whole"), runs.path().join("killed"));
+    let [whole, killed] = ["whole", "killed"].map(|name| runs.path().join(name));
+    fs::create_dir(&whole).unwrap();
+    fs::create_dir(&killed).unwrap();
     assert!(train(&whole).status().unwrap().success());
     let mut child = train(&killed).spawn().unwrap();
     let start = Instant::now();

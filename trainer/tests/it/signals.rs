@@ -1,4 +1,4 @@
-//! Signals and limits of the operating system that meet the program: what it leaves, and its exit code.
+//! Signals and limits of the operating system: the files and exit code of the program.
 
 use std::fs::OpenOptions;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::fixture::{Run, TINY, program};
 use trainer::run::checkpoint::CheckpointStore;
 
-/// A program that ends with its test, however that ends.
+/// A process that is killed when its test ends.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -33,7 +33,7 @@ impl Running {
         self.0.try_wait().unwrap().is_none()
     }
 
-    /// The exit code after these signals, a moment apart; none if it stays.
+    /// Sends these signals, a moment apart. Returns the exit code, or `None` if the process stays.
     pub(crate) fn code_after(mut self, signals: &[&str]) -> Option<i32> {
         for signal in signals {
             self.signal(signal);
@@ -79,9 +79,10 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
     assert!(run.directory().join("summary.json").exists());
 }
 
-/// The program in a long training of this run, in a shell that does `before` first.
+/// Starts a long training of this run, in a shell that executes `before` first.
 fn trained_after(before: &str, run: &Run) -> Running {
-    // A signal that is ignored when a program starts stays ignored, as SIGHUP where the tests run under nohup.
+    // A signal that is ignored when a program starts stays ignored, as SIGHUP where the tests run
+    // under nohup.
     let (program, mut shell) = (program(), Command::new("env"));
     shell
         .args(["--default-signal", "sh", "-c"])
@@ -106,7 +107,7 @@ fn trained_after(before: &str, run: &Run) -> Running {
     )
 }
 
-/// Waits until the first step is made, from which on the program listens to signals.
+/// Waits for the first step, after which the program stops in order.
 fn await_step(run: &Run) {
     let start = Instant::now();
     while !run.directory().join("progress.json").exists() {

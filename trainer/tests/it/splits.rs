@@ -306,7 +306,7 @@ fn the_log_says_on_which_images_the_best_model_is_chosen() {
     }
     let text = log("--monitor val-loss");
     for words in [
-        "by test-loss; this run uses no val split",
+        "by test-loss; the run has no val split",
         "--monitor val-loss: there is no val split",
         "| best test-loss ",
     ] {

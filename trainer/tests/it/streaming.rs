@@ -1,4 +1,5 @@
-//! A model of burn's own layers, streamed, through a reducer: on ranks as on one, and what can't be streamed is refused.
+//! A model of burn's layers with gradient hooks and a reducer: equal on any ranks; a wrong use is
+//! refused.
 
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ fn rows(range: std::ops::Range<usize>, device: &Device) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [range.len(), 4]), device)
 }
 
-/// A step's gradients over eight rows, by the loss that `forward` makes of this rank's.
+/// Returns the gradients of a step over eight rows, of which `forward` gets this rank's.
 fn gradients(
     communicator: Arc<dyn Communicator>,
     is_hooked: bool,

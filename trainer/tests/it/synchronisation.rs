@@ -333,11 +333,9 @@ fn on_another_number_of_ranks_root_continues_with_the_sum_of_all_residuals() {
     fs::create_dir(without.directory()).unwrap();
     let store = CheckpointStore::new(&without.directory().join("checkpoints"), 9);
     let tensors = checkpoint.training_tensors().unwrap();
-    let model = checkpoint.model_path();
+    let model = fs::read(checkpoint.model_path()).unwrap();
     store
-        .save(checkpoint.state, &tensors, None, |path| {
-            Ok(fs::copy(&model, path).map(|_| ())?)
-        })
+        .save(checkpoint.state, &tensors, None, &model)
         .unwrap();
     let refused = without.again().try_go(2, &resuming).unwrap_err();
     assert!(format!("{refused:#}").contains("expected a checkpoint with the residuals"));

@@ -1,11 +1,11 @@
-//! What of a run's gradients and images is in its event file, and when; on ranks that are threads. TensorBoard itself reads such files in
+//! Gradients and images in the event file of a run. TensorBoard itself reads such files in
 //! `xtask/src/report_suite.rs`.
 
 use std::fs;
 
 use crate::fixture::{Run, TINY, flags, run};
 
-/// The event file of one session, of a run of ten steps with these flags.
+/// Returns the event file of a run of ten steps with these flags.
 fn events(world_size: usize, with: &str) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let tensorboard = format!(
@@ -19,7 +19,7 @@ fn events(world_size: usize, with: &str) -> Vec<u8> {
     bytes
 }
 
-/// What follows each place where the tag stands.
+/// Returns the bytes after each place of the tag.
 fn after<'a>(bytes: &'a [u8], tag: &'a str) -> Vec<&'a [u8]> {
     let places = bytes
         .windows(tag.len())
@@ -28,8 +28,8 @@ fn after<'a>(bytes: &'a [u8], tag: &'a str) -> Vec<&'a [u8]> {
     places.map(|(at, _)| &bytes[at + tag.len()..]).collect()
 }
 
-/// Of how many steps the classifier's gradient is shown; none is all zero: the least value of a histogram, which a zero would leave out,
-/// comes first in it.
+/// Returns the number of steps with a histogram of the classifier's gradient, and checks that none
+/// is all zero: the least value comes first in a histogram, and a zero would be omitted.
 fn num_gradients(bytes: &[u8]) -> usize {
     let histograms = after(bytes, "gradients/linear.weight");
     for histogram in &histograms {
@@ -44,8 +44,7 @@ fn num_gradients(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn gradients_are_shown_of_the_last_step_of_an_epoch_or_of_every_so_many_also_where_ranks_or_a_device_update_alone()
- {
+fn gradients_are_shown_of_the_last_step_of_an_epoch_or_of_every_n_steps() {
     for (world_size, sync) in [
         (2, ""),
         (2, "--sync local-sgd --every 3"),
@@ -71,7 +70,7 @@ fn gradients_are_shown_of_the_last_step_of_an_epoch_or_of_every_so_many_also_whe
 }
 
 #[test]
-fn curves_and_images_are_written_every_so_many_steps_where_that_is_asked_for() {
+fn curves_and_images_are_written_every_n_steps() {
     let [curves, images] = ["step/loss", "batch/images"];
     let plain = events(1, "--log-every-steps 1");
     assert_eq!(
@@ -88,14 +87,13 @@ fn curves_and_images_are_written_every_so_many_steps_where_that_is_asked_for() {
 #[test]
 fn a_speed_that_no_session_measured_is_in_no_curve() {
     let folder = tempfile::tempdir().unwrap();
-    let flags = flags(&[
-        TINY,
-        "--warmup-steps 0 --resume --tensorboard",
-        &folder.path().display().to_string(),
-    ]);
+    let events = folder.path().display();
+    let words = format!("--warmup-steps 0 --tensorboard {events}");
     // Within the evaluation of the first epoch.
-    let stopped = Run::in_new_directory().stopping_after(7).go(1, &flags);
-    let resumed = stopped.again().go(1, &flags);
+    let stopped = Run::in_new_directory()
+        .stopping_after(7)
+        .go(1, &flags(&[TINY, &words]));
+    let resumed = stopped.again().go(1, &flags(&[TINY, &words, "--resume"]));
     let speeds: Vec<_> = crate::resuming::metrics(&resumed)
         .iter()
         .map(|record| record.speed().is_some())

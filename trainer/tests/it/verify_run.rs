@@ -78,7 +78,7 @@ fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
         1,
         &flags(&[
             TINY,
-            "--epochs 1 --resume --tensorboard",
+            "--epochs 1 --tensorboard",
             events.path().to_str().unwrap(),
         ]),
     );

@@ -228,9 +228,10 @@ fn reached(text: &str) -> Option<u64> {
     let step = |line: &str| {
         let (_, place) = line.split_once("epoch ")?;
         let (epoch, place) = place.split_once(" step ")?;
-        let (step, steps_per_epoch) = place.split_whitespace().next()?.split_once('/')?;
+        let (step, rest) = place.trim_start().split_once('/')?;
+        let steps_per_epoch = rest.split_whitespace().next()?;
         let number = |text: &str| text.parse::<u64>().ok();
-        Some(number(epoch)? * number(steps_per_epoch)? + number(step)?)
+        Some((number(epoch)? - 1) * number(steps_per_epoch)? + number(step)?)
     };
     text.lines().rev().find_map(step)
 }
@@ -241,8 +242,8 @@ mod tests {
 
     #[test]
     fn the_output_shows_where_a_start_resumed_and_which_step_it_reached() {
-        let text = "resumed at epoch 2 step 12 (written by 3 ranks)\nepoch 02 step 000003/000005 | loss 2.1\n\
-                    epoch 02 step 000004/000005 | loss 2.0\ncheckpoint /d/step-00000014 (14 steps) written in 0.02 s\n";
+        let text = "resumed at epoch 3 step 12 (written by 3 ranks)\nepoch 3 step 3/5 | loss 2.1\n\
+                    epoch 3 step 4/5 | loss 2.0\ncheckpoint /d/step-00000014 (14 steps) written in 0.02 s\n";
         assert_eq!((resumed(text), reached(text)), (Some(12), Some(14)));
         let text = "resume: no checkpoint yet, the run starts at its beginning\n";
         assert_eq!((resumed(text), reached(text)), (Some(0), None));

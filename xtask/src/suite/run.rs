@@ -58,6 +58,8 @@ impl<'a> Run<'a> {
     pub(super) fn new(suite: &'a Suite, name: &str) -> Self {
         let folder = suite.folder.join(name);
         let _ = fs::remove_dir_all(&folder);
+        // `--resume` needs an existing folder.
+        let _ = fs::create_dir_all(&folder);
         let run = Run {
             suite,
             name: name.to_owned(),

@@ -133,7 +133,9 @@ fn surroundings(request: &Request) -> String {
         ),
         None => ("$SLURM_JOB_ID", ""),
     };
-    text.push_str(&format!("\njob=\"{job}\"\nrun_dir={directory}{suffix}\n"));
+    text.push_str(&format!(
+        "\njob=\"{job}\"\nrun_dir={directory}{suffix}\nmkdir -p \"$run_dir\" || exit 1\n"
+    ));
     if !request.modules.is_empty() || !request.exports.is_empty() {
         text.push_str(
             "\n# ---- Environment ---------------------------------------------------------------------------------\n",

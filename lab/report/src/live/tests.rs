@@ -170,8 +170,8 @@ fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
         "resnet20 on shapes | 2 ranks of 1 threads on n1",
         "123.4 images/s | exposed communication 10.0 %",
         "step 25: loss 0.5000 accuracy 75.0 % rate 1.0e-5",
-        "epoch 1: test loss 1.1000 accuracy 50.00 %",
-        "epoch 2 of 4 epochs, step 5 of 10, 30s left",
+        "epoch 2: test loss 1.1000 accuracy 50.00 %",
+        "epoch 3 of 4, step 5 of 10, 30s left",
         " images/s by epoch ",
         "50.0 %",
     ] {
@@ -253,7 +253,7 @@ fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_
         "running: training",
         "123.4 images/s",
         "step 25:",
-        "epoch 1: test loss 1.1000 accuracy 50.00 % | highest 50.00 % in epoch 1",
+        "epoch 2: test loss 1.1000 accuracy 50.00 % | highest 50.00 % in epoch 2",
         "30s left",
         "warning: the file system",
         "would not notice it",
@@ -432,7 +432,7 @@ fn named_pipes_among_the_files_are_not_waited_for() {
         );
     }
     assert!(
-        shown(&folder).contains("highest 50.00 % in epoch 1"),
+        shown(&folder).contains("highest 50.00 % in epoch 2"),
         "{}",
         shown(&folder)
     );

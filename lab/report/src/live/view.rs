@@ -12,7 +12,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Axis, Block, Cell, Chart, Dataset, Gauge, GraphType, Paragraph, Row, Table, Widget,
 };
-use records::{EpochRecord, RankSeconds, RunProgress, Seconds};
+use records::{EpochRecord, RankSeconds, Seconds};
 
 use super::state::{Live, Stage};
 
@@ -247,7 +247,7 @@ fn newest(live: &Live) -> String {
     let evaluated = |epoch: &'_ EpochRecord| {
         epoch
             .evaluation()
-            .map(|(split, scores)| (epoch.epoch, split, scores.clone()))
+            .map(|(split, scores)| (epoch.number(), split, scores.clone()))
     };
     if let Some((epoch, split, scores)) = live.run.epochs.iter().rev().find_map(evaluated) {
         let (loss, top1) = (scores.loss, 100.0 * scores.top1);
@@ -259,7 +259,7 @@ fn newest(live: &Live) -> String {
         .run
         .epochs
         .iter()
-        .filter_map(|epoch| Some((epoch.evaluated_top1()?, epoch.epoch)));
+        .filter_map(|epoch| Some((epoch.evaluated_top1()?, epoch.number())));
     // Of equals the first, as in the log.
     if let Some((top1, epoch)) = best.rev().max_by(|a, b| a.0.total_cmp(&b.0)) {
         parts.push(format!("highest {:.2} % in epoch {epoch}", 100.0 * top1));
@@ -277,17 +277,12 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
     let place = live.progress.as_ref().map_or_else(
         || format!("{done} of {all} epochs"),
         |progress| {
-            let RunProgress {
-                epoch,
-                epochs,
-                step_in_epoch,
-                steps_per_epoch,
-                ..
-            } = progress;
-            // Epochs are counted from 0, as in the log, the scores and the curves.
             format!(
-                "epoch {epoch} of {}, step {step_in_epoch} of {steps_per_epoch}",
-                records::counted(*epochs as usize, "epoch")
+                "epoch {} of {}, step {} of {}",
+                progress.epoch.saturating_add(1),
+                progress.epochs,
+                progress.step_in_epoch,
+                progress.steps_per_epoch
             )
         },
     );
@@ -315,7 +310,7 @@ fn chart(
     let points = |value: fn(&EpochRecord) -> Option<f64>| -> Vec<(f64, f64)> {
         let point = |epoch: &EpochRecord| {
             Some((
-                epoch.epoch as f64,
+                epoch.number() as f64,
                 value(epoch).filter(|value| value.is_finite())?,
             ))
         };
@@ -332,7 +327,7 @@ fn chart(
         () if least == most => (least - 0.5, most + 0.5),
         () => (least, most),
     };
-    let last = epochs.last().map_or(1, |epoch| epoch.epoch.max(1)) as f64;
+    let last = epochs.last().map_or(2, |epoch| epoch.number().max(2)) as f64;
     let evaluated = if epochs.iter().any(|epoch| epoch.val.is_some()) {
         "• val "
     } else {
@@ -372,8 +367,8 @@ fn chart(
         .block(Block::bordered().title(Line::from(title)))
         .x_axis(
             Axis::default()
-                .bounds([0.0, last])
-                .labels(["epoch 0".to_owned(), format!("{last}")]),
+                .bounds([1.0, last])
+                .labels(["epoch 1".to_owned(), format!("{last}")]),
         )
         .y_axis(Axis::default().bounds([least, most]).labels(y_labels))
         .legend_position(None)

@@ -30,9 +30,9 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
         } else {
             String::new()
         };
-        let model = by_class
-            .epoch
-            .map_or(String::new(), |epoch| format!(", model of epoch {epoch}"));
+        let model = by_class.epoch.map_or(String::new(), |epoch| {
+            format!(", model of epoch {}", epoch + 1)
+        });
         blocks.push(Block::Paragraph(format!(
             "{}: {} split{model}.",
             run.label, by_class.split
@@ -161,7 +161,7 @@ mod tests {
         let Block::Paragraph(words) = &blocks[0] else {
             panic!("{blocks:?}")
         };
-        assert_eq!(words, "r: test split, model of epoch 3.");
+        assert_eq!(words, "r: test split, model of epoch 4.");
         let raw = |table: &Table| {
             table
                 .rows

@@ -121,7 +121,8 @@ impl Run {
         }
         if let Some(index) = run.progress().iter().position(Option::is_none) {
             run.remarks.push(format!(
-                "epoch {index} is missing in its metrics.jsonl, so that images and seconds are unknown from there on"
+                "epoch {} is missing in its metrics.jsonl, so images and seconds are unknown from there on",
+                index + 1
             ));
         }
         if run.epochs.is_empty() {

@@ -69,7 +69,7 @@ fn a_strong_cells_prediction_tells_no_speedup() {
 fn the_network_is_of_the_newest_quiet_attempt_else_of_the_newest_disturbed_one() {
     let directory = tempfile::tempdir().unwrap();
     let cell = &cells("")[0];
-    let (mut records, _) = Records::open(directory.path()).unwrap();
+    let mut records = Records::open(directory.path()).unwrap();
     assert_eq!(measured(cell, &records, directory.path()), None);
     let mut found = Vec::new();
     for (repetition, attempt, status) in [

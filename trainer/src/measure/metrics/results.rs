@@ -1,13 +1,13 @@
-//! The numbers at the end of a run.
+//! The speed of steps, for `summary.json`.
 //!
-//! In: the times of steps. Out: what `summary.json` says of them.
+//! In: times of steps. Out: means, extremes and variation.
 //! Invariant: a speed is images over all ranks by wall-clock seconds.
 
 use records::{ThroughputStats, mean_and_deviation, median};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The speed of steps of (images over all ranks, time); `None` without steps.
+/// Returns the speed of steps given as (images over all ranks, time); `None` without steps.
 pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
     if steps.is_empty() {
         return None;
@@ -17,7 +17,7 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
         .iter()
         .map(|(_, duration)| duration.as_secs_f64())
         .sum();
-    // A clock may not see a step.
+    // The clock may be too coarse for a step.
     let seconds_of = |time: &Duration| (*time).max(Duration::from_nanos(1)).as_secs_f64();
     let speeds: Vec<f64> = steps
         .iter()
@@ -41,23 +41,23 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
     })
 }
 
-/// What is kept of many steps.
+/// Statistics of many steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSketch {
-    /// Time of all of them.
+    /// Time of all steps.
     pub total: Duration,
-    /// Their speed; `None` without steps.
+    /// Speed; `None` without steps.
     pub speed: Option<ThroughputStats>,
-    /// The shortest step, milliseconds; 0 without steps.
+    /// Shortest step, milliseconds; 0 without steps.
     pub milliseconds_min: f64,
-    /// The longest.
+    /// Longest step, milliseconds; 0 without steps.
     pub milliseconds_max: f64,
-    /// Mean difference of a step from the one before, milliseconds: what varies from step to step, without what drifts.
+    /// Mean difference between consecutive steps, milliseconds: variation without drift.
     pub milliseconds_jitter: f64,
 }
 
 impl StepSketch {
-    /// The sketch of steps of (images over all ranks, time).
+    /// Returns the statistics of steps given as (images over all ranks, time).
     pub fn of(steps: &[(u64, Duration)]) -> Self {
         let times = milliseconds(steps);
         let differences: f64 = times.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_steps_of_the_whole_batch_tell_how_even_they_are() {
+    fn only_steps_of_the_whole_batch_count_in_their_variation() {
         let whole = [(100, Duration::from_secs(1)), (100, Duration::from_secs(1))];
         let steps = [&whole[..], &[(10, Duration::from_secs(1))]].concat();
         let [even, short] = [&whole[..], &steps].map(|steps| throughput(steps).unwrap());

@@ -1,41 +1,59 @@
 //! The lines of a run as text: fixed columns, every number with its unit.
 //!
-//! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
+//! In: records. Out: text without line ends. Invariant: pure; nothing is printed here. Epochs and
+//! steps count from 1.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::format::{bytes, grouped, seconds, time_left};
 use crate::config::TrainConfig;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{
-    BenchResult, Best, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds,
-    SlowestRank, Summary, ThroughputStats,
+    BenchResult, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds, SlowestRank,
+    Summary, ThroughputStats, bytes, grouped, grouped_decimal,
 };
 
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
 
-/// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s | 31 min left`.
-/// Steps are numbered as done: the last is `003900/003900`.
+/// Returns seconds, from an hour on as hours and minutes: `31.2 s`, `2 h 05 min`.
+fn seconds(seconds: f64) -> String {
+    if (seconds * 10.0).round() < 36_000.0 {
+        return format!("{seconds:.1} s");
+    }
+    let minutes = (seconds / 60.0).round() as u64;
+    format!("{} h {:02} min", minutes / 60, minutes % 60)
+}
+
+/// Returns the time left as the end of a line, with at most two units: `45 s`, `31 min`, `2 h 05
+/// min`.
+pub(super) fn left(time: Option<Duration>) -> String {
+    let Some(time) = time else {
+        return String::new();
+    };
+    match time.as_secs() {
+        seconds if seconds < 120 => format!(" | {seconds} s left"),
+        seconds if seconds < 7200 => format!(" | {} min left", (seconds + 30) / 60),
+        seconds => format!(" | {} h {:02} min left", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12,270
+/// img/s | 31 min left`.
 pub(super) fn step(step: &StepLine) -> String {
     let [loss, accuracy] = running(&step.scores);
+    let all = step.steps_per_epoch.to_string();
+    let width = all.len();
     format!(
-        "epoch {:02} step {:06}/{:06} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s{}",
-        step.epoch,
+        "epoch {} step {:>width$}/{all} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s{}",
+        step.epoch + 1,
         step.step_in_epoch + 1,
-        step.steps_per_epoch,
         records::learning_rate(step.learning_rate),
         step.duration.as_secs_f64() * 1e3,
         phases(&step.seconds, 1e3),
         grouped(images_per_second(step)),
         left(step.time_left),
     )
-}
-
-/// The time that is left, as the end of a line.
-fn left(time: Option<Duration>) -> String {
-    time.map_or_else(String::new, |time| format!(" | {} left", time_left(time)))
 }
 
 /// `eval | batch 12/300 | 31 min left`.
@@ -62,7 +80,7 @@ pub(super) fn bar_message(step: &StepLine) -> String {
     )
 }
 
-/// Loss and accuracy in per cent; dashes where no step has counted yet.
+/// Returns loss and accuracy in per cent; dashes before the first result.
 fn running(scores: &ScoreSums) -> [String; 2] {
     match scores.num_samples {
         0 => ["     -".to_owned(), "   -".to_owned()],
@@ -77,7 +95,7 @@ fn images_per_second(step: &StepLine) -> u64 {
     (step.global_num_samples as f64 / step.duration.as_secs_f64()).round() as u64
 }
 
-/// The five phases of a step, in seconds times `scale`.
+/// Returns the five phases of a step, in seconds times `scale`.
 fn phases(times: &Seconds, scale: f64) -> String {
     format!(
         "data {:4.1} fwd {:5.1} bwd {:5.1} comm {:4.1} opt {:4.1}",
@@ -89,7 +107,6 @@ fn phases(times: &Seconds, scale: f64) -> String {
     )
 }
 
-/// What a program of its own measures.
 pub(super) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
     metrics
         .iter()
@@ -108,11 +125,11 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     };
     let train = match (record.train_loss, record.train_top1, record.train_top5) {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
-        _ => "no step counted".to_owned(),
+        _ => "all steps skipped".to_owned(),
     };
     let mut line = format!(
-        "epoch {:02} done | train {train} | {evaluated} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
-        record.epoch,
+        "epoch {} done | train {train} | {evaluated} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        record.number(),
         record
             .speed()
             .map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
@@ -131,13 +148,13 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     }
     if record.compression_error > 0.0 {
         line.push_str(&format!(
-            " | compression leaves out {:.2} %",
+            " | compression error {:.2} %",
             100.0 * record.compression_error
         ));
     }
     if let Some(factor) = record.loss_scale {
         line.push_str(&format!(
-            " | loss scale {factor}, {} steps left out",
+            " | loss scale {factor}, {} steps skipped",
             grouped(record.overflowed_steps)
         ));
     }
@@ -145,13 +162,10 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         line.push_str(&format!(" | {joules:.3} J an image"));
     }
     if let Some(noise) = &record.gradient_noise {
-        line.push_str(&match noise.batch_size {
-            Some(size) => format!(
-                " | gradient noise suggests batches of {}",
-                grouped(size.round() as u64)
-            ),
-            None => " | gradient noise suggests no batch size".to_owned(),
-        });
+        let size = noise
+            .batch_size
+            .map_or("unknown".to_owned(), |size| grouped(size.round() as u64));
+        line.push_str(&format!(" | noise scale {size} images"));
     }
     line
 }
@@ -175,13 +189,16 @@ pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
     )
 }
 
-/// Rows of a table of classes, and the most classes of a matrix that is printed.
+/// Limit of the rows of a table of classes, and of the classes of a printed confusion matrix.
 const MOST_CLASSES: usize = 16;
 
-/// A table of the classes, those with the lowest accuracy first, with the confusion matrix of few classes; of many classes the worst and the most
-/// frequent confusions.
+/// Returns a table of the classes, lowest accuracy first. Few classes get a confusion matrix; of
+/// many only the worst are shown, with the most frequent confusions.
 pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
     let worst = by_class.worst_first();
+    let shown = &worst[..worst.len().min(MOST_CLASSES)];
+    let names: Vec<&str> = shown.iter().map(|class| class.name.as_str()).collect();
+    let width = width_of(&names);
     let mut lines = vec![match worst.len() {
         0..=MOST_CLASSES => "classes, lowest accuracy first".to_owned(),
         all => format!(
@@ -189,94 +206,71 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
             grouped(all as u64)
         ),
     }];
-    let shown = &worst[..worst.len().min(MOST_CLASSES)];
-    let width = shown
-        .iter()
-        .map(|class| class.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    lines.extend(shown.iter().map(|class| {
+    for class in shown {
         let confused: Vec<String> = class
             .confused_with
             .iter()
             .map(|confusion| format!("{} {}", confusion.name, grouped(confusion.count)))
             .collect();
-        let taken = if confused.is_empty() {
-            String::new()
-        } else {
-            format!(" | taken for {}", confused.join(", "))
-        };
-        let (correct, all) = (grouped(class.correct), grouped(class.num_samples));
-        let accuracy = 100.0 * class.accuracy().unwrap_or(f64::NAN);
-        format!(
-            "  {:width$} {accuracy:6.2} % ({correct} of {all}){taken}",
-            class.name
-        )
-    }));
+        let mut line = format!(
+            "  {:width$} {:6.2} % ({} of {})",
+            class.name,
+            100.0 * class.accuracy().unwrap_or(f64::NAN),
+            grouped(class.correct),
+            grouped(class.num_samples)
+        );
+        if !confused.is_empty() {
+            line.push_str(&format!(" | taken for {}", confused.join(", ")));
+        }
+        lines.push(line);
+    }
     if worst.len() > MOST_CLASSES {
         lines.push("the most frequent confusions".to_owned());
-        let confusion = |(class, answer, count): &(&str, &str, u64)| {
-            format!("  {class} taken for {answer}: {}", grouped(*count))
-        };
-        lines.extend(
-            by_class
-                .confusions()
-                .iter()
-                .take(MOST_CLASSES)
-                .map(confusion),
-        );
-    }
-    if let Some(matrix) = by_class
-        .confusion_matrix
-        .as_ref()
-        .filter(|_| by_class.classes.len() <= MOST_CLASSES)
-    {
+        for (class, answer, count) in by_class.confusions().iter().take(MOST_CLASSES) {
+            lines.push(format!("  {class} taken for {answer}: {}", grouped(*count)));
+        }
+    } else if let Some(matrix) = &by_class.confusion_matrix {
         lines.push(
             "confusion matrix: a row for each class, a column for each answer, in label order"
                 .to_owned(),
         );
-        let names = by_class
-            .classes
-            .iter()
-            .map(|class| class.name.chars().count())
-            .max()
-            .unwrap_or(0);
-        let digits = matrix
-            .iter()
-            .flatten()
-            .max()
-            .map_or(1, |most| most.to_string().len());
-        lines.extend(matrix.iter().zip(&by_class.classes).map(|(row, class)| {
+        let most = matrix.iter().flatten().max().copied().unwrap_or(0);
+        let digits = most.to_string().len();
+        for (row, class) in matrix.iter().zip(&by_class.classes) {
             let counts: Vec<String> = row.iter().map(|count| format!("{count:digits$}")).collect();
-            format!("  {:names$} {}", class.name, counts.join(" "))
-        }));
+            lines.push(format!("  {:width$} {}", class.name, counts.join(" ")));
+        }
     }
     lines
 }
 
+fn width_of(names: &[&str]) -> usize {
+    let widths = names.iter().map(|name| name.chars().count());
+    widths.max().unwrap_or(0)
+}
+
 pub(super) fn finish(summary: &Summary) -> String {
-    // Of a run that went on only these steps took the time of this start.
-    let own_steps = summary
-        .rank_seconds
-        .first()
-        .map(|root| root.num_steps)
-        .filter(|steps| *steps < summary.steps);
     let mut line = format!(
-        "{} | {} epochs, {} steps, {} images{} in {}",
+        "{} | {} epochs, {} steps, {} images",
         if summary.stopped_early {
             "stopped"
         } else {
             "done"
         },
-        summary.epochs,
+        grouped(summary.epochs),
         grouped(summary.steps),
         grouped(summary.images),
-        own_steps.map_or(String::new(), |steps| format!(
-            "; this start: {} steps",
-            grouped(steps)
-        )),
-        seconds(summary.seconds_total),
     );
+    // The time is that of this session.
+    if let Some(root) = summary.rank_seconds.first()
+        && root.num_steps < summary.steps
+    {
+        line.push_str(&format!(
+            "; this session: {} steps",
+            grouped(root.num_steps)
+        ));
+    }
+    line.push_str(&format!(" in {}", seconds(summary.seconds_total)));
     if summary.skipped_steps > 0 {
         line.push_str(&format!(
             " | {} steps skipped",
@@ -289,29 +283,25 @@ pub(super) fn finish(summary: &Summary) -> String {
             grouped(evaluations)
         ));
     }
-    if let Some((split, scores)) = summary
-        .final_epoch
-        .as_ref()
-        .and_then(EpochRecord::evaluation)
-    {
+    let last = summary.final_epoch.as_ref();
+    if let Some((split, scores)) = last.and_then(EpochRecord::evaluation) {
         line.push_str(&format!(" | {split} top-1 {:5.2} %", 100.0 * scores.top1));
     }
-    if let Some(Best {
-        epoch,
-        monitor,
-        value,
-    }) = &summary.best
-    {
-        let value = match monitor.ends_with("-top1") {
-            true => format!("{:5.2} %", 100.0 * value),
-            false => format!("{value:.4}"),
+    if let Some(best) = &summary.best {
+        let value = match best.monitor.ends_with("-top1") {
+            true => format!("{:5.2} %", 100.0 * best.value),
+            false => format!("{:.4}", best.value),
         };
-        line.push_str(&format!(" | best {monitor} {value} after epoch {epoch:02}"));
+        line.push_str(&format!(
+            " | best {} {value} after epoch {}",
+            best.monitor,
+            best.epoch + 1
+        ));
     }
     if let Some(test) = &summary.test {
         line.push_str(&format!(
-            " | test of epoch {:02}: {}",
-            test.epoch,
+            " | test of epoch {}: {}",
+            test.epoch + 1,
             scores(test.scores.loss, test.scores.top1, test.scores.top5)
         ));
     }
@@ -320,19 +310,19 @@ pub(super) fn finish(summary: &Summary) -> String {
 
 pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     format!(
-        "speed | {:.1} +- {:.1} img/s (min {:.1}, max {:.1}, n = {} steps) | median step {:.1} ms | peak {}",
-        stats.mean,
-        stats.sigma,
-        stats.min,
-        stats.max,
+        "speed | {} +- {} img/s (min {}, max {}, n = {} steps) | median step {:.1} ms | peak {}",
+        grouped_decimal(stats.mean, 1),
+        grouped_decimal(stats.sigma, 1),
+        grouped_decimal(stats.min, 1),
+        grouped_decimal(stats.max, 1),
         grouped(stats.num_steps),
         stats.step_milliseconds_median,
         bytes(peak_memory_bytes),
     )
 }
 
-/// A row for each kind of kernel, the largest first: its share of the step, what its calls take alone, how fast it walks over
-/// activations; then what is left over.
+/// Returns a row for each kind of kernel, the largest first: share of the step, time of its calls
+/// measured alone, bandwidth over activations; then the rest of the step.
 pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     let per_step = |seconds: f64| seconds / result.steps as f64;
     let row = |name: &str, part: f64| {
@@ -348,28 +338,29 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
         .map(|(name, part)| (name.as_str(), *part))
         .collect();
     kernels.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let (mut in_step, mut alone_in_all) = (0.0, 0.0);
+    let mut in_step = 0.0;
+    let mut alone_in_all = 0.0;
     let mut rows: Vec<String> = Vec::new();
     for &(name, part) in &kernels {
-        let alone = result.kernels_alone.get(name);
-        let beside = alone.map_or_else(String::new, |alone| {
+        let mut line = row(name, part);
+        if let Some(alone) = result.kernels_alone.get(name) {
             in_step += per_step(part);
             alone_in_all += alone.seconds_per_step;
-            let walks = match alone.bytes_per_step as f64 / per_step(part) / 1e9 {
-                speed if speed > 0.0 => format!(", {speed:4.1} GB/s"),
-                _ => String::new(),
-            };
-            format!(" | alone {:8.2} ms{walks}", 1e3 * alone.seconds_per_step)
-        });
-        rows.push(row(name, part) + &beside);
+            line.push_str(&format!(" | alone {:8.2} ms", 1e3 * alone.seconds_per_step));
+            let speed = alone.bytes_per_step as f64 / per_step(part) / 1e9;
+            if speed > 0.0 {
+                line.push_str(&format!(", {speed:4.1} GB/s"));
+            }
+        }
+        rows.push(line);
     }
     rows.push(row(
-        "outside our kernels",
+        "outside Lockstep's kernels",
         seconds - kernels.iter().map(|(_, part)| part).sum::<f64>(),
     ));
     if alone_in_all > 0.0 {
         rows.push(format!(
-            "  {:33} {:9.2} x what they take alone; {:.1} walks over each layer's output",
+            "  {:33} {:9.2} x their time alone; {:.1} passes over each layer's output",
             "kernels in the step",
             in_step / alone_in_all,
             result.activation_walks
@@ -379,45 +370,35 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
         "  {:33} {:9.1} a step",
         "fresh pages", result.minor_faults_per_step
     ));
-    rows.extend(
-        result
-            .joules_per_image
-            .map(|joules| format!("  {:33} {joules:9.3} J an image", "energy")),
-    );
+    if let Some(joules) = result.joules_per_image {
+        rows.push(format!("  {:33} {joules:9.3} J an image", "energy"));
+    }
     rows
 }
 
-/// Kernels that are named; the others are small.
+/// Number of named kernels; the others are small.
 const NUM_NAMED: usize = 12;
 
 pub(super) fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
-    let row = |name: &str, seconds: f64, launches: String| {
-        format!(
-            "  {:30.30} {:9.3} ms a step {launches}",
-            name,
-            1e3 * seconds
-        )
+    let row = |name: &str, seconds: f64, launches: &str| {
+        format!("  {name:30.30} {:9.3} ms a step {launches}", 1e3 * seconds)
     };
     let launches = |number: f64| format!("in {number:.1} launches");
-    let total = launches(kernels.launches_per_step);
-    let mut rows = vec![row(
-        &format!("kernels of {} further steps", kernels.steps),
-        kernels.seconds_per_step,
-        total,
-    )];
-    rows.push(row(
-        "between them",
-        kernels.idle_seconds_per_step,
-        String::new(),
-    ));
-    let named = kernels.kernels.iter().take(NUM_NAMED);
-    rows.extend(named.map(|kernel| {
+    let mut rows = vec![
         row(
+            &format!("kernels of {} further steps", kernels.steps),
+            kernels.seconds_per_step,
+            &launches(kernels.launches_per_step),
+        ),
+        row("between them", kernels.idle_seconds_per_step, ""),
+    ];
+    for kernel in kernels.kernels.iter().take(NUM_NAMED) {
+        rows.push(row(
             &kernel.name,
             kernel.seconds_per_step,
-            launches(kernel.launches_per_step),
-        )
-    }));
+            &launches(kernel.launches_per_step),
+        ));
+    }
     rows
 }
 
@@ -431,7 +412,7 @@ pub(super) fn slowest(slowest: &SlowestRank) -> String {
     )
 }
 
-/// How many updates were made with gradients of parameters that so many updates had made stale.
+/// Returns the histogram of updates by the staleness of their parameters.
 pub(super) fn staleness(histogram: &[u64]) -> String {
     let total: u64 = histogram.iter().sum();
     let sum: u64 = histogram
@@ -452,7 +433,8 @@ pub(super) fn staleness(histogram: &[u64]) -> String {
     )
 }
 
-/// One row a section, wrapped; then what follows from the options, then the facts of the launch.
+/// Returns a row for each section, wrapped; then the sizes that follow from the options; then the
+/// facts of the launch.
 pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for (path, value) in config.settings() {
@@ -472,17 +454,12 @@ pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> V
         config.num_workers()
     );
     let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
-    rows.push(("hence".to_owned(), vec![product, peak]));
-    rows.extend(
-        facts
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), vec![value.clone()])),
-    );
-    let width = rows
-        .iter()
-        .map(|(name, _)| name.chars().count())
-        .max()
-        .unwrap_or(0);
+    rows.push(("derived".to_owned(), vec![product, peak]));
+    for (name, value) in facts {
+        rows.push(((*name).to_owned(), vec![value.clone()]));
+    }
+    let names: Vec<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
+    let width = width_of(&names);
     rows.iter()
         .flat_map(|(name, cells)| wrapped(name, width, cells))
         .collect()
@@ -500,4 +477,34 @@ fn wrapped(name: &str, width: usize, cells: &[String]) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_left_has_at_most_two_units() {
+        let shown = [0, 119, 120, 1_845, 7_199, 7_500, 180_000]
+            .map(|seconds| left(Some(Duration::from_secs(seconds))));
+        let expected = [
+            "0 s",
+            "119 s",
+            "2 min",
+            "31 min",
+            "120 min",
+            "2 h 05 min",
+            "50 h 00 min",
+        ];
+        assert_eq!(shown, expected.map(|time| format!(" | {time} left")));
+        assert_eq!(left(None), "");
+    }
+
+    #[test]
+    fn long_times_are_printed_in_hours() {
+        assert_eq!(
+            [31.24, 3_599.94, 3_599.96, 7_500.0].map(seconds),
+            ["31.2 s", "3599.9 s", "1 h 00 min", "2 h 05 min"]
+        );
+    }
 }

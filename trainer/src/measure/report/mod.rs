@@ -1,36 +1,69 @@
-//! All that a run prints: on the root's console, and the same text in its log file.
+//! All output of a run: on root's console, and the same text in its log file.
 //!
-//! In: records of [`crate::measure::metrics`]. Out: lines on stdout, progress bars and warnings on stderr, `train.log`.
-//! Invariant: only root prints, but for the error that ends the program; a console or log that cannot be written never stops a run.
+//! In: records of [`crate::measure::metrics`]. Out: lines on stdout, progress bars and warnings on
+//! stderr, `train.log`.
+//! Invariant: only root prints, but for the error that ends the program. If the console or the log
+//! cannot be written, the run continues.
 
-pub(crate) mod format;
 mod lines;
-mod look;
+mod log_file;
 
-pub use format::{bytes, grouped, seconds};
-pub use look::ConsoleLook;
+pub use log_file::LogFile;
+pub use records::{bytes, grouped};
 
 use crate::config::TrainConfig;
-use crate::measure::held_file::HeldFile;
 use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
 use cluster::output::unless_reader_left;
+use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 use records::{
     BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats,
 };
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Steps differing by more than this share of the mean speed are worth a warning.
+/// Variation of the steps, or excess of a rank's time, that gets a warning.
 const UNEVEN_SHARE: f64 = 0.1;
 
-/// What is under way has a line at least this often.
+/// Time after which a process under way prints another line.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Prints for root and is silent on all other ranks; a clone has the same console and log.
+/// Width and colour of stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConsoleLook {
+    /// Columns.
+    pub width: usize,
+    /// True on a terminal, unless `NO_COLOR` is set.
+    pub is_colored: bool,
+}
+
+impl ConsoleLook {
+    /// Returns the look of a console without a known size, such as a pipe.
+    pub fn plain() -> Self {
+        Self {
+            width: 80,
+            is_colored: false,
+        }
+    }
+
+    /// Returns the look of stdout. A launcher may give its ranks a terminal without a size and
+    /// write their text to a file: that one is plain.
+    pub fn of_stdout() -> Self {
+        match Term::stdout().size_checked() {
+            Some((_, columns)) if columns > 0 => Self {
+                width: usize::from(columns),
+                is_colored: console::colors_enabled(),
+            },
+            _ => Self::plain(),
+        }
+    }
+}
+
+/// Prints for root and is silent on all other ranks. A clone has the same console and log.
 #[derive(Clone)]
 pub struct Reporter {
     output: Option<Arc<Mutex<Output>>>,
@@ -39,27 +72,26 @@ pub struct Reporter {
 struct Output {
     console: Box<dyn Write + Send>,
     warnings: Box<dyn Write + Send>,
-    log: Option<HeldFile>,
-    /// A bar moves on stderr instead of step lines on stdout.
+    log: Option<LogFile>,
+    /// Whether stderr shows a bar.
     has_bars: bool,
-    /// Step lines go to stdout too: it is no terminal, so no bar is seen there.
+    /// Whether stdout shows step lines: not if it is the terminal of the bar.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
-    /// When the last step's line was printed, in this session.
+    /// When the last line of a step was printed, in this session.
     last_step_line: Option<Instant>,
-    /// Tenths of a download that were told.
-    told_tenths: u64,
+    /// Reported tenths of a download.
+    tenths: u64,
 }
 
 impl Reporter {
-    /// A reporter for stdout and stderr that speaks if `is_root`, into `log` too.
-    pub fn new(is_root: bool, log: Option<HeldFile>) -> Self {
+    /// Returns a reporter for stdout and stderr, which prints if this rank `is_root`.
+    pub fn new(is_root: bool) -> Self {
         let has_bars = io::stderr().is_terminal();
-        let has_step_lines = !(has_bars && io::stdout().is_terminal());
         let output = Output {
             has_bars,
-            has_step_lines,
-            ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log)
+            has_step_lines: !(has_bars && io::stdout().is_terminal()),
+            ..Output::new(Box::new(io::stdout()), Box::new(io::stderr()))
         };
         Self {
             output: is_root.then(|| Arc::new(Mutex::new(output))),
@@ -69,15 +101,19 @@ impl Reporter {
     #[cfg(test)]
     fn with_console(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>) -> Self {
         Self {
-            output: Some(Arc::new(Mutex::new(Output::plain(console, warnings, None)))),
+            output: Some(Arc::new(Mutex::new(Output::new(console, warnings)))),
         }
     }
 
-    /// From now on the text goes into `log` too.
-    pub fn log_to(&self, log: HeldFile) {
+    /// Appends all further text to the log at `path`, too.
+    ///
+    /// # Errors
+    /// If the log cannot be opened.
+    pub fn log_to(&self, path: &Path) -> Result<()> {
         if let Some(mut output) = self.lock() {
-            output.log = Some(log);
+            output.log = Some(LogFile::open(path)?);
         }
+        Ok(())
     }
 
     pub fn note(&self, text: &str) {
@@ -87,7 +123,9 @@ impl Reporter {
     }
 
     pub fn notes(&self, lines: &[String]) {
-        lines.iter().for_each(|line| self.note(line));
+        for line in lines {
+            self.note(line);
+        }
     }
 
     /// Prints a line that starts with `warning:`, on stderr.
@@ -97,24 +135,24 @@ impl Reporter {
         }
     }
 
-    /// Adds a line to the log alone, of something that is said elsewhere and may end the program: it waits for nobody who may hold
-    /// the console.
+    /// Adds a line to the log only, about an error that is printed elsewhere and may end the
+    /// program. Does not wait for a thread that holds the console.
     pub fn log(&self, text: &str) {
-        if let Some(mut output) = self
-            .output
-            .as_ref()
-            .and_then(|output| output.try_lock().ok())
+        if let Some(output) = &self.output
+            && let Ok(mut output) = output.try_lock()
         {
             output.log_line(text);
         }
     }
 
-    /// Prints the resolved configuration as one aligned table, followed by `facts` of the launch as (name, value).
+    /// Prints the resolved configuration as one aligned table, followed by `facts` of the launch as
+    /// (name, value).
     pub fn configuration(&self, config: &TrainConfig, facts: &[(&str, String)]) {
         self.notes(&lines::configuration(config, facts));
     }
 
-    /// Returns true for the first step of the session, and for one after ten seconds without a step's line. False where nothing is printed.
+    /// Returns true for the first step of the session, and for one after ten seconds without a
+    /// step's line. False where nothing is printed.
     pub fn is_step_due(&self) -> bool {
         self.lock().is_some_and(|output| {
             output
@@ -144,7 +182,8 @@ impl Reporter {
         }
     }
 
-    /// Prints the line of an epoch and takes its bar away; the log is then the file of its name, whoever replaced it.
+    /// Prints the line of an epoch and removes the bar. If the log was replaced or removed, opens
+    /// it again.
     pub fn epoch(&self, record: &EpochRecord) {
         if let Some(mut output) = self.lock() {
             output.clear_bar();
@@ -173,14 +212,14 @@ impl Reporter {
             }
         }
         let tenths = total.map_or(0, |total| done.saturating_mul(10) / total.max(1));
-        if !output.has_bars && tenths > output.told_tenths {
+        if !output.has_bars && tenths > output.tenths {
             let whole = total.map_or(String::new(), |total| format!(" of {}", bytes(total)));
             output.line(&format!("{name}: {}{whole}", bytes(done)));
         }
-        output.told_tenths = if is_complete { 0 } else { tenths };
+        output.tenths = if is_complete { 0 } else { tenths };
     }
 
-    /// Passes `items` on, so many of a `unit`, and prints every ten seconds how many are done.
+    /// Returns `items`, and prints every ten seconds how many of `num_units` units are done.
     pub fn paced<I: Iterator>(
         &self,
         what: &'static str,
@@ -217,19 +256,19 @@ impl Reporter {
         self.note(&lines::speed(stats, peak_memory_bytes));
         if stats.whole_batch_variation > UNEVEN_SHARE {
             self.warn(&format!(
-                "step speeds vary by {:.0} %: other programs may share the processors; leave cores free, pin the ranks \
-                 (mpirun --bind-to core) or lower --threads",
+                "step speeds vary by {:.0} %: other programs may share the CPUs; leave cores free, pin the ranks (mpirun --bind-to core) or \
+                 lower --threads",
                 100.0 * stats.whole_batch_variation
             ));
         }
     }
 
-    /// Prints where the time of root's measured steps went.
+    /// Prints the parts of root's measured steps.
     pub fn step_parts(&self, seconds: f64, result: &BenchResult) {
         self.notes(&lines::step_parts(seconds, result));
     }
 
-    /// Prints what a GPU ran.
+    /// Prints the kernels of a GPU.
     pub fn device_kernels(&self, kernels: &DeviceKernels) {
         self.notes(&lines::device_kernels(kernels));
     }
@@ -271,7 +310,7 @@ impl Reporter {
         self.result(&serde_json::to_string(value)?)
     }
 
-    /// Prints what a command was asked for, on stdout and not in the log. A reader who has left has what he wanted.
+    /// Prints the result of a command on stdout and not in the log. A closed pipe is not an error.
     pub fn result(&self, text: &str) -> Result<()> {
         let Some(mut output) = self.lock() else {
             return Ok(());
@@ -288,7 +327,7 @@ impl Reporter {
     }
 }
 
-/// Something under way that has a line every ten seconds.
+/// A process that prints a line every ten seconds.
 struct Pace {
     reporter: Reporter,
     what: &'static str,
@@ -299,7 +338,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Prints that so many units are done, if a line is due.
+    /// Prints the number of units done, if a line is due.
     fn done(&mut self, num_done: usize) {
         if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
@@ -315,48 +354,34 @@ impl Pace {
 }
 
 impl Output {
-    fn plain(
-        console: Box<dyn Write + Send>,
-        warnings: Box<dyn Write + Send>,
-        log: Option<HeldFile>,
-    ) -> Self {
+    fn new(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>) -> Self {
         Self {
             console,
             warnings,
-            log,
+            log: None,
             has_bars: false,
             has_step_lines: true,
             bar: None,
             last_step_line: None,
-            told_tenths: 0,
+            tenths: 0,
         }
     }
 
+    // Errors of these writes are dropped: a closed pipe or a full disk is no reason to lose hours
+    // of training.
+
     fn line(&mut self, text: &str) {
-        self.console_line(text);
-        self.log_line(text);
-    }
-
-    // Errors of these writes are dropped: a closed pipe or a full disk is no reason to lose hours of training, and
-    // what matters is written elsewhere with its errors checked.
-
-    fn console_line(&mut self, text: &str) {
-        let console = &mut self.console;
-        let mut write = || {
-            let _ = one_write(console, text);
-        };
+        let mut write = || drop(one_write(&mut self.console, text));
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         }
+        self.log_line(text);
     }
 
     fn warn(&mut self, text: &str) {
         let line = format!("warning: {text}");
-        let warnings = &mut self.warnings;
-        let mut write = || {
-            let _ = one_write(warnings, &line);
-        };
+        let mut write = || drop(one_write(&mut self.warnings, &line));
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
@@ -366,7 +391,7 @@ impl Output {
 
     fn log_line(&mut self, text: &str) {
         if let Some(log) = &mut self.log {
-            let _ = log.add(&format!("{text}\n"));
+            log.line(text);
         }
     }
 
@@ -380,9 +405,7 @@ impl Output {
             )),
             Err(error) => {
                 self.log = None;
-                self.warn(&format!(
-                    "{error:#}: nothing more of this run goes into its log"
-                ));
+                self.warn(&format!("{error:#}: the log of this run ends here"));
             }
         }
     }
@@ -399,7 +422,7 @@ pub fn alarm(message: &str) {
     let _ = one_write(&mut io::stderr().lock(), message.trim_end());
 }
 
-/// Says on stderr what ended the program, whoever says it: root may be the one that is gone.
+/// Prints on stderr the error that ended the program, on any rank: root may have exited.
 pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
     alarm(&match rank {
         Some(rank) => format!("error (rank {rank}): {error:#}"),
@@ -407,7 +430,7 @@ pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
     });
 }
 
-/// A line in one piece: launchers pass on what they have read, and lines of other streams come between two pieces.
+/// Writes a line in one piece: a launcher may put lines of other ranks between two pieces.
 fn one_write(to: &mut dyn Write, line: &str) -> io::Result<()> {
     to.write_all(format!("{line}\n").as_bytes())
         .and_then(|()| to.flush())
@@ -423,8 +446,8 @@ impl std::fmt::Debug for Reporter {
 }
 
 fn step_bar(step: &StepLine) -> ProgressBar {
-    let bar =
-        ProgressBar::new(step.steps_per_epoch).with_prefix(format!("epoch {:02}", step.epoch));
+    let prefix = format!("epoch {}", step.epoch + 1);
+    let bar = ProgressBar::new(step.steps_per_epoch).with_prefix(prefix);
     bar.with_style(style("{prefix} {wide_bar} {pos}/{len} {msg}"))
 }
 

@@ -98,8 +98,8 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
 fn a_step_line_has_fixed_columns_with_units() {
     assert_eq!(
         lines::step(&step_line(1171)),
-        "epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
-         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s | 31 min left"
+        "epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
+         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12,278 img/s | 31 min left"
     );
     let nothing = StepLine {
         scores: ScoreSums::default(),
@@ -120,10 +120,10 @@ fn a_step_line_has_fixed_columns_with_units() {
 }
 
 #[test]
-fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
+fn an_epoch_line_has_train_test_speed_phases_and_memory() {
     assert_eq!(
         lines::epoch(&record(3, Some(7))),
-        "epoch 03 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
+        "epoch 4 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
          |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
     assert!(lines::epoch(&record(3, None)).contains("| not evaluated |"));
@@ -146,7 +146,7 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
     };
     let line = lines::epoch(&measured);
     assert!(
-        line.ends_with(" | 0.250 J an image | gradient noise suggests batches of 1 234"),
+        line.ends_with(" | 0.250 J an image | noise scale 1,234 images"),
         "{line}"
     );
 }
@@ -168,17 +168,17 @@ fn the_first_step_has_a_line_and_one_after_ten_seconds_without_one() {
     let shown: Vec<String> = lines
         .lines()
         .filter(|line| line.contains(" step "))
-        .map(|line| line[14..20].to_owned())
+        .map(|line| line[13..17].to_owned())
         .collect();
-    assert_eq!(shown, ["000001", "001000", "001501", "002000", "003000"]);
+    assert_eq!(shown, ["   1", "1000", "1501", "2000", "3000"]);
     assert!(
-        !Reporter::new(false, None).is_step_due(),
+        !Reporter::new(false).is_step_due(),
         "other ranks print nothing"
     );
 }
 
 #[test]
-fn what_takes_long_tells_how_far_it_is_every_ten_seconds() {
+fn a_long_process_prints_its_progress_every_ten_seconds() {
     let (reporter, console, _) = reporter();
     let mut pace = reporter.pace("eval", "batch", 300);
     pace.done(1);
@@ -198,7 +198,7 @@ fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("train.log");
     let (reporter, console, warnings) = reporter();
-    reporter.log_to(HeldFile::open(&path).unwrap());
+    reporter.log_to(&path).unwrap();
     reporter.note("hello");
     reporter.warn("slow disk");
     reporter.json(&serde_json::json!({ "loss": 0.5 })).unwrap();
@@ -211,11 +211,11 @@ fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
 }
 
 #[test]
-fn a_log_that_was_replaced_is_gone_on_with_under_its_name_from_the_next_epoch_on() {
+fn a_log_that_was_replaced_is_opened_again_at_the_next_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("train.log");
     let (reporter, _, warnings) = reporter();
-    reporter.log_to(HeldFile::open(&path).unwrap());
+    reporter.log_to(&path).unwrap();
     reporter.epoch(&record(0, None));
     fs::rename(&path, path.with_extension("1")).unwrap();
     (1..3).for_each(|epoch| reporter.epoch(&record(epoch, None)));
@@ -233,7 +233,7 @@ fn a_log_that_was_replaced_is_gone_on_with_under_its_name_from_the_next_epoch_on
     assert_eq!(
         warnings
             .text()
-            .matches("nothing more of this run goes into its log")
+            .matches("the log of this run ends here")
             .count(),
         1,
         "{}",
@@ -243,7 +243,7 @@ fn a_log_that_was_replaced_is_gone_on_with_under_its_name_from_the_next_epoch_on
 
 #[test]
 fn other_ranks_print_nothing() {
-    let reporter = Reporter::new(false, None);
+    let reporter = Reporter::new(false);
     assert!(reporter.output.is_none());
     reporter.note("not seen");
 }
@@ -279,7 +279,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     let text = console.text();
     assert!(
         text.contains(
-            "done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 03"
+            "done | 5 epochs, 785 steps, 50,000 images in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 4"
         ),
         "{text}"
     );
@@ -299,7 +299,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
 }
 
 #[test]
-fn a_run_with_a_val_split_says_by_what_its_best_is_chosen_and_reports_the_test_split_apart() {
+fn the_last_line_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
     let of = record(4, Some(9));
     let best = Some(Best {
         epoch: 3,
@@ -324,7 +324,7 @@ fn a_run_with_a_val_split_says_by_what_its_best_is_chosen_and_reports_the_test_s
         ..summary(41.0)
     };
     let line = lines::finish(&summary);
-    let expected = " | ended after 4 evaluations without a better one | val top-1 90.00 % | best val-loss 0.2500 after epoch 03 | test of epoch 03: loss 0.5000 top-1 87.50 % top-5 100.00 %";
+    let expected = " | ended after 4 evaluations without a better one | val top-1 90.00 % | best val-loss 0.2500 after epoch 4 | test of epoch 4: loss 0.5000 top-1 87.50 % top-5 100.00 %";
     assert!(line.ends_with(expected), "{line}");
 }
 
@@ -345,15 +345,15 @@ fn a_table_of_classes_has_a_matrix_of_few_classes_and_the_worst_of_many() {
         ["  class 0 1 0 0", "  class 1 2 8 0", "  class 2 3 0 8"]
     );
     let many = lines::classes(&by_class(1000));
-    assert_eq!(many[0], "the 16 of 1 000 classes with the lowest accuracy");
+    assert_eq!(many[0], "the 16 of 1,000 classes with the lowest accuracy");
     assert_eq!(
         (many.len(), many[18].as_str()),
-        (34, "  class 999 taken for class 0: 1 000")
+        (34, "  class 999 taken for class 0: 1,000")
     );
 }
 
 #[test]
-fn a_download_is_told_in_tenths() {
+fn a_download_prints_each_tenth() {
     let (reporter, console, _) = reporter();
     (0..=1000).for_each(|done| reporter.download("cifar-10", done << 20, Some(1000 << 20)));
     assert_eq!(console.text().lines().count(), 10);
@@ -367,7 +367,7 @@ fn a_download_is_told_in_tenths() {
 }
 
 #[test]
-fn staleness_is_told_as_a_histogram_with_its_mean() {
+fn staleness_is_printed_as_a_histogram_with_its_mean() {
     assert_eq!(
         lines::staleness(&[3, 0, 1]),
         "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4"
@@ -375,7 +375,7 @@ fn staleness_is_told_as_a_histogram_with_its_mean() {
 }
 
 #[test]
-fn the_last_line_gives_the_time_of_a_start_to_the_steps_that_it_made() {
+fn the_last_line_has_the_time_and_the_steps_of_the_session() {
     let of_root = |num_steps| {
         vec![RankSeconds {
             num_steps,
@@ -389,12 +389,12 @@ fn the_last_line_gives_the_time_of_a_start_to_the_steps_that_it_made() {
         })
     };
     assert!(
-        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50 000 images in 83.1 s |"),
+        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50,000 images in 83.1 s |"),
         "{}",
         line(of_root(785))
     );
     assert!(
-        line(of_root(157)).contains("50 000 images; this start: 157 steps in 83.1 s |"),
+        line(of_root(157)).contains("50,000 images; this session: 157 steps in 83.1 s |"),
         "{}",
         line(of_root(157))
     );

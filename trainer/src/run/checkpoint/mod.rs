@@ -1,13 +1,16 @@
-//! Checkpoints: a directory a step, whole or not there at all.
+//! Checkpoints: a directory for each saved step, either whole or absent.
 //!
-//! In: the state of a run. Out: `checkpoints/step-00001234/` with `model.safetensors` (what PyTorch loads), `training.safetensors`
-//! (velocities, or two moments and the number of updates; every rank's norm statistics; the factors of compressed sums; the parameters in training where the model has their
-//! average), with compression `residual-00000.safetensors` … (what
-//! each rank has kept back), `state.json` (position, sums, configuration, checksums of the others) and `state.sha256` (the checksum
-//! of that, as `sha256sum` writes it).
-//! Invariant: written under a temporary name, synced, then renamed; a checkpoint whose checksums fail is passed over aloud.
+//! In: the state of a run. Out: `checkpoints/step-00001234/` with these files:
+//! - `model.safetensors`: the model, which PyTorch can load;
+//! - `training.safetensors`: the optimizer's state, every rank's norm statistics, the factors of
+//!   compressed sums, and the parameters in training if the model has their average;
+//! - `residual-00000.safetensors` and so on, with compression: what each rank has not sent yet;
+//! - `state.json`: position, sums, configuration, checksums of the files above;
+//! - `state.sha256`: checksum of the state, as `sha256sum` writes it.
+//!
+//! Invariant: written under a temporary name, synced, then renamed. A checkpoint whose checksums
+//! fail is skipped with a warning.
 
-mod background;
 mod state;
 mod store;
 
@@ -26,7 +29,6 @@ use sha2::{Digest, Sha256};
 
 use crate::step::optimizer::OptimizerState;
 
-pub use background::Background;
 use state::FORMAT;
 pub use state::{CheckpointState, ModelInput, Progress};
 pub use store::{CheckpointStore, Damaged, find};
@@ -34,43 +36,57 @@ pub use store::{CheckpointStore, Damaged, find};
 const MODEL_FILE: &str = "model.safetensors";
 const TRAINING_FILE: &str = "training.safetensors";
 const STATE_FILE: &str = "state.json";
-/// The tensor in the file of a rank's residual.
-const RESIDUAL: &str = "residual";
 const STATE_SUM_FILE: &str = "state.sha256";
+/// Name of the tensor in a rank's residual file.
+const RESIDUAL: &str = "residual";
 
-/// The most bytes of a state: 65,536 class names of 255 bytes, and as much again.
+/// Limit of a state's size: 65,536 class names of 255 bytes, and as much again.
 const MAX_STATE_BYTES: u64 = 32 << 20;
 
-/// The most bytes of a line with a checksum.
+/// Limit of a checksum line's size.
 const MAX_SUM_BYTES: u64 = 1024;
 
-/// A checkpoint found whole.
+/// A checkpoint whose checksums are right.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pub directory: PathBuf,
     pub state: CheckpointState,
 }
 
+/// The error for a whole checkpoint of another version of this program.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "checkpoint {}: expected format {FORMAT}, got {format}. Use the version that wrote it ({version})",
+    directory.display()
+)]
+struct OtherFormat {
+    directory: PathBuf,
+    format: u32,
+    version: String,
+}
+
 impl Checkpoint {
     /// Reads and checks the checkpoint in `directory`.
     ///
     /// # Errors
-    /// When a file is missing, unreadable, of another format, or fails its checksum, or the state says what cannot be.
+    /// If a file is missing, cannot be read or fails its checksum; if the state has
+    /// another format or impossible values.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join(STATE_FILE);
         let context = || format!("checkpoint state {}", path.display());
         let text = read_state(&path).with_context(context)?;
-        // First of all: another format may lack what this one has.
-        let origin: Origin = serde_json::from_str(&text).with_context(context)?;
-        ensure!(
-            origin.format == FORMAT,
-            "checkpoint {}: expected format {FORMAT}, got {}. Use the version that wrote it ({})",
-            directory.display(),
-            origin.format,
-            origin.version
-        );
-        let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
         check_state_sum(directory, &text)?;
+        // Checked first: a state of another format may lack fields of this one.
+        let origin: Origin = serde_json::from_str(&text).with_context(context)?;
+        if origin.format != FORMAT {
+            return Err(OtherFormat {
+                directory: directory.to_owned(),
+                format: origin.format,
+                version: origin.version,
+            }
+            .into());
+        }
+        let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
         state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
@@ -91,216 +107,182 @@ impl Checkpoint {
         })
     }
 
-    /// The file with the model's tensors.
+    /// Returns the path of the model's tensors.
     pub fn model_path(&self) -> PathBuf {
         self.directory.join(MODEL_FILE)
     }
 
-    /// What is in training beside the model.
+    /// Reads what training needs in addition to the model.
     ///
     /// # Errors
-    /// When the file does not hold them as f32.
+    /// As [`TrainingTensors::from_bytes`].
     pub fn training_tensors(&self) -> Result<TrainingTensors> {
+        let bytes = self.training_bytes()?;
         let path = self.directory.join(TRAINING_FILE);
-        let bytes = read_file(&path)?;
-        let tensors =
-            SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
-        let floats =
-            |name: &str| floats(&tensors, name).with_context(|| path.display().to_string());
-        let flat = floats("norm_statistics")?;
-        let rows = self.state.world_size;
-        ensure!(
-            rows > 0 && flat.len() % rows == 0,
-            "{}: norm_statistics: {} values for {rows} ranks",
-            path.display(),
-            flat.len()
-        );
-        let row_len = flat.len() / rows;
-        let norm_statistics = (0..rows)
-            .map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec())
-            .collect();
-        let mut read = TrainingTensors {
-            norm_statistics,
-            ..Default::default()
-        };
-        read.optimizer = match (
-            tensors.tensor("num_updates"),
-            tensors.tensor("own_optimizer"),
-        ) {
-            (_, Ok(own)) => OptimizerState {
-                custom: Some(own.data().to_vec()),
-                ..OptimizerState::default()
-            },
-            (Ok(num_updates), _) => {
-                let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
-                let bytes = bytes.with_context(|| {
-                    format!("{}: num_updates: expected one u64", path.display())
-                })?;
-                let num_updates = Some(u64::from_le_bytes(bytes));
-                OptimizerState {
-                    moments: floats("moments")?,
-                    num_updates,
-                    custom: None,
-                }
-            }
-            _ => OptimizerState {
-                moments: floats("velocities")?,
-                ..OptimizerState::default()
-            },
-        };
-        // Only runs that compress have them.
-        if let Ok(num_drawn) = tensors.tensor("num_drawn") {
-            ensure!(
-                num_drawn.dtype() == Dtype::U64,
-                "{}: num_drawn: expected u64",
-                path.display()
-            );
-            read.factors = floats("factors")?;
-            read.num_drawn = num_drawn
-                .data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|bytes| u64::from_le_bytes(*bytes))
-                .collect();
-        }
-        if tensors.tensor("parameters").is_ok() {
-            read.parameters = floats("parameters")?;
-        }
-        Ok(read)
+        TrainingTensors::from_bytes(&bytes, self.state.world_size)
+            .with_context(|| path.display().to_string())
     }
 
-    /// What compression has kept back on `rank` when `world_size` ranks go on, flat in module order, `len` values: what that rank
-    /// kept, if as many ranks wrote the checkpoint; otherwise root has the sum of all ranks', and the others nothing. It is zero, too,
-    /// where none was saved.
+    /// Reads the file of [`training_tensors`](Self::training_tensors).
+    pub fn training_bytes(&self) -> Result<Vec<u8>> {
+        read_file(&self.directory.join(TRAINING_FILE))
+    }
+
+    /// Returns what `rank` of `world_size` ranks has not sent yet, flat in module order, `len`
+    /// values. If as many ranks wrote the checkpoint, it is what that rank saved; otherwise root
+    /// has the sum of all ranks, and the others have zeros, as all have in a run without
+    /// compression.
     ///
     /// # Errors
-    /// When a file does not hold that many f32.
+    /// If a file does not hold that many f32.
     pub fn residual(&self, rank: usize, world_size: usize, len: usize) -> Result<Vec<f32>> {
-        let parts = match (
-            self.state.has_residuals(),
-            world_size == self.state.world_size,
-            rank,
-        ) {
-            (true, true, rank) => rank..rank + 1,
-            (true, false, ROOT) => 0..self.state.world_size,
-            _ => 0..0,
-        };
         let mut sum = vec![0.0; len];
+        let parts = if !self.state.has_residuals() {
+            0..0
+        } else if world_size == self.state.world_size {
+            rank..rank + 1
+        } else if rank == ROOT {
+            0..self.state.world_size
+        } else {
+            0..0
+        };
         for rank in parts {
             let path = self.directory.join(residual_file(rank));
+            let context = || path.display().to_string();
             let bytes = read_file(&path)?;
-            let tensors =
-                SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
-            let part = floats(&tensors, RESIDUAL).with_context(|| path.display().to_string())?;
+            let tensors = SafeTensors::deserialize(&bytes).with_context(context)?;
+            let part = floats(&tensors, RESIDUAL).with_context(context)?;
             ensure!(
                 part.len() == len,
                 "{}: expected {len} values, got {}",
                 path.display(),
                 part.len()
             );
-            sum.iter_mut()
-                .zip(part)
-                .for_each(|(sum, part)| *sum += part);
+            for (sum, part) in sum.iter_mut().zip(part) {
+                *sum += part;
+            }
         }
         Ok(sum)
     }
 }
 
-/// What is in training beside the model.
+/// State of training in addition to the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingTensors {
     pub optimizer: OptimizerState,
-    /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
+    /// Norm statistics, flat in module order; a row for each rank that wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
     /// [`distributed::reduction::ReductionState::factors`] of compressed sums.
     pub factors: Vec<f32>,
     /// [`distributed::reduction::ReductionState::num_drawn`]; empty without compression.
     pub num_drawn: Vec<u64>,
-    /// The parameters in training, flat in module order, where the model has an average's in their place; else empty.
+    /// The parameters in training, flat in module order, if the model has their average; otherwise
+    /// empty.
     pub parameters: Vec<f32>,
 }
 
 impl TrainingTensors {
-    fn to_bytes(&self) -> Result<Vec<u8>> {
-        let OptimizerState {
-            moments,
-            num_updates,
-            custom,
-        } = &self.optimizer;
-        let (moments, len) = (floats_to_bytes(moments), moments.len());
-        let num_updates = num_updates.map(u64::to_le_bytes);
-        let statistics = floats_to_bytes(&self.norm_statistics.concat());
-        let factors = floats_to_bytes(&self.factors);
-        let num_drawn: Vec<u8> = self
-            .num_drawn
-            .iter()
-            .flat_map(|number| number.to_le_bytes())
-            .collect();
-        let parameters = floats_to_bytes(&self.parameters);
-        let row_len = self.norm_statistics.first().map_or(0, Vec::len);
-        let mut views = vec![(
-            "norm_statistics",
-            TensorView::new(
-                Dtype::F32,
-                vec![self.norm_statistics.len(), row_len],
-                &statistics,
-            )?,
-        )];
-        if let Some(own) = custom {
-            views.push((
-                "own_optimizer",
-                TensorView::new(Dtype::U8, vec![own.len()], own)?,
-            ));
-        } else if let Some(num_updates) = &num_updates {
-            views.push((
-                "moments",
-                TensorView::new(Dtype::F32, vec![2, len / 2], &moments)?,
-            ));
-            views.push((
-                "num_updates",
-                TensorView::new(Dtype::U64, vec![1], num_updates)?,
-            ));
+    /// Reads the tensors that `world_size` ranks wrote.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another type.
+    pub fn from_bytes(bytes: &[u8], world_size: usize) -> Result<Self> {
+        let tensors = SafeTensors::deserialize(bytes)?;
+        let statistics = floats(&tensors, "norm_statistics")?;
+        ensure!(
+            world_size > 0 && statistics.len() % world_size == 0,
+            "norm_statistics: {} values for {world_size} ranks",
+            statistics.len()
+        );
+        let row_len = statistics.len() / world_size;
+        let mut optimizer = OptimizerState::default();
+        if let Ok(own) = tensors.tensor("own_optimizer") {
+            optimizer.custom = Some(own.data().to_vec());
+        } else if let Ok(num_updates) = tensors.tensor("num_updates") {
+            let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
+            let bytes = bytes.context("num_updates: expected one u64")?;
+            optimizer.num_updates = Some(u64::from_le_bytes(bytes));
+            optimizer.moments = floats(&tensors, "moments")?;
         } else {
-            views.push((
-                "velocities",
-                TensorView::new(Dtype::F32, vec![len], &moments)?,
-            ));
+            optimizer.moments = floats(&tensors, "velocities")?;
+        }
+        let mut read = Self {
+            optimizer,
+            norm_statistics: (0..world_size)
+                .map(|rank| statistics[rank * row_len..(rank + 1) * row_len].to_vec())
+                .collect(),
+            ..Self::default()
+        };
+        if let Ok(num_drawn) = tensors.tensor("num_drawn") {
+            ensure!(
+                num_drawn.dtype() == Dtype::U64,
+                "num_drawn: expected u64, got {:?}",
+                num_drawn.dtype()
+            );
+            let (words, _) = num_drawn.data().as_chunks();
+            read.factors = floats(&tensors, "factors")?;
+            read.num_drawn = words
+                .iter()
+                .map(|bytes| u64::from_le_bytes(*bytes))
+                .collect();
+        }
+        if tensors.tensor("parameters").is_ok() {
+            read.parameters = floats(&tensors, "parameters")?;
+        }
+        Ok(read)
+    }
+
+    fn to_bytes(&self) -> Result<Vec<u8>> {
+        let words = |values: &[u64]| -> Vec<u8> {
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect()
+        };
+        let floats = |name, shape: &[usize], values: &[f32]| {
+            (name, Dtype::F32, shape.to_vec(), floats_to_bytes(values))
+        };
+        let row_len = self.norm_statistics.first().map_or(0, Vec::len);
+        let shape = [self.norm_statistics.len(), row_len];
+        let mut tensors = vec![floats(
+            "norm_statistics",
+            &shape,
+            &self.norm_statistics.concat(),
+        )];
+        let moments = &self.optimizer.moments;
+        if let Some(own) = &self.optimizer.custom {
+            tensors.push(("own_optimizer", Dtype::U8, vec![own.len()], own.clone()));
+        } else if let Some(num_updates) = self.optimizer.num_updates {
+            tensors.push(floats("moments", &[2, moments.len() / 2], moments));
+            tensors.push(("num_updates", Dtype::U64, vec![1], words(&[num_updates])));
+        } else {
+            tensors.push(floats("velocities", &[moments.len()], moments));
         }
         if !self.num_drawn.is_empty() {
-            views.push((
-                "factors",
-                TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?,
-            ));
-            views.push((
-                "num_drawn",
-                TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?,
-            ));
+            tensors.push(floats("factors", &[self.factors.len()], &self.factors));
+            let shape = vec![self.num_drawn.len()];
+            tensors.push(("num_drawn", Dtype::U64, shape, words(&self.num_drawn)));
         }
         if !self.parameters.is_empty() {
-            views.push((
-                "parameters",
-                TensorView::new(Dtype::F32, vec![self.parameters.len()], &parameters)?,
-            ));
+            let shape = [self.parameters.len()];
+            tensors.push(floats("parameters", &shape, &self.parameters));
+        }
+        let mut views = Vec::new();
+        for (name, dtype, shape, bytes) in &tensors {
+            views.push((*name, TensorView::new(*dtype, shape.clone(), bytes)?));
         }
         Ok(safetensors::serialize(views, None)?)
     }
 }
 
-/// The file of what a rank has kept back.
 fn residual_file(rank: usize) -> String {
     format!("residual-{rank:05}.safetensors")
 }
 
 fn residual_to_bytes(residual: &[f32]) -> Result<Vec<u8>> {
     let bytes = floats_to_bytes(residual);
-    Ok(safetensors::serialize(
-        [(
-            RESIDUAL,
-            TensorView::new(Dtype::F32, vec![residual.len()], &bytes)?,
-        )],
-        None,
-    )?)
+    let view = TensorView::new(Dtype::F32, vec![residual.len()], &bytes)?;
+    Ok(safetensors::serialize([(RESIDUAL, view)], None)?)
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
@@ -329,7 +311,7 @@ fn read_state(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// What every format tells.
+/// The fields of a state in every format.
 #[derive(serde::Deserialize)]
 struct Origin {
     format: u32,
@@ -337,16 +319,6 @@ struct Origin {
     version: String,
 }
 
-/// Whether a checkpoint's state is whole and of a format that only later versions know, whatever else it says.
-fn is_of_later_version(directory: &Path) -> bool {
-    let Ok(text) = read_state(&directory.join(STATE_FILE)) else {
-        return false;
-    };
-    let is_later = serde_json::from_str(&text).is_ok_and(|origin: Origin| origin.format > FORMAT);
-    is_later && check_state_sum(directory, &text).is_ok()
-}
-
-/// Compares the text of a state with its checksum.
 fn check_state_sum(directory: &Path, text: &str) -> Result<()> {
     let path = directory.join(STATE_SUM_FILE);
     let mut line = String::new();
@@ -363,17 +335,14 @@ fn check_state_sum(directory: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The line that `sha256sum` writes for a state.
+/// Returns the line that `sha256sum` writes for a state.
 fn state_sum_line(text: &[u8]) -> String {
     format!("{}  {STATE_FILE}\n", hexadecimal(Sha256::digest(text)))
 }
 
 fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
-    digest
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let bytes = digest.as_ref().iter();
+    bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn sha256_of_file(path: &Path) -> Result<String> {

@@ -1,4 +1,4 @@
-//! What a checkpoint's `state.json` says: where the run stands, what the model takes, how it was configured.
+//! `state.json` of a checkpoint: position of the run, input of the model, configuration.
 
 use std::collections::BTreeMap;
 
@@ -12,44 +12,46 @@ use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
 use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
 
-/// Number of the layout of the files. A program reads only its own.
+/// Layout of the files; raised when another version could not read them or would misread them.
 pub(super) const FORMAT: u32 = 3;
 
-/// The most ranks of a checkpoint that is opened.
+/// Limit of the ranks of a checkpoint.
 const MAX_RANKS: usize = 1 << 20;
-/// The most samples of an epoch that a checkpoint may have counted.
+/// Limit of the samples of an epoch.
 const MAX_SAMPLES: u64 = 1 << 53;
 
-/// Where a run stands. All randomness is a function of the seed and this position, so it is the random state as well.
+/// Position of a run. All randomness is a function of the seed and this position, so it is the
+/// random state as well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Progress {
-    /// The epoch in work, from 0.
+    /// The present epoch, from 0.
     pub epoch: u64,
-    /// Updates made in the whole run.
+    /// Updates of the whole run.
     pub step: u64,
-    /// Updates made in this epoch: the sample cursor is this times the global batch size.
+    /// Updates of this epoch: the sample cursor is this times the global batch size.
     pub step_in_epoch: u64,
-    /// Updates made beyond those that `epoch` and `step_in_epoch` count: not 0 once the run has gone on on another number of
-    /// images, whose epochs have more or fewer steps.
+    /// Updates that `epoch` and `step_in_epoch` do not count: not 0 if the number of images, and so
+    /// of an epoch's steps, changed.
     pub extra_steps: i64,
     /// Steps of the whole run that were skipped because a loss or gradient was not finite.
     pub skipped_steps: u64,
-    /// Images trained in the epochs done.
+    /// Images of the finished epochs.
     pub images: u64,
-    /// How long this epoch has taken so far, seconds, in all sessions.
+    /// Time of this epoch so far, seconds, in all sessions.
     pub epoch_seconds: f64,
-    /// This epoch's scores over all ranks so far.
+    /// Scores of this epoch so far, over all ranks.
     pub epoch_scores: ScoreSums,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// Evaluations since the best one.
     pub evaluations_since_best: u64,
-    /// The last epoch done.
+    /// Record of the last finished epoch.
     pub last_record: Option<EpochRecord>,
 }
 
 impl Progress {
-    /// Whether the run's best evaluation so far is that of the model as it stands: of the epoch that has just ended.
+    /// Returns true if the best evaluation is that of the present model: of the epoch that has just
+    /// ended.
     pub fn is_best(&self) -> bool {
         self.step_in_epoch == 0
             && self
@@ -58,36 +60,33 @@ impl Progress {
                 .is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
     }
 
-    /// The step that the schedule counts: `step_in_epoch` steps after the beginning of `epoch`.
+    /// Returns the step that the schedule counts: `step_in_epoch` steps after the beginning of
+    /// `epoch`.
     pub fn schedule_step(&self) -> u64 {
         self.step
             .saturating_add_signed(self.extra_steps.saturating_neg())
     }
 
-    /// Whether step, epoch and step in the epoch say the same of a run whose epochs have `steps_per_epoch` steps.
+    /// Checks that step, epoch and step in the epoch agree if an epoch has `steps_per_epoch` steps.
     ///
     /// # Errors
-    /// When they do not.
+    /// If they do not.
     pub fn check_position(&self, steps_per_epoch: u64) -> Result<()> {
-        let Self {
-            epoch,
-            step,
-            step_in_epoch,
-            extra_steps,
-            ..
-        } = *self;
+        let epoch = self.epoch;
+        let step_in_epoch = self.step_in_epoch;
         let expected = i128::from(epoch) * i128::from(steps_per_epoch)
             + i128::from(step_in_epoch)
-            + i128::from(extra_steps);
+            + i128::from(self.extra_steps);
         ensure!(
-            step_in_epoch <= steps_per_epoch && i128::from(step) == expected,
-            "step, epoch and step_in_epoch do not agree: expected step {expected} at step {step_in_epoch} of {steps_per_epoch} in epoch {epoch}, got {step}"
+            step_in_epoch <= steps_per_epoch && i128::from(self.step) == expected,
+            "step, epoch and step_in_epoch do not agree: expected step {expected} at step {step_in_epoch} of {steps_per_epoch} in epoch {epoch}, got {}",
+            self.step
         );
         Ok(())
     }
 
-    /// Puts the position into epochs of `steps_per_epoch` steps, which other data have; an epoch that is shorter than what was
-    /// trained of it counts as trained.
+    /// Moves the position into epochs of `steps_per_epoch` steps, which other data have. If such an
+    /// epoch is shorter than the trained part of the present one, that one counts as trained.
     pub fn move_to_epochs_of(&mut self, steps_per_epoch: u64) {
         self.step_in_epoch = self.step_in_epoch.min(steps_per_epoch);
         let counted = self
@@ -98,40 +97,40 @@ impl Progress {
         self.extra_steps = self.step.wrapping_sub(counted) as i64;
     }
 
-    /// Images trained so far.
-    pub fn images(&self) -> u64 {
+    /// Returns the number of images trained so far.
+    pub fn num_images(&self) -> u64 {
         self.images.saturating_add(self.epoch_scores.num_samples)
     }
 
-    /// Goes to the beginning of the next epoch.
+    /// Moves to the beginning of the next epoch.
     pub fn begin_next_epoch(&mut self) {
+        self.images = self.num_images();
         self.epoch += 1;
         self.step_in_epoch = 0;
-        self.images = self.images();
         self.epoch_seconds = 0.0;
         self.epoch_scores = ScoreSums::default();
     }
 }
 
-/// What a trained model takes and what its logits stand for, so that it can be used without its data set.
+/// Input and classes of a trained model, with which it can be used without its data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
-    /// Pixels.
+    /// Height of an image, pixels.
     pub height: usize,
-    /// Pixels.
+    /// Width of an image, pixels.
     pub width: usize,
-    /// 3 for RGB.
+    /// Number of channels, 3 for RGB.
     pub channels: usize,
-    /// Mean of each channel of pixels in 0..1, subtracted.
+    /// Mean of each channel, subtracted from pixels in 0..1.
     pub mean: Vec<f32>,
-    /// Standard deviation of each channel, divided by.
+    /// Standard deviation of each channel, by which pixels are divided.
     pub std: Vec<f32>,
     /// Class names, in the order of the logits.
     pub class_names: Vec<String>,
 }
 
 impl ModelInput {
-    /// What models trained on `data` take.
+    /// Returns the input of models that are trained on `data`.
     pub fn of(data: &DatasetSplits) -> Self {
         let shape = data.evaluated().unwrap_or(&data.train).image_shape();
         Self {
@@ -144,7 +143,7 @@ impl ModelInput {
         }
     }
 
-    /// How its pixels are normalised.
+    /// Returns the normalisation of its pixels.
     pub fn normalization(&self) -> Normalization {
         Normalization {
             mean: self.mean.clone(),
@@ -152,10 +151,10 @@ impl ModelInput {
         }
     }
 
-    /// Whether a checkpoint can hold it.
+    /// Checks that a checkpoint can hold it.
     ///
     /// # Errors
-    /// What it cannot.
+    /// If a size or value is out of its range.
     pub fn check(&self) -> Result<()> {
         let ModelInput {
             height,
@@ -195,7 +194,8 @@ impl ModelInput {
         Ok(())
     }
 
-    /// The first class that is another in `now`, in words, if there is one; a name in another Unicode form is the same.
+    /// Describes the first class that differs in `now`, if there is one. Names in different Unicode
+    /// forms are equal.
     pub fn other_class(&self, now: &[String]) -> Option<String> {
         let trained = &self.class_names;
         let form = |name: Option<&String>| name.map(|name| normal_form(name));
@@ -218,22 +218,18 @@ impl ModelInput {
     }
 }
 
-/// What `state.json` holds.
+/// The content of `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CheckpointState {
-    /// Layout of the files.
     pub format: u32,
-    /// Program version that wrote it.
+    /// Version of the program that wrote it.
     pub version: String,
-    /// Position and sums.
     pub progress: Progress,
-    /// Ranks that wrote it, each with norm statistics of its own.
+    /// Ranks that wrote it, each with its own norm statistics.
     pub world_size: usize,
-    /// Hash of all bits of the parameters in training, not of their average where one is kept.
+    /// Hash of all bits of the parameters in training, not of their average if one is kept.
     pub parameter_hash: String,
-    /// The loss scale.
     pub loss_scale: LossScale,
-    /// What the model takes and tells.
     pub input: ModelInput,
     /// Checksum of the train split.
     pub dataset_checksum: String,
@@ -243,12 +239,13 @@ pub struct CheckpointState {
     pub test_checksum: Option<String>,
     /// The resolved configuration.
     pub config: serde_json::Value,
-    /// SHA-256 of the files of tensors beside it.
+    /// SHA-256 of the other files.
     pub files: BTreeMap<String, String>,
 }
 
 impl CheckpointState {
-    /// A state of the present format, its file checksums still to be filled in by [`super::CheckpointStore::save`].
+    /// Returns a state of the present format without checksums, which
+    /// [`super::CheckpointStore::save`] adds.
     pub fn new(
         progress: Progress,
         loss_scale: LossScale,
@@ -257,11 +254,9 @@ impl CheckpointState {
         data: &DatasetSplits,
         config: serde_json::Value,
     ) -> Self {
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let files = BTreeMap::new();
         Self {
             format: FORMAT,
-            version,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             progress,
             world_size,
             parameter_hash,
@@ -271,16 +266,16 @@ impl CheckpointState {
             val_checksum: data.val.as_ref().map(|val| val.checksum()),
             test_checksum: data.test.as_ref().map(|test| test.checksum()),
             config,
-            files,
+            files: BTreeMap::new(),
         }
     }
 
-    /// Whether the run compressed its gradients and saved what its ranks had kept back.
+    /// Returns true if the checkpoint has the residuals of compression.
     pub fn has_residuals(&self) -> bool {
         self.files.contains_key(&residual_file(0))
     }
 
-    /// The files beside this one.
+    /// Returns the names of the files that have checksums here.
     pub(super) fn file_names(&self) -> impl Iterator<Item = String> + use<> {
         let num_residuals = if self.has_residuals() {
             self.world_size
@@ -293,10 +288,10 @@ impl CheckpointState {
             .chain((0..num_residuals).map(residual_file))
     }
 
-    /// The text of the file.
+    /// Returns the text of the file.
     ///
     /// # Errors
-    /// When it could not be read again, as with a number that JSON does not have.
+    /// If the text could not be read again, as with a number that JSON does not have.
     pub(super) fn to_json(&self) -> Result<Vec<u8>> {
         let text = serde_json::to_vec_pretty(self)?;
         serde_json::from_slice::<Self>(&text)
@@ -305,7 +300,8 @@ impl CheckpointState {
         Ok(text)
     }
 
-    /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.
+    /// Checks that a run could have written this: sizes by which memory is allocated are those of
+    /// real jobs and images.
     pub(super) fn check(&self) -> Result<()> {
         let world_size = self.world_size;
         ensure!(

@@ -1,6 +1,7 @@
 //! One epoch of steps: input, update, log, checkpoints within the epoch.
 //!
-//! In: where the run stands. Out: the run an epoch later, or stopped in it. Invariant: every rank walks the same path through this file.
+//! In: the position of the run. Out: the run an epoch later, or stopped in it. Invariant: every
+//! rank takes the same path through this file.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,38 +20,39 @@ use crate::model::family::seed_draws;
 use crate::model::input::Input;
 use crate::run::checkpoint::Progress;
 use crate::run::session::Session;
-use crate::run::step_hashes::OwnHashes;
+use crate::run::step_hashes::HashRecorder;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
 use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
 use crate::world::stop::StopVote;
 
-/// What of an epoch is under way.
+/// The epoch under way.
 struct Epoch<'a> {
     input: Input,
     num_steps: u64,
-    /// What this rank scored in this session.
+    /// Scores of this rank in this session.
     own: ScoreSums,
-    /// What an earlier session of this epoch scored: a sum over all ranks already.
+    /// Scores of all ranks in earlier sessions of this epoch.
     earlier: ScoreSums,
-    /// Of the last step whose results are known.
+    /// Scores of the last step whose results are known.
     last_scores: Option<ScoreSums>,
-    /// From the first step in which ranks run apart.
+    /// Present from the first step in which ranks run independently.
     vote: Option<StopVote<'a>>,
-    /// The plan of all ranks' samples, where the loss is a mean by their class weights.
+    /// Plan of all ranks' samples, if the loss is a mean by their class weights.
     weighted: Option<ShardPlan>,
 }
 
 impl<'run, M: ImageClassifier> Training<'run, M> {
-    /// The steps that are left of the epoch; whether the ranks agreed to stop in it.
+    /// Runs the remaining steps of the epoch. Returns true if the ranks agreed to stop in it.
     pub(super) fn train(&mut self) -> Result<bool> {
         let session = self.session;
         let plan = shard_plan(session, self.progress.epoch)?;
         let num_steps = plan.num_steps() as u64;
         self.note_image_shape();
         let mix = &session.config.train_split;
-        // Of mixed images, which have several classes, the mean is over the samples, as PyTorch's of class probabilities is.
+        // A mixed image has two classes, and the mean is over the samples, as PyTorch's over class
+        // probabilities is.
         let weights_samples =
             !session.class_weights.is_empty() && mix.mixup.is_none() && mix.cutmix.is_none();
         let weighted = weights_samples.then(|| plan.clone());
@@ -78,58 +80,61 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(stopped)
     }
 
-    /// One step, its line in the log, and a checkpoint if one is due within the epoch; whether the ranks agreed to stop.
+    /// Runs one step, logs it, and saves a checkpoint if one is due within the epoch. Returns true
+    /// if the ranks agreed to stop.
     fn step(&mut self, epoch: &mut Epoch<'run>) -> Result<bool> {
-        let config = &self.session.config.run;
+        let session = self.session;
+        let config = &session.config.run;
         let start = Instant::now();
         let loaded = {
             let _data = self.times.timer.enter(Phase::Data);
-            epoch
-                .input
-                .next()
-                .context("loader: ended before the epoch")??
+            let next = epoch.input.next();
+            next.context("loader: ended before the epoch")??
         };
         let global_num_samples = loaded.global_num_samples as u64;
-        let saves = config
-            .checkpoint_every_steps
-            .is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
-        let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
         let number = self.progress.step + 1;
-        let is_shown = config
-            .tensorboard_every
-            .is_some_and(|every| number.is_multiple_of(every));
+        let is_due = |every: Option<u64>| every.is_some_and(|every| number.is_multiple_of(every));
+        let saves = is_due(config.checkpoint_every_steps);
+        let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
+        let is_shown = is_due(config.tensorboard_every);
         let keeps_gradients = self.tensorboard.is_open() && (is_shown || ends_epoch);
         let context = StepContext {
             keeps_gradients,
             ..self.context(epoch, saves || ends_epoch)?
         };
-        if let Some(batch) = loaded
-            .micro_batches
-            .first()
-            .filter(|_| is_shown || number == 1)
+        if let Some(batch) = loaded.micro_batches.first()
+            && (is_shown || number == 1)
         {
-            self.tensorboard
-                .batch(number, batch, &self.session.data.normalization);
+            let normalization = &session.data.normalization;
+            self.tensorboard.batch(number, batch, normalization);
         }
         seed_draws(
             self.stepper.device(),
-            (config.seed, self.session.communicator.rank()),
+            (config.seed, session.communicator.rank()),
             context.step,
         );
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
-        // What is printed, saved or hashed is whole; between, a device is not waited for.
-        let should_log = self.is_line_due();
-        // What only a stop averages is no part of what a repetition computes.
-        let is_forced =
-            !saves && !ends_epoch && context.must_sync && self.averages_early(context.step);
-        let hashes = !is_forced && OwnHashes::is_of(&self.hashes, &self.progress);
-        let own = self.add_scores(
-            epoch,
-            &end,
-            should_log || saves || ends_epoch || hashes || is_shown,
-        )?;
-        if keeps_gradients && end.outcome == StepOutcome::Updated {
-            self.show_gradients();
+        // What is printed, saved or hashed must be complete; otherwise a device is not waited for.
+        let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps)
+            || session.reporter.is_step_due();
+        // An average that only a stop causes is not part of what a repetition computes.
+        let is_forced = !saves
+            && !ends_epoch
+            && context.must_sync
+            && averages_early(
+                &session.config.sync.method,
+                session.config.num_workers(),
+                context.step,
+            );
+        let is_hashed = !is_forced && HashRecorder::is_due(&self.hashes, &self.progress);
+        let must_be_complete = should_log || saves || ends_epoch || is_hashed || is_shown;
+        let own = self.add_scores(epoch, &end, must_be_complete)?;
+        if keeps_gradients
+            && end.outcome == StepOutcome::Updated
+            && let Some(gradients) = self.stepper.gradients()
+        {
+            self.tensorboard
+                .gradients(number, self.stepper.layout(), &gradients);
         }
         self.note_outcome(end.outcome)?;
         self.note_fallbacks();
@@ -147,19 +152,17 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             time_left: None,
         };
         line.time_left = self.progress_file.step(&line, number);
-        self.session.reporter.step(&line, should_log || ends_epoch);
+        session.reporter.step(&line, should_log || ends_epoch);
         if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
             self.tensorboard.step(number, &line);
         }
         self.times
             .add_step(self.progress.step, global_num_samples, line.duration);
-        if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
-            hashes.add(
-                self.progress.step,
-                own,
-                self.stepper.layout(),
-                &self.stepper.parameters(),
-            );
+        if let Some(hashes) = &mut self.hashes
+            && is_hashed
+        {
+            let parameters = self.stepper.parameters();
+            hashes.add(self.progress.step, own, self.stepper.layout(), &parameters);
         }
         self.progress.step += 1;
         self.progress.step_in_epoch += 1;
@@ -170,67 +173,52 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(end.stop)
     }
 
-    /// Returns true if the step under way has a line, apart from the last one of an epoch, which always has.
-    fn is_line_due(&self) -> bool {
-        let every = self.session.config.run.log_every_steps;
-        (self.progress.step_in_epoch + 1).is_multiple_of(every)
-            || self.session.reporter.is_step_due()
-    }
-
-    fn averages_early(&self, step: u64) -> bool {
-        let config = self.session.config;
-        averages_early(&config.sync.method, config.num_workers(), step)
-    }
-
-    /// How the last step's gradient is spread, for TensorBoard.
-    fn show_gradients(&mut self) {
-        if let Some(gradients) = self.stepper.gradients() {
-            self.tensorboard
-                .gradients(self.progress.step + 1, self.stepper.layout(), &gradients);
-        }
-    }
-
-    /// Says the size of images where it changes with the epoch, at the session's first and whenever it is another.
+    /// Reports the size of images if it changes with the epoch: in the session's first epoch and
+    /// when it differs from the last.
     fn note_image_shape(&mut self) {
-        let (session, epoch) = (self.session, self.progress.epoch);
-        let Some(shape) = image_shape(session, epoch) else {
+        let epoch = self.progress.epoch;
+        let Some(shape) = image_shape(self.session, epoch) else {
             return;
         };
         if self.image_shape.replace(shape) != Some(shape) {
-            session.reporter.note(&format!(
-                "epoch {epoch:02}: images of {} x {} pixels",
-                shape.height, shape.width
+            self.session.reporter.note(&format!(
+                "epoch {}: images of {} x {} pixels",
+                epoch + 1,
+                shape.height,
+                shape.width
             ));
         }
     }
 
-    /// Says once, after the first step, which operations are burn's own and which parameters had no gradient, and once whether the operating
-    /// system refuses threads.
+    /// Reports once, after the first step, which operations are burn's own and which parameters had
+    /// no gradient; and once if the operating system refuses threads.
     fn note_fallbacks(&mut self) {
-        if !std::mem::replace(&mut self.noted_first_step, true) {
+        let reporter = self.session.reporter;
+        if !self.noted_first_step {
+            self.noted_first_step = true;
             for operation in layers::fallback_ops() {
-                let note =
-                    format!("burn's own operation, which is slower, stands in for the {operation}");
-                self.session.reporter.note(&note);
+                reporter.note(&format!(
+                    "slower fallback of burn in use for the {operation}"
+                ));
             }
             if let Some(warning) = without_gradient(&self.stepper.unused_parameters()) {
-                self.session.reporter.warn(&warning);
+                reporter.warn(&warning);
             }
         }
-        if threads::num_refused() > 0 && !std::mem::replace(&mut self.noted_refused_threads, true) {
-            self.session.reporter.warn(
-                "the operating system refuses threads (limits: `ulimit -u`, pids.max of the cgroup): batches and checkpoints are made between steps until it gives some",
+        if threads::num_refused() > 0 && !self.noted_refused_threads {
+            self.noted_refused_threads = true;
+            reporter.warn(
+                "the operating system refuses threads (limits: `ulimit -u`, pids.max of the cgroup): batches are loaded and checkpoints written between steps",
             );
         }
     }
 
-    /// What the next step is to be; all replicas `must_sync` after it, or where ranks that run apart found that they stop there.
+    /// Returns the context of the next step. All replicas synchronise after it if it `must_sync`,
+    /// or if ranks that run independently stop there.
     fn context(&self, epoch: &mut Epoch<'run>, must_sync: bool) -> Result<StepContext> {
-        let (session, step, method) = (
-            self.session,
-            self.progress.step,
-            &self.session.config.sync.method,
-        );
+        let session = self.session;
+        let step = self.progress.step;
+        let method = &session.config.sync.method;
         let stop = session.stop.is_raised();
         let must_sync = match distance(method, step) {
             Some(distance) => {
@@ -249,7 +237,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         };
         Ok(StepContext {
             epoch: self.progress.epoch,
-            step: self.progress.step,
+            step,
             weight_sum: epoch.weighted.as_ref().map(weight_sum),
             learning_rate: self.schedule.at(self.progress.schedule_step()),
             must_sync,
@@ -258,17 +246,18 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         })
     }
 
-    /// Adds what became known with a step; of this step itself, where it must be or nothing is known yet. What is known of the
-    /// last step that is.
+    /// Adds the scores that became known with a step. Waits for those of the step itself if they
+    /// `must_be_complete` or none are known yet. Returns the scores of the last step whose results
+    /// are known now.
     fn add_scores(
         &mut self,
         epoch: &mut Epoch<'_>,
         end: &StepEnd,
-        must_be_whole: bool,
+        must_be_complete: bool,
     ) -> Result<Option<ScoreSums>> {
         let mut scores = end.scores;
         epoch.own += scores.unwrap_or_default();
-        if must_be_whole || end.stop || epoch.last_scores.is_none() {
+        if must_be_complete || end.stop || epoch.last_scores.is_none() {
             let rest = self.stepper.wait(&self.times.timer)?;
             epoch.own += rest.unwrap_or_default();
             scores = rest.or(scores);
@@ -277,21 +266,17 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(scores)
     }
 
-    /// The scores of the epoch so far, over all ranks and sessions; what was hashed in it is written.
+    /// Sums the scores of the epoch so far over all ranks and sessions, and writes the hashes of
+    /// its steps.
+    /// Collective: all ranks.
     fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        let communicator = &*self.session.communicator;
         if let Some(hashes) = &mut self.hashes {
-            let Session {
-                communicator,
-                files,
-                reporter,
-                ..
-            } = self.session;
-            hashes.write(self.stepper.layout(), &**communicator, (files, reporter))?;
+            hashes.write(self.stepper.layout(), communicator, self.session.reporter)?;
         }
         self.own_noise += self.stepper.take_noise();
         let mut further = [self.own_noise.small, self.own_noise.num_small];
-        self.progress.epoch_scores =
-            total_scores_with(&*self.session.communicator, epoch.own, &mut further)?;
+        self.progress.epoch_scores = total_scores_with(communicator, epoch.own, &mut further)?;
         self.progress.epoch_scores += epoch.earlier;
         self.noise = NoiseSums {
             small: further[0],
@@ -301,13 +286,13 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(())
     }
 
-    /// Averages what a step changed, or says what became of one that changed nothing.
+    /// Averages the parameters after an update, or reports a step that changed nothing.
     fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
         match outcome {
             StepOutcome::Updated => {
-                self.ema
-                    .iter_mut()
-                    .for_each(|ema| ema.update(&self.stepper.parameters()));
+                if let Some(ema) = &mut self.ema {
+                    ema.update(&self.stepper.parameters());
+                }
                 Ok(())
             }
             StepOutcome::Overflowed(scale) => {
@@ -321,36 +306,36 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     }
 }
 
-/// The warning about parameters of these paths, if there are any.
+/// Returns the warning about parameters of these paths, if there are any.
 fn without_gradient(paths: &[&str]) -> Option<String> {
     const NUM_NAMED: usize = 8;
-    let (first, rest) = paths.split_at(paths.len().min(NUM_NAMED));
-    let more = if rest.is_empty() {
-        String::new()
-    } else {
-        format!(" and {} more", rest.len())
+    let num_more = paths.len().saturating_sub(NUM_NAMED);
+    let more = match num_more {
+        0 => String::new(),
+        _ => format!(" and {num_more} more"),
     };
-    (!first.is_empty()).then(|| {
+    let first = paths[..paths.len() - num_more].join(", ");
+    (!paths.is_empty()).then(|| {
         format!(
-            "model: no gradient in the first step for {}{more}: the forward pass does not use them, or detaches them. Weight decay still changes \
-             them; remove them from the model, or --freeze them",
-            first.join(", ")
+            "model: no gradient in the first step for {first}{more}: the forward pass does not use them, or detaches them. Weight decay still \
+             changes them; remove them from the model, or --freeze them"
         )
     })
 }
 
-/// Says that scaled gradients overflowed, at the first, second, fourth, eighth time and so on: it is part of looking for the scale.
+/// Reports overflows of scaled gradients at the first, second, fourth, eighth time and so on: they
+/// are normal while the scale adapts.
 fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
     if scale.num_overflows().is_power_of_two() {
         session.reporter.note(&format!(
-            "step {step}: gradients overflowed, step left out on all ranks; loss scale halved to {}, {} steps left out so far",
+            "step {step}: gradients overflowed, step skipped on all ranks; loss scale halved to {}, {} skipped so far",
             scale.factor(),
-            scale.num_overflows()
+            records::counted(scale.num_overflows() as usize, "step")
         ));
     }
 }
 
-/// Counts a step that all ranks left out, and gives up when there are too many.
+/// Counts a step that all ranks skipped, and ends the run after too many.
 fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
     let OnNonFinite::Skip {
         max_skipped_steps: limit,
@@ -361,7 +346,7 @@ fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &st
     progress.skipped_steps += 1;
     ensure!(
         progress.skipped_steps <= limit,
-        "{reason}: skipped steps: expected at most {limit}, this is one more; go back to an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
+        "{reason}: skipped steps: expected at most {limit}, this is one more; resume from an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
     );
     session.reporter.warn(&format!(
         "{reason}: step skipped on all ranks, {} of at most {limit}",
@@ -372,13 +357,11 @@ fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &st
 
 fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     let config = session.config;
-    let (rank, world_size) = (
-        session.communicator.rank(),
-        session.communicator.world_size(),
-    );
+    let rank = session.communicator.rank();
+    let world_size = session.communicator.world_size();
     let num_shards = config.sync.method.virtual_shards().unwrap_or(world_size);
     let own_shards = own_shards(num_shards, rank, world_size);
-    let config_of_plan = ShardConfig {
+    let shard = ShardConfig {
         num_samples: session.data.train.len(),
         global_batch_size: config.batch.global_batch_size,
         seed: config.run.seed,
@@ -390,20 +373,17 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
         num_own_shards: own_shards.len(),
     };
     Ok(match config.train_split.sampler {
-        Some(SamplerKind::Balanced) => ShardPlan::balanced(config_of_plan, &*session.data.train)?,
-        _ => ShardPlan::new(config_of_plan)?,
+        Some(SamplerKind::Balanced) => ShardPlan::balanced(shard, &*session.data.train)?,
+        _ => ShardPlan::new(shard)?,
     })
 }
 
-/// The shape of an epoch's images, where the run says one apart from the data set's.
+/// Returns the shape of an epoch's images, if it changes with the epoch.
 fn image_shape(session: &Session<'_>, epoch: u64) -> Option<ImageShape> {
     let config = session.config;
-    let resolution = config
-        .data
-        .resolution()
-        .filter(|resolution| resolution.varies())?;
+    let resolution = config.data.resolution()?;
     let side = resolution.in_epoch(epoch, config.schedule.planned_epochs());
-    Some(ImageShape {
+    resolution.varies().then(|| ImageShape {
         height: side,
         width: side,
         ..session.data.train.image_shape()

@@ -1,26 +1,29 @@
-//! The story of a run: start or resume, epochs, evaluation, checkpoints.
+//! A run from its start or resume over epochs, evaluations and checkpoints to its end.
 //!
-//! In: a model, a resolved configuration, data, the ranks. Out: a trained model, checkpoints, one record an epoch.
-//! Invariant: every rank walks the same path through this file; what only root does contains no collective.
+//! In: a model, a resolved configuration, data, the ranks. Out: a trained model, checkpoints, a
+//! record of each epoch.
+//! Invariant: every rank takes the same path through this file; what only root does contains no
+//! collective.
 
 mod epoch;
 mod evaluation;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use datasets::ImageShape;
 use distributed::{replica::check_fingerprint, watchdog::Phase};
-use records::{EpochRecord, FinalTest};
+use records::{EpochRecord, FinalTest, Manifest};
 
 use crate::config::{
     BatchNormKind, Decay, LossScaling, Moments, Momentum, OnNonFinite, OptimizerChoice, TrainConfig,
 };
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
-use crate::measure::metrics::EpochCost;
+use crate::measure::manifest::bearing_on_bits;
 use crate::measure::timer::Timer;
 use crate::measure::trace::TraceClock;
 use crate::model::ImageClassifier;
@@ -28,10 +31,12 @@ use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
+use crate::run::directory::METRICS;
 use crate::run::evaluate::{Evaluation, UnreadImage};
+use crate::run::metrics_file::MetricsFile;
 use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
-use crate::run::step_hashes::OwnHashes;
+use crate::run::step_hashes::HashRecorder;
 use crate::run::tensorboard::Tensorboard;
 use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
@@ -39,54 +44,51 @@ use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::vain_compression;
 use crate::step::{Clip, StepConfig, Stepper};
 
-/// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
-/// knows all ranks' part.
+/// Result of a session, equal on all ranks but for the model's local norm statistics and for
+/// `world`.
 #[derive(Clone, Debug)]
 pub struct Outcome<M> {
     pub model: M,
     pub progress: Progress,
     /// Hash of all parameters' bits, in module order.
     pub parameter_hash: String,
-    /// What every rank that trains measured in this session, warm-up steps excluded: on root of all, on another rank its own
-    /// alone; empty on a rank that only serves.
+    /// Measurements of this session without its warm-up steps: of every rank that trains on root,
+    /// of the rank itself on others; empty on a rank that only serves.
     pub world: Vec<RankTimes>,
-    /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
+    /// Number of updates of asynchronous servers by the staleness of their parameters.
     pub staleness: Option<Vec<u64>>,
-    /// The test split measured with the best model, where the run has a val split.
+    /// Scores of the best model on the test split, in a run with a val split.
     pub test: Option<FinalTest>,
-    /// Whether no better evaluation came within `--patience`.
+    /// Whether `--patience` ended the run.
     pub is_exhausted: bool,
-    /// Whether it was stopped before its end.
     pub stopped_early: bool,
 }
 
 impl<M> Outcome<M> {
-    /// Of a rank that only served parameters.
+    /// Returns the outcome of a rank that only served parameters.
     pub(crate) fn of_server(model: M) -> Self {
-        let (progress, parameter_hash, world) = (Progress::default(), String::new(), Vec::new());
-        let (staleness, test, is_exhausted, stopped_early) = (None, None, false, false);
         Self {
             model,
-            progress,
-            parameter_hash,
-            world,
-            staleness,
-            test,
-            is_exhausted,
-            stopped_early,
+            progress: Progress::default(),
+            parameter_hash: String::new(),
+            world: Vec::new(),
+            staleness: None,
+            test: None,
+            is_exhausted: false,
+            stopped_early: false,
         }
     }
 }
 
-/// Trains `model` as `session` says, from the newest checkpoint if asked to.
+/// Trains `model` from the newest checkpoint of a resumed run, or from the beginning.
+/// Collective: all ranks, with equal configuration and data.
 ///
 /// # Errors
-/// When data cannot be read, output cannot be written, a loss or gradient is not finite, or the ranks drift apart.
-///
-/// # Collective
-/// Must be called by all ranks, with equal configuration and data.
+/// If data cannot be read, output cannot be written, a loss or gradient is not finite, or
+/// the replicas differ.
 pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
     let config = session.config;
+    let reporter = session.reporter;
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(
         model,
@@ -103,43 +105,47 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     } else {
         Progress::default()
     };
-    let forgotten = session.best_rule.forget_other(&mut progress);
-    let lost = session.files.open_metrics(progress.epoch)?;
-    // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
-    let mut hashes = OwnHashes::of_run(config);
-    if let Some(resumption) = &session.resumption {
-        let keeps_course =
-            resumption.keeps_course(config) && session.files.was_begun_alike(session.manifest);
-        session.files.begin(config, session.manifest, true)?;
-        if !keeps_course {
-            session.files.end_hashes(progress.step);
-            hashes.iter_mut().for_each(OwnHashes::give_up);
-        }
+    let mut warnings = Vec::from_iter(session.best_rule.forget_other(&mut progress));
+    let mut metrics = None;
+    if let Some(directory) = session.directory {
+        let (file, warning) = MetricsFile::open(&directory.file(METRICS), progress.epoch)?;
+        metrics = Some(file);
+        warnings.extend(warning);
     }
-    session
-        .reporter
-        .note(&format!("gradients {}", stepper.gradient_route()));
-    let vain = vain_compression(&config.sync.method, || stepper.reduction_state());
-    lost.iter()
-        .chain(&vain)
-        .chain(&forgotten)
-        .for_each(|text| session.reporter.warn(text));
-    let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
+    // From here on nothing rejects this start. A rejected one leaves the run's files unchanged.
+    let mut keeps_course = true;
+    if let (Some(resumption), Some(directory)) = (&session.resumption, session.directory) {
+        let is_alike =
+            |before: Manifest| bearing_on_bits(&before) == bearing_on_bits(session.manifest);
+        keeps_course =
+            resumption.keeps_course(config) && directory.read_manifest().is_some_and(is_alike);
+        directory.begin(config, session.manifest, true)?;
+    }
+    let hashes = HashRecorder::of_run(config, session.directory, progress.step, keeps_course);
+    reporter.note(&format!("gradients {}", stepper.gradient_route()));
+    warnings.extend(vain_compression(&config.sync.method, || {
+        stepper.reduction_state()
+    }));
+    for warning in &warnings {
+        reporter.warn(warning);
+    }
+    let steps_per_epoch = data::steps_per_epoch(config, session.data)?;
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
-    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, timer, energy);
+    let first_measured_step = progress.step + config.run.warmup_steps;
     let mut training = Training {
         session,
         tensorboard: Tensorboard::open(session, progress.step),
-        progress_file: ProgressFile::new(session),
+        progress_file: ProgressFile::new(session, &progress, steps_per_epoch),
+        metrics,
         stepper,
         ema,
         checkpointer,
-        schedule,
+        schedule: LearningRate::new(config, steps_per_epoch),
         first_step: progress.step,
         progress,
-        times,
+        times: SessionTimes::starting_at(first_measured_step, timer, energy),
         hashes,
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
@@ -149,16 +155,14 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         image_shape: None,
         test: None,
     };
-    // A signal that came during the start: there is nothing new to keep.
+    // A signal during the start: nothing is new that would have to be saved.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
     while !stopped && !training.has_ended() {
         stopped = training.epoch()?;
     }
     let stopped = stopped || !training.measure_test()?;
     if stopped && session.data.val.is_some() && session.data.test.is_some() {
-        session
-            .reporter
-            .note("stopped before the test split was measured; `--resume` measures it at the end");
+        reporter.note("stopped before the final test; `--resume` runs it at the end of the run");
     }
     training.end(trace, stopped)
 }
@@ -167,101 +171,86 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
 struct Training<'a, M> {
     session: &'a Session<'a>,
     stepper: Stepper<M>,
-    /// What is evaluated and saved to be used, in place of the parameters in training.
+    /// Average of the parameters, which is evaluated and saved in their place.
     ema: Option<Ema>,
     checkpointer: Checkpointer<'a>,
     schedule: LearningRate,
     progress: Progress,
-    /// Of this session.
+    /// Number of steps before this session.
     first_step: u64,
     times: SessionTimes,
-    /// Of the first steps, where a repetition has the same bits.
-    hashes: Option<OwnHashes>,
-    /// Of this rank's gradients in the epoch, as far as this session made it; then of all ranks'.
+    hashes: Option<HashRecorder>,
+    /// Gradient noise of the epoch, of this session: sums of this rank, and of all ranks.
     own_noise: NoiseSums,
     noise: NoiseSums,
     tensorboard: Tensorboard<'a>,
     progress_file: ProgressFile,
+    /// Absent on other ranks than root.
+    metrics: Option<MetricsFile>,
     noted_first_step: bool,
     noted_refused_threads: bool,
     /// When this session began the epoch.
     epoch_start: Instant,
-    /// The size that was noted last, where it changes with the epoch.
+    /// The last reported image size, if it changes with the epoch.
     image_shape: Option<ImageShape>,
-    /// The test split measured with the best model, in a run with a val split.
+    /// Scores of the best model on the test split, in a run with a val split.
     test: Option<FinalTest>,
 }
 
 impl<M: ImageClassifier> Training<'_, M> {
-    /// The rest of the epoch, its evaluation, its record, and a checkpoint if one is due; whether the ranks agreed to stop.
+    /// Trains the rest of the epoch, evaluates, and saves a checkpoint if one is due. Returns true
+    /// if the ranks agreed to stop.
     fn epoch(&mut self) -> Result<bool> {
         self.epoch_start = Instant::now();
-        let config = self.session.config;
+        let session = self.session;
+        let communicator = &*session.communicator;
         if self.train()? {
             self.save()?;
             return Ok(true);
         }
-        check_fingerprint(
-            self.stepper.model(),
-            &*self.session.communicator,
-            self.progress.epoch,
-        )?;
+        check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?;
         let evaluation = match self.evaluate_if_due() {
             Err(error) if error.is::<UnreadImage>() => return Err(self.keep_unevaluated(error)?),
             evaluation => evaluation?,
         };
-        if evaluation
-            .as_ref()
-            .is_some_and(|evaluation| evaluation.sums.is_none())
-        {
-            // The epoch is trained; a resumed run begins with its evaluation.
+        let scores = evaluation.as_ref().and_then(Evaluation::scores);
+        if evaluation.is_some() && scores.is_none() {
+            // Interrupted. A resumed run begins with this evaluation.
             self.save()?;
             return Ok(true);
         }
-        let scores = evaluation.as_ref().and_then(Evaluation::scores);
         // The sums are global, so all ranks stop here together, before such a model is saved.
         ensure!(
             scores.as_ref().is_none_or(|scores| scores.loss.is_finite()),
-            "epoch {}: the {} loss is not finite, expected a number; lower the learning rate or clip the gradient",
-            self.progress.epoch,
-            self.session.evaluated_split()
+            "epoch {}: the {} loss is not finite (expected a number); lower the learning rate or clip the gradient",
+            self.progress.epoch + 1,
+            session.evaluated_split()
         );
         let is_best = match &scores {
-            Some(scores) => {
-                let Session {
-                    best_rule,
-                    communicator,
-                    ..
-                } = self.session;
-                best_rule.note(&mut self.progress, scores, &**communicator)?
-            }
+            Some(scores) => session
+                .best_rule
+                .note(&mut self.progress, scores, communicator)?,
             None => false,
         };
         self.record(scores)?;
-        if let Some(evaluation) = evaluation.as_ref().filter(|_| is_best) {
-            self.write_by_class(
-                evaluation,
-                self.session.evaluated_split(),
-                self.progress.epoch,
-            )?;
+        if let Some(evaluation) = &evaluation
+            && is_best
+        {
+            self.write_by_class(evaluation, session.evaluated_split(), self.progress.epoch)?;
         }
         self.progress.begin_next_epoch();
+        let run = &session.config.run;
         let is_last = self.has_ended();
-        // One that is due by steps where the epoch ends is of the whole epoch.
-        let is_due = config
-            .run
-            .checkpoint_every_steps
-            .is_some_and(|every| self.progress.step.is_multiple_of(every));
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
-        if is_best
-            || is_last
-            || stopped
-            || is_due
+        // One that is due by steps at the end of an epoch is saved here, with the whole epoch.
+        let is_due = run
+            .checkpoint_every_steps
+            .is_some_and(|every| self.progress.step.is_multiple_of(every))
             || self
                 .progress
                 .epoch
-                .is_multiple_of(config.run.checkpoint_every_epochs)
-        {
+                .is_multiple_of(run.checkpoint_every_epochs);
+        if is_best || is_last || stopped || is_due {
             self.save()?;
         }
         Ok(stopped)
@@ -278,100 +267,111 @@ impl<M: ImageClassifier> Training<'_, M> {
             .save(&self.stepper, self.ema.as_ref(), &progress)
     }
 
-    /// How long the epoch has taken so far, in all sessions.
+    /// Returns the time of the epoch so far, in all sessions.
     fn epoch_seconds(&self) -> f64 {
         self.progress.epoch_seconds + self.epoch_start.elapsed().as_secs_f64()
     }
 
-    /// Writes the epoch down, on root.
+    /// Reports the epoch and writes its record, on root.
+    /// Collective: all ranks.
     fn record(&mut self, scores: Option<records::Evaluation>) -> Result<()> {
         let seconds_total = self.epoch_seconds();
-        let Self {
-            session,
-            stepper,
-            progress,
-            ..
-        } = self;
+        let session = self.session;
         let communicator = &*session.communicator;
+        let world = self.times.take_epoch().gather(communicator)?;
+        self.progress_file.epoch(&world);
         let all_ranks = session
             .server_link
             .as_ref()
             .unwrap_or(&session.communicator);
-        let world = self.times.take_epoch().gather(communicator)?;
-        self.progress_file.epoch(&world);
         let scales_loss = session.config.optimizer.loss_scale != LossScaling::None;
-        let cost = EpochCost {
-            epoch: progress.epoch,
-            step: progress.step,
-            learning_rate: self.schedule.at(progress.schedule_step().saturating_sub(1)),
+        let loss_scale = self.stepper.loss_scale();
+        let traffic = self.stepper.take_traffic();
+        let own = &world[0];
+        let train = self.progress.epoch_scores;
+        // Absent if every step was skipped.
+        let means = train.evaluation(BTreeMap::new());
+        let (val, test) = match session.data.val {
+            Some(_) => (scores, None),
+            None => (None, scores),
+        };
+        let record = EpochRecord {
+            epoch: self.progress.epoch,
+            step: self.progress.step,
+            train_loss: means.as_ref().map(|means| means.loss),
+            train_top1: means.as_ref().map(|means| means.top1),
+            train_top5: means.as_ref().map(|means| means.top5),
+            train_num_samples: train.num_samples,
+            train_top1_correct: train.top1_correct,
+            train_top5_correct: train.top5_correct,
+            val,
+            test,
             images_per_second: gather::images_per_second(&world),
-            total: Duration::try_from_secs_f64(seconds_total).unwrap_or_default(),
-            seconds: world[0].seconds,
-            num_steps: world[0].num_steps,
+            learning_rate: self
+                .schedule
+                .at(self.progress.schedule_step().saturating_sub(1)),
+            seconds: own.seconds,
+            num_steps: Some(own.num_steps),
+            seconds_total,
             peak_memory_bytes: gather::peak_memory_bytes(&world),
-            traffic: stepper.take_traffic(),
+            exposed_communication_share: own.seconds.communication
+                / own.seconds.step_total().max(f64::MIN_POSITIVE),
+            bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
+            compression_error: traffic.total.relative_error(),
             num_ranks: communicator.world_size(),
-            skipped_steps: progress.skipped_steps,
-            loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
-            overflowed_steps: stepper.loss_scale().num_overflows(),
+            skipped_steps: self.progress.skipped_steps,
+            loss_scale: scales_loss.then(|| loss_scale.factor()),
+            overflowed_steps: loss_scale.num_overflows(),
             joules_per_image: gather::joules_per_image(&world, all_ranks.topology().num_nodes),
             gradient_noise: noise_batches(session.config)
                 .and_then(|batches| self.noise.estimate(batches)),
         };
         self.own_noise = NoiseSums::default();
-        let (val, test) = if session.data.val.is_some() {
-            (scores, None)
-        } else {
-            (None, scores)
-        };
-        let record = EpochRecord {
-            val,
-            test,
-            ..cost.record(progress.epoch_scores)
-        };
-        // Nothing is made in a directory that took the place of the run's.
-        session.files.expect_in_place()?;
+        if let Some(directory) = session.directory {
+            directory.expect_in_place()?;
+        }
         session.reporter.epoch(&record);
-        session
-            .files
-            .epoch(&record)?
-            .iter()
-            .for_each(|warning| session.reporter.warn(warning));
+        if let Some(metrics) = &mut self.metrics
+            && let Some(warning) = metrics.append(&record)?
+        {
+            session.reporter.warn(&warning);
+        }
         self.tensorboard.epoch(&record);
-        progress.last_record = Some(record);
+        self.progress.last_record = Some(record);
         Ok(())
     }
 
-    /// Writes the trace of this session's steps, if it made one. What keeps root from writing it is no reason to lose the run's end.
+    /// Writes the trace of this session's steps. If root cannot, the run still ends normally.
+    /// Collective: all ranks.
     fn write_trace(&mut self, trace: &TraceClock) -> Result<()> {
-        let Session {
-            reporter,
-            communicator,
-            ..
-        } = self.session;
+        let reporter = self.session.reporter;
+        let communicator = &*self.session.communicator;
         if self.progress.step == self.first_step {
-            reporter.note("no trace is written, as this start made no step");
+            reporter.note("no trace written: this session ran no steps");
             return Ok(());
         }
         let spans = self.times.timer.take_spans();
-        let ends_early = trace.ends_early(&spans, &**communicator)?;
-        let Some(text) = trace.gather(&spans, &**communicator)? else {
+        let ends_early = trace.ends_early(&spans, communicator)?;
+        let Some(text) = trace.gather(&spans, communicator)? else {
             return Ok(());
         };
         match trace.put(&text) {
             Ok(()) => {
-                reporter.note(&format!(
-                    "trace of all ranks written to {}",
-                    trace.path().display()
-                ));
-                ends_early.iter().for_each(|warning| reporter.warn(warning));
+                let path = trace.path().display();
+                reporter.note(&format!("trace of all ranks written to {path}"));
+                if let Some(warning) = ends_early {
+                    reporter.warn(&warning);
+                }
             }
-            Err(error) => reporter.warn(&format!("{error:#}; the run is whole, and has no trace")),
+            Err(error) => {
+                reporter.warn(&format!("{error:#}; the run is complete, without a trace"))
+            }
         }
         Ok(())
     }
 
-    /// Compares the replicas for the last time and brings together what the ranks measured.
+    /// Compares the replicas for the last time and gathers the measurements of the ranks.
+    /// Collective: all ranks.
     fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
         let communicator = &*self.session.communicator;
         self.session.rank_status.enter(Phase::Ending);
@@ -383,16 +383,14 @@ impl<M: ImageClassifier> Training<'_, M> {
         }
         let world = self.times.take_session().gather(communicator)?;
         let (model, staleness) = self.stepper.finish()?;
-        let is_exhausted = self.session.best_rule.is_exhausted(&self.progress);
-        let (progress, test) = (self.progress, self.test);
         Ok(Outcome {
             model,
-            progress,
+            is_exhausted: self.session.best_rule.is_exhausted(&self.progress),
+            progress: self.progress,
             parameter_hash,
             world,
             staleness,
-            test,
-            is_exhausted,
+            test: self.test,
             stopped_early,
         })
     }
@@ -425,7 +423,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
     }
 }
 
-/// The batch sizes that the noise of gradients is measured between, if it is.
+/// Returns the batch sizes whose gradients the noise scale compares, if it is measured.
 fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
     let batches = NoiseBatches {
         small: config.micro_batch_size(),
@@ -434,7 +432,7 @@ fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
     config.run.gradient_noise.then_some(batches)
 }
 
-/// The optimizer of a run.
+/// Returns the optimizer of a run.
 pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
     let sgd = |momentum: Momentum, decay: Decay| SgdConfig {
         momentum: momentum.momentum,

@@ -44,8 +44,7 @@ use crate::step::sync_plan::{own_shards, vain_compression};
 use crate::step::{self, StepConfig, StepContext, Stepper};
 use crate::tools::device_kernels::observed;
 use crate::tools::job;
-use crate::world::ranks::World;
-use crate::world::roles::Role;
+use crate::world::ranks::{Role, World};
 
 /// Different batches in turn, so that no step repeats the one before.
 const NUM_BATCHES: usize = 4;

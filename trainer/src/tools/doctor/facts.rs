@@ -275,7 +275,7 @@ fn data(
     config: &DoctorConfig,
     communicator: &dyn Communicator,
 ) -> Result<Result<DataFacts, String>> {
-    let quiet = Reporter::new(false, None);
+    let quiet = Reporter::new(false);
     let splits = data::open(
         &config.data,
         &config.train_split,

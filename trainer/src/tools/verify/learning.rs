@@ -110,6 +110,6 @@ pub(super) fn trained(
         Arc::new(SingleCommunicator::new()),
         subject.world.stop.clone(),
     );
-    let silent = World::reporting(communicator, stop, Reporter::new(false, None));
+    let silent = World::reporting(communicator, stop, Reporter::new(false));
     (subject.train)(&args, &silent)
 }

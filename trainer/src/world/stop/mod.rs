@@ -1,8 +1,8 @@
-//! The wish to stop, as raised by a signal.
+//! The request to stop, as raised by a signal.
 //!
-//! In: the signals of terminals, services and schedulers. Out: a flag that is read once a step, or a batch of an evaluation, and that
-//! all ranks agree upon.
-//! Invariant: a signal only sets a flag; nothing is written or freed inside a signal's delivery.
+//! In: signals of terminals, services and schedulers. Out: a flag that is read once a step or a
+//! batch of an evaluation, and on which all ranks agree.
+//! Invariant: a signal handler only sets a flag.
 
 mod vote;
 
@@ -16,24 +16,26 @@ use signal_hook::{SigId, flag, low_level};
 
 pub use vote::StopVote;
 
-/// Set once somebody wants this run to stop at the next step's end.
+/// Set when the run is to stop at the end of the next step.
 #[derive(Clone, Debug, Default)]
 pub struct StopFlag {
     raised: Arc<AtomicBool>,
-    /// Looks that are left until it raises itself, for a flag that does.
+    /// Number of reads until the flag raises itself, if it does.
     looks_left: Option<Arc<AtomicU64>>,
-    /// The handlers that end the process at a second SIGTERM or SIGHUP, until the flag is [heeded](Self::heed).
-    unheeded: Arc<Mutex<Vec<SigId>>>,
+    /// The handlers that end the process at a second SIGTERM or SIGHUP, until
+    /// [`disarm`](Self::disarm).
+    ending: Arc<Mutex<Vec<SigId>>>,
 }
 
 impl StopFlag {
-    /// A flag that nothing but [`StopFlag::raise`] sets.
+    /// Returns a flag that only [`StopFlag::raise`] sets.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A flag that raises itself at the look after `num_looks` others, to try a stop at a known place: a run looks once at its
-    /// start, once a step, once a batch of an evaluation and once at its end.
+    /// Returns a flag that raises itself at the read after `num_looks` others, for a stop at a
+    /// known place: a run reads it once at its start, once a step, once a batch of an evaluation
+    /// and once at its end.
     pub fn after_looks(num_looks: u64) -> Self {
         Self {
             looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
@@ -41,7 +43,7 @@ impl StopFlag {
         }
     }
 
-    /// The same flag, which also raises itself as [`after_looks`](Self::after_looks) does.
+    /// Returns the same flag, which also raises itself as in [`after_looks`](Self::after_looks).
     pub fn or_after_looks(&self, num_looks: u64) -> Self {
         Self {
             looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
@@ -49,50 +51,49 @@ impl StopFlag {
         }
     }
 
-    /// Returns a flag that is set by SIGTERM, SIGINT, SIGHUP (a closed terminal), SIGUSR1, SIGUSR2 and SIGXCPU (warnings of schedulers).
+    /// Returns a flag that is set by SIGTERM, SIGINT, SIGHUP (a closed terminal), SIGUSR1, SIGUSR2
+    /// and SIGXCPU (warnings of schedulers).
     ///
-    /// A second SIGINT ends the process at once with code 130. Until the flag is [heeded](Self::heed), as by the first look, so does a
-    /// second SIGTERM or SIGHUP, with 128 and the signal's number. SIGHUP stays ignored if it is ignored already, as by `nohup`.
-    /// SIGXFSZ does nothing, so that a write beyond the limit of a file's size fails as any other write.
+    /// A second SIGINT ends the process at once with code 130. Until the flag is read for the first
+    /// time, so does a second SIGTERM or SIGHUP, with code 128 plus the signal's number. SIGHUP
+    /// stays ignored if it is ignored already, as under `nohup`. SIGXFSZ does nothing, so that a
+    /// write beyond the limit of a file's size fails like any other write.
     ///
     /// # Errors
-    /// When the operating system refuses a signal's registration.
+    /// If the operating system refuses to register a handler.
     pub fn on_signals() -> std::io::Result<Self> {
         let stop = Self::new();
-        // The handlers that end the process are registered before those that set the flags: the first signal finds the flags down.
+        // The handlers that end the process are registered before those that set the flags: the
+        // first signal finds the flags down.
         flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
-        let mut wishes = vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU];
+        let mut stopping = vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU];
         let mut ending = vec![SIGTERM];
         if !is_ignored(SIGHUP) {
-            wishes.push(SIGHUP);
+            stopping.push(SIGHUP);
             ending.push(SIGHUP);
         }
         let was_asked = Arc::new(AtomicBool::new(false));
-        let mut unheeded = Vec::new();
+        let mut handlers = Vec::new();
         for signal in ending {
-            unheeded.push(flag::register_conditional_shutdown(
+            handlers.push(flag::register_conditional_shutdown(
                 signal,
                 128 + signal,
                 Arc::clone(&was_asked),
             )?);
             flag::register(signal, Arc::clone(&was_asked))?;
         }
-        *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = unheeded;
-        for signal in wishes {
+        *stop.ending.lock().unwrap_or_else(PoisonError::into_inner) = handlers;
+        for signal in stopping {
             flag::register(signal, Arc::clone(&stop.raised))?;
         }
         flag::register(SIGXFSZ, Arc::default())?;
         Ok(stop)
     }
 
-    /// From now on the process stops in order, by itself or by those that it works for, however often SIGTERM or SIGHUP comes.
-    pub fn heed(&self) {
-        for handler in self
-            .unheeded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain(..)
-        {
+    /// Lets the process stop in order from now on: further SIGTERM or SIGHUP do not end it at once.
+    pub fn disarm(&self) {
+        let mut handlers = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        for handler in handlers.drain(..) {
             low_level::unregister(handler);
         }
     }
@@ -101,20 +102,20 @@ impl StopFlag {
         self.raised.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a stop was asked for on any rank.
+    /// Returns true if a stop was requested on any rank.
     /// Collective: all ranks.
     pub fn is_raised_anywhere(
         &self,
         communicator: &dyn Communicator,
     ) -> Result<bool, CollectiveError> {
-        let mut wishes = [u64::from(self.is_raised())];
-        communicator.all_reduce_sum_u64(&mut wishes)?;
-        Ok(wishes[0] > 0)
+        let mut num_ranks = [u64::from(self.is_raised())];
+        communicator.all_reduce_sum_u64(&mut num_ranks)?;
+        Ok(num_ranks[0] > 0)
     }
 
-    /// Whether a stop was asked for.
+    /// Returns true if a stop was requested on this rank.
     pub fn is_raised(&self) -> bool {
-        self.heed();
+        self.disarm();
         if let Some(looks_left) = &self.looks_left
             && looks_left
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| {

@@ -1,0 +1,567 @@
+//! The directory of a run: where it is, which process may write to it, and the files of its
+//! sessions.
+//!
+//! In: [`TrainConfig`]. Out: [`RunDirectory`], locked for this process; root alone has one.
+//! Invariant: one process writes to a directory, and no run writes to the directory of another run
+//! by accident. A run that was killed leaves no lock. A reader never sees half a file.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use records::{EvaluationByClass, Manifest, Summary, file};
+use serde::de::DeserializeOwned;
+
+use crate::config::{ConfigError, TrainConfig};
+
+/// The parent of directories that are named after their run.
+const RUNS: &str = "runs";
+
+/// Options of the run.
+pub const RUN_TOML: &str = "run.toml";
+/// Program, data and launch of the present session.
+pub const MANIFEST: &str = "manifest.json";
+/// A line for each epoch.
+pub const METRICS: &str = "metrics.jsonl";
+/// Position of a run that trains.
+pub const PROGRESS: &str = "progress.json";
+/// Hashes of the first steps.
+pub const HASHES: &str = "hashes.jsonl";
+/// Scores of each class in the best evaluation or the final test.
+pub const EVALUATION: &str = "evaluation.json";
+/// Results of the session that ended last.
+pub const SUMMARY: &str = "summary.json";
+/// Text of the console.
+pub const LOG: &str = "train.log";
+/// Folder of the checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// The file that is locked. It stays, with the process and the machine that locked it last;
+/// `trainer watch` tries the lock.
+const LOCK: &str = ".lock";
+
+/// Everything that a run writes in its directory.
+pub const FILES: [&str; 10] = [
+    RUN_TOML,
+    MANIFEST,
+    METRICS,
+    PROGRESS,
+    HASHES,
+    EVALUATION,
+    SUMMARY,
+    LOG,
+    CHECKPOINTS,
+    LOCK,
+];
+
+/// How long a start waits for an earlier process, which may have been killed and not have exited
+/// yet.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The directory of one run.
+#[derive(Debug)]
+pub struct RunDirectory {
+    path: PathBuf,
+    /// Absent if the file system has no locks.
+    lock: Option<Lock>,
+}
+
+#[derive(Debug)]
+struct Lock {
+    directory: File,
+    _file: File,
+}
+
+impl RunDirectory {
+    /// Locks the directory of `--output-dir` or, without it, a new one below `runs/`, named after
+    /// the run and numbered. With `--resume` the directory must exist. `holder` is shown to
+    /// competing processes.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the directory has files and `--resume` is absent, does not exist
+    /// with `--resume`, holds a data set, or is locked by another process; I/O errors.
+    pub fn lock(config: &TrainConfig, holder: &str) -> Result<Self> {
+        Self::lock_below(Path::new(RUNS), config, holder)
+    }
+
+    fn lock_below(runs: &Path, config: &TrainConfig, holder: &str) -> Result<Self> {
+        let path = match Self::find_below(runs, config)? {
+            Some(path) => path,
+            None => create(runs, config)?,
+        };
+        if !config.resume && has_files(&path)? {
+            return Err(ConfigError::OutputDirectoryInUse { path }.into());
+        }
+        if holds_data(&path) {
+            return Err(ConfigError::Invalid {
+                option: "--output-dir",
+                expected: "the directory of a run".to_owned(),
+                got: format!("{}, which holds the folders of a data set", path.display()),
+            }
+            .into());
+        }
+        file::sync_parent(&path)?;
+        let lock = Lock::take(&path, holder)?;
+        // Another process may have started a run here before this one had the lock.
+        if !config.resume && has_files(&path)? {
+            return Err(ConfigError::OutputDirectoryInUse { path }.into());
+        }
+        Ok(Self { path, lock })
+    }
+
+    /// Returns the directory that `config` resumes, or `None` without `--resume` and for a run that
+    /// has none yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if `--output-dir` does not exist or several runs have the name; I/O
+    /// errors.
+    pub fn to_resume(config: &TrainConfig) -> Result<Option<PathBuf>> {
+        if config.resume {
+            Self::find_below(Path::new(RUNS), config)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn find_below(runs: &Path, config: &TrainConfig) -> Result<Option<PathBuf>> {
+        if let Some(path) = &config.run.output_dir {
+            if config.resume && !path.exists() {
+                return Err(no_such_run(path).into());
+            }
+            return Ok(Some(path.clone()).filter(|path| path.is_dir()));
+        }
+        if !config.resume {
+            return Ok(None);
+        }
+        let first = runs.join(config.run_name());
+        let mut paths: Vec<PathBuf> = numbers(&first)?
+            .into_iter()
+            .map(|number| numbered_path(&first, number))
+            .filter(|path| path.is_dir())
+            .collect();
+        if paths.len() > 1 {
+            let names: Vec<String> = paths
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            return Err(ConfigError::Invalid {
+                option: "--resume",
+                expected: "the --output-dir of one run, since several have this name".to_owned(),
+                got: names.join(", "),
+            }
+            .into());
+        }
+        Ok(paths.pop())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the path of one of [`FILES`].
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Returns true if other processes can write to the directory, since its file system has no
+    /// locks.
+    pub fn is_unlocked(&self) -> bool {
+        self.lock.is_none()
+    }
+
+    /// Checks that the directory is still at its path: one in its place would belong to no run and
+    /// have no lock.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutputDirectoryMoved`] if it is not.
+    pub fn expect_in_place(&self) -> Result<(), ConfigError> {
+        match &self.lock {
+            Some(lock) if file::is_replaced(&lock.directory, &self.path) => {
+                Err(ConfigError::OutputDirectoryMoved {
+                    path: self.path.clone(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the options and the manifest of a session. If it `continues` an earlier session, the
+    /// files of that session stay under its number; otherwise the files of all earlier sessions are
+    /// removed.
+    pub fn begin(&self, config: &TrainConfig, manifest: &Manifest, continues: bool) -> Result<()> {
+        let earlier = if continues {
+            self.keep_session()?
+        } else {
+            None
+        };
+        file::replace_json(&self.file(MANIFEST), manifest)?;
+        let options = config.clone().in_directory(&self.path).to_toml();
+        file::replace(&self.file(RUN_TOML), options.as_bytes())?;
+        let Some(session) = earlier else {
+            return self.remove_sessions();
+        };
+        let summary = self.file(SUMMARY);
+        match fs::rename(&summary, session_path(&summary, session)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result.with_context(|| format!("cannot rename {}", summary.display())),
+        }
+    }
+
+    /// Copies the options and the manifest of the last session to `run-1.toml` and
+    /// `manifest-1.json`, and returns its number. The present files stay: the disk may be too full
+    /// for new ones.
+    fn keep_session(&self) -> Result<Option<u32>> {
+        let manifest = self.file(MANIFEST);
+        if !manifest.exists() {
+            return Ok(None);
+        }
+        let read = |path: &Path| {
+            file::read(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let last = self.kept_sessions().last().unwrap_or(0);
+        // A start that failed may have kept it already.
+        if last > 0 && read(&session_path(&manifest, last))? == read(&manifest)? {
+            return Ok(Some(last));
+        }
+        for path in [self.file(RUN_TOML), manifest] {
+            if path.exists() {
+                file::replace(&session_path(&path, last + 1), &read(&path)?)?;
+            }
+        }
+        Ok(Some(last + 1))
+    }
+
+    fn kept_sessions(&self) -> impl Iterator<Item = u32> {
+        let manifest = self.file(MANIFEST);
+        (1..).take_while(move |&session| session_path(&manifest, session).exists())
+    }
+
+    fn remove_sessions(&self) -> Result<()> {
+        let mut paths = vec![self.file(EVALUATION), self.file(SUMMARY)];
+        for session in self.kept_sessions() {
+            for name in [RUN_TOML, MANIFEST, SUMMARY] {
+                paths.push(session_path(&self.file(name), session));
+            }
+        }
+        for path in paths {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                result => result.with_context(|| format!("cannot remove {}", path.display()))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if a session that ran steps has ended, after which the run has a checkpoint.
+    pub fn has_ended(&self) -> bool {
+        let summary = self.file(SUMMARY);
+        let earlier = self
+            .kept_sessions()
+            .map(|session| session_path(&summary, session));
+        earlier.chain([summary.clone()]).any(|path| {
+            let steps = read_json(&path).map(|summary: Summary| summary.steps);
+            path.exists() && steps != Some(0)
+        })
+    }
+
+    /// Returns the manifest of the last session, if it can be read.
+    pub fn read_manifest(&self) -> Option<Manifest> {
+        read_json(&self.file(MANIFEST))
+    }
+
+    /// Returns the evaluation that was written last, if it can be read.
+    pub fn read_evaluation(&self) -> Option<EvaluationByClass> {
+        read_json(&self.file(EVALUATION))
+    }
+
+    pub fn write_evaluation(&self, evaluation: &EvaluationByClass) -> Result<()> {
+        // On one line: a confusion matrix would otherwise have a line for each number.
+        let text = serde_json::to_vec(evaluation)?;
+        Ok(file::replace(&self.file(EVALUATION), &text)?)
+    }
+
+    /// Writes the summary.
+    ///
+    /// # Errors
+    /// As [`expect_in_place`](Self::expect_in_place); I/O errors.
+    pub fn finish(&self, summary: &Summary) -> Result<()> {
+        self.expect_in_place()?;
+        Ok(file::replace_json(&self.file(SUMMARY), summary)?)
+    }
+}
+
+impl Lock {
+    fn take(directory: &Path, holder: &str) -> Result<Option<Self>> {
+        let path = directory.join(LOCK);
+        let mut locked = match file::lock(&path, PATIENCE)? {
+            file::Lock::Taken(locked) => locked,
+            file::Lock::Unsupported(_) => return Ok(None),
+            file::Lock::Busy(text) => {
+                return Err(ConfigError::OutputDirectoryBusy {
+                    path: directory.to_owned(),
+                    holder: text.lines().next().unwrap_or_default().to_owned(),
+                }
+                .into());
+            }
+        };
+        let since = humantime::format_rfc3339_seconds(SystemTime::now());
+        let boot = records::boot_id().map_or_else(String::new, |id| format!("\nboot {id}"));
+        locked
+            .set_len(0)
+            .and_then(|()| write!(locked, "{holder} since {since}{boot}"))
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+        Ok(Some(Self {
+            directory: File::open(directory)?,
+            _file: locked,
+        }))
+    }
+}
+
+/// Creates the directory of a new run.
+fn create(runs: &Path, config: &TrainConfig) -> Result<PathBuf> {
+    if let Some(path) = &config.run.output_dir {
+        file::create_folder(path)?;
+        return Ok(path.clone());
+    }
+    file::create_folder(runs)?;
+    let first = runs.join(config.run_name());
+    let mut number = numbers(&first)?.last().map_or(1, |last| last + 1);
+    loop {
+        let path = numbered_path(&first, number);
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot create {}", path.display()));
+            }
+        }
+    }
+}
+
+/// Returns `runs/name`, `runs/name-2`, …
+fn numbered_path(first: &Path, number: u32) -> PathBuf {
+    match number {
+        1 => first.to_owned(),
+        _ => PathBuf::from(format!("{}-{number}", first.display())),
+    }
+}
+
+/// Returns the numbers of the paths of [`numbered_path`] that exist.
+fn numbers(first: &Path) -> Result<BTreeSet<u32>> {
+    let folder = first.parent().unwrap_or(Path::new("."));
+    let mut numbers = BTreeSet::new();
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        let number = name
+            .rsplit_once('-')
+            .and_then(|(_, number)| number.parse().ok());
+        if path == first {
+            numbers.insert(1);
+        } else if let Some(number) = number
+            && number > 1
+            && path == numbered_path(first, number)
+        {
+            numbers.insert(number);
+        }
+    }
+    Ok(numbers)
+}
+
+/// Returns the names in a folder; none if it does not exist.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let context = || format!("cannot read {}", folder.display());
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(context)?,
+    };
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        Ok(entry
+            .with_context(context)?
+            .file_name()
+            .to_string_lossy()
+            .into_owned())
+    };
+    entries.map(name).collect()
+}
+
+/// Returns the error for a directory that does not exist, with runs of a similar name.
+fn no_such_run(path: &Path) -> ConfigError {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut similar = names(if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    })
+    .unwrap_or_default();
+    similar.retain(|other| {
+        strsim::damerau_levenshtein(other, &name) <= 2 && folder.join(other).join(RUN_TOML).exists()
+    });
+    similar.sort();
+    let hint: String = similar
+        .iter()
+        .map(|other| format!(", such as {}", folder.join(other).display()))
+        .collect();
+    ConfigError::Invalid {
+        option: "--output-dir",
+        expected: format!("the directory of the run to resume{hint}"),
+        got: format!(
+            "{}, which does not exist. Correct the name, or remove --resume to start a run there",
+            path.display()
+        ),
+    }
+}
+
+/// Returns the path of a session's file after the next session has begun: `run-1.toml` for
+/// `run.toml`.
+pub(crate) fn session_path(path: &Path, session: u32) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{session}.{extension}"))
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&file::read(path).ok()?).ok()
+}
+
+/// Returns true if the directory has anything but the file that is locked.
+fn has_files(directory: &Path) -> Result<bool> {
+    Ok(names(directory)?.iter().any(|name| name != LOCK))
+}
+
+/// Returns true if the directory is an image folder without a run.
+fn holds_data(directory: &Path) -> bool {
+    !directory.join(RUN_TOML).exists()
+        && ["train", "test", "val"]
+            .iter()
+            .any(|name| directory.join(name).is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::cli::TrainArgs;
+
+    fn config(output_dir: Option<&Path>, resume: bool) -> TrainConfig {
+        let mut args = TrainArgs {
+            resume,
+            ..TrainArgs::default()
+        };
+        args.run.output_dir = output_dir.map(Path::to_owned);
+        TrainConfig::resolve(&args, 1).unwrap()
+    }
+
+    fn lock(config: &TrainConfig) -> Result<RunDirectory> {
+        RunDirectory::lock(config, "process 7 on n1")
+    }
+
+    #[test]
+    fn new_directories_are_numbered_and_resume_rejects_an_ambiguous_name() {
+        let runs = tempfile::tempdir().unwrap();
+        let locked = |resume| {
+            RunDirectory::lock_below(runs.path(), &config(None, resume), "process 7").map(
+                |directory| {
+                    let name = directory.path().file_name().unwrap();
+                    name.to_string_lossy().into_owned()
+                },
+            )
+        };
+        assert_eq!(locked(true).unwrap(), "resnet20-shapes-seed0");
+        assert_eq!(locked(true).unwrap(), "resnet20-shapes-seed0");
+        assert_eq!(locked(false).unwrap(), "resnet20-shapes-seed0-2");
+        assert_eq!(locked(false).unwrap(), "resnet20-shapes-seed0-3");
+        let error = locked(true).unwrap_err();
+        assert!(error.is::<ConfigError>());
+        assert!(
+            error.to_string().contains("several have this name")
+                && error.to_string().ends_with("resnet20-shapes-seed0-3"),
+            "{error}"
+        );
+        for number in ["", "-2"] {
+            let name = format!("resnet20-shapes-seed0{number}");
+            fs::remove_dir_all(runs.path().join(name)).unwrap();
+        }
+        fs::create_dir(runs.path().join("resnet20-shapes-seed0-9-b")).unwrap();
+        fs::create_dir(runs.path().join("resnet20-shapes-seed0-05")).unwrap();
+        fs::write(runs.path().join("resnet20-shapes-seed0-7"), "").unwrap();
+        assert_eq!(
+            locked(true).unwrap(),
+            "resnet20-shapes-seed0-3",
+            "other names and files do not count"
+        );
+        assert_eq!(locked(false).unwrap(), "resnet20-shapes-seed0-8");
+    }
+
+    #[test]
+    fn a_resume_of_a_directory_that_does_not_exist_is_rejected_with_similar_names() {
+        let runs = tempfile::tempdir().unwrap();
+        let night = runs.path().join("night");
+        fs::create_dir(&night).unwrap();
+        fs::write(night.join(RUN_TOML), "").unwrap();
+        fs::create_dir(runs.path().join("nigth2")).unwrap();
+        let config = config(Some(&runs.path().join("nigth")), true);
+        let error = lock(&config).unwrap_err();
+        assert!(error.is::<ConfigError>());
+        let expected = format!("such as {}, got ", night.display());
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert!(!runs.path().join("nigth").exists());
+        assert!(RunDirectory::to_resume(&config).is_err());
+    }
+
+    #[test]
+    fn a_directory_with_files_is_refused_unless_resumed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        lock(&config(Some(path), false)).expect("an empty directory is fine");
+        fs::write(path.join(RUN_TOML), "").unwrap();
+        let error = lock(&config(Some(path), false)).unwrap_err();
+        assert!(error.is::<ConfigError>());
+        assert!(error.to_string().contains("--resume"), "{error}");
+        lock(&config(Some(path), true)).expect("resuming is allowed");
+    }
+
+    #[test]
+    fn a_second_process_is_refused_with_the_holder_of_the_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(Some(directory.path()), false);
+        let first = lock(&config).unwrap();
+        let error = RunDirectory::lock(&config, "process 8 on n2").unwrap_err();
+        assert!(error.is::<ConfigError>());
+        let text = error.to_string();
+        assert!(
+            text.contains("in use by process 7 on n1 since ") && !text.contains("boot"),
+            "{text}"
+        );
+        drop(first);
+        let second = RunDirectory::lock(&config, "process 8 on n2").unwrap();
+        let text = fs::read_to_string(second.file(LOCK)).unwrap();
+        assert!(
+            text.starts_with("process 8 on n2 since ") && text.matches("since").count() == 1,
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn run_toml_has_absolute_paths_and_resolves_to_the_same_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut args = TrainArgs::default();
+        args.run.output_dir = Some(folder.path().join("run"));
+        args.run.tensorboard = Some(PathBuf::from("events"));
+        args.run.weights = Some(PathBuf::from("begun.safetensors"));
+        let config = TrainConfig::resolve(&args, 1).unwrap();
+        let directory = lock(&config).unwrap();
+        directory
+            .begin(&config, &Manifest::default(), false)
+            .unwrap();
+        let text = fs::read_to_string(directory.file(RUN_TOML)).unwrap();
+        let here = std::env::current_dir().unwrap();
+        args.run.tensorboard = Some(here.join("events"));
+        args.run.weights = Some(here.join("begun.safetensors"));
+        assert_eq!(
+            TrainConfig::from_toml(&text, 1).unwrap(),
+            TrainConfig::resolve(&args, 1).unwrap()
+        );
+    }
+}
