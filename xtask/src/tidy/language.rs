@@ -15,7 +15,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "datasets/",
     "distributed/",
     "docs/SUMMARY.md",
-    "docs/gpu.md",
     "docs/reference/",
     "docs/studies.md",
     "docs/study.md",
