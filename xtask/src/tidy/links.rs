@@ -5,24 +5,22 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::Finding;
+use super::{File, Finding};
 
 const BOOK: &str = "docs/";
 const CONTENTS: &str = "docs/SUMMARY.md";
 
-/// A page, with its path below the root.
-pub(super) struct Page {
-    pub(super) path: String,
-    pub(super) text: String,
-}
-
-/// Returns the broken links of a page among `pages`.
-pub(super) fn broken_links(
-    page: &Page,
-    pages: &[Page],
-    exists: impl Fn(&Path) -> bool,
-) -> Vec<Finding> {
+/// Returns the broken links of a page; other files have none.
+pub(super) fn broken_links(page: &File, files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if !page.path.ends_with(".md") {
+        return findings;
+    }
+    let exists = |path: &Path| {
+        files
+            .iter()
+            .any(|file| Path::new(&file.path).starts_with(path))
+    };
     for (index, target) in links(&page.text) {
         let mut add = |text: &str| {
             findings.push(Finding::at(index, format!("link to `{target}`: {text}")));
@@ -39,7 +37,7 @@ pub(super) fn broken_links(
             add("no such file in the repository");
             continue;
         };
-        let linked = pages.iter().find(|other| Path::new(&other.path) == path);
+        let linked = files.iter().find(|other| Path::new(&other.path) == path);
         if let Some(other) = linked
             && !anchor.is_empty()
             && !anchors(&other.text).iter().any(|found| found == anchor)
@@ -51,18 +49,18 @@ pub(super) fn broken_links(
 }
 
 /// Returns the pages of `docs/` that the contents do not link to.
-pub(super) fn pages_outside_the_book(pages: &[Page]) -> Vec<&str> {
-    let contents = pages.iter().find(|page| page.path == CONTENTS);
+pub(super) fn pages_outside_the_book(files: &[File]) -> Vec<&str> {
+    let contents = files.iter().find(|page| page.path == CONTENTS);
     let links = contents.map(|page| links(&page.text)).unwrap_or_default();
     let is_outside = |path: &&str| {
         let name = path.strip_prefix(BOOK);
-        let is_page = *path != CONTENTS && name.is_some();
+        let is_page = *path != CONTENTS && name.is_some() && path.ends_with(".md");
         is_page
             && !links
                 .iter()
                 .any(|(_, target)| Some(target.as_str()) == name)
     };
-    let paths = pages.iter().map(|page| page.path.as_str());
+    let paths = files.iter().map(|page| page.path.as_str());
     paths.filter(is_outside).collect()
 }
 
@@ -128,8 +126,8 @@ fn joined(folder: &Path, path: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn page(path: &str, text: &str) -> Page {
-        Page {
+    fn page(path: &str, text: &str) -> File {
+        File {
             path: path.to_owned(),
             text: text.to_owned(),
         }
@@ -146,14 +144,10 @@ mod tests {
                 "docs/a.md",
                 "# A `b` c, d\n[x](#a-b-c-d) [y](#e)\n![p](figures/p.svg) [r](../README.md) [s](../src/s.rs)\n[t](../../README.md)\n",
             ),
+            page("src/s.rs", ""),
         ];
-        let exists = |path: &Path| {
-            ["README.md", "docs/a.md", "src/s.rs"]
-                .iter()
-                .any(|file| path == Path::new(file))
-        };
         let found = |page| -> Vec<(usize, String)> {
-            broken_links(page, &pages, exists)
+            broken_links(page, &pages)
                 .into_iter()
                 .map(|finding| (finding.line, finding.message))
                 .collect()

@@ -16,12 +16,10 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use crate::at::at;
 use crate::cargo;
 use clap::Args;
 use cluster::failure::{Failure, Outcome};
 use cluster::process;
-use links::Page;
 use prose::Prose;
 use source::Source;
 
@@ -46,8 +44,8 @@ pub(crate) struct TidyArgs {
     paths: Vec<String>,
 }
 
-/// A crate's `Cargo.toml`.
-struct Manifest {
+/// A text file, with its path below the root.
+struct File {
     path: String,
     text: String,
 }
@@ -72,20 +70,10 @@ const RULES: [fn(&Source) -> Vec<Finding>; 6] = [
 
 impl TidyArgs {
     pub(crate) fn run(&self) -> Outcome {
-        let files = files(cargo::root())?;
-        let findings = if self.paths.is_empty() {
-            for source in &files.sources {
-                if let Some(reason) = shape::reason_for_length(source) {
-                    let num_lines = source.lines.len();
-                    println!("{}: {num_lines} lines, because {reason}", source.path);
-                }
-            }
-            broken(&files)
-        } else {
-            findings_below(&files, &self.paths)
-        };
+        let files = files();
+        let findings = findings(&files, &self.paths);
         if findings.is_empty() {
-            println!("tidy: {} files", files.prose.len());
+            println!("tidy: {} files", files.len());
             return Ok(());
         }
         Err(Failure::Failed(format!(
@@ -101,112 +89,86 @@ pub(crate) fn run() -> Outcome {
     TidyArgs { paths: Vec::new() }.run()
 }
 
-/// Files to check.
-#[derive(Default)]
-struct Files {
-    sources: Vec<Source>,
-    manifests: Vec<Manifest>,
-    pages: Vec<Page>,
-    prose: Vec<Prose>,
-}
-
-/// Returns all findings except in prose that is not yet rewritten.
-fn broken(files: &Files) -> Vec<String> {
-    let mut findings = findings(files);
-    let prose = files.prose.iter();
-    findings.extend(language_findings(
-        prose.filter(|prose| !language::is_not_yet(&prose.path)),
-    ));
-    let mut findings: Vec<String> = findings
-        .iter()
-        .map(|(path, finding)| format!("{path}:{finding}"))
-        .collect();
-    findings.extend(language::long_subjects(&subjects()));
-    findings
-}
-
-fn findings_below(files: &Files, places: &[String]) -> Vec<String> {
-    let mut findings = findings(files);
-    findings.extend(language_findings(files.prose.iter()));
-    findings
-        .sort_by(|(path, finding), (other, later)| (path, finding.line).cmp(&(other, later.line)));
+/// Returns all findings below `places`; without places, except in prose that is not yet rewritten.
+fn findings(files: &[File], places: &[String]) -> Vec<String> {
     let is_below = |path: &str| {
-        let path = Path::new(path);
-        places
-            .iter()
-            .any(|place| path.starts_with(place.trim_start_matches("./")))
+        let mut places = places.iter().map(|place| place.trim_start_matches("./"));
+        places.any(|place| Path::new(path).starts_with(place))
     };
-    findings
-        .iter()
-        .filter(|(path, _)| is_below(path))
-        .map(|(path, finding)| format!("{path}:{finding}"))
-        .collect()
-}
-
-fn language_findings<'a>(prose: impl Iterator<Item = &'a Prose>) -> Vec<(String, Finding)> {
-    prose
-        .flat_map(|prose| {
-            let findings = language::is_plain(prose).into_iter();
-            findings.map(|finding| (prose.path.clone(), finding))
-        })
-        .collect()
-}
-
-fn findings(files: &Files) -> Vec<(String, Finding)> {
+    let sources = files.iter().filter(|file| file.path.ends_with(".rs"));
+    let sources: Vec<Source> = sources
+        .map(|file| Source::new(&file.path, &file.text))
+        .collect();
     let mut findings = Vec::new();
     let mut add = |path: &str, found: Vec<Finding>| {
-        findings.extend(found.into_iter().map(|finding| (path.to_owned(), finding)));
+        if places.is_empty() || is_below(path) {
+            findings.extend(found.into_iter().map(|finding| format!("{path}:{finding}")));
+        }
     };
-    for source in &files.sources {
-        for rule in RULES {
-            add(&source.path, rule(source));
+    for source in &sources {
+        add(
+            &source.path,
+            RULES.iter().flat_map(|rule| rule(source)).collect(),
+        );
+        if let Some(reason) = shape::reason_for_length(source) {
+            println!("{}: long, because {reason}", source.path);
         }
     }
-    for Manifest { path, text } in &files.manifests {
-        add(path, imports::manifest_follows_the_map(path, text));
+    for file in files {
+        add(&file.path, imports::manifest_follows_the_map(file));
+        add(&file.path, links::broken_links(file, files));
+        add(&file.path, route::leads_to_functions(file, &sources));
+        if !places.is_empty() || !language::is_not_yet(&file.path) {
+            let prose = Prose::new(&file.path, &file.text);
+            add(
+                &file.path,
+                prose.map_or(Vec::new(), |prose| language::is_plain(&prose)),
+            );
+        }
     }
-    let tracked = tracked();
-    let is_kept = |path: &Path| match &tracked {
-        Some(paths) => paths.iter().any(|kept| Path::new(kept).starts_with(path)),
-        None => cargo::root().join(path).exists(),
-    };
-    for page in &files.pages {
-        add(&page.path, links::broken_links(page, &files.pages, is_kept));
-        add(&page.path, route::leads_to_functions(page, &files.sources));
-    }
-    for path in links::pages_outside_the_book(&files.pages) {
+    for path in links::pages_outside_the_book(files) {
         let message = "no chapter of docs/SUMMARY.md: add it there";
         add(path, vec![Finding::at(0, message.to_owned())]);
     }
+    if places.is_empty() {
+        findings.extend(language::long_subjects(&subjects()));
+    }
     findings
 }
 
-/// The last 30 commits since the rule for subjects; empty without a repository of git.
+/// Returns the last 30 commits since the rule for subjects; empty without a repository of git.
 fn subjects() -> String {
     let root = cargo::root().to_string_lossy();
-    let since = "--since=2026-11-28T07:10:00Z";
-    let log = [
-        "-C",
-        &root,
-        "log",
-        "--no-merges",
-        "-n30",
-        "--format=%h %s",
-        since,
-    ];
-    process::answer("git", &log).unwrap_or_default()
+    let words = ["-C", &root, "log", "--no-merges", "-n30", "--format=%h %s"];
+    let words = [&words[..], &["--since=2026-11-28T07:10:00Z"]].concat();
+    process::answer("git", &words).unwrap_or_default()
 }
 
-/// Lists the files in git; none without a repository.
-fn tracked() -> Option<Vec<String>> {
-    let listed = process::answer("git", &["-C", &cargo::root().to_string_lossy(), "ls-files"])?;
-    Some(
-        listed
-            .lines()
-            .filter(|path| cargo::root().join(path).exists())
-            .map(str::to_owned)
-            .collect(),
-    )
+/// Reads the files that git does not ignore; without a repository, all files outside of `target`.
+fn files() -> Vec<File> {
+    let root = cargo::root().to_string_lossy();
+    let listed = ["-C", &root, "ls-files", "-co", "--exclude-standard"];
+    let find = [&root, "-type", "f", "-not", "-path", "*/target/*"];
+    let paths = process::answer("git", &listed).or_else(|| process::answer("find", &find));
+    let mut paths: Vec<String> = paths
+        .unwrap_or_default()
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    paths.sort();
+    let read = |path: String| {
+        let absolute = cargo::root().join(&path);
+        let path = absolute
+            .strip_prefix(cargo::root())
+            .ok()?
+            .display()
+            .to_string();
+        // Other files, such as images and archives, have an empty text.
+        let text = fs::read(&absolute).ok()?;
+        let text = String::from_utf8(text).unwrap_or_default();
+        Some(File { path, text })
+    };
+    paths.into_iter().filter_map(read).collect()
 }
 
 impl Finding {
@@ -223,85 +185,36 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Hidden folders with files that people read.
-const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
-
-/// Reads all files to check below a folder, in a fixed order.
-fn files(root: &Path) -> Outcome<Files> {
-    let mut paths = Vec::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(at(&folder))? {
-            let path = entry.map_err(at(&folder))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if !path.is_dir() {
-                paths.push(path);
-                continue;
-            }
-            // Build results and runs hold no sources.
-            let is_root = folder == root || folder.ends_with("trainer/fuzz");
-            let is_output = is_root && ["target", "runs", "book"].contains(&name.as_ref());
-            if !is_output && (!name.starts_with('.') || HIDDEN.contains(&name.as_ref())) {
-                folders.push(path);
-            }
-        }
-    }
-    paths.sort();
-    let mut files = Files::default();
-    for absolute in paths {
-        let relative = absolute.strip_prefix(root).unwrap_or(&absolute);
-        let path = relative.display().to_string();
-        // Images, archives and other files of bytes have no prose.
-        let Ok(text) = fs::read_to_string(&absolute) else {
-            continue;
-        };
-        files.prose.extend(Prose::new(&path, &text));
-        if path.ends_with(".rs") {
-            files.sources.push(Source::new(&path, &text));
-        } else if path.ends_with(".md") {
-            files.pages.push(Page { path, text });
-        } else if relative.ends_with("Cargo.toml") {
-            files.manifests.push(Manifest { path, text });
-        }
-    }
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_workspace_is_tidy() {
-        let files = files(cargo::root()).unwrap();
+        let files = files();
         assert!(
             files
-                .sources
                 .iter()
-                .any(|source| source.path == "xtask/src/tidy/mod.rs"),
-            "the walk finds this file"
+                .any(|file| file.path == "xtask/src/tidy/mod.rs")
         );
-        let findings = broken(&files);
+        let findings = findings(&files, &[]);
+        let num = findings.len();
         assert!(
             findings.is_empty(),
-            "{} rules broken:\n{}",
-            findings.len(),
+            "{num} rules broken:\n{}",
             findings.join("\n")
         );
     }
 
     #[test]
     fn a_finding_reads_as_editors_expect() {
-        let source = Source::new("datasets/src/decode.rs", "fn decode() {}\n");
-        let findings = broken(&Files {
-            sources: vec![source],
-            ..Files::default()
-        });
+        let files = [File {
+            path: "datasets/src/decode.rs".to_owned(),
+            text: "fn decode() {}\n".to_owned(),
+        }];
+        let findings = findings(&files, &["./datasets".to_owned()]);
         assert_eq!(findings.len(), 1);
-        assert!(
-            findings[0].starts_with("datasets/src/decode.rs:1: "),
-            "{}",
-            findings[0]
-        );
+        let start = "datasets/src/decode.rs:1: ";
+        assert!(findings[0].starts_with(start), "{}", findings[0]);
     }
 }

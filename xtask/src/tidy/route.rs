@@ -3,16 +3,15 @@
 //! In: the page, and the sources. Out: rows whose function is not on their line, routes that are
 //! too long.
 
-use super::Finding;
-use super::links::Page;
 use super::source::{Source, words};
+use super::{File, Finding};
 
 const PAGE: &str = "ARCHITECTURE.md";
 const HEADING: &str = "A step, function by function";
 const MOST_ROWS: usize = 12;
 
 /// Checks rows `| N | file:line | function |` below the heading; a route is a table.
-pub(super) fn leads_to_functions(page: &Page, sources: &[Source]) -> Vec<Finding> {
+pub(super) fn leads_to_functions(page: &File, sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if page.path != PAGE {
         return findings;
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     fn lines(rows: &str) -> Vec<usize> {
-        let page = Page {
+        let page = File {
             path: PAGE.to_owned(),
             text: format!("# A\n\n## {HEADING}\n\n| # | Place | Function |\n|---|---|---|\n{rows}"),
         };
