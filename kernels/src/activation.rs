@@ -1,6 +1,8 @@
 //! Functions of each value, and their gradients.
 //!
-//! In: any number of values. Out: as many. Invariant: every value by itself: the same bits for any number of threads and instruction set.
+//! In: any number of values.
+//! Out: as many.
+//! Invariant: every value by itself: the same bits for any number of threads and instruction set.
 //! The backward pass takes the input, not the output, which need not be kept.
 
 use rayon::prelude::*;
@@ -11,14 +13,15 @@ use crate::simd::{Isa, Task, exp, vectorized};
 /// Values of a piece.
 const PIECE_VALUES: usize = 1 << 14;
 
-/// Which function.
+/// A function of each value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// max(x, 0); a NaN stays one.
     Relu,
     /// min(max(x, 0), 6), arXiv 1801.04381; a NaN stays one.
     Relu6,
-    /// x Φ(x), by the error function: Hendrycks and Gimpel 2016, arXiv 1606.08415. Within 3e-7 max(1, |x|).
+    /// x Φ(x), by the error function: Hendrycks and Gimpel 2016, arXiv 1606.08415. Within 3e-7
+    /// max(1, |x|).
     Gelu,
     /// x / (1 + e^-x): Elfwing et al. 2017, arXiv 1702.03118.
     Silu,

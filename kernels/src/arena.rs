@@ -1,15 +1,19 @@
-//! Buffers that are taken and given back, so that after the first step of a training no memory is fresh.
+//! Buffers that are taken and given back, so that after the first step of a training no memory is
+//! fresh.
 //!
-//! In: a number of elements. Out: a [`Buffer`] of so many, 64-byte aligned, whose drop gives the memory back to its [`Arena`].
-//! Invariant: equal steps find equal buffers: an arena that has seen one step asks the system for nothing more. A block that
-//! comes again holds what was written last: whoever takes one writes all of it.
+//! In: a number of elements.
+//! Out: a [`Buffer`] of so many, 64-byte aligned, whose drop gives the memory back to its
+//! [`Arena`].
+//! Invariant: equal steps find equal buffers: an arena that has seen one step asks the system for
+//! nothing more. A block that comes again holds what was written last: a caller writes all of it.
 //!
-//! Blocks lie one behind the other in regions, at the first place where they fit, and free neighbours become one: what the small layers of
-//! a network gave back serves its large ones. The system gives a region's pages as they are first written, so a region costs what is used
-//! of it.
+//! Blocks lie one behind the other in regions, at the first place where they fit, and free
+//! neighbours become one: what the small layers of a network gave back serves its large ones. The
+//! system gives a region's pages as they are first written, so a region costs what is used of it.
 //!
-//! Why: a fresh page costs the system 0.1 to 0.25 µs, of which a step of ResNet-20 with 128 images would take 50,000: a third
-//! of its time (`docs/benchmarks.md`). Aligned, a vector's load never crosses two cache lines.
+//! Why: a fresh page costs the system 0.1 to 0.25 µs, of which a step of ResNet-20 with 128 images
+//! would take 50,000: a third of its time (`docs/benchmarks.md`). Aligned, a vector's load never
+//! crosses two cache lines.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
@@ -33,18 +37,22 @@ impl Line {
 
 const LINE: usize = 64;
 
-/// Lines of the smallest region, 64 MiB: the system's allocator maps what is so large, instead of clearing it.
+/// Lines of the smallest region, 64 MiB: the system's allocator maps what is so large, instead of
+/// clearing it.
 const REGION_LINES: usize = 1024 * 1024;
 
-/// Lets the system's allocator keep what the main thread frees, in blocks up to 32 MiB, instead of returning it: the tensors of a step that are in
-/// no arena (new parameters, burn's own operations) then lie in memory of the step before.
+/// Lets the system's allocator keep what the main thread frees, in blocks up to 32 MiB, instead of
+/// returning it: the tensors of a step that are in no arena (new parameters, burn's own operations)
+/// then lie in memory of the step before.
 ///
-/// For a program to call where training begins: threads that decode before it would keep their memory, too. It overrides what the environment says of
-/// these two settings; without effect outside 64-bit glibc.
+/// For a program to call where training begins: threads that decode before it would keep their
+/// memory, too. It overrides what the environment says of these two settings; without effect
+/// outside 64-bit glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
     {
-        // Of <malloc.h>: from what size on a block is mapped apart, of which 32 MiB is the highest, and how much may lie free at the heap's end.
+        // From <malloc.h>: the size from which a block is mapped apart, of which 32 MiB is the
+        // highest, and how much may lie free at the heap's end.
         const M_TRIM_THRESHOLD: c_int = -1;
         const M_MMAP_THRESHOLD: c_int = -3;
         const NEVER: c_int = -1;
@@ -52,7 +60,7 @@ pub fn keep_freed_memory() {
         unsafe extern "C" {
             safe fn mallopt(parameter: c_int, value: c_int) -> c_int;
         }
-        // A refusal leaves all as it was: right, but slower.
+        // A refusal changes nothing: results are right, steps slower.
         if mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1 {
             mallopt(M_TRIM_THRESHOLD, NEVER);
         }
@@ -170,7 +178,7 @@ struct Memory {
     num_lines: usize,
 }
 
-// SAFETY: plain memory, which only blocks look into, each at lines of its own.
+// SAFETY: plain memory, which only blocks look into, each at its own lines.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -184,8 +192,8 @@ impl Memory {
         }
     }
 
-    /// One line more than asked for, to start on a line: for an alignment beyond its own, the standard library clears the memory itself,
-    /// and so touches every page.
+    /// One line more than asked for, to start on a line: for an alignment beyond its own, the
+    /// standard library clears the memory itself, and so touches every page.
     fn layout(num_lines: usize) -> Layout {
         Layout::array::<[u8; LINE]>(num_lines + 1)
             .unwrap_or_else(|_| panic!("arena: {num_lines} lines of memory"))
@@ -210,7 +218,7 @@ impl Drop for Memory {
 pub struct Buffer<E: Element> {
     values: NonNull<E>,
     len: usize,
-    /// Where it lies.
+    /// Position of the buffer in its region.
     region: usize,
     lines: Range<usize>,
     arena: Arena,
@@ -236,8 +244,8 @@ impl<E: Element> core::ops::Deref for Buffer<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        // SAFETY: the block's lines hold `len` values, aligned to 64 bytes and initialised; any bits are an
-        // element, since `Element` is sealed: f32 and bf16.
+        // SAFETY: the block's lines hold `len` values, aligned to 64 bytes and initialised; any
+        // bits are an element, since `Element` is sealed: f32 and bf16.
         unsafe { core::slice::from_raw_parts(self.values.as_ptr(), self.len) }
     }
 }

@@ -1,8 +1,9 @@
 //! The public generic functions, compiled in this crate for f32 and bf16.
 //!
 //! In: nothing. Out: machine code that other crates link.
-//! Invariant: each function listed here is `#[inline(never)]`. rustc then links a call in another crate to the instance in this
-//! crate; without the attribute, or without the instance, every calling crate would compile the kernels again.
+//! Invariant: each function listed here is `#[inline(never)]`. rustc then links a call in another
+//! crate to the instance in this crate; without the attribute, or without the instance, every
+//! calling crate would compile the kernels again.
 
 use std::hint::black_box;
 

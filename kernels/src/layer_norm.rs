@@ -1,8 +1,10 @@
 //! Layer normalisation of `[rows, C]`: each row by its own mean and variance.
 //!
-//! In: rows, a scale and a shift a channel. Out: rows; their gradient, and those of scale and shift. Invariant: the same bits for any number
-//! of threads and instruction set: pieces are so many rows, and their sums are added in order. The backward pass takes a row's statistics
-//! again, which costs less than to keep them.
+//! In: rows, a scale and a shift a channel.
+//! Out: rows; their gradient, and those of scale and shift.
+//! Invariant: the same bits for any number of threads and instruction set: pieces are so many rows,
+//! and their sums are added in order. The backward pass takes a row's statistics again, which costs
+//! less than to keep them.
 //! Source: Ba et al. 2016, arXiv 1607.06450.
 
 use rayon::prelude::*;
@@ -12,7 +14,7 @@ use crate::simd::{Isa, Task, vectorized};
 
 /// Rows of a piece, whose sums for gamma and beta are taken in f32.
 const PIECE_ROWS: usize = 128;
-/// Sums that run beside each other.
+/// Independent running sums.
 const LANES: usize = 16;
 
 /// Elements of workspace of [`backward`].
@@ -20,14 +22,14 @@ pub fn backward_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * 2 * channels
 }
 
-/// What [`backward`] writes: dx `[rows, C]`, the gradients of gamma and beta `[C]`.
+/// Outputs of [`backward`]: dx `[rows, C]`, the gradients of gamma and beta `[C]`.
 #[derive(Debug)]
 pub struct Gradients<'a, E = f32> {
-    /// Of x.
+    /// Gradient with respect to `x`.
     pub dx: &'a mut [E],
-    /// Of gamma.
+    /// Gradient with respect to `gamma`.
     pub d_gamma: &'a mut [f32],
-    /// Of beta.
+    /// Gradient with respect to `beta`.
     pub d_beta: &'a mut [f32],
 }
 

@@ -1,7 +1,9 @@
 //! Losses of logits against target shares, summed over all samples, and their gradients.
 //!
-//! In: logits and targets `[N, K]`. Out: a sum, or gradients `[N, K]`. Invariant: operations in f64 one after the other, in index order, with the
-//! functions of `libm`: the same bits on every processor, with every instruction set and every C library.
+//! In: logits and targets `[N, K]`.
+//! Out: a sum, or gradients `[N, K]`.
+//! Invariant: operations in f64 one after the other, in index order, with the functions of `libm`:
+//! the same bits on every processor, with every instruction set and every C library.
 
 /// A loss of one row of logits z and targets t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

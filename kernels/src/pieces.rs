@@ -1,8 +1,11 @@
-//! Runs numbered pieces of work on the current rayon pool, each worker with a slot of the caller's workspace.
+//! Runs numbered pieces of work on the current rayon pool, each worker with a slot of the caller's
+//! workspace.
 //!
-//! In: a number of pieces that depends on shapes only. Out: `work(piece, slot)` called once for each piece.
-//! Invariant: which worker takes a piece is left to chance, what the piece computes is not: it may write only what
-//! belongs to its number, and uses its slot as scratch. Where the workspace starts on a cache line, so does each slot.
+//! In: a number of pieces that depends on shapes only.
+//! Out: `work(piece, slot)` called once for each piece.
+//! Invariant: which worker takes a piece is left to chance, what the piece computes is not: it may
+//! write only what belongs to its number, and uses its slot as scratch. Where the workspace starts
+//! on a cache line, so does each slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +14,8 @@ use crate::scratch::LINE_FLOATS;
 /// Beyond so many, elements of eight bytes, the largest, fit no slice.
 const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 
-/// The elements of these extents: their product, since one that wrapped would be the length of slices far too short.
+/// The elements of these extents: their product, since one that wrapped would be the length of
+/// slices far too short.
 ///
 /// # Panics
 /// If so many fit no slice.
@@ -35,8 +39,8 @@ pub(crate) const fn slots_len(num_workers: usize, slot_len: usize) -> usize {
     num_workers * whole_lines(slot_len)
 }
 
-/// Calls `work` once for each piece; as many workers as the current pool has threads, as the workspace has slots of
-/// `slot_len` ([`slots_len`]), and as there are pieces.
+/// Calls `work` once for each piece; as many workers as the current pool has threads, as the
+/// workspace has slots of `slot_len` ([`slots_len`]), and as there are pieces.
 ///
 /// # Panics
 /// If the workspace has not one slot.

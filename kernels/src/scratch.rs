@@ -1,9 +1,10 @@
 //! Scratch memory of one thread: a buffer that only grows, for workspaces and packed weights.
 //!
-//! In: a number of elements. Out: so many, 64-byte aligned, of unspecified content: zeros or what was written last.
+//! In: a number of elements.
+//! Out: so many, 64-byte aligned, of unspecified content: zeros or what was written last.
 //!
-//! Why aligned: `malloc` starts a large buffer 16 bytes past a line, and then every wide vector's load and store crosses two
-//! lines; without that a training step is a quarter faster.
+//! Why aligned: `malloc` starts a large buffer 16 bytes past a line, and then every wide vector's
+//! load and store crosses two lines; without that a training step is a quarter faster.
 
 use crate::arena::Line;
 
@@ -12,7 +13,8 @@ pub(crate) const LINE_FLOATS: usize = size_of::<Line>() / size_of::<f32>();
 /// Doubles of a cache line.
 pub(crate) const LINE_DOUBLES: usize = size_of::<Line>() / size_of::<f64>();
 
-/// Refuses scratch memory or packed weights that do not begin on a cache line: right, but slower by a quarter.
+/// Refuses scratch memory or packed weights that do not begin on a cache line: right, but slower by
+/// a quarter.
 pub(crate) fn assert_on_line<const N: usize>(what: &str, memory: [&[f32]; N]) {
     for slice in memory {
         let address = slice.as_ptr().addr();
@@ -39,7 +41,8 @@ impl Scratch {
     /// The first `len` floats, 64-byte aligned.
     pub fn floats(&mut self, len: usize) -> &mut [f32] {
         let start = self.grown(len.div_ceil(LINE_FLOATS)).cast();
-        // SAFETY: the lines hold `len` floats, aligned and initialised, and any bits are one; they are borrowed mutably.
+        // SAFETY: the lines hold `len` floats, aligned and initialised, and any bits are one; they
+        // are borrowed mutably.
         unsafe { core::slice::from_raw_parts_mut(start, len) }
     }
 
@@ -53,7 +56,7 @@ impl Scratch {
     /// The first of at least `num_lines` lines.
     fn grown(&mut self, num_lines: usize) -> *mut Line {
         if self.lines.len() < num_lines {
-            // What was in it need not be copied.
+            // The old content need not be copied.
             self.lines = Vec::new();
             self.lines = vec![Line::ZEROS; num_lines];
         }

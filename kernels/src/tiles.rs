@@ -1,26 +1,31 @@
-//! How `[rows, C]` is cut: into pieces for threads, and within a piece into tiles whose channels repeat.
+//! Cut of `[rows, C]`: into pieces for threads, and within a piece into tiles whose channels
+//! repeat.
 //!
-//! In: rows, channels, slices. Out: calls of a kernel for a few hundred values at a time, whatever C is.
+//! In: rows, channels, slices.
+//! Out: calls of a kernel for a few hundred values at a time, whatever C is.
 //! Invariant: the cuts depend on (rows, C) only, never on the number of threads.
 //!
-//! A tile is so many whole rows that its width is a multiple of 16 and at least [`TILE_MIN`]: with 3 channels the parameters
-//! of 112 rows lie side by side once, and the kernel runs over 336 values at a time. From 128 channels on a tile is up to
-//! [`COLUMNS_MAX`] channels of one row. The compiler's loop handles a tile; none is shorter but the last rows'.
+//! A tile is so many whole rows that its width is a multiple of 16 and at least [`TILE_MIN`]: with
+//! 3 channels the parameters of 112 rows lie side by side once, and the kernel runs over 336 values
+//! at a time. From 128 channels on a tile is up to [`COLUMNS_MAX`] channels of one row. The
+//! compiler's loop handles a tile; none is shorter but the last rows'.
 
 /// Lanes of the widest vector.
 const WIDE: usize = 16;
 /// Values in the longest tile: at most 127 channels times 16 rows.
 pub(crate) const TILE_MAX: usize = 2048;
-/// Short tiles are joined up to this many values: a sum kept in memory is then not needed again before it is stored.
+/// Short tiles are joined up to this many values: a sum kept in memory is then not needed again
+/// before it is stored.
 const TILE_MIN: usize = 256;
-/// Channels handled at once where there are many: whole rows of ResNets, so that memory is read in order.
+/// Channels handled at once where there are many: whole rows of ResNets, so that memory is read in
+/// order.
 const COLUMNS_MAX: usize = TILE_MAX;
 /// Tiles added up in f32 before the sums go to f64.
 const TILES_PER_FLUSH: usize = 32;
 /// Values in a piece of an operation without sums.
 const PIECE_VALUES: usize = 1 << 16;
-/// Most pieces of an operation with sums, and the most sums of all pieces together unless these are under 16 pieces: bound
-/// the workspace and the time of its addition.
+/// Most pieces of an operation with sums, and the most sums of all pieces together unless these are
+/// under 16 pieces: bound the workspace and the time of its addition.
 const MAX_SUMMED_PIECES: usize = 64;
 const MAX_PIECE_SUMS: usize = 1 << 14;
 
@@ -63,7 +68,8 @@ pub(crate) trait PerChannel {
     /// Handles `width` values from `at` on, the first of which belongs to the first lane.
     fn tile(&mut self, at: usize, width: usize);
 
-    /// Handles four such runs of values, each `stride` after the one before; sums need not be stored between them.
+    /// Handles four such runs of values, each `stride` after the one before; sums need not be
+    /// stored between them.
     #[inline(always)]
     fn four_tiles(&mut self, at: usize, stride: usize, width: usize) {
         for tile in 0..4 {
@@ -156,7 +162,8 @@ pub(crate) fn summed_piece_rows(rows: usize, channels: usize) -> usize {
     rows.div_ceil(pieces).max(4 * block).next_multiple_of(block)
 }
 
-/// A slice read along with others: `stride` values belong to each unit (a row, an image); none where it is absent.
+/// A slice read along with others: `stride` values belong to each unit (a row, an image); none
+/// where it is absent.
 #[derive(Clone, Copy)]
 pub(crate) struct Read<'a, E> {
     pub(crate) values: &'a [E],
@@ -215,7 +222,7 @@ impl<'a, E> Write<'a, E> {
     }
 }
 
-/// What an operation reads and writes for each of `units` rows or images.
+/// Inputs and outputs of an operation for each of `units` rows or images.
 pub(crate) struct Streams<'a, E> {
     pub(crate) units: usize,
     pub(crate) reads: [Read<'a, E>; 3],
@@ -223,7 +230,8 @@ pub(crate) struct Streams<'a, E> {
 }
 
 impl<E: Copy + Send + Sync> Streams<'_, E> {
-    /// Calls `work` for every piece of `piece_units`, on the threads of the current rayon pool; allocates nothing.
+    /// Calls `work` for every piece of `piece_units`, on the threads of the current rayon pool;
+    /// allocates nothing.
     pub(crate) fn for_each_piece(self, piece_units: usize, work: &(dyn Fn(Self) + Sync)) {
         if self.units <= piece_units {
             work(self);

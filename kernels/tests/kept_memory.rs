@@ -1,10 +1,11 @@
-//! The allocator's settings are the process's: a binary of its own, with this test alone.
+//! The allocator's settings belong to the process: this test has its own binary.
 
 #![cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 
 use kernels::arena::keep_freed_memory;
 
-/// Page faults of this thread so far: of its stat the tenth value, the eighth behind the name in brackets.
+/// Page faults of this thread so far: of its stat the tenth value, the eighth behind the name in
+/// brackets.
 fn page_faults() -> usize {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
     let faults = stat

@@ -118,7 +118,8 @@ fn norm_and_update_allocate_nothing() {
     assert_eq!(least_allocations(2, run), 0);
 }
 
-/// Of several rounds: rayon's queues and the test harness allocate now and then, on other threads.
+/// Rounds of a measurement: rayon's queues and the test harness allocate now and then, on other
+/// threads.
 fn least_allocations(threads: usize, mut run: impl FnMut() + Send) -> usize {
     // One test at a time, since all allocations of the process are counted.
     static ALONE: Mutex<()> = Mutex::new(());

@@ -18,7 +18,7 @@ use crate::choices::{Activations, Computation};
 use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
-use crate::norm::{Alone, batch_norm, expect_channels, expect_values, takes_batch_statistics};
+use crate::norm::{expect_channels, expect_values, folded, takes_batch_statistics};
 use crate::ops::single::computes;
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
@@ -39,7 +39,6 @@ enum State {
     Ready(Values),
     Convolved(Box<Convolved>),
     Normalised(Box<Normalised>),
-    Alone(Box<Alone>),
     /// Shortcut A of these, for so many channels.
     Shortcut(Values, usize),
     /// Being computed; for ever, if that panicked.
@@ -62,18 +61,22 @@ impl From<Tensor<4>> for Values {
 impl Values {
     /// In the number format of activations; wider ones than f32 stay. What is rounded has no link: its gradient is another tensor.
     pub(crate) fn in_format(self, activations: Activations) -> Self {
-        let dtype = FloatDType::from(self.tensor.dtype());
-        let wanted = match (activations, dtype) {
-            (Activations::F32, FloatDType::F16 | FloatDType::BF16) => FloatDType::F32,
-            (Activations::F32, other) => other,
-            (Activations::Bf16, _) => FloatDType::BF16,
-            (Activations::F16, _) => FloatDType::F16,
-        };
-        if wanted == dtype {
+        let wanted = format(&self.tensor, activations);
+        if wanted == FloatDType::from(self.tensor.dtype()) {
             self
         } else {
             self.tensor.cast(wanted).into()
         }
+    }
+}
+
+/// Returns the number format in which such activations are computed; wider formats than f32 stay.
+pub(crate) fn format(tensor: &Tensor<4>, activations: Activations) -> FloatDType {
+    match (activations, FloatDType::from(tensor.dtype())) {
+        (Activations::F32, FloatDType::F16 | FloatDType::BF16) => FloatDType::F32,
+        (Activations::F32, other) => other,
+        (Activations::Bf16, _) => FloatDType::BF16,
+        (Activations::F16, _) => FloatDType::F16,
     }
 }
 
@@ -83,7 +86,6 @@ impl State {
             Self::Ready(values) => values,
             Self::Convolved(convolved) => convolved.evaluate().into(),
             Self::Normalised(layer) => layer.evaluate(NormLink::new(false)),
-            Self::Alone(norm) => norm.evaluate(NormLink::new(false)),
             Self::Shortcut(Values { tensor, .. }, channels) => {
                 let zero_channels = (channels - tensor.dims()[3]) / 2;
                 stock::subsample_and_pad(tensor, zero_channels).into()
@@ -94,12 +96,10 @@ impl State {
 
     /// The scale of the normalisation whose statistics move when this is computed.
     fn moves(&self) -> Option<ParamId> {
-        let (norm, input) = match self {
-            Self::Normalised(layer) => (&layer.norm, &layer.input.tensor),
-            Self::Alone(norm) => (&norm.norm, &norm.input),
-            _ => return None,
+        let Self::Normalised(layer) = self else {
+            return None;
         };
-        takes_batch_statistics(norm, input).then_some(norm.gamma.id)
+        takes_batch_statistics(&layer.norm, &layer.input.tensor).then_some(layer.norm.gamma.id)
     }
 }
 
@@ -188,20 +188,26 @@ impl Features {
                 State::Normalised(Box::new(convolved.normalised(norm))).into()
             }
             other => {
-                let (context, input) = (PassContext::current(), other.evaluate().tensor);
+                let context = PassContext::current();
+                let input = other.evaluate().tensor;
                 expect_channels(norm, input.dims()[3], || input.dims());
                 expect_values(norm, &input);
-                if takes_batch_statistics(norm, &input) && computes(&input, &context.computation) {
-                    let (norm, rectifier) = (norm.clone(), Rectifier::None);
-                    return State::Alone(Box::new(Alone {
-                        context,
-                        norm,
-                        input,
-                        rectifier,
-                    }))
+                if !takes_batch_statistics(norm, &input) {
+                    return in_f32(input, |input| {
+                        let (scale, shift) = folded(norm, &input, context.hook.as_ref());
+                        stock::scale_shift(input, scale, shift)
+                    })
                     .into();
                 }
-                in_f32(input, |tensor| batch_norm(norm, tensor, &context)).into()
+                let is_ours = computes(&input, &context.computation);
+                let layer = |input| Normalised::without_convolution(context, norm, input);
+                if is_ours {
+                    return State::Normalised(Box::new(layer(input))).into();
+                }
+                in_f32(input, |input| {
+                    layer(input).evaluate(NormLink::new(false)).tensor
+                })
+                .into()
             }
         }
     }
@@ -211,19 +217,8 @@ impl Features {
     pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
             State::Normalised(layer) if matches!(layer.skip, Skip::None) => {
-                let may_be_raw = layer.computation() == computation
-                    && takes_batch_statistics(next, &layer.input.tensor);
+                let may_be_raw = layer.may_stay_raw(next, computation);
                 layer.evaluate(NormLink::new(may_be_raw))
-            }
-            State::Alone(norm) => {
-                let is_alike = norm.context.computation == *computation
-                    && norm.input.dtype()
-                        == Values::from(norm.input.clone())
-                            .in_format(computation.activations)
-                            .tensor
-                            .dtype();
-                let may_be_raw = is_alike && takes_batch_statistics(next, &norm.input);
-                norm.evaluate(NormLink::new(may_be_raw))
             }
             other => other.evaluate(),
         }
@@ -237,10 +232,6 @@ impl Features {
             {
                 layer.rectifier = rectifier;
                 Ok(State::Normalised(layer).into())
-            }
-            State::Alone(mut norm) if norm.rectifier == Rectifier::None => {
-                norm.rectifier = rectifier;
-                Ok(State::Alone(norm).into())
             }
             other => Err(other.into()),
         }

@@ -1,40 +1,42 @@
-//! Convolution, normalisation, residual and ReLU: one fused operation where it can be, burn's convolution else.
+//! Convolution, normalisation, residual and ReLU: one fused operation if possible, else burn's
+//! convolution.
 //!
 //! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
-//! Invariant: a layer that is fused is one that our kernels compute; all others are burn's own operation.
+//! Invariant: our kernels compute a fused layer; every other layer is burn's own operation.
 
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::choices::{Computation, Kernels};
 use crate::context::PassContext;
-use crate::features::{Features, Values, in_f32};
+use crate::features::{Features, Values, format, in_f32};
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{
-    FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock,
+    ConvolutionOptions, HookedParameters, LayerOptions, NormLink, ResidualKind, gated,
+    layer_inference, layer_train, stock,
 };
 use crate::{fallback, norm};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
 
-/// What is added before the ReLU.
+/// Values added before the ReLU.
 pub(crate) enum Skip {
     None,
     Identity(Values),
-    /// Shortcut A of these.
+    /// Shortcut A of these values.
     ShortcutA(Values),
 }
 
 impl Skip {
-    fn into_parts(self) -> (Residual, Option<Values>) {
+    fn into_parts(self) -> (ResidualKind, Option<Values>) {
         match self {
-            Self::None => (Residual::None, None),
-            Self::Identity(values) => (Residual::Identity, Some(values)),
-            Self::ShortcutA(values) => (Residual::ShortcutA, Some(values)),
+            Self::None => (ResidualKind::None, None),
+            Self::Identity(values) => (ResidualKind::Identity, Some(values)),
+            Self::ShortcutA(values) => (ResidualKind::ShortcutA, Some(values)),
         }
     }
 }
@@ -47,7 +49,7 @@ pub(crate) struct Convolved {
 }
 
 impl Convolved {
-    /// By the context of the pass under way.
+    /// Returns the convolution with the context of the current pass.
     pub(crate) fn new(conv: &Conv2d, input: Features) -> Self {
         Self {
             context: PassContext::current(),
@@ -56,13 +58,13 @@ impl Convolved {
         }
     }
 
-    /// Whether it and a normalisation are one operation.
+    /// Returns whether the convolution and a normalisation can be one operation.
     pub(crate) fn can_be_fused(&self) -> bool {
         let is_plain = self.conv.bias.is_none() && kernels_padding(&self.conv).is_some();
         self.context.computation.kernels == Kernels::Fused && is_plain
     }
 
-    /// With the normalisation that reads it.
+    /// Returns the convolution with the normalisation that reads it.
     ///
     /// # Panics
     /// Unless both can be fused.
@@ -78,12 +80,11 @@ impl Convolved {
         let padding = kernels_padding(&conv).expect("a convolution that can be fused");
         expect_channels(&conv, &input.tensor);
         norm::expect_values(norm, &input.tensor);
-        let (norm, [channels, ..]) = (norm.clone(), conv.weight.dims());
+        let [channels, ..] = conv.weight.dims();
         let layer = Normalised {
             context,
-            conv,
-            padding,
-            norm,
+            convolution: Some((conv, padding)),
+            norm: norm.clone(),
             input,
             skip: Skip::None,
             rectifier: Rectifier::None,
@@ -105,8 +106,8 @@ impl Convolved {
         expect_channels(&conv, &input);
         let hook = context.hook.as_ref();
         let is_ours = computes(&input, &context.computation);
-        match operation(&conv, &context.computation).filter(|_| is_ours) {
-            Some(operation) => {
+        match operation(&conv, &context.computation) {
+            Some(operation) if is_ours => {
                 let weight = gated(&conv.weight, &input, hook).into_dispatch();
                 let bias = conv
                     .bias
@@ -119,7 +120,7 @@ impl Convolved {
                     context.computation.isa,
                 )
             }
-            None => {
+            _ => {
                 if is_ours {
                     note_fallback(&conv);
                 }
@@ -129,11 +130,11 @@ impl Convolved {
     }
 }
 
-/// A fused layer whose reader is not known yet.
+/// A layer that ends in a normalisation, whose reader is not known yet.
 pub(crate) struct Normalised {
     context: PassContext,
-    conv: Conv2d,
-    padding: usize,
+    /// The convolution with its padding; `None`: the normalisation reads the input.
+    convolution: Option<(Conv2d, usize)>,
     pub(crate) norm: BatchNorm,
     pub(crate) input: Values,
     pub(crate) skip: Skip,
@@ -141,11 +142,33 @@ pub(crate) struct Normalised {
 }
 
 impl Normalised {
-    pub(crate) fn can_take_residual(&self) -> bool {
-        self.rectifier == Rectifier::None && matches!(self.skip, Skip::None)
+    /// Returns a normalisation of `input` without a convolution.
+    pub(crate) fn without_convolution(
+        context: PassContext,
+        norm: &BatchNorm,
+        input: Tensor<4>,
+    ) -> Self {
+        Self {
+            context,
+            convolution: None,
+            norm: norm.clone(),
+            input: input.into(),
+            skip: Skip::None,
+            rectifier: Rectifier::None,
+        }
     }
 
-    /// Whether this may end it: a ReLU6 is our kernels' alone, without a residual; a frozen norm on a training device is not theirs.
+    /// Returns whether a residual can be added in the same operation.
+    pub(crate) fn can_take_residual(&self) -> bool {
+        self.convolution.is_some()
+            && self.rectifier == Rectifier::None
+            && matches!(self.skip, Skip::None)
+    }
+
+    /// Returns whether the rectifier can end the operation.
+    ///
+    /// Only our kernels have a ReLU6, without a residual; they compute no frozen norm on a training
+    /// device.
     pub(crate) fn takes(&self, rectifier: Rectifier) -> bool {
         let input = &self.input.tensor;
         let is_ours = computes(input, &self.context.computation)
@@ -153,74 +176,78 @@ impl Normalised {
         rectifier != Rectifier::Relu6 || (matches!(self.skip, Skip::None) && is_ours)
     }
 
-    pub(crate) fn computation(&self) -> &Computation {
-        &self.context.computation
+    /// Returns whether `next`, computed so, may read the raw values before the normalisation.
+    pub(crate) fn may_stay_raw(&self, next: &BatchNorm, computation: &Computation) -> bool {
+        let tensor = &self.input.tensor;
+        self.context.computation == *computation
+            && format(tensor, computation.activations) == FloatDType::from(tensor.dtype())
+            && norm::takes_batch_statistics(next, tensor)
     }
 
-    /// `[N, H_out, W_out, C_out]`.
+    /// Returns `[N, H_out, W_out, C_out]`.
     pub(crate) fn out_dims(&self) -> [usize; 4] {
-        let [n, height, width, _] = self.input.tensor.dims();
-        let [channels, _, kernel, _] = self.conv.weight.dims();
-        let out = |len: usize| (len + 2 * self.padding - kernel) / self.conv.stride[0] + 1;
+        let dims = self.input.tensor.dims();
+        let Some((conv, padding)) = &self.convolution else {
+            return dims;
+        };
+        let [n, height, width, _] = dims;
+        let [channels, _, kernel, _] = conv.weight.dims();
+        let out = |len: usize| (len + 2 * padding - kernel) / conv.stride[0] + 1;
         [n, out(height), out(width), channels]
     }
 
-    /// `output` leads to its readers.
+    /// Computes the layer; `output` leads to its readers.
     pub(crate) fn evaluate(self, output: NormLink) -> Values {
         let Self {
             context,
-            conv,
-            padding,
+            convolution,
             norm,
             input,
             skip,
             rectifier,
         } = self;
-        let norm_options = norm::options(&norm, &context);
         let PassContext {
-            computation, hook, ..
+            computation,
+            reducer,
+            hook,
         } = context;
         let is_trained = norm::takes_batch_statistics(&norm, &input.tensor);
         let (residual, skipped) = skip.into_parts();
         let skipped = skipped.map(|values| values.in_format(computation.activations));
-        let (skipped, residual_from) =
-            skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
-        let mut options = FusedOptions {
-            stride: conv.stride[0],
-            padding,
+        let convolution_options = convolution
+            .as_ref()
+            .map(|(conv, padding)| ConvolutionOptions {
+                stride: conv.stride[0],
+                padding: *padding,
+                algorithm: computation.convolution,
+            });
+        let mut options = LayerOptions {
+            reducer,
             residual,
             rectifier,
-            convolution: computation.convolution,
             isa: computation.isa,
             recompute: computation.recompute,
-            norm: norm_options,
-            hooked: hook
-                .clone()
-                .filter(|_| is_trained)
-                .map(|hook| HookedParameters {
-                    hook,
-                    weight: trained(&conv.weight),
-                    gamma: trained(&norm.gamma),
-                    beta: trained(&norm.beta),
-                }),
-            input: None,
-            residual_from: None,
-            output: None,
+            ..LayerOptions::new(convolution_options, norm.epsilon)
         };
-        let Values {
-            tensor: input,
-            link,
-        } = input;
         if is_trained {
             let output = Arc::new(output);
-            (options.input, options.residual_from, options.output) =
-                (link, residual_from, Some(Arc::clone(&output)));
-            let batch = fused_train(
-                input,
-                conv.weight.val(),
+            options.hooked = hook.map(|hook| HookedParameters {
+                hook,
+                weight: convolution
+                    .as_ref()
+                    .and_then(|(conv, _)| trained(&conv.weight)),
+                gamma: trained(&norm.gamma),
+                beta: trained(&norm.beta),
+            });
+            options.input = input.link;
+            options.residual_from = skipped.as_ref().and_then(|values| values.link.clone());
+            options.output = Some(Arc::clone(&output));
+            let batch = layer_train(
+                input.tensor,
+                convolution.map(|(conv, _)| conv.weight.val()),
                 norm.gamma.val(),
                 norm.beta.val(),
-                skipped,
+                skipped.map(|values| values.tensor),
                 options,
             );
             return Values {
@@ -228,16 +255,19 @@ impl Normalised {
                 link: Some(output),
             };
         }
-        let (scale, shift) = norm::folded(&norm, &input, hook.as_ref());
-        let weight = gated(&conv.weight, &input, hook.as_ref());
-        fused_inference(input, weight, scale, shift, skipped, options).into()
+        let (conv, _) = convolution.expect("only a normalisation in training has no convolution");
+        let (scale, shift) = norm::folded(&norm, &input.tensor, hook.as_ref());
+        let weight = gated(&conv.weight, &input.tensor, hook.as_ref());
+        let skipped = skipped.map(|values| values.tensor);
+        layer_inference(input.tensor, weight, scale, shift, skipped, options).into()
     }
 }
 
 /// # Panics
 /// Unless the input has the convolution's channels: our kernels would see other groups.
 fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
-    let ([_, of_group, ..], dims) = (conv.weight.dims(), input.dims());
+    let [_, of_group, ..] = conv.weight.dims();
+    let dims = input.dims();
     let channels = of_group * conv.groups;
     assert!(
         dims[3] == channels,
@@ -247,31 +277,34 @@ fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
 
 fn note_fallback(conv: &Conv2d) {
     let [out, group, height, width] = conv.weight.dims();
-    let (stride, dilation, groups) = (conv.stride, conv.dilation, conv.groups);
     fallback::note(format!(
-        "convolution {height}x{width} of {} to {out} channels, groups {groups}, stride {stride:?}, dilation {dilation:?}, padding {:?}",
-        group * groups,
+        "convolution {height}x{width} of {} to {out} channels, groups {}, stride {:?}, dilation {:?}, padding {:?}",
+        group * conv.groups,
+        conv.groups,
+        conv.stride,
+        conv.dilation,
         conv.padding
     ));
 }
 
-/// The id of a parameter that is a leaf of the tape and not frozen. What a reparameterization makes of a parameter is no leaf.
+/// Returns the id of a parameter that is a leaf of the tape and not frozen.
+///
+/// The result of a reparameterization is not a leaf.
 fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
     parameter.val().is_require_grad().then_some(parameter.id)
 }
 
-/// The operation of our kernels that the convolution is, if they have it.
+/// Returns the operation of our kernels for the convolution, if there is one.
 fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
-    let (padding, stride) = (kernels_padding(conv)?, conv.stride[0]);
-    Some(Operation::Convolution {
-        stride,
-        padding,
+    Some(Operation::Convolution(ConvolutionOptions {
+        stride: conv.stride[0],
+        padding: kernels_padding(conv)?,
         algorithm: computation.convolution,
-    })
+    }))
 }
 
-/// The padding, the same on all sides, of a convolution that our kernels compute: square, stride 1 or 2, no dilation, in one group or
-/// depthwise.
+/// Returns the padding, the same on all sides, of a convolution that our kernels compute: square,
+/// stride 1 or 2, no dilation, in one group or depthwise.
 fn kernels_padding(conv: &Conv2d) -> Option<usize> {
     let [height, width] = conv.kernel_size;
     let padding = match conv.padding {

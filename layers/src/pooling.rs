@@ -12,8 +12,8 @@ use crate::context::PassContext;
 use crate::fallback;
 use crate::features::Features;
 use crate::modules::{around, config_around};
-use crate::ops::single::{Operation, computes, single};
-use crate::ops::{global_average, stock};
+use crate::ops::single::{Operation, computes, global_average, single};
+use crate::ops::stock;
 
 around!(
     MaxPool2d,
@@ -142,8 +142,9 @@ fn by_burn(
 /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
 pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
     let tensor = features.into().into_values().tensor;
-    match PassContext::current().computation.kernels {
+    let computation = PassContext::current().computation;
+    match computation.kernels {
         Kernels::Stock => stock::global_average(tensor),
-        Kernels::Fused => global_average(tensor),
+        Kernels::Fused => global_average(tensor, computation.isa),
     }
 }

@@ -1,11 +1,15 @@
-//! Measures every kernel of a training step: convolutions against the FMA peak, memory-bound kernels against a copy.
+//! Measures every kernel of a training step: convolutions against the FMA peak, memory-bound
+//! kernels against a copy.
 //!
-//! In: the options of [`Arguments`]. Out: a table, or with `--json` one JSON line per measurement: `layer`, `batch`, `operation`,
-//! `dtype`, `threads`, `ms`, `gflops`, `share_of_peak`, `gb_per_s`, `share_of_copy`, `library`. A value that does not apply is null.
-//! Shares are fractions in JSON. A share of the peak can exceed 1: the operations of Winograd are counted as direct convolution's.
+//! In: the options of [`Arguments`].
+//! Out: a table, or with `--json` one JSON line per measurement: `layer`, `batch`, `operation`,
+//! `dtype`, `threads`, `ms`, `gflops`, `share_of_peak`, `gb_per_s`, `share_of_copy`, `library`. A
+//! value that does not apply is null. Shares are fractions in JSON. A share of the peak can exceed
+//! 1: the operations of Winograd are counted as direct convolution's.
 //! Invariant: a time is the minimum over repetitions.
 //!
-//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `peers/onednn_layers.py` joins the lines with oneDNN's.
+//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `peers/onednn_layers.py`
+//! joins the lines with oneDNN's.
 #![allow(clippy::print_stdout, reason = "printing is its job")]
 
 mod convolutions;
@@ -49,7 +53,8 @@ struct Arguments {
     /// Images; layers of ResNet-50 take at most 8 of them
     #[arg(long, default_value_t = 128)]
     batch: usize,
-    /// cifar, resnet50, all, or convolutions such as 64->64@56k3s1: channels, extent of the input, kernel, stride
+    /// cifar, resnet50, all, or convolutions such as 64->64@56k3s1: channels, extent of the input,
+    /// kernel, stride
     #[arg(long, default_value = "all")]
     layers: String,
     /// Duration of each measurement

@@ -1,6 +1,8 @@
-//! Memory-bound kernels: batch normalisation with what is fused into it, pools, and the updates of the optimizers.
+//! Memory-bound kernels: batch normalisation with what is fused into it, pools, and the updates of
+//! the optimizers.
 //!
-//! In: the networks. Out: measurements, each after a copy of its tensor; bytes are those of the tensors only.
+//! In: the networks.
+//! Out: measurements, each after a copy of its tensor; bytes are those of the tensors only.
 
 use kernels::batch_norm::{
     self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA,

@@ -1,9 +1,11 @@
 //! Scaled dot-product attention of every image and head.
 //!
-//! In: queries, keys and values in one tensor, as one linear layer gives them. Out: the mixed values; the gradient of all three. Invariant: an
-//! image is one thread's, and the scores of a head never leave the cache; the backward pass computes them again. The same bits for any number
-//! of threads.
-//! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1; Dao et al. 2022, arXiv 2205.14135, for not storing the scores.
+//! In: queries, keys and values in one tensor, as one linear layer gives them.
+//! Out: the mixed values; the gradient of all three.
+//! Invariant: an image is one thread's, and the scores of a head never leave the cache; the
+//! backward pass computes them again. The same bits for any number of threads.
+//! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1; Dao et al. 2022, arXiv 2205.14135,
+//! for not storing the scores.
 
 mod steps;
 #[cfg(test)]
@@ -14,10 +16,12 @@ use crate::pieces::{SharedMut, elements, for_each_piece, slots_len};
 use crate::simd::{Isa, vectorized};
 use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, transpose};
 
-/// Queries, keys, values, two of these the other way round in turn, the gradient of the result, a result.
+/// Queries, keys, values, two of these the other way round in turn, the gradient of the result, a
+/// result.
 const MATRICES: usize = 6;
 
-/// A shape: queries, keys and values are `[images, tokens, 3, heads, width]`, in this order, the result `[images, tokens, heads, width]`.
+/// A shape: queries, keys and values are `[images, tokens, 3, heads, width]`, in this order, the
+/// result `[images, tokens, heads, width]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
     /// Images.
@@ -55,7 +59,8 @@ impl Attention {
     /// softmax(q k^T / sqrt(width)) v.
     ///
     /// # Panics
-    /// If an extent of an image is zero, a length is not that of the shape, the workspace has no slot, or the processor lacks `isa`.
+    /// If an extent of an image is zero, a length is not that of the shape, the workspace has no
+    /// slot, or the processor lacks `isa`.
     #[inline(never)]
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
         self.check(qkv.len(), y.len());

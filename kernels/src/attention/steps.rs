@@ -1,7 +1,7 @@
-//! What attention is made of: matrices in and out of tensors, their products, and softmax.
+//! The steps of attention: matrices in and out of tensors, their products, and softmax.
 //!
-//! In and out: matrices of f32 whose rows are whole blocks, with zeros beyond. Invariant: products differ between instruction sets by
-//! rounding, nothing else does.
+//! In and out: matrices of f32 whose rows are whole blocks, with zeros beyond.
+//! Invariant: products differ between instruction sets by rounding, nothing else does.
 
 use crate::Element;
 use crate::simd::{GenericWork, Kernel, Simd, Task, exp};
@@ -85,8 +85,8 @@ pub(super) fn transpose(from: &[f32], from_stride: usize, to: &mut [f32], to_str
     }
 }
 
-/// c = a b: a by strides of row and column, of which the rows are filled up to whole blocks; `columns` are whole blocks, and the rows of b and
-/// c are as long.
+/// c = a b: a by strides of row and column, of which the rows are filled up to whole blocks;
+/// `columns` are whole blocks, and the rows of b and c are as long.
 pub(super) struct Product<'a> {
     pub(super) a: &'a [f32],
     pub(super) strides: [usize; 2],
@@ -107,7 +107,8 @@ impl GenericWork for Product<'_> {
         assert!(
             self.depth * self.columns <= self.b.len() && all_rows * self.columns <= self.c.len()
         );
-        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, as just asserted.
+        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, as just
+        // asserted.
         unsafe { S::vectorize(self) }
     }
 }
@@ -117,7 +118,8 @@ impl<S: Simd> Kernel<S> for Product<'_> {
     unsafe fn run(mut self) {
         // SAFETY: the caller's contract.
         unsafe {
-            // Two vectors of b for each broadcast of a, and as many rows as there are registers for.
+            // Two vectors of b for each broadcast of a, and as many rows as there are registers
+            // for.
             match S::ACCUMULATORS / 2 {
                 ROWS.. => self.blocks::<S, ROWS>(),
                 6.. => self.blocks::<S, 6>(),
@@ -128,7 +130,8 @@ impl<S: Simd> Kernel<S> for Product<'_> {
 }
 
 impl Product<'_> {
-    /// In blocks of `R` rows, at most [`ROWS`], and two vectors; the last rows may be computed twice.
+    /// In blocks of `R` rows, at most [`ROWS`], and two vectors; the last rows may be computed
+    /// twice.
     ///
     /// # Safety
     /// The processor has the features of `S`; the slices hold what the entry asserts.
@@ -192,7 +195,8 @@ impl Product<'_> {
     }
 }
 
-/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond, but in a row that has a NaN.
+/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond, but in a row
+/// that has a NaN.
 pub(super) struct Softmax<'a> {
     pub(super) p: &'a mut [f32],
     pub(super) tokens: usize,
@@ -209,7 +213,8 @@ impl Task for Softmax<'_> {
                 row.fill(0.0);
                 continue;
             }
-            // In whole blocks: what lies beyond is as good as nothing beside the largest value, whose e^0 is 1.
+            // In whole blocks: the padding counts as nothing compared with the largest value, whose
+            // e^0 is 1.
             row[self.tokens..].fill(f32::NEG_INFINITY);
             let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
             for block in row.as_chunks_mut::<COLUMNS>().0 {

@@ -1,7 +1,9 @@
 //! The second backward pass: gradients of the input and of the residual.
 //!
-//! In: x, dy, the gate, and the sums of the first pass. Out: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g itself for
-//! the residual, written, or scattered to every second pixel. Invariant: no two pieces write the same value.
+//! In: x, dy, the gate, and the sums of the first pass.
+//! Out: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g itself for the residual, written, or
+//! scattered to every second pixel.
+//! Invariant: no two pieces write the same value.
 //! Source: arXiv 1502.03167, section 3, the gradients after algorithm 1.
 
 use std::marker::PhantomData;
@@ -14,7 +16,7 @@ use crate::element::{Lanes, PerVector, each_vector};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// What becomes of the residual's gradient, g = dy where the gate is open, else 0.
+/// Target of the residual's gradient: g = dy where the gate is open, 0 elsewhere.
 #[derive(Debug)]
 pub enum ResidualGradient<'a, E = f32> {
     /// No residual.
@@ -25,14 +27,16 @@ pub enum ResidualGradient<'a, E = f32> {
     WriteOptionA(ShortcutA, &'a mut [E]),
 }
 
-/// Second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's gradient g.
+/// Second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's gradient
+/// g.
 ///
 /// # Shapes
-/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The rest as their types say.
+/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The
+/// rest as their types say.
 ///
 /// # Panics
-/// If a length differs, `count` is not above 0, a residual meets a recomputed gate (behind a residual it is [`Gate::Output`]), or the
-/// processor lacks `isa`.
+/// If a length differs, `count` is not above 0, a residual meets a recomputed gate (behind a
+/// residual it is [`Gate::Output`]), or the processor lacks `isa`.
 #[inline(never)]
 pub fn backward<E: Element>(
     isa: Isa,
@@ -164,7 +168,8 @@ impl<E: Element, const GATE: u8, const RESIDUAL: bool> GenericWork
     type Output = ();
 
     fn run<S: Simd>(self) {
-        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it
+        // takes with checks.
         unsafe { S::vectorize(self) }
     }
 }
@@ -192,8 +197,8 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S>
     }
 }
 
-/// dx = scale · g - slope · (x - mean) - offset. Only made where the features of `S` are switched on. Parameters start
-/// where a cache line does.
+/// dx = scale · g - slope · (x - mean) - offset. Only made where the features of `S` are switched
+/// on. Parameters start where a cache line does.
 #[repr(C, align(64))]
 struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: bool> {
     mean: [f32; TILE_MAX],
@@ -264,7 +269,8 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel
             offset,
             beta,
         };
-        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
+        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values
+        // lie at each address.
         unsafe { each_vector::<S>(width, &run) }
     }
 }

@@ -1,19 +1,23 @@
-//! Batch normalisation of `[rows, C]` with a residual and a ReLU or ReLU6 in the same pass, forward and backward.
+//! Batch normalisation of `[rows, C]` with a residual and a ReLU or ReLU6 in the same pass, forward
+//! and backward.
 //!
-//! Forward: [`normalize()`]: y = rectified(gamma · (x - mean) · invstd + beta + residual); the statistics come with the convolution
-//! ([`crate::conv2d::Conv2d::forward`]), or by [`moments()`]. Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded
-//! parameters.
-//! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
-//! beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g for the residual.
-//! Everything of shape `[rows, C]` is stored as f32 or bf16 ([`crate::Element`]); parameters and sums are f32 and f64.
-//! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so that a synchronised norm
-//! adds them over the ranks between the two passes.
+//! Forward: [`normalize()`]: y = rectified(gamma · (x - mean) · invstd + beta + residual); the
+//! statistics come with the convolution ([`crate::conv2d::Conv2d::forward`]), or by [`moments()`].
+//! Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded parameters.
+//! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which
+//! are also the gradients of beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n -
+//! x̂ · S2/n), and g for the residual. Everything of shape `[rows, C]` is stored as f32 or bf16
+//! ([`crate::Element`]); parameters and sums are f32 and f64.
+//! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so
+//! that a synchronised norm adds them over the ranks between the two passes.
 //!
-//! What the backward pass needs: x, the convolution's output, from which x̂ is recomputed (y has lost it where the ReLU shut,
-//! and dx needs it there too; gamma may be 0). The gate of the ReLU is read from y where a residual was added
-//! ([`Gate::Output`]) and else recomputed from x by the forward's own expression ([`Gate::Recomputed`]): one stream
-//! less in both passes, and y need not be kept for it.
-//! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
+//! The backward pass needs x, the convolution's output, from which x̂ is recomputed (y has lost it
+//! where the ReLU shut, and dx needs it there too; gamma may be 0). The gate of the ReLU is read
+//! from y where a residual was added ([`Gate::Output`]) and else recomputed from x by the forward's
+//! own expression ([`Gate::Recomputed`]): one stream less in both passes, and y need not be kept
+//! for it.
+//! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385,
+//! section 3.3.
 
 mod gradient;
 mod moments;
@@ -33,8 +37,8 @@ pub use sums::{backward_sums, workspace_len};
 /// The parameters of a normalisation, each `[C]`.
 ///
 /// # Differs from PyTorch
-/// Computes (x - mean) · (gamma · invstd) + beta, PyTorch x · (gamma · invstd) + (beta - mean · gamma · invstd), which loses
-/// digits where the mean is large against the standard deviation.
+/// Computes (x - mean) · (gamma · invstd) + beta, PyTorch x · (gamma · invstd) + (beta - mean ·
+/// gamma · invstd), which loses digits where the mean is large against the standard deviation.
 #[derive(Clone, Copy, Debug)]
 pub struct Affine<'a> {
     /// Mean of each channel, of the batch or running.
@@ -62,24 +66,26 @@ impl Affine<'_> {
     }
 }
 
-/// Where a gradient passes: what follows the normalisation in the forward pass.
+/// Condition under which a gradient passes: the operation after the normalisation in the
+/// forward pass.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate<'a, E = f32> {
     /// No ReLU: everywhere.
     Open,
     /// A ReLU whose output this is, `[rows, C]`: where it is above 0.
     Output(&'a [E]),
-    /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd + beta is above 0.
+    /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd
+    /// + beta is above 0.
     Recomputed,
     /// A ReLU6 there: where that is above 0 and below 6.
     Recomputed6,
 }
 
 impl<'a, E> Gate<'a, E> {
-    /// That of a rectifier whose output is `y`; after a residual it is read from there.
+    /// Returns the gate of a rectifier whose output is `y`; after a residual the gate reads `y`.
     ///
     /// # Panics
-    /// For a ReLU6 after a residual, which is an operation of its own.
+    /// For a ReLU6 after a residual, which is a separate operation.
     pub fn of(rectifier: Rectifier, has_residual: bool, y: &'a [E]) -> Self {
         match (rectifier, has_residual) {
             (Rectifier::None, _) => Self::Open,
@@ -100,7 +106,7 @@ pub struct Saved<'a, E = f32> {
     pub affine: Affine<'a>,
     /// The input of the normalisation, `[rows, C]`.
     pub x: &'a [E],
-    /// What followed it.
+    /// Operation after the normalisation.
     pub gate: Gate<'a, E>,
 }
 

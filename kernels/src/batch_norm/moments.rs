@@ -1,6 +1,8 @@
 //! The statistics of values that no convolution of ours has just written.
 //!
-//! In: `[rows, C]`. Out: `[2, C]` in f64: sums, then centred sums of squares, as [`crate::conv2d::Conv2d::forward`] gives them.
+//! In: `[rows, C]`.
+//! Out: `[2, C]` in f64: sums, then centred sums of squares, as [`crate::conv2d::Conv2d::forward`]
+//! gives them.
 //! Invariant: pieces depend on the shape only, and are merged in order.
 
 use super::{assert_len, num_rows};

@@ -13,7 +13,7 @@ use crate::element::{Lanes, PerVector, each_vector};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// What ends a normalisation.
+/// Function after a normalisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rectifier {
     /// Nothing.
@@ -25,7 +25,7 @@ pub enum Rectifier {
     Relu6,
 }
 
-/// What is added before the rectifier.
+/// Values added before the rectifier.
 #[derive(Clone, Copy, Debug)]
 pub enum Residual<'a, E = f32> {
     /// Nothing.
@@ -194,7 +194,7 @@ const NOT: u8 = 0;
 const RELU: u8 = 1;
 const RELU6: u8 = 2;
 
-/// Where the residual is.
+/// Place of the residual.
 const NONE: u8 = 0;
 const SEPARATE: u8 = 1;
 const IN_OUTPUT: u8 = 2;
@@ -214,7 +214,8 @@ impl<E: Element, const RESIDUAL: u8, const RECTIFIER: u8> GenericWork
     type Output = ();
 
     fn run<S: Simd>(self) {
-        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it
+        // takes with checks.
         unsafe { S::vectorize(self) }
     }
 }
@@ -292,7 +293,8 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel
             scale,
             shift,
         };
-        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
+        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values
+        // lie at each address.
         unsafe { each_vector::<S>(width, &run) }
     }
 }

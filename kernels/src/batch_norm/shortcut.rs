@@ -20,7 +20,8 @@ pub struct ShortcutA {
     pub width: usize,
     /// Channels of the block's input.
     pub channels_in: usize,
-    /// Channels of the block's output; input channel c is output channel c + (channels - channels_in) / 2.
+    /// Channels of the block's output; input channel c is output channel c + (channels -
+    /// channels_in) / 2.
     pub channels: usize,
 }
 
@@ -70,7 +71,8 @@ impl ShortcutA {
         (self.channels - self.channels_in) / 2
     }
 
-    /// Writes the shortcut of whole images to `output`, where the normalisation adds to it while it is in the cache.
+    /// Writes the shortcut of whole images to `output`, where the normalisation adds to it while it
+    /// is in the cache.
     pub(super) fn write<E: Element>(&self, input: &[E], output: &mut [E]) {
         let (offset, channels_in) = (self.offset(), self.channels_in);
         let width_out = self.width.div_ceil(2);
@@ -106,7 +108,8 @@ fn copy<E: Copy>(from: &[E], to: &mut [E]) {
     }
 }
 
-/// Adds g, the gradient behind the ReLU whose output is `y` (no ReLU if empty), to the input pixels of whole images.
+/// Adds g, the gradient behind the ReLU whose output is `y` (no ReLU if empty), to the input pixels
+/// of whole images.
 pub(super) struct Scatter<'a, E> {
     pub(super) shortcut: ShortcutA,
     pub(super) dy: &'a [E],
@@ -118,7 +121,8 @@ impl<E: Element> GenericWork for Scatter<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it
+        // takes with checks.
         unsafe { S::vectorize(self) }
     }
 }

@@ -1,7 +1,9 @@
 //! Two sums for each channel over all rows; the first backward pass.
 //!
-//! In: `[rows, C]`, cut into pieces. Out: `[2, C]` in f64. Invariant: at most 32 values of a lane are added in f32, the
-//! rest in f64, and pieces in index order: the same bits for any number of threads.
+//! In: `[rows, C]`, cut into pieces.
+//! Out: `[2, C]` in f64.
+//! Invariant: at most 32 values of a lane are added in f32, the rest in f64, and pieces in index
+//! order: the same bits for any number of threads.
 
 use rayon::prelude::*;
 
@@ -21,7 +23,8 @@ fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }
 
-/// First backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the gate is open, else 0.
+/// First backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the gate is
+/// open, else 0.
 ///
 /// On one rank S1 is the gradient of beta and S2 that of gamma.
 ///
@@ -119,7 +122,8 @@ impl<E: Element> GateSums<'_, E> {
         }
     }
 
-    /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators, one for each lane.
+    /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators,
+    /// one for each lane.
     #[inline(always)]
     fn tiles<const GATE: u8, const T: usize>(
         &self,
@@ -179,7 +183,8 @@ fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize
     tiles
 }
 
-/// gamma · invstd of each lane; one expression for all passes, so that a recomputed gate is the forward's.
+/// gamma · invstd of each lane; one expression for all passes, so that a recomputed gate is the
+/// forward's.
 #[inline(always)]
 pub(super) fn fill_scale(
     columns: Columns,
@@ -260,7 +265,8 @@ impl<E: Element, const GATE: u8> PerChannel for Accumulators<'_, E, GATE> {
     }
 }
 
-/// Calls `sum` for each piece with its range of values and its `[2, C]`, then adds these up in index order.
+/// Calls `sum` for each piece with its range of values and its `[2, C]`, then adds these up in
+/// index order.
 fn sum_pieces(
     rows: usize,
     channels: usize,

@@ -1,6 +1,8 @@
 //! A bias a channel: added to what is written, and its gradient.
 //!
-//! In: `[rows, C]`. Out: the same, or `[C]`. Invariant: pieces are so many rows and their sums are added in order: the same bits for any
+//! In: `[rows, C]`.
+//! Out: the same, or `[C]`.
+//! Invariant: pieces are so many rows and their sums are added in order: the same bits for any
 //! number of threads and instruction set.
 
 use rayon::prelude::*;

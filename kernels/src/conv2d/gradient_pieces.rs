@@ -1,10 +1,12 @@
-//! What the weight gradients share: pieces of the pixels, tasks of channels within a piece, and the sum over pieces.
+//! Shared parts of the weight gradients: pieces of the pixels, tasks of channels within a piece,
+//! and the sum over pieces.
 //!
-//! In: a [`Method`], whose number of pieces and of tasks depends on the shape only. Out: dw in PyTorch's order, or sums that
-//! further images are added to. Invariant: a piece's gradient is complete before pieces are added, in their order.
+//! In: a [`Method`], whose number of pieces and of tasks depends on the shape only.
+//! Out: dw in PyTorch's order, or sums that further images are added to.
+//! Invariant: a piece's gradient is complete before pieces are added, in their order.
 
 use super::Conv2dShape;
-use super::pass::WeightTarget;
+use super::pass::{WeightOperands, WeightTarget};
 use super::plan::PixelRows;
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
 use crate::simd::{GenericWork, Kernel, Simd};
@@ -18,7 +20,7 @@ const REDUCE_ELEMENTS: usize = 4096;
 /// `task(piece, task, slot, gradient)` of `Pieces::run`.
 type RunTask<'a> = &'a (dyn Fn(usize, usize, &mut [f32], *mut f32) + Sync);
 
-/// How the work on one gradient is cut.
+/// Cut of the work on one gradient.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     weight_len: usize,
@@ -40,14 +42,9 @@ impl Pieces {
         }
     }
 
-    /// The units of a piece.
-    pub(super) fn units(&self, piece: usize) -> core::ops::Range<usize> {
+    fn units(&self, piece: usize) -> core::ops::Range<usize> {
         let first = piece * self.units_of_piece;
         first..(first + self.units_of_piece).min(self.num_units)
-    }
-
-    pub(super) fn workspace_len(&self, num_threads: usize, slot_len: usize) -> usize {
-        self.partials_len() + slots_len(num_threads, slot_len)
     }
 
     /// Gradients of pieces, if there is more than one, in whole cache lines.
@@ -59,8 +56,8 @@ impl Pieces {
         }
     }
 
-    /// Calls `task(piece, task, slot, gradient)` for each task of each piece, which writes its own elements of the piece's
-    /// gradient, and adds the gradients up in `dw`.
+    /// Calls `task(piece, task, slot, gradient)` for each task of each piece, which writes its own
+    /// elements of the piece's gradient, and adds the gradients up in `dw`.
     fn run<S: Simd>(
         &self,
         dw: &mut [f32],
@@ -125,16 +122,40 @@ impl GenericWork for AddPieces<'_> {
     }
 }
 
-/// One way to compute the gradient.
-pub(super) trait Method<S: Simd, E>: Sync {
-    /// How the pixels are cut.
+/// Plan of the weight gradient of one shape.
+pub(super) trait WeightPlan {
+    fn rows(&self) -> &PixelRows;
+
     fn pieces(&self) -> &Pieces;
 
-    /// Elements of a task's sums, and of the scratch that a unit needs beside them.
+    /// Input and output channels of a task.
+    fn blocks(&self) -> [usize; 2];
+
+    /// Elements of a task's sums, and of the scratch that a unit needs.
     fn lens(&self) -> [usize; 2];
 
-    /// Adds one unit's products to the sums of its task, or sets them.
-    fn add_unit(
+    /// Elements of the sums of all tasks, and of the scratch to add to them:
+    /// [`WeightTarget::Sums`].
+    fn sums_lens(&self) -> [usize; 2] {
+        let [sums, scratch] = self.lens();
+        let tasks = num_tasks(&self.rows().shape, self.blocks());
+        [tasks * whole_lines(sums), scratch]
+    }
+
+    fn workspace_len(&self, num_threads: usize) -> usize {
+        let slot_len = self.lens().iter().sum();
+        self.pieces().partials_len() + slots_len(num_threads, slot_len)
+    }
+}
+
+/// One way to compute the gradient.
+pub(super) trait Method<E>: Sync {
+    type Plan: WeightPlan;
+
+    fn plan(&self) -> &Self::Plan;
+
+    /// Adds the products of one unit to the sums of its task, or sets them.
+    fn add_unit<S: Simd>(
         &self,
         task: &Task<'_, E>,
         unit: usize,
@@ -143,58 +164,63 @@ pub(super) trait Method<S: Simd, E>: Sync {
         scratch: &mut [f32],
     );
 
-    /// Writes the gradient that the sums are to the task's filters in `dw`, which holds all filters.
-    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32);
+    /// Writes the gradient from the sums of a task to its filters in `dw`, which holds all filters.
+    fn finish<S: Simd>(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32);
 }
 
-/// Runs all tasks of a gradient, as the target wants it.
-pub(super) fn run<S: Simd, E: Send + Sync, M: Method<S, E>>(
-    method: &M,
-    tasks: &Tasks<'_, E>,
-    target: WeightTarget<'_>,
-) {
-    let (pieces, [sums_len, scratch_len]) = (method.pieces(), method.lens());
-    match target {
-        WeightTarget::Gradient { dw, workspace } => {
-            let cut = (tasks.len(), sums_len + scratch_len);
-            pieces.run::<S>(dw, workspace, cut, &|piece, task, slot, dw| {
-                let task = tasks.get(task);
-                let (sums, scratch) = slot.split_at_mut(sums_len);
-                let units = pieces.units(piece);
-                for unit in units.clone() {
-                    method.add_unit(&task, unit, sums, unit > units.start, scratch);
-                }
-                method.finish(&task, sums, dw);
-            });
-        }
-        WeightTarget::Sums {
-            sums,
-            accumulate,
-            scratch,
-            mut dw,
-        } => {
-            assert!(
-                dw.as_ref().is_none_or(|dw| dw.len() == pieces.weight_len),
-                "weight gradient: length of dw"
-            );
-            assert_eq!(
-                sums.len(),
-                tasks.len() * whole_lines(sums_len),
-                "weight gradient: length of the sums"
-            );
-            for (index, sums) in sums.chunks_exact_mut(whole_lines(sums_len)).enumerate() {
-                let task = tasks.get(index);
-                for unit in 0..pieces.num_units {
-                    method.add_unit(
-                        &task,
-                        unit,
-                        &mut sums[..sums_len],
-                        accumulate || unit > 0,
-                        scratch,
-                    );
-                }
-                if let Some(dw) = &mut dw {
-                    method.finish(&task, &sums[..sums_len], dw.as_mut_ptr());
+/// The whole weight gradient: all tasks, for the target of the operands.
+pub(super) struct WeightGradient<'a, M, E> {
+    pub(super) method: &'a M,
+    pub(super) operands: WeightOperands<'a, E>,
+}
+
+impl<E: Send + Sync, M: Method<E>> GenericWork for WeightGradient<'_, M, E> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let Self { method, operands } = self;
+        let WeightOperands { x, dy, target } = operands;
+        let plan = method.plan();
+        let tasks = Tasks::new(plan.rows(), x, dy, plan.blocks());
+        let pieces = plan.pieces();
+        let [sums_len, scratch_len] = plan.lens();
+        match target {
+            WeightTarget::Gradient { dw, workspace } => {
+                let cut = (tasks.len(), sums_len + scratch_len);
+                pieces.run::<S>(dw, workspace, cut, &|piece, task, slot, dw| {
+                    let task = tasks.get(task);
+                    let (sums, scratch) = slot.split_at_mut(sums_len);
+                    let units = pieces.units(piece);
+                    for unit in units.clone() {
+                        method.add_unit::<S>(&task, unit, sums, unit > units.start, scratch);
+                    }
+                    method.finish::<S>(&task, sums, dw);
+                });
+            }
+            WeightTarget::Sums {
+                sums,
+                accumulate,
+                scratch,
+                mut dw,
+            } => {
+                assert!(
+                    dw.as_ref().is_none_or(|dw| dw.len() == pieces.weight_len),
+                    "weight gradient: length of dw"
+                );
+                assert_eq!(
+                    sums.len(),
+                    tasks.len() * whole_lines(sums_len),
+                    "weight gradient: length of the sums"
+                );
+                for (index, sums) in sums.chunks_exact_mut(whole_lines(sums_len)).enumerate() {
+                    let task = tasks.get(index);
+                    let sums = &mut sums[..sums_len];
+                    for unit in 0..pieces.num_units {
+                        method.add_unit::<S>(&task, unit, sums, accumulate || unit > 0, scratch);
+                    }
+                    if let Some(dw) = &mut dw {
+                        method.finish::<S>(&task, sums, dw.as_mut_ptr());
+                    }
                 }
             }
         }
@@ -202,7 +228,7 @@ pub(super) fn run<S: Simd, E: Send + Sync, M: Method<S, E>>(
 }
 
 /// x and dy cut into tasks: every pair of a block of input channels and one of output channels.
-pub(super) struct Tasks<'a, E> {
+struct Tasks<'a, E> {
     shape: &'a Conv2dShape,
     x: &'a [E],
     dy: &'a [E],
@@ -223,7 +249,7 @@ pub(super) struct Task<'a, E> {
 impl<'a, E> Tasks<'a, E> {
     /// # Panics
     /// If x or dy has another length than the shape says.
-    pub(super) fn new(rows: &'a PixelRows, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
+    fn new(rows: &'a PixelRows, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
         assert_eq!(x.len(), rows.input_len(), "weight gradient: length of x");
         assert_eq!(dy.len(), rows.output_len(), "weight gradient: length of dy");
         Self {
@@ -234,12 +260,11 @@ impl<'a, E> Tasks<'a, E> {
         }
     }
 
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         num_tasks(self.shape, self.blocks)
     }
 
-    pub(super) fn get(&self, index: usize) -> Task<'a, E> {
+    fn get(&self, index: usize) -> Task<'a, E> {
         let (s, [in_block, out_block]) = (self.shape, self.blocks);
         let in_blocks = s.in_channels.div_ceil(in_block);
         let (in_c, out_c) = (index % in_blocks * in_block, index / in_blocks * out_block);
@@ -259,7 +284,7 @@ impl<'a, E> Tasks<'a, E> {
 }
 
 /// The pairs of a block of input channels and one of output channels.
-pub(super) fn num_tasks(shape: &Conv2dShape, [in_block, out_block]: [usize; 2]) -> usize {
+fn num_tasks(shape: &Conv2dShape, [in_block, out_block]: [usize; 2]) -> usize {
     shape.in_channels.div_ceil(in_block) * shape.out_channels.div_ceil(out_block)
 }
 
@@ -282,7 +307,8 @@ struct AddPart<'a> {
 impl<S: Simd> Kernel<S> for AddPart<'_> {
     #[inline(always)]
     unsafe fn run(self) {
-        // SAFETY: each part has `len` elements, but the last, which may lack what `dw` lacks; `dw` holds `len`.
+        // SAFETY: each part has `len` elements, but the last, which may lack what `dw` lacks; `dw`
+        // holds `len`.
         unsafe {
             for first in (0..self.len).step_by(S::LANES) {
                 let mask = S::mask(self.len - first);

@@ -1,10 +1,11 @@
 //! Two-dimensional convolution in channels-last: forward, data gradient, weight gradient.
 //!
-//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` (of a depthwise one `[C, 1, K, K]`) packed by [`Conv2d::pack_forward`] and
-//! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
-//! Out: the result in the caller's slice, every element written.
-//! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are
-//! stored; weights, workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::new`]), whose
+//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` (of a depthwise one `[C, 1, K,
+//! K]`) packed by [`Conv2d::pack_forward`] and [`Conv2d::pack_data_gradient`] (again after each
+//! change of the weights), a workspace of the stated length.
+//! Out: the result in the caller's slice, every element written. Activations and their gradients
+//! are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are stored; weights,
+//! workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::new`]), whose
 //! sums are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
@@ -39,29 +40,31 @@ use plan::Plan;
 use statistics::{Statistics, partials_len, reduce_partials};
 use winograd::pack::PackKernels;
 
-/// How a convolution is computed.
+/// Algorithm of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// Winograd where it exists and wins, direct elsewhere.
     Auto,
     /// Register blocks over padded rows, for every shape.
     Direct,
-    /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3 with stride 1 only.
+    /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3
+    /// with stride 1 only.
     Winograd,
 }
 
-/// What is done with each piece of the output while it is in the cache.
+/// Work on each piece of the output while the piece is in the cache.
 #[derive(Debug)]
 pub enum Epilogue<'a> {
     /// Nothing.
     None,
     /// `[C_out]`, added.
     Bias(&'a [f32]),
-    /// The moments of each channel as stored are written, `[2, C_out]`: sums, then centred sums of squares.
+    /// The moments of each channel as stored are written, `[2, C_out]`: sums, then centred sums of
+    /// squares.
     Moments(&'a mut [f64]),
 }
 
-/// What is added to each piece of the input's gradient while it is in the cache.
+/// Values added to each piece of the input's gradient while the piece is in the cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Addend<'a, E = f32> {
     /// Nothing.
@@ -83,19 +86,24 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Plans `shape` for an instruction set and activations of this storage. Results of different algorithms and instruction
-    /// sets differ by rounding. There is one algorithm for depthwise convolution, in f32.
+    /// Plans `shape` for an instruction set and activations of this storage. Results of different
+    /// algorithms and instruction sets differ by rounding. There is one algorithm for depthwise
+    /// convolution, in f32.
     ///
-    /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32. With bf16 the passes without
-    /// Winograd multiply by dot products of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains
-    /// by them: the weights are then rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero; where
-    /// a window has an infinity, the result may be a NaN. The gradient of the weights is likewise by products of bf16 with
-    /// [`Isa::Amx`], where a value that is not finite may spoil all gradients of its channel, and without Winograd with [`Isa::Avx512Bf16`]; else that of f32.
+    /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32.
+    /// With bf16 the passes without Winograd multiply by dot products of bf16 where the instruction
+    /// set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains by them: the weights are then
+    /// rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero;
+    /// where a window has an infinity, the result may be a NaN. The gradient of the weights is
+    /// likewise by products of bf16 with [`Isa::Amx`], where a value that is not finite may spoil
+    /// all gradients of its channel, and without Winograd with [`Isa::Avx512Bf16`]; else that of
+    /// f32.
     ///
     /// # Panics
-    /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the
-    /// padded image, activations or weights fit no slice, or `Winograd` is asked for another shape than 3x3 with stride 1. A plan for
-    /// bf16 may panic on activations of f32.
+    /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not
+    /// 1 or 2, the padding reaches the kernel's side, the kernel is larger than the padded image,
+    /// activations or weights fit no slice, or `Winograd` is asked for another shape than 3x3 with
+    /// stride 1. A plan for bf16 may panic on activations of f32.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
@@ -104,7 +112,7 @@ impl Conv2d {
                 depthwise::Plan::forward(&shape),
                 depthwise::Plan::data_gradient(&shape),
             ];
-            let weight_gradient = WeightPass::Depthwise(depthwise::WeightPlan::new(&shape));
+            let weight_gradient = WeightPass::Depthwise(depthwise::GradientPlan::new(&shape));
             let (forward, data_gradient) =
                 (Pass::Depthwise(forward), Pass::Depthwise(data_gradient));
             return Self {
@@ -151,8 +159,8 @@ impl Conv2d {
         }
     }
 
-    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as [`Conv2d::new`];
-    /// None if a pass would be without dot products.
+    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as
+    /// [`Conv2d::new`]; None if a pass would be without dot products.
     #[cfg(test)]
     fn with_emulated_tiles(shape: Conv2dShape, isa: Isa) -> Option<Self> {
         let mut conv = Self::new(shape, Algorithm::Direct, isa, Storage::Bf16);
@@ -187,101 +195,90 @@ impl Conv2d {
     /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::forward`].
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, or packed weights do not start on a cache line.
     pub fn pack_forward(&self, weights: &[f32], packed: &mut [f32]) {
-        assert_eq!(
-            weights.len(),
-            self.shape.weight_len(),
-            "convolution: length of the weights"
-        );
-        assert_eq!(
-            packed.len(),
-            self.packed_forward_len(),
-            "convolution: length of the packed weights"
-        );
-        assert_on_line("convolution: packed weights", [packed]);
-        match &self.forward {
-            Pass::Depthwise(plan) => plan.pack(weights, packed),
-            Pass::Direct(plan) => self.isa.run(Pack {
-                shape: &self.shape,
-                plan,
-                weights,
-                packed,
-            }),
-            Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
-            Pass::Winograd(_) => self.isa.run(PackKernels {
-                weights,
-                packed,
-                in_channels: self.shape.in_channels,
-                out_channels: self.shape.out_channels,
-                in_stride: 9,
-                out_stride: 9 * self.shape.in_channels,
-                mirrored: false,
-            }),
-        }
+        self.pack(&self.forward, weights, packed, false);
     }
 
     /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::data_gradient`].
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, or packed weights do not start on a cache line.
     pub fn pack_data_gradient(&self, weights: &[f32], packed: &mut [f32]) {
+        self.pack(&self.data_gradient, weights, packed, true);
+    }
+
+    fn pack(&self, pass: &Pass, weights: &[f32], packed: &mut [f32], is_gradient: bool) {
+        let shape = &self.shape;
         assert_eq!(
             weights.len(),
-            self.shape.weight_len(),
+            shape.weight_len(),
             "convolution: length of the weights"
         );
         assert_eq!(
             packed.len(),
-            self.packed_data_gradient_len(),
+            pass.packed_len(),
             "convolution: length of the packed weights"
         );
         assert_on_line("convolution: packed weights", [packed]);
-        match &self.data_gradient {
+        match pass {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
             Pass::Direct(plan) => self.isa.run(Pack {
-                shape: &self.shape,
+                shape,
                 plan,
                 weights,
                 packed,
             }),
-            Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
-            Pass::Winograd(_) => self.isa.run(PackKernels {
-                weights,
-                packed,
-                in_channels: self.shape.out_channels,
-                out_channels: self.shape.in_channels,
-                in_stride: 9 * self.shape.in_channels,
-                out_stride: 9,
-                mirrored: true,
-            }),
+            Pass::Dot(dot) => dot.pack(self.isa, shape, weights, packed),
+            Pass::Winograd(_) => {
+                let mut channels = [shape.in_channels, shape.out_channels];
+                let mut strides = [9, 9 * shape.in_channels];
+                if is_gradient {
+                    channels.reverse();
+                    strides.reverse();
+                }
+                self.isa.run(PackKernels {
+                    weights,
+                    packed,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_stride: strides[0],
+                    out_stride: strides[1],
+                    mirrored: is_gradient,
+                });
+            }
         }
     }
 
-    /// Elements of workspace with which [`Conv2d::forward`] uses every thread of the current rayon pool. With the
-    /// statistics epilogue and without it.
+    /// Elements of workspace with which [`Conv2d::forward`] uses every thread of the current rayon
+    /// pool. With the statistics epilogue and without it.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         self.forward_partials_len() + self.forward_slots_len(rayon::current_num_threads())
     }
 
-    /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current rayon pool.
+    /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current
+    /// rayon pool.
     #[must_use]
     pub fn data_gradient_workspace_len(&self) -> usize {
         self.data_gradient_slots_len(rayon::current_num_threads())
     }
 
-    /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.
+    /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the
+    /// current rayon pool.
     #[must_use]
     pub fn weight_gradient_workspace_len(&self) -> usize {
         self.weight_gradient
+            .plan()
             .workspace_len(rayon::current_num_threads())
     }
 
-    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what the epilogue says.
+    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what the
+    /// epilogue says.
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache
+    /// line.
     #[inline(never)]
     pub fn forward<E: Element>(
         &self,
@@ -322,10 +319,12 @@ impl Conv2d {
         reduce_partials(partials, num_pieces, moments);
     }
 
-    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`), plus the addend.
+    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`),
+    /// plus the addend.
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache
+    /// line.
     #[inline(never)]
     pub fn data_gradient<E: Element>(
         &self,
@@ -379,7 +378,8 @@ impl Conv2d {
     /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache
+    /// line.
     #[inline(never)]
     pub fn weight_gradient<E: Element>(
         &self,
@@ -404,8 +404,8 @@ impl Conv2d {
         self.forward.num_pieces()
     }
 
-    /// [`Conv2d::forward`] with a workspace of slots only; `after_piece(piece, first element, elements)` is called on each finished
-    /// piece of the output.
+    /// [`Conv2d::forward`] with a workspace of slots only; `after_piece(piece, first element,
+    /// elements)` is called on each finished piece of the output.
     pub(crate) fn forward_pieces<E: Element>(
         &self,
         x: &[E],
@@ -438,11 +438,11 @@ impl Conv2d {
 
     /// Elements of the sums, and of the scratch, of [`Conv2d::add_weight_gradient`].
     pub(crate) fn weight_sums_lens(&self) -> [usize; 2] {
-        self.weight_gradient.sums_lens()
+        self.weight_gradient.plan().sums_lens()
     }
 
-    /// Adds the products of these images to the sums of the gradient of the weights, or sets them; writes the gradient of all
-    /// images so far where it is asked for. On the calling thread alone.
+    /// Adds the products of these images to the sums of the gradient of the weights, or sets them;
+    /// writes the gradient of all images so far if `dw` is given. Uses only the calling thread.
     pub(crate) fn add_weight_gradient<E: Element>(
         &self,
         (x, dy): (&[E], &[E]),

@@ -1,14 +1,15 @@
 //! The algorithm chosen for a pass, with its plan.
 
-use super::depthwise::{self, Depthwise, DepthwiseWeight};
-use super::direct::weight_gradient::{self, WeightGradient};
+use super::depthwise::{self, Depthwise};
+use super::direct::weight_gradient;
 use super::direct::{Blocks, Direct, Products};
 use super::dot::Dot;
+use super::gradient_pieces::{WeightGradient, WeightPlan};
 use super::plan::Plan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-use super::tiles::gradient::{self as tile_gradient, TileGradient};
+use super::tiles::gradient::{self as tile_gradient, ByTiles};
 use super::winograd::Winograd;
-use super::winograd::weight::{self as winograd_weight, WinogradWeight};
+use super::winograd::weight as winograd_weight;
 use super::{Conv2dShape, winograd};
 use crate::simd::Isa;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -117,7 +118,7 @@ impl Pass {
 /// The same for the weight gradient.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WeightPass {
-    Depthwise(depthwise::WeightPlan),
+    Depthwise(depthwise::GradientPlan),
     Direct(weight_gradient::Plan),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Tiles(tile_gradient::Plan),
@@ -145,43 +146,39 @@ impl WeightPass {
         ))
     }
 
-    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+    pub(super) fn plan(&self) -> &dyn WeightPlan {
         match self {
-            Self::Depthwise(plan) => plan.workspace_len(num_threads),
-            Self::Direct(plan) => plan.workspace_len(num_threads),
+            Self::Depthwise(plan) => plan,
+            Self::Direct(plan) => plan,
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::Tiles(plan) => plan.workspace_len(num_threads),
+            Self::Tiles(plan) => plan,
             #[cfg(test)]
-            Self::EmulatedTiles(plan) => plan.workspace_len(num_threads),
-            Self::Winograd(plan) => plan.workspace_len(num_threads),
-        }
-    }
-
-    /// Elements of the sums of all tasks, and of the scratch to add to them: [`WeightTarget::Sums`].
-    pub(super) fn sums_lens(&self) -> [usize; 2] {
-        match self {
-            Self::Depthwise(plan) => plan.sums_lens(),
-            Self::Direct(plan) => plan.sums_lens(),
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::Tiles(plan) => plan.sums_lens(),
-            #[cfg(test)]
-            Self::EmulatedTiles(plan) => plan.sums_lens(),
-            Self::Winograd(plan) => plan.sums_lens(),
+            Self::EmulatedTiles(plan) => plan,
+            Self::Winograd(plan) => plan,
         }
     }
 
     pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
         match self {
-            Self::Depthwise(plan) => isa.run(DepthwiseWeight { plan, operands }),
+            Self::Depthwise(plan) => isa.run(WeightGradient {
+                method: plan,
+                operands,
+            }),
             Self::Direct(plan) if plan.has_dots() => {
                 assert!(
                     E::STORAGE == Storage::Bf16,
                     "convolution: planned for another storage than {:?}",
                     E::STORAGE
                 );
-                isa.run_bf16(WeightGradient { plan, operands });
+                isa.run_bf16(WeightGradient {
+                    method: plan,
+                    operands,
+                });
             }
-            Self::Direct(plan) => isa.run(WeightGradient { plan, operands }),
+            Self::Direct(plan) => isa.run(WeightGradient {
+                method: plan,
+                operands,
+            }),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => {
                 assert!(
@@ -194,7 +191,10 @@ impl WeightPass {
             Self::EmulatedTiles(plan) => {
                 run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, operands)
             }
-            Self::Winograd(plan) => isa.run(WinogradWeight { plan, operands }),
+            Self::Winograd(plan) => isa.run(WeightGradient {
+                method: plan,
+                operands,
+            }),
         }
     }
 }
@@ -212,10 +212,12 @@ fn run_tiles<T: Tiles, E: Element>(
             E::STORAGE
         );
     };
-    isa.run_bf16(TileGradient::<T> {
-        plan,
+    isa.run_bf16(WeightGradient {
+        method: &ByTiles::<T> {
+            plan,
+            tiles: PhantomData,
+        },
         operands: WeightOperands { x, dy, target },
-        tiles: PhantomData,
     });
 }
 
@@ -226,14 +228,15 @@ pub(super) struct WeightOperands<'a, E> {
     pub(super) target: WeightTarget<'a>,
 }
 
-/// Where a gradient of the weights goes.
+/// Target of a gradient of the weights.
 pub(super) enum WeightTarget<'a> {
     /// Overwritten, with a workspace for pieces and threads.
     Gradient {
         dw: &'a mut [f32],
         workspace: &'a mut [f32],
     },
-    /// The sums of all tasks, set or added to, of [`WeightPass::sums_lens`]; the gradient that they are, where it is asked for.
+    /// The sums of all tasks, set or added to, of [`WeightPass::sums_lens`]; the gradient that they
+    /// are, where it is asked for.
     Sums {
         sums: &'a mut [f32],
         accumulate: bool,
@@ -242,8 +245,8 @@ pub(super) enum WeightTarget<'a> {
     },
 }
 
-/// What is done with each finished piece of the output: its number, its first element, its elements. Called once a piece, so
-/// not generic: the loops around it are then compiled once.
+/// Work on each finished piece of the output: its number, its first element, its elements. Called
+/// once a piece, so not generic: the loops around it are then compiled once.
 pub(super) type AfterPiece<'a, E> = &'a (dyn Fn(usize, usize, &mut [E]) + Sync);
 
 /// The slices of one pass.

@@ -1,14 +1,17 @@
 //! A convolution or its data gradient as a list of correlations over padded bands of rows.
 //!
-//! In: [`Conv2dShape`]. Out: [`Plan`]: every stride and offset the direct algorithm needs, in elements.
-//! The data gradient is a correlation of dy with mirrored taps; with stride s it falls into s x s parity classes, one for
-//! each remainder of the pixel's coordinates, each a dense correlation with every s-th tap.
+//! In: [`Conv2dShape`].
+//! Out: [`Plan`]: every stride and offset the direct algorithm needs, in elements. The data
+//! gradient is a correlation of dy with mirrored taps; with stride s it falls into s x s parity
+//! classes, one for each remainder of the pixel's coordinates, each a dense correlation with every
+//! s-th tap.
 //! Invariant: bands and images are the pieces of work; their number depends on the shape only.
 
 use super::Conv2dShape;
 use crate::simd::PANEL;
 
-/// One correlation: `out[a, b] = sum over (i, j) of in[a * step + i - pad_top, b * step + j - pad_left] * w[i, j]`.
+/// One correlation: `out[a, b] = sum over (i, j) of in[a * step + i - pad_top, b * step + j -
+/// pad_left] * w[i, j]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Class {
     pub(super) taps_h: usize,
@@ -18,15 +21,15 @@ pub(super) struct Class {
     pub(super) last_tap_w: usize,
     pub(super) out_h: usize,
     pub(super) out_w: usize,
-    /// Where this class's first pixel stands in the output image.
+    /// Offset of this class's first pixel in the output image.
     pub(super) out_offset: usize,
-    /// Where its window starts in the padded band.
+    /// Offset of its window in the padded band.
     pub(super) in_offset: usize,
-    /// Where its weights start among the packed ones.
+    /// Offset of its weights among the packed weights.
     pub(super) packed_offset: usize,
 }
 
-/// What the direct algorithm does for each image and band of rows.
+/// Plan of the direct algorithm for each image and band of rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) images: usize,
@@ -34,7 +37,7 @@ pub(super) struct Plan {
     pub(super) in_w: usize,
     pub(super) in_c: usize,
     pub(super) out_c: usize,
-    /// Whether taps run backwards from `last_tap`, stride by stride: the data gradient.
+    /// True if taps run backwards from `last_tap`, stride by stride: the data gradient.
     pub(super) mirrored: bool,
     /// Input pixels from one output pixel of a class to the next.
     pub(super) step: usize,
@@ -45,12 +48,13 @@ pub(super) struct Plan {
     pub(super) out_pixel_stride: usize,
     pub(super) in_image_len: usize,
     pub(super) out_image_len: usize,
-    /// Whether a band of rows is one run of pixels, as long as what there is of its output.
+    /// True if a band of rows is one run of pixels, as long as what there is of its output.
     pub(super) is_flat: bool,
     /// Rows of a class in one band.
     pub(super) band_rows: usize,
     pub(super) num_bands: usize,
-    /// Bands that are computed together, a part of the work: some of an image, or all of some images. No result depends on it.
+    /// Bands that are computed together, a part of the work: some of an image, or all of some
+    /// images. No result depends on it.
     pub(super) bands_of_part: usize,
     pub(super) images_of_part: usize,
     /// Zeros above and left of the padded band, and its extents.
@@ -58,15 +62,17 @@ pub(super) struct Plan {
     pub(super) pad_left: usize,
     pub(super) padded_w: usize,
     pub(super) padded_rows: usize,
-    /// Whether the window never leaves the input, so that its rows are read in place.
+    /// True if the window never leaves the input, so that its rows are read in place.
     pub(super) borrows_input: bool,
     pub(super) packed_len: usize,
 }
 
-/// Input elements of a band: with its share of weights and output it stays in L2, and a few of its rows in L1.
+/// Input elements of a band: with its share of weights and output it stays in L2, and a few of its
+/// rows in L1.
 const BAND_ELEMENTS: usize = 24 * 1024;
-/// Weights beyond so many elements come from beyond L2 for every part of the work: then a part has about so many pixels of a class, if need
-/// be of several images, as long as enough parts are left for each thread.
+/// Weights beyond so many elements come from beyond L2 for every part of the work: then a part has
+/// about so many pixels of a class, if need be of several images, as long as enough parts are left
+/// for each thread.
 const LARGE_WEIGHTS: usize = 256 * 1024;
 const LARGE_WEIGHTS_PIXELS: usize = 192;
 const PARTS_OF_THREAD: usize = 4;
@@ -76,7 +82,8 @@ impl Plan {
         &self.classes[..self.num_classes]
     }
 
-    /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be widened.
+    /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be
+    /// widened.
     pub(super) fn slot_len(&self) -> usize {
         self.images_of_part * self.band_len()
     }
@@ -129,7 +136,7 @@ impl Plan {
         }
     }
 
-    /// Where the packed weights of a panel and one of the kernel's taps start.
+    /// Returns the offset of the packed weights of a panel and one of the kernel's taps.
     #[inline(always)]
     pub(super) fn packed_tap(
         &self,
@@ -138,8 +145,8 @@ impl Plan {
         (kh, kw): (usize, usize),
     ) -> usize {
         let (index, i, j) = if self.mirrored {
-            // The pixels that meet a tap have coordinates of one parity, and later taps come first. Both by bits, since a
-            // division would cost more than packing a vector.
+            // The pixels that meet a tap have coordinates of one parity, and later taps come first.
+            // Both by bits, since a division would cost more than packing a vector.
             let shift = s.stride - 1;
             let parity = |tap: usize| (tap + s.padding) & shift;
             let index = (parity(kh) << shift) + parity(kw);
@@ -249,7 +256,8 @@ impl Plan {
         }
     }
 
-    /// Places the classes (each with its padding above and left) in one padded band and sizes the band.
+    /// Places the classes (each with its padding above and left) in one padded band and sizes the
+    /// band.
     fn finish(mut self, classes: &[(Class, isize, isize)]) -> Self {
         let pad_top = classes.iter().map(|c| c.1).max().unwrap_or(0).max(0);
         let pad_left = classes.iter().map(|c| c.2).max().unwrap_or(0).max(0);
@@ -302,7 +310,8 @@ impl Plan {
     }
 }
 
-/// The taps of the data gradient that meet pixels with coordinate `parity` modulo the stride, in one direction.
+/// The taps of the data gradient that meet pixels with coordinate `parity` modulo the stride, in
+/// one direction.
 struct Parity {
     taps: usize,
     last_tap: usize,
@@ -336,8 +345,8 @@ const FLAT_WIDTH: usize = 64;
 
 /// The rows of pixels that bands are cut from.
 ///
-/// A 1x1 convolution with stride 1 does not care for rows: all pixels are one image with rows of 64, of which the last may be
-/// shorter, and a band of them is one run of pixels.
+/// A 1x1 convolution with stride 1 does not care for rows: all pixels are one image with rows of
+/// 64, of which the last may be shorter, and a band of them is one run of pixels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PixelRows {
     /// With the rows' extents, as if the last row were whole.
@@ -362,7 +371,7 @@ impl PixelRows {
         rows
     }
 
-    /// Whether rows follow each other without anything between or around them.
+    /// Returns whether rows follow each other without anything between or around them.
     pub(super) fn is_flat(&self) -> bool {
         self.shape.kernel == 1 && self.shape.stride == 1
     }

@@ -4,7 +4,8 @@ use super::depthwise;
 use crate::pieces::elements;
 use crate::simd::PANEL;
 
-/// A two-dimensional convolution with a square kernel: activations `[N, H, W, C]`, weights `[C_out, C_in / groups, K, K]`.
+/// A two-dimensional convolution with a square kernel: activations `[N, H, W, C]`, weights `[C_out,
+/// C_in / groups, K, K]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dShape {
     /// Images, N.
@@ -23,7 +24,8 @@ pub struct Conv2dShape {
     pub stride: usize,
     /// Zeros around the input on each side; less than `kernel`.
     pub padding: usize,
-    /// 1, or as many as channels of the input and of the output: depthwise, every channel by a kernel of its own, of side 3, 5 or 7.
+    /// 1, or as many as channels of the input and of the output: depthwise, each channel has its
+    /// own kernel, of side 3, 5 or 7.
     pub groups: usize,
 }
 
@@ -58,13 +60,15 @@ impl Conv2dShape {
         self.out_channels * self.taps()
     }
 
-    /// Floating-point operations of one pass, counted as direct convolution with its padding: 2 a multiply-add.
+    /// Floating-point operations of one pass, counted as direct convolution with its padding: 2 a
+    /// multiply-add.
     #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * self.taps() as f64
     }
 
-    /// Whether our kernels convolve so many channels, by a kernel of this side, in so many groups.
+    /// Returns whether our kernels convolve so many channels, by a kernel of this side, in so many
+    /// groups.
     #[must_use]
     pub fn has_groups(channels: [usize; 2], kernel: usize, groups: usize) -> bool {
         groups == 1 || (channels == [groups; 2] && depthwise::has_kernel(kernel))
@@ -84,8 +88,9 @@ impl Conv2dShape {
     }
 
     /// # Panics
-    /// If an extent is zero, the groups are not as [`Self::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger
-    /// than the padded image, or activations or weights fit no slice.
+    /// If an extent is zero, the groups are not as [`Self::groups`] says, the stride is not 1 or 2,
+    /// the padding reaches the kernel's side, the kernel is larger than the padded image, or
+    /// activations or weights fit no slice.
     pub(super) fn assert_valid(&self) {
         for (name, extent) in [
             ("batch", self.batch),
@@ -117,8 +122,8 @@ impl Conv2dShape {
             self.padding < self.kernel,
             "convolution: expected a padding below the kernel's side in {self:?}"
         );
-        // Products that wrapped would be the lengths of slices far too short. No plan pads more than this, and an output is at most a
-        // kernel larger than its input.
+        // Products that wrapped would be the lengths of slices far too short. No plan pads more
+        // than this, and an output is at most a kernel larger than its input.
         let around = |extent: usize| extent.saturating_add(self.kernel.saturating_mul(3));
         let channels = self.in_channels.max(self.out_channels);
         elements(

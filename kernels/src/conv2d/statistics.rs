@@ -1,10 +1,14 @@
-//! Moments of a convolution's output per channel for batch normalisation, taken piece by piece while it is in the cache.
+//! Moments of a convolution's output per channel for batch normalisation, taken piece by piece
+//! while it is in the cache.
 //!
-//! In: the finished pieces of the output, as stored. Out: `[sum, centred sum of squares][C]` in f64.
-//! Invariant: within a piece (at most a band of one image) sums are taken in f32 of the differences from a value near the
-//! piece's mean, at most 64 in one chain; pieces are merged in f64 in index order. So a mean far from zero costs no digits
-//! of the variance, and the result does not depend on threads.
-//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge and the shift.
+//! In: the finished pieces of the output, as stored.
+//! Out: `[sum, centred sum of squares][C]` in f64.
+//! Invariant: within a piece (at most a band of one image) sums are taken in f32 of the differences
+//! from a value near the piece's mean, at most 64 in one chain; pieces are merged in f64 in index
+//! order. So a mean far from zero costs no digits of the variance, and the result does not depend
+//! on threads.
+//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge
+//! and the shift.
 
 use crate::Element;
 use crate::pieces::{SharedMut, whole_lines};
@@ -17,7 +21,7 @@ const SAMPLES: usize = 8;
 /// Sums of differences, sums of their squares, and the shift.
 const PARTS: usize = 3;
 
-/// Where the partial sums go: `[piece][part][C]`, then the number of pixels of each piece.
+/// Target of the partial sums: `[piece][part][C]`, then the number of pixels of each piece.
 pub(crate) struct Statistics {
     isa: Isa,
     partials: SharedMut,
@@ -121,7 +125,8 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let num_pixels = self.pixels.len() / self.channels;
-        // SAFETY: vectors start below `channels` and are masked there; pixels are counted from the slice.
+        // SAFETY: vectors start below `channels` and are masked there; pixels are counted from the
+        // slice.
         unsafe {
             let mut channel = 0;
             while channel < self.channels {
@@ -134,7 +139,8 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
                 };
                 let mut shift = S::zero();
                 for sample in 0..SAMPLES {
-                    // Odd sixteenths: not in the first column, where padding changes the mean, for any usual width.
+                    // Odd sixteenths: not in the first column, where padding changes the mean, for
+                    // any usual width.
                     shift = S::add(shift, pixel((2 * sample + 1) * num_pixels / (2 * SAMPLES)));
                 }
                 let shift = S::mul(shift, S::splat(1.0 / SAMPLES as f32));

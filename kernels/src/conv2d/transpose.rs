@@ -1,8 +1,10 @@
-//! Between PyTorch's order of weights, where a filter is one run of memory, and vectors with a channel in each lane.
+//! Between PyTorch's order of weights, where a filter is one run of memory, and vectors with a
+//! channel in each lane.
 //!
-//! In: rows some stride apart, columns side by side. Out: a vector for each column with the rows in its lanes, and back.
-//! Invariant: squares of `LANES` x `LANES` are transposed in registers; every access to memory is a whole vector or a
-//! masked one, and reaches no row or column beyond those named.
+//! In: rows some stride apart, columns side by side.
+//! Out: a vector for each column with the rows in its lanes, and back.
+//! Invariant: squares of `LANES` x `LANES` are transposed in registers; every access to memory is a
+//! whole vector or a masked one, and reaches no row or column beyond those named.
 
 use crate::simd::{PANEL, Simd};
 

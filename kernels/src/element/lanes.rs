@@ -55,10 +55,11 @@ impl<S: Simd> Lanes<S> {
     }
 }
 
-/// Bytes from a vector to what is asked for: a page, at whose end the processor's own prefetcher stops.
+/// Bytes from a vector to what is asked for: a page, at whose end the processor's own prefetcher
+/// stops.
 const AHEAD: usize = 4096;
 
-/// What is done with each vector. Not a closure: that would not be compiled with the features of `S`.
+/// Work on each vector. A closure would not be compiled with the features of `S`.
 pub(crate) trait PerVector<S: Simd> {
     /// Implementations mark it as `#[inline(always)]`.
     ///

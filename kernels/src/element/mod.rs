@@ -1,8 +1,10 @@
-//! What activations and their gradients are stored as: f32, or bf16 for half the memory traffic.
+//! Storage of activations and their gradients: f32, or bf16 for half the memory traffic.
 //!
-//! In: stored values. Out: f32, in which all arithmetic is done, and back by rounding to the nearest, ties to even.
-//! Invariant: f32 goes through unchanged and compiles to plain loads and stores. For bf16 widening is exact, and all
-//! instruction sets round alike but for subnormals, which AVX512-BF16 stores as zero.
+//! In: stored values.
+//! Out: f32, in which all arithmetic is done, and back by rounding to the nearest, ties to even.
+//! Invariant: f32 goes through unchanged and compiles to plain loads and stores. For bf16 widening
+//! is exact, and all instruction sets round alike but for subnormals, which AVX512-BF16 stores as
+//! zero.
 
 #![allow(
     private_bounds,
@@ -17,11 +19,11 @@ mod tests;
 use half::bf16;
 use std::fmt::Debug;
 
-use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd, bits_of, value_of};
+use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd, bits_of, methods, value_of};
 
 pub(crate) use lanes::{Lanes, PerVector, each_vector};
 
-/// What activations and their gradients are stored as.
+/// Storage of activations and their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// `f32`.
@@ -31,7 +33,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// That of these elements.
+    /// Returns the storage of these elements.
     #[must_use]
     pub const fn of<E: Element>() -> Self {
         E::STORAGE
@@ -61,7 +63,7 @@ pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + '
 /// # Safety
 /// The methods with pointers demand what those of [`Simd`] do.
 pub trait Stored: Sized + 'static {
-    /// What is read instead of pixels outside an image.
+    /// Values read instead of pixels outside an image.
     const ZEROS: &'static [Self; PANEL];
 
     /// Its name.
@@ -121,28 +123,22 @@ impl Stored for f32 {
         to.copy_from_slice(from);
     }
 
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::load(p) }
-    }
+    methods! {
+        fn load<S: Simd>(p: *const Self) -> S::V {
+            S::load(p)
+        }
 
-    #[inline(always)]
-    unsafe fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::load_masked(p, mask) }
-    }
+        fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
+            S::load_masked(p, mask)
+        }
 
-    #[inline(always)]
-    unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::store(p, v) }
-    }
+        fn store<S: Simd>(p: *mut Self, v: S::V) {
+            S::store(p, v)
+        }
 
-    #[inline(always)]
-    unsafe fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::store_masked(p, mask, v) }
+        fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
+            S::store_masked(p, mask, v)
+        }
     }
 }
 
@@ -158,7 +154,8 @@ impl Element for bf16 {
     }
 }
 
-// SAFETY of all methods: the trait's contract is that of the methods called; bf16 has the layout of its bits.
+// SAFETY of all methods: the trait's contract is that of the methods called; bf16 has the layout of
+// its bits.
 impl Stored for bf16 {
     const ZEROS: &'static [Self; PANEL] = &[Self::ZERO; PANEL];
     const STORAGE: Storage = Storage::Bf16;
@@ -178,32 +175,27 @@ impl Stored for bf16 {
     }
 
     fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
-        // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays inside the slices.
+        // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays
+        // inside the slices.
         unsafe { S::vectorize(Widen { from, to }) }
     }
 
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::load_bf16(p.cast()) }
-    }
+    methods! {
+        fn load<S: Simd>(p: *const Self) -> S::V {
+            S::load_bf16(p.cast())
+        }
 
-    #[inline(always)]
-    unsafe fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::load_bf16_masked(p.cast(), mask) }
-    }
+        fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
+            S::load_bf16_masked(p.cast(), mask)
+        }
 
-    #[inline(always)]
-    unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::store_bf16(p.cast(), v) }
-    }
+        fn store<S: Simd>(p: *mut Self, v: S::V) {
+            S::store_bf16(p.cast(), v)
+        }
 
-    #[inline(always)]
-    unsafe fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { S::store_bf16_masked(p.cast(), mask, v) }
+        fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
+            S::store_bf16_masked(p.cast(), mask, v)
+        }
     }
 }
 

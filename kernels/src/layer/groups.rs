@@ -1,6 +1,8 @@
-//! How a batch is cut into groups of images, and groups into pieces of a sum.
+//! Cut of a batch into groups of images, and of groups into pieces of a sum.
 //!
-//! In: the convolution of the whole batch. Out: [`Groups`]. Invariant: the cut depends on the shape and the storage only.
+//! In: the convolution of the whole batch.
+//! Out: [`Groups`].
+//! Invariant: the cut depends on the shape and the storage only.
 
 use core::ops::Range;
 
@@ -9,13 +11,16 @@ use crate::conv2d::{Conv2d, Conv2dShape};
 use crate::pieces::{SharedMut, whole_lines};
 use crate::{Element, Storage};
 
-/// Bytes of the larger activation of a group, unless one image has more: the half dozen of them that a pass touches stay in an L2 of 1 MB.
+/// Bytes of the larger activation of a group, unless one image has more: the half dozen of them
+/// that a pass touches stay in an L2 of 1 MB.
 const GROUP_BYTES: usize = 128 * 1024;
 /// Sums of a gradient of the weights beyond this do not stay there: the batch is one group.
 const MAX_SUMS_BYTES: usize = 768 * 1024;
-/// An image beyond this stays in the last cache only: its groups save scratch memory rather than walks.
+/// An image beyond this stays in the last cache only: its groups save scratch memory rather than
+/// walks.
 const LARGE_IMAGE_BYTES: usize = 768 * 1024;
-/// They are shared out among threads by pieces; where these are fewer, the batch is one group, whose passes use all threads.
+/// They are shared out among threads by pieces; where these are fewer, the batch is one group,
+/// whose passes use all threads.
 const MIN_LARGE_PIECES: usize = 8;
 /// An image beyond this does not even stay there: the batch is one group.
 const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
@@ -27,7 +32,7 @@ const MAX_PIECES: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Groups {
-    /// Of so many images as a group has, and as the last one has.
+    /// Convolutions of a group and of the last group.
     conv: Conv2d,
     last: Conv2d,
     num_groups: usize,
@@ -93,7 +98,8 @@ impl Groups {
         self.num_pieces
     }
 
-    /// Threads among which groups are shared out: none where there is only one, whose passes use them all.
+    /// Threads among which groups are shared out: none where there is only one, whose passes use
+    /// them all.
     pub(super) fn num_threads(&self) -> usize {
         if self.num_groups == 1 {
             1
@@ -196,7 +202,8 @@ pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
         len * size_of::<E>() <= size_of_val(floats),
         "layer: scratch memory"
     );
-    // SAFETY: in bounds as just asserted; every element is at most as aligned as a float, and any bits are one.
+    // SAFETY: in bounds as just asserted; every element is at most as aligned as a float, and any
+    // bits are one.
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
 }
 

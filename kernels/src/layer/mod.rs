@@ -1,13 +1,19 @@
-//! The passes of a layer, convolution and normalisation, each of which walks over an activation as seldom as it can.
+//! The passes of a layer, convolution and normalisation, each of which walks over an activation as
+//! seldom as it can.
 //!
-//! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may be the raw result of the layer
-//! before, normalised here a group of images at a time, while it is in L2, and never stored.
-//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large one in the last cache: gradient of the
-//! normalisation, gradient of the input, gradient of the weights, and the two sums that the normalisation before needs for its own
-//! gradient. So a layer reads dy, its raw result and its input, and writes dx; the gradient of the raw result is never stored.
-//! Where an image or the weights' sums are too large for that, a group is the whole batch: the same passes, one after the other.
-//! Invariant: groups, pieces of groups and the order of sums depend on the shape only, so no result depends on threads.
-//! Source: Jung et al. 2019, "Restructuring batch normalization to accelerate CNN training", arXiv 1807.01702.
+//! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may
+//! be the raw result of the layer before, normalised here a group of images at a time, while it is
+//! in L2, and never stored.
+//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large
+//! one in the last cache: gradient of the normalisation, gradient of the input, gradient of the
+//! weights, and the two sums that the normalisation before needs for its own gradient. So a layer
+//! reads dy, its raw result and its input, and writes dx; the gradient of the raw result is never
+//! stored. Where an image or the weights' sums are too large for that, a group is the whole batch:
+//! the same passes, one after the other.
+//! Invariant: groups, pieces of groups and the order of sums depend on the shape only, so no result
+//! depends on threads.
+//! Source: Jung et al. 2019, "Restructuring batch normalization to accelerate CNN training", arXiv
+//! 1807.01702.
 
 mod groups;
 #[cfg(test)]
@@ -24,35 +30,38 @@ use crate::simd::Isa;
 use crate::{Element, Storage};
 use groups::{Group, Groups, doubles, doubles_len, part_of, scratch};
 
-/// What a layer's convolution reads, of `[N, H, W, C_in]`.
+/// Input of a layer's convolution, `[N, H, W, C_in]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a, E = f32> {
     /// The values; `None`: what `norm` gives for its x, without a residual.
     pub stored: Option<&'a [E]>,
-    /// The normalisation that made it, with its gate; `None` where nobody wants the sums of its gradient.
+    /// The normalisation that made it, with its gate; `None` if no caller needs the sums of its
+    /// gradient.
     pub norm: Option<Saved<'a, E>>,
 }
 
-/// What the backward pass of a layer reads.
+/// Inputs of the backward pass of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Backward<'a, E = f32> {
-    /// What the convolution read.
+    /// Input of the convolution.
     pub input: Input<'a, E>,
     /// The layer's own normalisation; its x is the convolution's raw result.
     pub norm: Saved<'a, E>,
-    /// The sums of the normalisation's gradient ([`crate::batch_norm::backward_sums`]) over all `count` rows of all ranks.
+    /// The sums of the normalisation's gradient ([`crate::batch_norm::backward_sums`]) over all
+    /// `count` rows of all ranks.
     pub sums: &'a [f64],
     /// See `sums`.
     pub count: f64,
     /// The gradient of what the layer gave, `[N, H_out, W_out, C_out]`.
     pub dy: &'a [E],
-    /// The weights, by [`Conv2d::pack_data_gradient`] of [`Layer::conv`]; empty where dx is not wanted.
+    /// The weights, by [`Conv2d::pack_data_gradient`] of [`Layer::conv`]; empty where dx is not
+    /// wanted.
     pub packed: &'a [f32],
     /// Added to dx, like it.
     pub addend: Option<&'a [E]>,
 }
 
-/// What it writes.
+/// Outputs of the backward pass of a layer.
 #[derive(Debug)]
 pub struct Gradients<'a, E = f32> {
     /// The input's, `[N, H, W, C_in]`, if it is wanted.
@@ -61,7 +70,8 @@ pub struct Gradients<'a, E = f32> {
     pub dw: &'a mut [f32],
     /// The residual's.
     pub residual: ResidualGradient<'a, E>,
-    /// The sums of the gradient of the normalisation that made the input, `[2, C_in]`: written if it is known and dx wanted.
+    /// The sums of the gradient of the normalisation that made the input, `[2, C_in]`: written if
+    /// it is known and dx wanted.
     pub input_sums: &'a mut [f64],
 }
 
@@ -95,13 +105,15 @@ impl Layer {
         &self.whole
     }
 
-    /// Whether the backward pass walks over groups of images; else its passes come one after the other over the whole batch.
+    /// Returns whether the backward pass walks over groups of images; else its passes come one
+    /// after the other over the whole batch.
     #[must_use]
     pub fn is_grouped(&self) -> bool {
         self.groups.num_groups() > 1 || self.whole.shape().batch == 1
     }
 
-    /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon pool.
+    /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon
+    /// pool.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         let partials = partials_len(
@@ -113,7 +125,8 @@ impl Layer {
         self.whole.forward_workspace_len().max(partials + slots)
     }
 
-    /// Elements of workspace with which [`Layer::backward`] uses every thread of the current rayon pool.
+    /// Elements of workspace with which [`Layer::backward`] uses every thread of the current rayon
+    /// pool.
     #[must_use]
     pub fn backward_workspace_len(&self) -> usize {
         let num_workers = self.groups.num_threads().min(self.groups.num_pieces());
@@ -121,12 +134,12 @@ impl Layer {
         self.partial_dw_len() + self.partial_sums_len() + slots
     }
 
-    /// The raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments of each channel as
-    /// [`Conv2d::forward`] says.
+    /// The raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments of each
+    /// channel as [`Conv2d::forward`] says.
     ///
     /// # Panics
-    /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or an input is neither
-    /// stored nor normalised without a residual.
+    /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
+    /// or an input is neither stored nor normalised without a residual.
     #[inline(never)]
     pub fn forward<E: Element>(
         &self,
@@ -181,7 +194,8 @@ impl Layer {
     /// All gradients of the layer.
     ///
     /// # Panics
-    /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or a residual meets a recomputed gate.
+    /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
+    /// or a residual meets a recomputed gate.
     #[inline(never)]
     pub fn backward<E: Element>(
         &self,
@@ -316,7 +330,7 @@ impl Layer {
         }
     }
 
-    /// What the convolution of a group reads, in place or normalised into `scratch`.
+    /// Returns the input of the convolution of a group, in place or normalised into `scratch`.
     fn read<'a, E: Element>(
         &self,
         input: Input<'a, E>,
@@ -355,7 +369,8 @@ impl Layer {
         self.input_scratch_len() + self.groups.most(Conv2d::forward_slots_len)
     }
 
-    /// A slot of the backward pass: dz, x, sums of the gradient of the weights, those of the normalisation, workspace.
+    /// A slot of the backward pass: dz, x, sums of the gradient of the weights, those of the
+    /// normalisation, workspace.
     fn slot_lens(&self) -> [usize; 5] {
         let channels = self.whole.shape().in_channels;
         let [sums, scratch] = if self.groups.num_groups() == 1 {
@@ -392,7 +407,7 @@ impl Layer {
     }
 }
 
-/// What the pieces of a backward pass write.
+/// Outputs of the pieces of a backward pass.
 struct Targets<E> {
     dx: Option<SharedMut<E>>,
     /// One a piece.

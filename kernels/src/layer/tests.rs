@@ -1,4 +1,5 @@
-//! A layer's passes equal the separate ones one after the other, whatever the groups; the same bits for any number of threads.
+//! A layer's passes equal the separate ones one after the other, whatever the groups; the same bits
+//! for any number of threads.
 
 use half::bf16;
 
@@ -6,7 +7,7 @@ use super::*;
 use crate::batch_norm::{Affine, backward, backward_sums, normalize};
 use crate::tests::{assert_close, dirty, rounded, values};
 
-/// What surrounds a layer: its input's normalisation and residual, its own.
+/// Surroundings of a layer: its input's normalisation and residual, its own.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: Conv2dShape,
@@ -20,7 +21,7 @@ struct Case {
 enum Reads {
     /// Values of which nothing else is known.
     Values,
-    /// What was normalised behind a residual.
+    /// Values normalised before a residual was added.
     Stored,
     /// A raw result, to be normalised; whether a ReLU6 follows, else a ReLU.
     Raw(bool),

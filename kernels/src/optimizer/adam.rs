@@ -1,15 +1,17 @@
 //! Adam's moments of the gradient, and AdamW: its step with decoupled weight decay, in one pass.
 //!
-//! In: parameters, first and second moments, gradients, four flat slices. Out: parameters and moments, updated.
-//! Source: Kingma and Ba 2015 (1412.6980) for the moments and their correction; Loshchilov and Hutter 2019 (1711.05101) for the decay;
-//! the order of operations is that of PyTorch's `torch.optim.AdamW`.
+//! In: parameters, first and second moments, gradients, four flat slices.
+//! Out: parameters and moments, updated.
+//! Source: Kingma and Ba 2015 (1412.6980) for the moments and their correction; Loshchilov and
+//! Hutter 2019 (1711.05101) for the decay; the order of operations is that of PyTorch's
+//! `torch.optim.AdamW`.
 
 use rayon::prelude::*;
 
 use super::{PIECE_VALUES, check_lengths};
 use crate::simd::{Isa, Task, vectorized};
 
-/// How one update moves the moments of a gradient, and which direction they give.
+/// Change of the moments by one update, and the direction that they give.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamDirection {
     pub(super) first_share: f32,
@@ -21,7 +23,8 @@ pub struct AdamDirection {
 }
 
 impl AdamDirection {
-    /// That of update number `num_updates`, from 1, with the decays `betas` of the moments.
+    /// Returns the direction of update number `num_updates`, from 1, with the decays `betas` of the
+    /// moments.
     pub fn new(betas: [f64; 2], epsilon: f64, num_updates: u64) -> Self {
         let [first_correction, root_correction] = corrections(betas, num_updates);
         Self {
@@ -43,25 +46,28 @@ impl AdamDirection {
     }
 }
 
-/// Factors on the first moment and on the root of the second one in update number `num_updates`, from 1, which take away that both began at zero.
+/// Factors on the first moment and on the root of the second one in update number `num_updates`,
+/// from 1, which take away that both began at zero.
 pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
     let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
     let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));
     [first.recip(), second.sqrt().recip()]
 }
 
-/// What one update does; the same for every value.
+/// One update; the same for every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWUpdate {
     /// The step along the direction.
     pub learning_rate: f32,
-    /// What is left of a parameter before the step: 1 − learning rate · weight decay, 1 for parameters that are spared.
+    /// Factor of a parameter before the step: 1 − learning rate · weight decay, 1 for parameters
+    /// that are spared.
     pub kept: f32,
     /// Along which.
     pub direction: AdamDirection,
 }
 
-/// One update: m, v = their means with the gradient and its square; w = kept · w − learning_rate · m̂ / (√v̂ + epsilon).
+/// One update: m, v = their means with the gradient and its square; w = kept · w − learning_rate ·
+/// m̂ / (√v̂ + epsilon).
 ///
 /// # Shapes
 /// Four slices of one length.

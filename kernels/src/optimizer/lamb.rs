@@ -1,7 +1,10 @@
-//! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters' norm to theirs.
+//! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters'
+//! norm to theirs.
 //!
-//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: parameters and moments, updated.
-//! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2 with φ(x) = x; as in timm's `Lamb`.
+//! In: parameters, first and second moments, gradients of one tensor, flat slices.
+//! Out: parameters and moments, updated.
+//! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2
+//! with φ(x) = x; as in timm's `Lamb`.
 
 use rayon::prelude::*;
 
@@ -14,24 +17,25 @@ use crate::simd::{Isa, Task, vectorized};
 /// Values whose squares are added while they are in the nearest cache.
 const BLOCK_VALUES: usize = 64 * LANES;
 
-/// What one update does; the same for every value.
+/// One update; the same for every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LambUpdate {
     /// The step along the direction.
     pub learning_rate: f32,
     /// Share of a parameter that is added to its direction.
     pub weight_decay: f32,
-    /// That of the moments.
+    /// Direction of the moments.
     pub direction: AdamDirection,
-    /// Whether the step is scaled by the ratio; else by 1.
+    /// True if the step is scaled by the trust ratio.
     pub adapts: bool,
 }
 
-/// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where
-/// a norm is 0; w −= learning_rate · r · u.
+/// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) +
+/// weight_decay · w; r = ‖w‖ / ‖u‖, 1 where a norm is 0; w −= learning_rate · r · u.
 ///
 /// # Shapes
-/// Five slices of one length, one whole tensor. `scratch` is given the direction u; what it held before is not looked at.
+/// Five slices of one length, one whole tensor. `scratch` is given the direction u; what it held
+/// before is not looked at.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.

@@ -1,8 +1,11 @@
-//! LARS: descent with momentum whose step is scaled, tensor by tensor, by the ratio of the parameters' norm to the gradient's.
+//! LARS: descent with momentum whose step is scaled, tensor by tensor, by the ratio of the
+//! parameters' norm to the gradient's.
 //!
-//! In: parameters, velocities, gradients of one tensor, three flat slices. Out: parameters and velocities, updated.
-//! Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks" (1708.03888); as in timm's `Lars` the
-//! learning rate is outside the velocity, like that of PyTorch's `torch.optim.SGD`.
+//! In: parameters, velocities, gradients of one tensor, three flat slices.
+//! Out: parameters and velocities, updated.
+//! Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks"
+//! (1708.03888); as in timm's `Lars` the learning rate is outside the velocity, like that of
+//! PyTorch's `torch.optim.SGD`.
 
 use rayon::prelude::*;
 
@@ -10,8 +13,8 @@ use super::sgd::SgdUpdate;
 use super::{PIECE_VALUES, check_lengths, norm, trust_ratio};
 use crate::simd::{Isa, Task, vectorized};
 
-/// One update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is 0; g' = r · (g + weight_decay · w); the
-/// rest as [`sgd::step`](super::sgd::step) does with g'.
+/// One update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is 0; g' =
+/// r · (g + weight_decay · w); the rest as [`sgd::step`](super::sgd::step) does with g'.
 ///
 /// # Shapes
 /// Three slices of one length, one whole tensor.

@@ -1,15 +1,16 @@
 //! Stochastic gradient descent with momentum, Nesterov's form and weight decay in one pass.
 //!
-//! In: parameters, velocities, gradients, three flat slices. Out: parameters and velocities, updated.
-//! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; the order of
-//! operations is that of PyTorch's `torch.optim.SGD`.
+//! In: parameters, velocities, gradients, three flat slices.
+//! Out: parameters and velocities, updated.
+//! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
+//! learning"; the order of operations is that of PyTorch's `torch.optim.SGD`.
 
 use rayon::prelude::*;
 
 use super::{PIECE_VALUES, check_lengths};
 use crate::simd::{Isa, Task, vectorized};
 
-/// What one update does; the same for every value.
+/// One update; the same for every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdUpdate {
     /// The step along the direction.
@@ -22,7 +23,8 @@ pub struct SgdUpdate {
     pub nesterov: bool,
 }
 
-/// One update: g' = g + weight_decay · w; v = momentum · v + g'; w -= learning_rate · (g' + momentum · v or v).
+/// One update: g' = g + weight_decay · w; v = momentum · v + g'; w -= learning_rate · (g' +
+/// momentum · v or v).
 ///
 /// # Shapes
 /// Three slices of one length.
@@ -64,7 +66,8 @@ pub fn step(
     });
 }
 
-/// As [`step`], to the same bits, on the calling thread: for a thread beside a pool whose only thread waits for it.
+/// Does the same as [`step`], to the same bits, on the calling thread: for a thread next to a pool
+/// whose only thread waits for it.
 pub fn step_alone(
     isa: Isa,
     update: &SgdUpdate,

@@ -1,6 +1,7 @@
 //! The maximum of 3x3 windows, stride 2, padding 1.
 //!
-//! In: `[N, H, W, C]`. Out: `[N, (H+1)/2, (W+1)/2, C]` and the tap (0..9, row by row) of each maximum.
+//! In: `[N, H, W, C]`.
+//! Out: `[N, (H+1)/2, (W+1)/2, C]` and the tap (0..9, row by row) of each maximum.
 //! Invariant: the first of equal values is chosen, and a NaN over all: as PyTorch does.
 
 use rayon::prelude::*;
@@ -211,7 +212,8 @@ fn choose<E: Element, const N: usize>(
     y: &mut [E; N],
     taps: &mut [u8; N],
 ) {
-    // The first stands until something larger comes. Taps are as wide as values, so that one mask serves both.
+    // The first stands until something larger comes. Taps are as wide as values, so that one mask
+    // serves both.
     let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [u32::from(window[0].1); N]);
     for (x, tap) in window {
         let (x, tap) = (&x[first..first + N], u32::from(*tap));

@@ -1,6 +1,6 @@
 //! AVX2 with FMA: 8 lanes, 16 registers; tails by `vmaskmov`.
 
-use super::{Kernel, PANEL, Simd};
+use super::{Kernel, PANEL, Simd, methods};
 use core::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -60,55 +60,42 @@ impl Simd for Avx2Fma {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { entry(kernel) }
     }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const f32) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch_write(p: *const f32) {
-        // SAFETY: it changes nothing but caches; a processor without it does nothing.
-        unsafe {
+    methods! {
+        fn prefetch(p: *const f32) {
+            _mm_prefetch::<_MM_HINT_T0>(p.cast())
+        }
+
+        fn prefetch_write(p: *const f32) {
+            // It changes nothing but caches; a processor without it does nothing.
             core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags))
         }
-    }
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_set1_ps(value) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m256) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn mask(n: usize) -> __m256i {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe {
+
+        fn zero() -> __m256 {
+            _mm256_setzero_ps()
+        }
+
+        fn splat(value: f32) -> __m256 {
+            _mm256_set1_ps(value)
+        }
+
+        fn load(p: *const f32) -> __m256 {
+            _mm256_loadu_ps(p)
+        }
+
+        fn store(p: *mut f32, v: __m256) {
+            _mm256_storeu_ps(p, v)
+        }
+
+        fn mask(n: usize) -> __m256i {
             let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             _mm256_cmpgt_epi32(_mm256_set1_epi32(n.min(8) as i32), lane)
         }
-    }
-    #[inline(always)]
-    unsafe fn load_masked(p: *const f32, mask: __m256i) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_maskload_ps(p, mask) }
-    }
-    #[inline(always)]
-    unsafe fn store_masked(p: *mut f32, mask: __m256i, v: __m256) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe {
+
+        fn load_masked(p: *const f32, mask: __m256i) -> __m256 {
+            _mm256_maskload_ps(p, mask)
+        }
+
+        fn store_masked(p: *mut f32, mask: __m256i, v: __m256) {
             // AMD's processors take a dozen cycles for a masked store, whatever its mask.
             if count(mask) == 8 {
                 Self::store(p, v)
@@ -116,16 +103,13 @@ impl Simd for Avx2Fma {
                 _mm256_maskstore_ps(p, mask, v)
             }
         }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { widen(_mm_loadu_si128(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_masked(p: *const u16, mask: __m256i) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps; only the mask's lanes are touched.
-        unsafe {
+
+        fn load_bf16(p: *const u16) -> __m256 {
+            widen(_mm_loadu_si128(p.cast()))
+        }
+
+        fn load_bf16_masked(p: *const u16, mask: __m256i) -> __m256 {
+            // Only the mask's lanes are touched.
             let count = count(mask);
             if count == 8 {
                 return Self::load_bf16(p);
@@ -136,16 +120,13 @@ impl Simd for Avx2Fma {
             }
             Self::load_bf16(lanes.as_ptr())
         }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: __m256) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm_storeu_si128(p.cast(), round(v)) }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16_masked(p: *mut u16, mask: __m256i, v: __m256) {
-        // SAFETY: the trait's contract, which the caller keeps; only the mask's lanes are touched.
-        unsafe {
+
+        fn store_bf16(p: *mut u16, v: __m256) {
+            _mm_storeu_si128(p.cast(), round(v))
+        }
+
+        fn store_bf16_masked(p: *mut u16, mask: __m256i, v: __m256) {
+            // Only the mask's lanes are touched.
             let count = count(mask);
             if count == 8 {
                 return Self::store_bf16(p, v);
@@ -156,54 +137,43 @@ impl Simd for Avx2Fma {
                 *p.add(i) = *lane;
             }
         }
-    }
-    #[inline(always)]
-    unsafe fn pair_bf16(low: __m256, high: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe {
+
+        fn pair_bf16(low: __m256, high: __m256) -> __m256 {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
             _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_castps_si256(high)))
         }
-    }
-    #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn relu(v: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps. The second operand is the result where one is a NaN.
-        unsafe { _mm256_max_ps(_mm256_setzero_ps(), v) }
-    }
-    #[inline(always)]
-    unsafe fn at_most(v: __m256, limit: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps. The second operand is the result where one is a NaN.
-        unsafe { _mm256_min_ps(limit, v) }
-    }
-    #[inline(always)]
-    unsafe fn where_positive(gate: __m256, v: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(gate, _mm256_setzero_ps()), v) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn transpose(rows: &mut [__m256; PANEL]) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe {
+
+        fn add(a: __m256, b: __m256) -> __m256 {
+            _mm256_add_ps(a, b)
+        }
+
+        fn sub(a: __m256, b: __m256) -> __m256 {
+            _mm256_sub_ps(a, b)
+        }
+
+        fn mul(a: __m256, b: __m256) -> __m256 {
+            _mm256_mul_ps(a, b)
+        }
+
+        fn relu(v: __m256) -> __m256 {
+            // The second operand is the result where one is a NaN.
+            _mm256_max_ps(_mm256_setzero_ps(), v)
+        }
+
+        fn at_most(v: __m256, limit: __m256) -> __m256 {
+            // The second operand is the result where one is a NaN.
+            _mm256_min_ps(limit, v)
+        }
+
+        fn where_positive(gate: __m256, v: __m256) -> __m256 {
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(gate, _mm256_setzero_ps()), v)
+        }
+
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            _mm256_fmadd_ps(a, b, c)
+        }
+
+        fn transpose(rows: &mut [__m256; PANEL]) {
             let quads = |a: __m256, b: __m256| {
                 let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
                 [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)].map(|v| _mm256_castpd_ps(v))

@@ -1,6 +1,7 @@
 //! bf16 as bits: the upper half of an f32.
 //!
-//! In and out: values. Invariant: widening is exact; rounding is to the nearest, ties to even, and a NaN stays one.
+//! In and out: values.
+//! Invariant: widening is exact; rounding is to the nearest, ties to even, and a NaN stays one.
 
 /// The value of a bf16, given as bits: the upper half of an f32.
 #[inline(always)]

@@ -1,8 +1,11 @@
 //! The exponential function in plain f32 operations that every instruction set vectorizes alike.
 //!
-//! In: any value. Out: e^x within 2 units in the last place; below -87 what it is there (1.6e-38), above 88 what it is there (1.7e38), and a
-//! NaN stays one. Invariant: no branch, no fused operation: the same bits everywhere.
-//! Source: Cody and Waite 1980, "Software Manual for the Elementary Functions", for the reduction; the polynomial is that of Cephes' `expf`.
+//! In: any value.
+//! Out: e^x within 2 units in the last place; below -87 what it is there (1.6e-38), above 88 what
+//! it is there (1.7e38), and a NaN stays one.
+//! Invariant: no branch, no fused operation: the same bits everywhere.
+//! Source: Cody and Waite 1980, "Software Manual for the Elementary Functions", for the reduction;
+//! the polynomial is that of Cephes' `expf`.
 
 /// Adding and subtracting it rounds to a whole number.
 const ROUND: f32 = 12_582_912.0;

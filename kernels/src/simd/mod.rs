@@ -1,8 +1,10 @@
-//! What the processor offers, chosen once at run time, and the vector type that the kernels are generic over.
+//! The instruction sets of the processor, chosen once at run time, and the vector type that the
+//! kernels are generic over.
 //!
 //! In: nothing; [`Isa::detect`] asks the processor once.
 //! Out: [`Isa`], a plain value that every operation takes; programs and tests may force one.
-//! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that the processor has it.
+//! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that
+//! the processor has it.
 
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -29,7 +31,7 @@ pub(crate) use exp::exp;
 pub use peak::measure_fma_gflops;
 pub use task::{Task, vectorized};
 
-/// Whether the processor calls itself Intel's.
+/// True if the processor reports Intel as its vendor.
 static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
     {
@@ -46,11 +48,11 @@ static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
 /// An instruction set the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Counts as absent unless the system permits tiles and a
-    /// first product equals the emulation's.
+    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Counts as absent unless the
+    /// system permits tiles and a first product equals the emulation's.
     Amx,
-    /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 and multiplies pairs of bf16 in one instruction; arithmetic in f32 is the
-    /// same.
+    /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 and multiplies pairs of bf16 in one
+    /// instruction; arithmetic in f32 is the same.
     Avx512Bf16,
     /// 16 lanes and 32 registers: AVX-512 F, VL, BW and DQ.
     Avx512,
@@ -75,8 +77,9 @@ impl Isa {
         Self::Portable,
     ];
 
-    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX, where its products were
-    /// measured to be no faster than those of widened values (docs/log.md, 2026-11-25).
+    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX,
+    /// where its products were measured to be no faster than those of widened values (docs/log.md,
+    /// 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {
         let pays = |isa: &Self| *isa != Self::Avx512Bf16 || !*IS_INTEL;
@@ -90,7 +93,8 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Whether this processor (and operating system) can run it. The standard library asks once and remembers.
+    /// Returns whether this processor (and operating system) can run it. The standard library asks
+    /// once and remembers.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -116,17 +120,18 @@ impl Isa {
         }
     }
 
-    /// Whether [`Simd::dot_bf16`] exists in work run by [`Isa::run_bf16`].
+    /// Returns whether [`Simd::dot_bf16`] exists in work run by [`Isa::run_bf16`].
     pub(crate) fn has_dot_products(self) -> bool {
         matches!(self, Self::Amx | Self::Avx512Bf16)
     }
 
-    /// Whether there are tile registers where it is available.
+    /// Returns whether there are tile registers where it is available.
     pub(crate) fn has_tiles(self) -> bool {
         self == Self::Amx
     }
 
-    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, which work that stores only f32 has no use for.
+    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, which work that stores
+    /// only f32 has no use for.
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
@@ -168,8 +173,8 @@ impl Isa {
     }
 }
 
-/// The value, of which the compiler knows nothing: addresses made of it are computed where they are used, not before the loop for all its rounds,
-/// on the stack.
+/// The value, of which the compiler knows nothing: addresses made of it are computed where they are
+/// used, not before the loop for all its rounds, on the stack.
 #[inline(always)]
 pub(crate) fn opaque(value: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -185,36 +190,56 @@ pub(crate) fn opaque(value: usize) -> usize {
     value
 }
 
-/// A driver, compiled once for each instruction set but without its features; it hands hot loops to [`Simd::vectorize`].
+/// A driver, compiled once for each instruction set but without its features; it hands hot loops to
+/// [`Simd::vectorize`].
 pub(crate) trait GenericWork {
     type Output;
     fn run<S: Simd>(self) -> Self::Output;
 }
 
-/// A hot loop, compiled with the features of `S` switched on. Implementations mark `run` as `#[inline(always)]`:
-/// only what is inlined into [`Simd::vectorize`] gets the features.
+/// A hot loop, compiled with the features of `S` switched on. Implementations mark `run` as
+/// `#[inline(always)]`: only what is inlined into [`Simd::vectorize`] gets the features.
 pub(crate) trait Kernel<S: Simd> {
     /// # Safety
     /// The processor has the features of `S`, and whatever the kernel's own addresses demand.
     unsafe fn run(self);
 }
 
+/// Defines methods of [`Simd`], or of a trait whose contract is that of [`Simd`]: each is inlined,
+/// and its body may do what the contract allows.
+macro_rules! methods {
+    ($($(#[$attribute:meta])* fn $name:ident $(<$($parameter:ident: $bound:path),+>)? ($($argument:ident: $type:ty),*) $(-> $output:ty)? $body:block)*) => {
+        $(
+            $(#[$attribute])*
+            #[inline(always)]
+            unsafe fn $name $(<$($parameter: $bound),+>)? ($($argument: $type),*) $(-> $output)? {
+                // SAFETY: the trait's contract about features and addresses, which the caller
+                // keeps.
+                #[allow(unused_unsafe, reason = "some bodies need no contract")]
+                unsafe { $body }
+            }
+        )*
+    };
+}
+pub(crate) use methods;
+
 /// One instruction set's vector of `f32`.
 ///
 /// # Safety
-/// Every method demands that the processor has the features of the implementor (`Isa::run` asserts it), and those with
-/// a pointer that the lanes they touch, of which a mask may leave none, lie inside one allocation; no alignment is demanded.
+/// Every method demands that the processor has the features of the implementor (`Isa::run` asserts
+/// it), and those with a pointer that the lanes they touch, of which a mask may leave none, lie
+/// inside one allocation; no alignment is demanded.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lanes of a vector: a divisor of [`PANEL`].
     const LANES: usize;
-    /// Sums that fit into registers beside the operands.
+    /// Sums that fit into registers together with the operands.
     const ACCUMULATORS: usize;
-    /// Whether [`Simd::dot_bf16`] exists.
+    /// True if [`Simd::dot_bf16`] exists.
     const HAS_DOTS: bool = false;
     type V: Copy;
     type Mask: Copy;
 
-    /// Runs `kernel` in a function of its own with the features switched on.
+    /// Runs `kernel` in a separate function with the features switched on.
     unsafe fn vectorize<K: Kernel<Self>>(kernel: K);
 
     unsafe fn zero() -> Self::V;
@@ -230,10 +255,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::V;
     /// As [`Simd::load_masked`].
     unsafe fn load_bf16_masked(p: *const u16, mask: Self::Mask) -> Self::V;
-    /// Rounds to the nearest bf16, ties to even; a NaN stays one. What is subnormal may become zero.
+    /// Rounds to the nearest bf16, ties to even; a NaN stays one. Subnormal values may become zero.
     unsafe fn store_bf16(p: *mut u16, v: Self::V);
     unsafe fn store_bf16_masked(p: *mut u16, mask: Self::Mask, v: Self::V);
-    /// The bits of two vectors of widened bf16 in one: those of `low` in the low half of each lane, of `high` in the high.
+    /// The bits of two vectors of widened bf16 in one: those of `low` in the low half of each lane,
+    /// of `high` in the high.
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -244,7 +270,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn at_most(v: Self::V, limit: Self::V) -> Self::V;
     /// `v` where `gate` is above 0, else 0.
     unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
-    /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the instruction set can.
+    /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the
+    /// instruction set can.
     unsafe fn transpose(rows: &mut [Self::V; PANEL]);
     /// Asks for the cache line at `p`, which need not exist.
     #[inline(always)]
@@ -254,13 +281,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn prefetch_write(_p: *const f32) {}
     /// `a * b + c`, in one rounding where the instruction set has it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// In each lane `c` plus the products of two pairs of bf16, rounded to f32 in between; what is subnormal is zero.
-    /// `a` should be the broadcast one.
+    /// In each lane `c` plus the products of two pairs of bf16, rounded to f32 in between; what is
+    /// subnormal is zero. `a` should be the broadcast one.
     #[inline(always)]
     unsafe fn dot_bf16(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
         unreachable!("only planned where `Isa::has_dot_products`")
     }
 }
 
-/// Output channels of a weight panel: the widest vector. Packed weights are the same for every instruction set.
+/// Output channels of a weight panel: the widest vector. Packed weights are the same for every
+/// instruction set.
 pub(crate) const PANEL: usize = 16;

@@ -1,6 +1,6 @@
 //! Arrays of four that the compiler turns into NEON or SSE; no instruction is named.
 
-use super::{Kernel, PANEL, Simd};
+use super::{Kernel, PANEL, Simd, methods};
 use super::{bits_of, value_of};
 
 #[derive(Clone, Copy)]
@@ -14,7 +14,8 @@ unsafe fn entry<K: Kernel<Portable>>(kernel: K) {
     unsafe { kernel.run() }
 }
 
-/// One rounding where the target has the instruction; elsewhere two, since a library call for each would be 50 x slower.
+/// One rounding where the target has the instruction; elsewhere two, since a library call for each
+/// would be 50 x slower.
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
@@ -24,7 +25,8 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
-// SAFETY of all methods: the trait's contract about addresses is passed on to the caller; no features are needed.
+// SAFETY of all methods: the trait's contract about addresses is passed on to the caller; no
+// features are needed.
 impl Simd for Portable {
     const LANES: usize = 4;
     const ACCUMULATORS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 8 };
@@ -36,130 +38,119 @@ impl Simd for Portable {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { entry(kernel) }
     }
-    #[inline(always)]
-    unsafe fn zero() -> V4 {
-        [0.0; 4]
-    }
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> V4 {
-        [value; 4]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> V4 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { p.cast::<V4>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: V4) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { p.cast::<V4>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn mask(n: usize) -> usize {
-        n.min(4)
-    }
-    #[inline(always)]
-    unsafe fn load_masked(p: *const f32, mask: usize) -> V4 {
-        if mask == 4 {
-            // SAFETY: the trait's contract, which the caller keeps.
-            return unsafe { Self::load(p) };
+    methods! {
+        fn zero() -> V4 {
+            [0.0; 4]
         }
-        let mut v = [0.0; 4];
-        for (i, lane) in v.iter_mut().enumerate().take(mask) {
-            // SAFETY: the trait's contract, which the caller keeps.
-            *lane = unsafe { *p.add(i) };
+
+        fn splat(value: f32) -> V4 {
+            [value; 4]
         }
-        v
-    }
-    #[inline(always)]
-    unsafe fn store_masked(p: *mut f32, mask: usize, v: V4) {
-        if mask == 4 {
-            // SAFETY: the trait's contract, which the caller keeps.
-            return unsafe { Self::store(p, v) };
+
+        fn load(p: *const f32) -> V4 {
+            p.cast::<V4>().read_unaligned()
         }
-        for (i, lane) in v.iter().enumerate().take(mask) {
-            // SAFETY: the trait's contract, which the caller keeps.
-            unsafe { *p.add(i) = *lane };
+
+        fn store(p: *mut f32, v: V4) {
+            p.cast::<V4>().write_unaligned(v)
         }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> V4 {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { p.cast::<[u16; 4]>().read_unaligned().map(value_of) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_masked(p: *const u16, mask: usize) -> V4 {
-        if mask == 4 {
-            // SAFETY: the trait's contract, which the caller keeps.
-            return unsafe { Self::load_bf16(p) };
+
+        fn mask(n: usize) -> usize {
+            n.min(4)
         }
-        let mut v = [0.0; 4];
-        for (i, lane) in v.iter_mut().enumerate().take(mask) {
-            // SAFETY: the trait's contract, which the caller keeps.
-            *lane = value_of(unsafe { *p.add(i) });
+
+        fn load_masked(p: *const f32, mask: usize) -> V4 {
+            if mask == 4 {
+                return Self::load(p);
+            }
+            let mut v = [0.0; 4];
+            for (i, lane) in v.iter_mut().enumerate().take(mask) {
+                *lane = *p.add(i);
+            }
+            v
         }
-        v
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: V4) {
-        // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { p.cast::<[u16; 4]>().write_unaligned(v.map(bits_of)) }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16_masked(p: *mut u16, mask: usize, v: V4) {
-        if mask == 4 {
-            // SAFETY: the trait's contract, which the caller keeps.
-            return unsafe { Self::store_bf16(p, v) };
+
+        fn store_masked(p: *mut f32, mask: usize, v: V4) {
+            if mask == 4 {
+                return Self::store(p, v);
+            }
+            for (i, lane) in v.iter().enumerate().take(mask) {
+                *p.add(i) = *lane;
+            }
         }
-        for (i, lane) in v.iter().enumerate().take(mask) {
-            // SAFETY: the trait's contract, which the caller keeps.
-            unsafe { *p.add(i) = bits_of(*lane) };
+
+        fn load_bf16(p: *const u16) -> V4 {
+            p.cast::<[u16; 4]>().read_unaligned().map(value_of)
         }
-    }
-    #[inline(always)]
-    unsafe fn pair_bf16(low: V4, high: V4) -> V4 {
-        let lane = |i: usize| f32::from_bits(low[i].to_bits() >> 16 | high[i].to_bits());
-        [lane(0), lane(1), lane(2), lane(3)]
-    }
-    #[inline(always)]
-    unsafe fn add(a: V4, b: V4) -> V4 {
-        [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
-    }
-    #[inline(always)]
-    unsafe fn sub(a: V4, b: V4) -> V4 {
-        [a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]]
-    }
-    #[inline(always)]
-    unsafe fn mul(a: V4, b: V4) -> V4 {
-        [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
-    }
-    #[inline(always)]
-    unsafe fn relu(v: V4) -> V4 {
-        v.map(|value| if value < 0.0 { 0.0 } else { value })
-    }
-    #[inline(always)]
-    unsafe fn at_most(v: V4, limit: V4) -> V4 {
-        std::array::from_fn(|i| if v[i] > limit[i] { limit[i] } else { v[i] })
-    }
-    #[inline(always)]
-    unsafe fn where_positive(gate: V4, v: V4) -> V4 {
-        let lane = |i: usize| if gate[i] > 0.0 { v[i] } else { 0.0 };
-        [lane(0), lane(1), lane(2), lane(3)]
-    }
-    #[inline(always)]
-    unsafe fn fma(a: V4, b: V4, c: V4) -> V4 {
-        [
-            multiply_add(a[0], b[0], c[0]),
-            multiply_add(a[1], b[1], c[1]),
-            multiply_add(a[2], b[2], c[2]),
-            multiply_add(a[3], b[3], c[3]),
-        ]
-    }
-    #[inline(always)]
-    unsafe fn transpose(rows: &mut [V4; PANEL]) {
-        let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]];
-        for (i, row) in rows.iter_mut().enumerate().take(4) {
-            *row = [a[i], b[i], c[i], d[i]];
+
+        fn load_bf16_masked(p: *const u16, mask: usize) -> V4 {
+            if mask == 4 {
+                return Self::load_bf16(p);
+            }
+            let mut v = [0.0; 4];
+            for (i, lane) in v.iter_mut().enumerate().take(mask) {
+                *lane = value_of(*p.add(i));
+            }
+            v
+        }
+
+        fn store_bf16(p: *mut u16, v: V4) {
+            p.cast::<[u16; 4]>().write_unaligned(v.map(bits_of))
+        }
+
+        fn store_bf16_masked(p: *mut u16, mask: usize, v: V4) {
+            if mask == 4 {
+                return Self::store_bf16(p, v);
+            }
+            for (i, lane) in v.iter().enumerate().take(mask) {
+                *p.add(i) = bits_of(*lane);
+            }
+        }
+
+        fn pair_bf16(low: V4, high: V4) -> V4 {
+            let lane = |i: usize| f32::from_bits(low[i].to_bits() >> 16 | high[i].to_bits());
+            [lane(0), lane(1), lane(2), lane(3)]
+        }
+
+        fn add(a: V4, b: V4) -> V4 {
+            [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+        }
+
+        fn sub(a: V4, b: V4) -> V4 {
+            [a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]]
+        }
+
+        fn mul(a: V4, b: V4) -> V4 {
+            [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
+        }
+
+        fn relu(v: V4) -> V4 {
+            v.map(|value| if value < 0.0 { 0.0 } else { value })
+        }
+
+        fn at_most(v: V4, limit: V4) -> V4 {
+            std::array::from_fn(|i| if v[i] > limit[i] { limit[i] } else { v[i] })
+        }
+
+        fn where_positive(gate: V4, v: V4) -> V4 {
+            let lane = |i: usize| if gate[i] > 0.0 { v[i] } else { 0.0 };
+            [lane(0), lane(1), lane(2), lane(3)]
+        }
+
+        fn fma(a: V4, b: V4, c: V4) -> V4 {
+            [
+                multiply_add(a[0], b[0], c[0]),
+                multiply_add(a[1], b[1], c[1]),
+                multiply_add(a[2], b[2], c[2]),
+                multiply_add(a[3], b[3], c[3]),
+            ]
+        }
+
+        fn transpose(rows: &mut [V4; PANEL]) {
+            let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]];
+            for (i, row) in rows.iter_mut().enumerate().take(4) {
+                *row = [a[i], b[i], c[i], d[i]];
+            }
         }
     }
 }

@@ -1,17 +1,20 @@
 //! Plain safe loops, compiled once for each instruction set; the compiler finds the vectors.
 //!
-//! In: a [`Task`]. Out: its result. Invariant: the same bits for every instruction set, since rustc never contracts
-//! `a * b + c` and never reorders additions.
-//! For work that moves memory: there it is as fast as intrinsics, and safe (`examples/kernels`).
+//! In: a [`Task`].
+//! Out: its result.
+//! Invariant: the same bits for every instruction set, since rustc never contracts `a * b + c` and
+//! never reorders additions. For work that moves memory: there it is as fast as intrinsics, and
+//! safe (`examples/kernels`).
 
 use super::Isa;
 
 /// Work to be compiled once for each instruction set.
 pub trait Task {
-    /// What the work returns.
+    /// Result of the work.
     type Output;
 
-    /// The work; implementations say `#[inline(always)]`, as does all they call in a loop, or it is compiled portably.
+    /// The work; implementations say `#[inline(always)]`, as does all they call in a loop, or it is
+    /// compiled portably.
     fn run(self) -> Self::Output;
 }
 

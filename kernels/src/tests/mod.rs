@@ -1,4 +1,4 @@
-//! What the tests of several operations share: values, and every way to run a kernel.
+//! Helpers of the tests of several operations: values, and every way to run a kernel.
 
 use core::ops::{Deref, DerefMut};
 
@@ -7,7 +7,8 @@ use crate::scratch::LINE_FLOATS;
 use crate::simd::Isa;
 use half::bf16;
 
-/// Scratch memory that begins on a cache line, as the kernels ask, and is dirty. A vector, so that what goes beyond it is found.
+/// Scratch memory that begins on a cache line, as the kernels ask, and is dirty. A vector, so that
+/// what goes beyond it is found.
 pub(crate) struct Dirty {
     lines: Vec<Line>,
     len: usize,
@@ -51,7 +52,8 @@ pub(crate) fn values(len: usize, seed: u64) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// The result of `run` on every instruction set of this machine and 1..=3 threads, asserted to be the same bits.
+/// The result of `run` on every instruction set of this machine and 1..=3 threads, asserted to be
+/// the same bits.
 pub(crate) fn same_everywhere<T: PartialEq + std::fmt::Debug + Send>(
     run: impl Fn(Isa) -> T + Sync,
 ) -> T {
@@ -75,7 +77,8 @@ pub(crate) fn same_everywhere<T: PartialEq + std::fmt::Debug + Send>(
     first.expect("the portable instruction set is always there")
 }
 
-/// Asserts that each value is within `tolerance` of the expected one, relative to the larger of 1 and its size.
+/// Asserts that each value is within `tolerance` of the expected one, relative to the larger of 1
+/// and its size.
 #[track_caller]
 pub(crate) fn assert_close<A: Copy + Into<f64>, B: Copy + Into<f64>>(
     what: &str,

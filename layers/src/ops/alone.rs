@@ -15,7 +15,7 @@ use kernels::scratch::Scratch;
 use kernels::{Element, Storage};
 
 use super::clock::{Kernel, calls_of};
-use super::fused::{self, Before, LayerCall, Residual};
+use super::fused::{self, Before, LayerCall, ResidualKind};
 
 /// Beyond the last cache of common processors: a set of buffers is as cold as if a step had come between.
 const COLD_BYTES: usize = 96 * 1024 * 1024;
@@ -172,9 +172,9 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
             );
             Box::new(move || {
                 let residual = match call.residual {
-                    Residual::None => batch_norm::Residual::None,
-                    Residual::Identity => batch_norm::Residual::Identity(&residual[..]),
-                    Residual::ShortcutA => {
+                    ResidualKind::None => batch_norm::Residual::None,
+                    ResidualKind::Identity => batch_norm::Residual::Identity(&residual[..]),
+                    ResidualKind::ShortcutA => {
                         batch_norm::Residual::OptionA(shortcut(&call), &residual)
                     }
                 };
@@ -259,9 +259,11 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
             addend: call.has_addend.then_some(&addend[..]),
         };
         let residual = match call.residual {
-            Residual::None => ResidualGradient::None,
-            Residual::Identity => ResidualGradient::Write(&mut d_residual[..]),
-            Residual::ShortcutA => ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual),
+            ResidualKind::None => ResidualGradient::None,
+            ResidualKind::Identity => ResidualGradient::Write(&mut d_residual[..]),
+            ResidualKind::ShortcutA => {
+                ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual)
+            }
         };
         let dx = call.needs_input.then_some(&mut dx[..]);
         let wanted = Gradients {
@@ -331,7 +333,7 @@ impl Parameters {
 }
 
 fn gate<'a, E>(call: &LayerCall, output: &'a [E]) -> Gate<'a, E> {
-    Gate::of(call.rectifier, call.residual != Residual::None, output)
+    Gate::of(call.rectifier, call.residual != ResidualKind::None, output)
 }
 
 fn shortcut(call: &LayerCall) -> ShortcutA {
@@ -366,7 +368,7 @@ mod tests {
             isa: Isa::detect(),
             storage,
             before: Before::Raw,
-            residual: Residual::Identity,
+            residual: ResidualKind::Identity,
             rectifier: Rectifier::Relu,
             needs_input: true,
             has_addend: false,
@@ -402,13 +404,13 @@ mod tests {
                 LayerCall {
                     before: Before::Stored,
                     has_addend: true,
-                    residual: Residual::None,
+                    residual: ResidualKind::None,
                     ..first
                 },
                 LayerCall {
                     before: Before::Unknown,
                     needs_input: false,
-                    residual: Residual::ShortcutA,
+                    residual: ResidualKind::ShortcutA,
                     ..first
                 },
             ];

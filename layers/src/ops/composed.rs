@@ -13,44 +13,24 @@ use kernels::batch_norm::Rectifier;
 use crate::switches::Switches;
 
 use super::statistics::{GradientSums, Moments};
-use super::tables::{Tables, as_row, as_vector};
-use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, LayerOps, NormEnd,
-};
+use super::tables::{Tables, as_row};
+use super::{LayerOps, NormEnd, NormTable, StatisticsReducer};
 
-/// Whether a table is for a backend's own kernels: they know f32 and what is narrower.
+/// Returns whether a table is for a backend's own kernels: they support f32 and narrower formats.
 fn has_kernels<B: Backend>(table: &FloatTensor<B>) -> bool {
     !Switches::current().composed_norms
         && matches!(table.dtype(), DType::F32 | DType::BF16 | DType::F16)
 }
 
-pub(super) fn forward<B: LayerOps>(
-    input: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    options: &BatchNormOptions,
-) -> BatchNormOutput<B> {
-    let shape = input.shape();
-    let table = Tables::of(&shape).view::<B>(input);
-    let saved = normalised::<B>(table, [gamma.clone(), beta], options);
-    let end = end(options);
-    BatchNormOutput {
-        output: B::float_reshape(ended::<B>(&saved, gamma, end), shape),
-        mean: as_vector::<B>(saved.mean),
-        variance: as_vector::<B>(saved.variance),
-        num_values: saved.num_values,
-    }
-}
-
-/// A table `[groups, rows, C]` with the statistics that normalise it, `[1, 1, C]`.
+/// Returns a table `[groups, rows, C]` with its statistics, `[1, 1, C]`.
 ///
 /// # Collective
 /// With a reducer: one sum of `1 + 2C` values.
 pub(super) fn normalised<B: LayerOps>(
     table: FloatTensor<B>,
     parameters: [FloatTensor<B>; 2],
-    options: &BatchNormOptions,
-) -> BatchNormSaved<B> {
+    reducer: Option<&dyn StatisticsReducer>,
+) -> NormTable<B> {
     let device = table.device();
     let num_rows = Tables::viewed(&table.shape()).num_rows() as f64;
     let (mean, variance) = if has_kernels::<B>(&table) {
@@ -59,7 +39,7 @@ pub(super) fn normalised<B: LayerOps>(
         moments::<B>(table.clone())
     };
     let [gamma, beta] = parameters;
-    let alone = BatchNormSaved {
+    let local = NormTable {
         input: table,
         gamma,
         beta,
@@ -67,29 +47,29 @@ pub(super) fn normalised<B: LayerOps>(
         variance,
         num_values: num_rows,
     };
-    let Some(reducer) = options.reducer.as_deref() else {
-        return alone;
+    let Some(reducer) = reducer else {
+        return local;
     };
     let moments = Moments {
         count: num_rows,
-        mean: to_host::<B>(alone.mean),
-        squares: to_host::<B>(alone.variance)
+        mean: to_host::<B>(local.mean),
+        squares: to_host::<B>(local.variance)
             .iter()
             .map(|v| v * num_rows)
             .collect(),
     }
     .reduce(Some(reducer));
-    BatchNormSaved {
+    NormTable {
         mean: from_host::<B>(&moments.mean, &device),
         variance: from_host::<B>(&moments.variance(), &device),
         num_values: moments.count,
-        ..alone
+        ..local
     }
 }
 
-/// [`LayerOps::norm_apply`] as the process was told to.
+/// Applies a normalisation by kernels or by burn's operations, as [`Switches`] say.
 pub(super) fn ended<B: LayerOps>(
-    saved: &BatchNormSaved<B>,
+    saved: &NormTable<B>,
     residual: FloatTensor<B>,
     end: NormEnd,
 ) -> FloatTensor<B> {
@@ -100,8 +80,9 @@ pub(super) fn ended<B: LayerOps>(
     }
 }
 
-/// [`LayerOps::norm_moments`] of burn's operations. `table` is widened anew for each use, so that no copy of it in f32 is kept where burn
-/// fuses the uses.
+/// Computes [`LayerOps::norm_moments`] by burn's operations.
+///
+/// `table` is widened again for each use, so that no copy in f32 is kept where burn fuses the uses.
 pub(super) fn moments<B: Backend>(table: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
     let tables = Tables::viewed(&table.shape());
     let wide = || widen::<B>(table.clone());
@@ -113,9 +94,9 @@ pub(super) fn moments<B: Backend>(table: FloatTensor<B>) -> (FloatTensor<B>, Flo
     (mean, variance)
 }
 
-/// [`LayerOps::norm_apply`] of burn's operations.
+/// Computes [`LayerOps::norm_apply`] by burn's operations.
 pub(super) fn apply<B: Backend>(
-    saved: &BatchNormSaved<B>,
+    saved: &NormTable<B>,
     residual: FloatTensor<B>,
     end: NormEnd,
 ) -> FloatTensor<B> {
@@ -135,44 +116,29 @@ pub(super) fn apply<B: Backend>(
     )
 }
 
-pub(super) fn backward<B: LayerOps>(
-    saved: BatchNormSaved<B>,
-    output_gradient: FloatTensor<B>,
-    options: &BatchNormOptions,
-) -> BatchNormGradients<B> {
-    let shape = saved.input.shape();
-    let tables = Tables::of(&shape);
-    let dy = tables.view::<B>(output_gradient);
-    let saved = BatchNormSaved {
-        input: tables.view::<B>(saved.input),
-        ..saved
-    };
-    let end = end(options);
-    // What the forward pass made of it, where a rectifier asks; else any tensor.
-    let output = match options.rectifier {
-        Rectifier::None => dy.clone(),
-        _ => ended::<B>(&saved, dy.clone(), end),
-    };
-    let (gradients, _) = gradients::<B>(saved, output, dy, end, options);
-    BatchNormGradients {
-        input: B::float_reshape(gradients.input, shape),
-        gamma: as_vector::<B>(gradients.gamma),
-        beta: as_vector::<B>(gradients.beta),
-    }
+/// Gradients of a normalisation of a table.
+pub(super) struct NormGradients<B: Backend> {
+    /// Gradient of the table, in its number format.
+    pub(super) input: FloatTensor<B>,
+    /// Gradient behind the rectifier.
+    pub(super) gated: FloatTensor<B>,
+    /// `[1, 1, C]`.
+    pub(super) gamma: FloatTensor<B>,
+    /// `[1, 1, C]`.
+    pub(super) beta: FloatTensor<B>,
 }
 
-/// Of a table and its `output` with `dy`: the gradient of the table in its number format, those of the parameters as `[1, 1, C]`; and the
-/// gradient behind the rectifier.
+/// Returns the gradients of a table whose `output` has the gradient `dy`.
 ///
 /// # Collective
 /// With a reducer: one sum of `2C` values.
 pub(super) fn gradients<B: LayerOps>(
-    saved: BatchNormSaved<B>,
+    saved: NormTable<B>,
     output: FloatTensor<B>,
     dy: FloatTensor<B>,
     end: NormEnd,
-    options: &BatchNormOptions,
-) -> (BatchNormGradients<B>, FloatTensor<B>) {
+    reducer: Option<&dyn StatisticsReducer>,
+) -> NormGradients<B> {
     let device = dy.device();
     let has_kernels = has_kernels::<B>(&saved.input);
     let (gated, beta, gamma) = if has_kernels {
@@ -181,7 +147,7 @@ pub(super) fn gradients<B: LayerOps>(
         gradient_sums::<B>(&saved, output, dy, end)
     };
     let mut sums = [beta.clone(), gamma.clone()];
-    if let Some(reducer) = options.reducer.as_deref() {
+    if let Some(reducer) = reducer {
         let all = GradientSums {
             plain: to_host::<B>(beta.clone()),
             with_normalised: to_host::<B>(gamma.clone()),
@@ -195,12 +161,17 @@ pub(super) fn gradients<B: LayerOps>(
     } else {
         gradient_input::<B>(saved, sums, gated.clone(), end)
     };
-    (BatchNormGradients { input, gamma, beta }, gated)
+    NormGradients {
+        input,
+        gated,
+        gamma,
+        beta,
+    }
 }
 
-/// [`LayerOps::norm_gradient_sums`] of burn's operations.
+/// Computes [`LayerOps::norm_gradient_sums`] by burn's operations.
 pub(super) fn gradient_sums<B: Backend>(
-    saved: &BatchNormSaved<B>,
+    saved: &NormTable<B>,
     output: FloatTensor<B>,
     dy: FloatTensor<B>,
     end: NormEnd,
@@ -223,9 +194,9 @@ pub(super) fn gradient_sums<B: Backend>(
     )
 }
 
-/// [`LayerOps::norm_gradient_input`] of burn's operations.
+/// Computes [`LayerOps::norm_gradient_input`] by burn's operations.
 pub(super) fn gradient_input<B: Backend>(
-    saved: BatchNormSaved<B>,
+    saved: NormTable<B>,
     sums: [FloatTensor<B>; 2],
     dy: FloatTensor<B>,
     end: NormEnd,
@@ -243,15 +214,7 @@ pub(super) fn gradient_input<B: Backend>(
     )
 }
 
-fn end(options: &BatchNormOptions) -> NormEnd {
-    NormEnd {
-        epsilon: options.epsilon,
-        has_residual: false,
-        rectifier: options.rectifier,
-    }
-}
-
-/// A rectifier's output.
+/// Applies a rectifier.
 pub(super) fn rectified<B: Backend>(
     rectifier: Rectifier,
     values: FloatTensor<B>,
@@ -263,7 +226,8 @@ pub(super) fn rectified<B: Backend>(
     }
 }
 
-/// The gradient behind a rectifier of which these are the inputs or outputs: `dy` where the derivative is not 0.
+/// Returns the gradient behind a rectifier with these inputs or outputs: `dy` where the
+/// derivative is not 0, else 0.
 pub(super) fn behind<B: Backend>(
     rectifier: Rectifier,
     values: FloatTensor<B>,
@@ -280,7 +244,7 @@ pub(super) fn behind<B: Backend>(
     }
 }
 
-/// What is narrower than f32 as f32.
+/// Widens a tensor that is narrower than f32 to f32.
 pub(super) fn widen<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     match tensor.dtype() {
         DType::BF16 | DType::F16 => B::float_cast(tensor, FloatDType::F32),
@@ -288,7 +252,7 @@ pub(super) fn widen<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// In this type, rounded to the nearest.
+/// Converts to this type, rounded to the nearest.
 pub(super) fn round<B: Backend>(tensor: FloatTensor<B>, to: FloatDType) -> FloatTensor<B> {
     if FloatDType::from(tensor.dtype()) == to {
         tensor

@@ -117,3 +117,18 @@ pub(super) fn activation<E: Activation>(block: Buffer<E>, shape: impl Into<Shape
         <E as burn::tensor::Element>::dtype(),
     ))
 }
+
+pub(super) fn inverse_std(variance: f32, epsilon: f64) -> f32 {
+    (1.0 / (f64::from(variance) + epsilon).sqrt()) as f32
+}
+
+pub(super) fn inverse_stds(variances: &[f32], epsilon: f64) -> Vec<f32> {
+    variances
+        .iter()
+        .map(|&variance| inverse_std(variance, epsilon))
+        .collect()
+}
+
+pub(super) fn to_f32(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&value| value as f32).collect()
+}

@@ -1,17 +1,15 @@
-//! The operations burn lacks, as one backend extension, and burn's own on channels-last tensors.
+//! The operations burn lacks, as one backend extension, and burn's own operations on channels-last tensors.
 //!
-//! In: `[N, H, W, C]` tensors. Out: the same. Invariant: each extension operation has a body
-//! composed of burn's operations, which every backend may replace by a faster one that agrees with
-//! it, and one handwritten backward for all.
+//! In: `[N, H, W, C]` tensors. Out: the same.
+//! Invariant: each operation has a body composed of burn's operations, or exists only on Flex. A
+//! backend may replace the body by a faster one that agrees with it. All bodies of an operation
+//! share one handwritten backward pass.
 
-// burn calls its NdArray backend so; it is the second opinion in our tests.
+// burn calls its NdArray backend deprecated; it is the second opinion in our tests.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod alone;
 mod autodiff;
-mod average;
-#[cfg(feature = "flex")]
-mod channels_last;
 mod clock;
 mod composed;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -31,21 +29,20 @@ mod tables;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 
-use std::sync::Arc;
-
 use burn::backend::ops::ConvOptions;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use kernels::batch_norm::Rectifier;
-use kernels::simd::Isa;
+
+use crate::choices::Convolution;
+use single::{SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
 
 pub use alone::{KernelAlone, KernelCalls};
-pub(crate) use average::global_average;
 pub use clock::{KernelTime, kernel_times};
 pub(crate) use fused::{
-    FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference,
-    fused_train,
+    LayerGradients, LayerOptions, LayerOutput, LayerSaved, LayerTrain, NormLink, ResidualKind,
+    layer_inference, layer_train,
 };
 pub(crate) use gate::{Gate, gated};
 pub(crate) use gradient_hook::HookedParameters;
@@ -53,90 +50,51 @@ pub use gradient_hook::{GradientHook, gradient_hook};
 pub use joined_gradients::{Joined, JoinedGradients};
 pub use statistics::StatisticsReducer;
 
-/// What a batch normalisation needs beside its tensors.
-#[derive(Clone, Debug)]
-pub(crate) struct BatchNormOptions {
-    /// Added to the variance before the square root.
-    pub epsilon: f64,
-    /// Sums the statistics over all who compute the batch together; `None`: this batch alone.
-    pub reducer: Option<Arc<dyn StatisticsReducer>>,
-    /// What follows it in the same operation, where it stands alone.
-    pub rectifier: Rectifier,
-    /// To the layers that will read the output, where it stands alone.
-    pub output: Option<Arc<NormLink>>,
-    /// The instruction set of our own kernels.
-    pub isa: Isa,
+/// A square convolution without dilation, in one group or depthwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConvolutionOptions {
+    /// Step of the kernel in both directions: 1 or 2.
+    pub stride: usize,
+    /// Zeros around the image on each side.
+    pub padding: usize,
+    /// Algorithm of our own kernels; in other bodies burn chooses.
+    pub algorithm: Convolution,
 }
 
-impl BatchNormOptions {
-    /// Of this batch alone, with nothing after it, on the best instruction set there is.
-    pub(crate) fn new(epsilon: f64) -> Self {
-        Self {
-            epsilon,
-            reducer: None,
-            rectifier: Rectifier::None,
-            output: None,
-            isa: Isa::detect(),
-        }
-    }
-}
-
-/// Results of [`LayerOps::batch_norm_train`] on a backend.
-#[derive(ExtensionType)]
-pub(crate) struct BatchNormOutput<B: Backend> {
-    /// `[N, H, W, C]`; where the link to the next layer says so, the input, of which the gradient is nevertheless that of what the next
-    /// layer makes of it.
-    pub output: FloatTensor<B>,
-    /// `[C]`, over all values of the channel; not tracked.
-    pub mean: FloatTensor<B>,
-    /// `[C]`, biased; not tracked.
-    pub variance: FloatTensor<B>,
-    /// How many values of each channel the statistics were taken over.
-    pub num_values: f64,
-}
-
-/// What [`LayerOps::batch_norm_train_backward`] needs of the forward pass.
+/// A table with the normalisation of its channels.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(any(feature = "cuda", feature = "wgpu")))]
-pub(crate) struct BatchNormSaved<B: Backend> {
-    /// `[N, H, W, C]`; as a table `[groups, rows, C]`.
+pub(crate) struct NormTable<B: Backend> {
+    /// `[groups, rows, C]`.
     pub input: FloatTensor<B>,
     /// `[C]`.
     pub gamma: FloatTensor<B>,
     /// `[C]`.
     pub beta: FloatTensor<B>,
-    /// `[C]`.
+    /// `[1, 1, C]`, or `[C]`.
     pub mean: FloatTensor<B>,
-    /// `[C]`, biased.
+    /// As `mean`; biased.
     pub variance: FloatTensor<B>,
-    /// Over all who computed the batch together.
+    /// Values per channel behind the statistics, over all ranks that computed the batch.
     pub num_values: f64,
 }
 
-/// What belongs to a normalisation's table beside its tensors.
+/// The end of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormEnd {
     /// Added to the variance before the square root.
     pub epsilon: f64,
-    /// Whether something is added to what was normalised.
+    /// True if a residual is added to the normalised values.
     pub has_residual: bool,
-    /// What follows.
+    /// Function after the sum.
     pub rectifier: Rectifier,
 }
 
-/// Results of [`LayerOps::batch_norm_train_backward`].
-#[derive(ExtensionType)]
-pub(crate) struct BatchNormGradients<B: Backend> {
-    /// `[N, H, W, C]`.
-    pub input: FloatTensor<B>,
-    /// `[C]`, summed over this batch only.
-    pub gamma: FloatTensor<B>,
-    /// `[C]`, summed over this batch only.
-    pub beta: FloatTensor<B>,
-}
-
-/// The backend extension. On burn's GPU backend the methods `norm_*` are kernels of ours, which burn's fusion queues and runs in their
-/// turn; the others are composed of them and of operations that burn fuses.
+/// The backend extension.
+///
+/// On burn's GPU backend the methods `norm_*` and the convolutions are our kernels, which burn's
+/// fusion queues and runs in their turn. The other methods are composed of them and of operations
+/// that burn fuses.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
@@ -145,87 +103,81 @@ pub(crate) struct BatchNormGradients<B: Backend> {
     Autodiff,
 )]
 pub(crate) trait LayerOps: Backend {
-    /// Normalises each channel by the mean and biased variance over `N * H * W`, scales by
-    /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1), rectifies.
+    /// Computes a layer in training: a convolution without bias if the options have one,
+    /// normalisation, residual, rectifier.
+    ///
+    /// The normalisation takes the mean and the biased variance over `N * H * W`, scales by
+    /// `gamma` and shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1).
+    /// An absent weight or residual is any tensor.
     ///
     /// # Collective
     /// With a reducer: one sum of `1 + 2C` values.
     #[fusion(default)]
-    fn batch_norm_train(
-        input: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        options: BatchNormOptions,
-    ) -> BatchNormOutput<Self> {
-        composed::forward::<Self>(input, gamma, beta, &options)
-    }
-
-    /// The gradients of [`LayerOps::batch_norm_train`], given its input and statistics; with `dy` behind the rectifier
-    /// `dx = gamma / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
-    ///
-    /// # Collective
-    /// With a reducer: one sum of `2C` values.
-    #[fusion(default)]
-    fn batch_norm_train_backward(
-        #[extension_type] saved: BatchNormSaved<Self>,
-        output_gradient: FloatTensor<Self>,
-        options: BatchNormOptions,
-    ) -> BatchNormGradients<Self> {
-        composed::backward::<Self>(saved, output_gradient, &options)
-    }
-
-    /// Convolution without bias, normalisation as [`LayerOps::batch_norm_train`], residual, ReLU.
-    ///
-    /// # Collective
-    /// With a reducer: one sum of `1 + 2C` values.
-    #[fusion(default)]
-    fn fused_train(
+    fn layer(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        options: FusedOptions,
-    ) -> FusedOutput<Self> {
+        options: LayerOptions,
+    ) -> LayerOutput<Self> {
         fused::composed::forward::<Self>(input, weight, gamma, beta, residual, options)
     }
 
-    /// Convolution without bias, scale and shift per channel, residual, ReLU.
+    /// Returns the gradients of [`LayerOps::layer`], given the tensors that it kept.
+    ///
+    /// With `dy` behind the rectifier, the gradient before the normalisation is
+    /// `gamma / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
+    ///
+    /// # Collective
+    /// With a reducer: one sum of `2C` values.
     #[fusion(default)]
-    fn fused_inference(
+    fn layer_backward(
+        #[extension_type] saved: LayerSaved<Self>,
+        output_gradient: FloatTensor<Self>,
+        options: LayerOptions,
+    ) -> LayerGradients<Self> {
+        fused::composed::backward::<Self>(saved, output_gradient, options)
+    }
+
+    /// Computes a layer outside training: convolution, scale and shift per channel, residual,
+    /// rectifier.
+    #[fusion(default)]
+    fn layer_inference(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         scale: FloatTensor<Self>,
         shift: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        options: FusedOptions,
+        options: LayerOptions,
     ) -> FloatTensor<Self> {
         fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
     }
 
-    /// What of all this is held until the backward pass: a body may make some of it again ([`crate::Recompute`]).
+    /// Computes an operation that is not part of a layer. An absent parameter is any tensor.
     #[fusion(default)]
-    fn fused_train_kept(
-        #[extension_type] saved: FusedSaved<Self>,
-        _options: FusedOptions,
-    ) -> FusedSaved<Self> {
-        saved
+    fn single(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        _bias: FloatTensor<Self>,
+        options: SingleOptions,
+    ) -> SingleOutput<Self> {
+        single::composed::forward::<Self>(input, weight, &options)
     }
 
-    /// The gradients of [`LayerOps::fused_train`], given what [`LayerOps::fused_train_kept`] kept.
-    ///
-    /// # Collective
-    /// With a reducer: one sum of `2C` values.
+    /// Returns the gradients of [`LayerOps::single`].
     #[fusion(default)]
-    fn fused_train_backward(
-        #[extension_type] saved: FusedSaved<Self>,
+    fn single_backward(
+        #[extension_type] saved: SingleSaved<Self>,
         output_gradient: FloatTensor<Self>,
-        options: FusedOptions,
-    ) -> FusedGradients<Self> {
-        fused::composed::backward::<Self>(saved, output_gradient, options)
+        options: SingleOptions,
+        _wanted: Wanted,
+    ) -> SingleGradients<Self> {
+        single::composed::backward::<Self>(saved, output_gradient, &options)
     }
 
-    /// The parameter, unchanged; on autodiff tensors its gradient goes through the gate, and none to the tape.
+    /// Returns the parameter; on autodiff tensors its gradient goes through the gate, not to the
+    /// tape.
     #[fusion(default)]
     fn gate(
         parameter: FloatTensor<Self>,
@@ -235,44 +187,33 @@ pub(crate) trait LayerOps: Backend {
         parameter
     }
 
-    /// The mean over all pixels in f32: `[N, H, W, C]` to `[N, C]`.
-    #[fusion(default)]
-    fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {
-        average::composed::<Self>(input)
-    }
-
-    /// The gradient of [`LayerOps::global_average`] for an input of `shape` and `dtype`.
-    #[fusion(default)]
-    fn global_average_backward(
-        output_gradient: FloatTensor<Self>,
-        shape: [usize; 4],
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        average::composed_backward::<Self>(output_gradient, shape, dtype)
-    }
-
-    /// The mean and the biased variance of each channel of a table `[groups, rows, C]`: two tensors `[1, 1, C]` in f32.
+    /// Returns the mean and the biased variance of each channel of a table `[groups, rows, C]`:
+    /// two tensors `[1, 1, C]` in f32.
     #[fusion(meta = |table| (cube::row(table), cube::row(table)))]
     fn norm_moments(table: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         composed::moments::<Self>(table)
     }
 
-    /// What a layer makes of a table: `rectified(gamma * (x - mean) / std + beta + residual)`, in its shape and number format.
-    /// `residual`: a table of the same shape, or any tensor where the end has none.
+    /// Returns `rectified(gamma * (x - mean) / std + beta + residual)` in the shape and number
+    /// format of the table.
+    ///
+    /// `residual`: a table of the same shape, or any tensor if the end has none.
     #[fusion(meta = |saved, _residual, _end| saved.input.clone())]
     fn norm_apply(
-        #[extension_type] saved: BatchNormSaved<Self>,
+        #[extension_type] saved: NormTable<Self>,
         residual: FloatTensor<Self>,
         end: NormEnd,
     ) -> FloatTensor<Self> {
         composed::apply::<Self>(&saved, residual, end)
     }
 
-    /// The gradient behind the rectifier, which let `output` through, in the table's shape and number format; its sum over the rows, and
-    /// that of it times the normalised input, `[1, 1, C]` in f32.
+    /// Returns the gradient behind the rectifier, whose output is `output`, and two sums.
+    ///
+    /// The gradient has the shape and number format of the table. The sums over the rows are of
+    /// the gradient, and of the gradient times the normalised input: `[1, 1, C]` in f32.
     #[fusion(meta = |saved, _output, _dy, _end| (saved.input.clone(), cube::row(&saved.input), cube::row(&saved.input)))]
     fn norm_gradient_sums(
-        #[extension_type] saved: BatchNormSaved<Self>,
+        #[extension_type] saved: NormTable<Self>,
         output: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         end: NormEnd,
@@ -280,11 +221,11 @@ pub(crate) trait LayerOps: Backend {
         composed::gradient_sums::<Self>(&saved, output, dy, end)
     }
 
-    /// The gradient of the table in its number format, given that behind the rectifier and the two sums `[1, 1, C]` of all who computed
-    /// the batch together.
+    /// Returns the gradient of the table in its number format, given the gradient behind the
+    /// rectifier and the two sums `[1, 1, C]` over all ranks that computed the batch.
     #[fusion(meta = |saved, _plain, _with_normalised, _dy, _end| saved.input.clone())]
     fn norm_gradient_input(
-        #[extension_type] saved: BatchNormSaved<Self>,
+        #[extension_type] saved: NormTable<Self>,
         plain: FloatTensor<Self>,
         with_normalised: FloatTensor<Self>,
         dy: FloatTensor<Self>,
@@ -293,7 +234,8 @@ pub(crate) trait LayerOps: Backend {
         composed::gradient_input::<Self>(saved, [plain, with_normalised], dy, end)
     }
 
-    /// A convolution without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, k]` to `[N, H_out, W_out, C_out]`, in the input's number format.
+    /// Convolves without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, k]` to
+    /// `[N, H_out, W_out, C_out]`, in the input's number format.
     #[fusion(meta = |input, weight, options| cube::convolved(input, weight, options))]
     fn convolution(
         input: FloatTensor<Self>,
@@ -303,8 +245,10 @@ pub(crate) trait LayerOps: Backend {
         fused::convolution_by_burn::<Self>(input, weight, options)
     }
 
-    /// The gradient of a convolution's input `[N, H, W, C_in]`, of which only the shape counts: weight `[C_out, C_in, k, k]`, the output's
-    /// gradient `[N, H_out, W_out, C_out]`.
+    /// Returns the gradient of a convolution's input `[N, H, W, C_in]`.
+    ///
+    /// Only the shape of `input` is used; weight `[C_out, C_in, k, k]`, the output's gradient
+    /// `[N, H_out, W_out, C_out]`.
     #[fusion(meta = |input, _weight, _dy, _options| input.clone())]
     fn input_gradient(
         input: FloatTensor<Self>,
@@ -315,8 +259,10 @@ pub(crate) trait LayerOps: Backend {
         fused::input_gradient_by_burn::<Self>(input, weight, dy, options)
     }
 
-    /// The gradient of a convolution's weight `[C_out, C_in, k, k]`, of which only the shape counts, in f32: `input` `[N, H, W, C_in]`, the
-    /// output's gradient `[N, H_out, W_out, C_out]`. Where burn computes it in 16 bits, it is rounded to them.
+    /// Returns the gradient of a convolution's weight `[C_out, C_in, k, k]` in f32.
+    ///
+    /// Only the shape of `weight` is used; `input` `[N, H, W, C_in]`, the output's gradient
+    /// `[N, H_out, W_out, C_out]`. If burn computes it in 16 bits, it is rounded to them.
     #[fusion(meta = |_input, weight, _dy, _options| cube::in_f32(weight))]
     fn weight_gradient(
         input: FloatTensor<Self>,
@@ -327,7 +273,7 @@ pub(crate) trait LayerOps: Backend {
         fused::weight_gradient_by_burn::<Self>(input, weight, dy, options)
     }
 
-    /// The values of `source`, on a GPU in the memory of `target`.
+    /// Returns the values of `source`, on a GPU in the memory of `target`.
     #[fusion(meta = |target, _source| target.clone())]
     fn overwrite(_target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self> {
         source
@@ -339,7 +285,8 @@ impl LayerOps for burn::backend::NdArray {}
 
 /// Returns the values of `source`; on a GPU it writes them to the memory of `target`.
 ///
-/// There every holder of `target` has the new values, even if the result is dropped. Keep the result until the device got the work.
+/// On a GPU every holder of `target` then has the new values, even if the result is dropped. Keep
+/// the result until the device got the work.
 ///
 /// # Shapes
 /// Both `[len]`, in f32. Only a flat tensor has no gaps.
@@ -349,44 +296,4 @@ pub fn overwrite(target: &Tensor<1>, source: Tensor<1>) -> Tensor<1> {
         target,
         source.into_dispatch(),
     ))
-}
-
-/// Results of [`batch_norm_train`].
-#[derive(Debug)]
-pub(crate) struct BatchNormTrain {
-    /// `[N, H, W, C]`.
-    pub output: Tensor<4>,
-    /// `[C]`, over all values of the channel; no gradient flows through it.
-    pub mean: Tensor<1>,
-    /// `[C]`, biased; no gradient flows through it.
-    pub variance: Tensor<1>,
-    /// How many values of each channel the statistics were taken over.
-    pub num_values: f64,
-}
-
-/// [`LayerOps::batch_norm_train`] on tensors of any device, differentiable on autodiff ones.
-///
-/// # Shapes
-/// `input`: `[N, H, W, C]`; `gamma` and `beta`: `[C]`.
-///
-/// # Collective
-/// With a reducer: one sum in the forward and one in the backward pass.
-pub(crate) fn batch_norm_train(
-    input: Tensor<4>,
-    gamma: Tensor<1>,
-    beta: Tensor<1>,
-    options: BatchNormOptions,
-) -> BatchNormTrain {
-    let batch = <Dispatch as LayerOps>::batch_norm_train(
-        input.into_dispatch(),
-        composed::widen::<Dispatch>(gamma.into_dispatch()),
-        composed::widen::<Dispatch>(beta.into_dispatch()),
-        options,
-    );
-    BatchNormTrain {
-        output: Tensor::from_dispatch(batch.output),
-        mean: Tensor::from_dispatch(batch.mean),
-        variance: Tensor::from_dispatch(batch.variance),
-        num_values: batch.num_values,
-    }
 }

@@ -4,12 +4,9 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kernels::batch_norm::Rectifier;
-use kernels::simd::Isa;
 
-use super::{
-    BatchNormOptions, FusedOptions, Residual, batch_norm_train, fused_inference, fused_train,
-};
-use crate::{Convolution, Recompute};
+use super::{ConvolutionOptions, LayerOptions, layer_inference, layer_train};
+use crate::Convolution;
 use differences::{relative_difference, values};
 
 #[path = "../../tests/it/differences.rs"]
@@ -82,8 +79,8 @@ fn on_device(problem: &Problem, device: &Device, memory: Memory) -> Answer {
         // Adding zero writes the permuted order into memory.
         Memory::Planes => (x.clone().permute([0, 3, 1, 2]) + 0.0).permute([0, 2, 3, 1]),
     };
-    let options = BatchNormOptions::new(EPSILON);
-    let batch = batch_norm_train(input, gamma.clone(), beta.clone(), options);
+    let options = LayerOptions::new(None, EPSILON);
+    let batch = layer_train(input, None, gamma.clone(), beta.clone(), None, options);
     assert_eq!(batch.num_values, 45.0);
     let loss = (batch.output.clone() * Tensor::from_data(tensor(&problem.weight), device)).sum();
     let gradients = loss.backward();
@@ -210,29 +207,24 @@ fn a_large_mean_does_not_cost_the_variance() {
 #[test]
 fn one_value_a_channel_is_normalised_to_beta() {
     let device = Device::flex().autodiff();
-    let options = BatchNormOptions::new(EPSILON);
+    let options = LayerOptions::new(None, EPSILON);
     let x = Tensor::from_floats([[[[3.0, -2.0]]]], &device);
     let beta = Tensor::from_floats([0.5, 0.25], &device);
-    let batch = batch_norm_train(x, Tensor::ones([2], &device), beta, options);
+    let batch = layer_train(x, None, Tensor::ones([2], &device), beta, None, options);
     assert_eq!(values(batch.output), [0.5, 0.25]);
     assert_eq!(values(batch.variance), [0.0, 0.0]);
 }
 
 #[test]
 fn a_weight_in_groups_is_refused_by_its_shape() {
-    let options = || FusedOptions {
+    let convolution = ConvolutionOptions {
         stride: 1,
         padding: 1,
-        residual: Residual::None,
+        algorithm: Convolution::Auto,
+    };
+    let options = || LayerOptions {
         rectifier: Rectifier::Relu,
-        convolution: Convolution::Auto,
-        isa: Isa::detect(),
-        recompute: Recompute::None,
-        norm: BatchNormOptions::new(1e-5),
-        hooked: None,
-        input: None,
-        residual_from: None,
-        output: None,
+        ..LayerOptions::new(Some(convolution), 1e-5)
     };
     let device = Device::flex();
     let (input, weight) = (
@@ -243,9 +235,9 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
     type Layer<'a> = Box<dyn Fn() + 'a>;
     let layers: [Layer<'_>; 2] = [
         Box::new(|| {
-            drop(fused_train(
+            drop(layer_train(
                 input.clone(),
-                weight.clone(),
+                Some(weight.clone()),
                 channels(),
                 channels(),
                 None,
@@ -253,7 +245,7 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
             ))
         }),
         Box::new(|| {
-            drop(fused_inference(
+            drop(layer_inference(
                 input.clone(),
                 weight.clone(),
                 channels(),

@@ -1,4 +1,5 @@
-//! bf16 storage against f32 storage of the same values: the same arithmetic, rounded where it is stored.
+//! bf16 storage against f32 storage of the same values: the same arithmetic, rounded where it is
+//! stored.
 
 use proptest::prelude::*;
 
@@ -8,7 +9,8 @@ use crate::simd::Isa;
 use crate::tests::{rounded, same_everywhere, stored, values, widened};
 use half::bf16;
 
-/// Everything that is stored, `[rows, C]` behind one unused element, so that it is not aligned to a vector.
+/// Everything that is stored, `[rows, C]` behind one unused element, so that it is not aligned to a
+/// vector.
 struct Stored<E> {
     x: Vec<E>,
     dy: Vec<E>,
@@ -30,7 +32,7 @@ impl Stored<bf16> {
     }
 }
 
-/// What is computed of it: f64 and f32 results, and stored ones.
+/// Results of all passes: f64 and f32 results, and stored ones.
 #[derive(Debug, PartialEq)]
 struct Computed<E> {
     sums: Vec<Vec<f64>>,

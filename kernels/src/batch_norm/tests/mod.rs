@@ -1,4 +1,5 @@
-//! The fast passes against the reference, every instruction set and thread count, and gradients against differences.
+//! The fast passes against the reference, every instruction set and thread count, and gradients
+//! against differences.
 
 use proptest::prelude::*;
 
@@ -234,7 +235,8 @@ proptest! {
         let loss = |x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64]| {
             case.loss(&case.reference(x, gamma, beta, residual, Rectifier::Relu))
         };
-        // Values near 3 lie 2e-7 apart; dx has their distance from the mean and itself in standard deviations, and three may be near each other.
+        // Values near 3 lie 2e-7 apart; dx has their distance from the mean and itself in standard
+        // deviations, and three may be near each other.
         let most_invstd = case.finished().1.iter().copied().fold(0.0, f32::max);
         let tolerance = 1e-4_f64.max(1e-6 * f64::from(most_invstd).powi(2));
         assert_close("dx", &dx, &finite_differences(&x, |x| loss(x, &gamma, &beta, &residual)), tolerance);
@@ -263,7 +265,8 @@ proptest! {
             assert_eq!(case.backward(isa, Gate::Output(&y), residual), expected);
             written
         });
-        // The shortcut is linear: its gradient paired with any input is its output paired with the gradient.
+        // The shortcut is linear: its gradient paired with any input is its output paired with the
+        // gradient.
         let pair = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         prop_assert!((pair(&written, &input) - pair(&masked, &stored)).abs() < 1e-9 * y.len() as f64);
     }

@@ -16,7 +16,8 @@ pub(super) fn moments(x: &[f64], channels: usize) -> (Vec<f64>, Vec<f64>) {
     (mean, variance)
 }
 
-/// gamma · (x - mean) / sqrt(variance + epsilon) + beta + residual, then the rectifier, with the statistics of `x`.
+/// gamma · (x - mean) / sqrt(variance + epsilon) + beta + residual, then the rectifier, with the
+/// statistics of `x`.
 pub(super) fn forward(
     x: &[f64],
     gamma: &[f64],

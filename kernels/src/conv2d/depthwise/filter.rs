@@ -1,7 +1,8 @@
 //! The pass that gives the output, or the gradient of the input.
 //!
-//! In: images, packed weights. Out: images, a band of rows finished at a time. Invariant: nothing outside the ring is read, nothing outside an
-//! image's channels written.
+//! In: images, packed weights.
+//! Out: images, a band of rows finished at a time.
+//! Invariant: nothing outside the ring is read, nothing outside an image's channels written.
 
 use super::{BLOCK, COLUMNS, Plan, Ring, vectorize_sized};
 use crate::Element;
@@ -128,8 +129,9 @@ unsafe fn filter_row<S: Simd, E: Element, const K: usize, const STRIDE: usize>(
                 if channel >= plan.channels {
                     break;
                 }
-                // SAFETY: `touched` values are cut out with a check, of which the vectors of all columns and taps are part; so are a
-                // pixel's channels from `channel` on, of which as many are written as there are.
+                // SAFETY: `touched` values are cut out with a check, of which the vectors of all
+                // columns and taps are part; so are a pixel's channels from `channel` on, of which
+                // as many are written as there are.
                 unsafe {
                     let mut sums = [S::zero(); COLUMNS];
                     for (tap_row, under) in under.iter().enumerate() {

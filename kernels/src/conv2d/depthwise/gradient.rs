@@ -1,28 +1,28 @@
 //! The gradient of the weights.
 //!
-//! In: images and the gradients of the output. Out: sums over all of them, `[block][tap][channel]` until they are finished.
+//! In: images and the gradients of the output.
+//! Out: sums over all of them, `[block][tap][channel]` until they are finished.
 //! Invariant: an image is a unit, whose products are added row by row.
 
 use super::{BLOCK, Plan, Ring, vectorize_sized};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks};
-use crate::conv2d::pass::WeightOperands;
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
-use crate::simd::{GenericWork, Kernel, Simd};
+use crate::simd::{Kernel, Simd};
 
 /// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
 const PIECE_PIXELS: usize = 1024;
 
-/// How the images are cut.
+/// Cut of the images into pieces.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::conv2d) struct WeightPlan {
+pub(in crate::conv2d) struct GradientPlan {
     rows: PixelRows,
     forward: Plan,
     pieces: Pieces,
 }
 
-impl WeightPlan {
+impl GradientPlan {
     pub(in crate::conv2d) fn new(s: &Conv2dShape) -> Self {
         let rows = PixelRows::of(s);
         let pieces = Pieces::new(s.weight_len(), s.batch, rows.pixels / PIECE_PIXELS);
@@ -32,48 +32,35 @@ impl WeightPlan {
             pieces,
         }
     }
-
-    pub(in crate::conv2d) fn sums_lens(&self) -> [usize; 2] {
-        [self.forward.packed_len(), self.forward.slot_len()]
-    }
-
-    pub(in crate::conv2d) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces
-            .workspace_len(num_threads, self.sums_lens().iter().sum())
-    }
 }
 
-/// The whole weight gradient.
-pub(in crate::conv2d) struct DepthwiseWeight<'a, E> {
-    pub(in crate::conv2d) plan: &'a WeightPlan,
-    pub(in crate::conv2d) operands: WeightOperands<'a, E>,
-}
-
-impl<E: Element> GenericWork for DepthwiseWeight<'_, E> {
-    type Output = ();
-
-    fn run<S: Simd>(self) {
-        let WeightOperands { x, dy, target } = self.operands;
-        // One task: all channels.
-        let blocks = [self.plan.forward.channels; 2];
-        gradient_pieces::run::<S, E, _>(
-            self.plan,
-            &Tasks::new(&self.plan.rows, x, dy, blocks),
-            target,
-        );
+impl WeightPlan for GradientPlan {
+    fn rows(&self) -> &PixelRows {
+        &self.rows
     }
-}
 
-impl<S: Simd, E: Element> Method<S, E> for WeightPlan {
     fn pieces(&self) -> &Pieces {
         &self.pieces
     }
 
-    fn lens(&self) -> [usize; 2] {
-        self.sums_lens()
+    /// One task has all channels.
+    fn blocks(&self) -> [usize; 2] {
+        [self.forward.channels; 2]
     }
 
-    fn add_unit(
+    fn lens(&self) -> [usize; 2] {
+        [self.forward.packed_len(), self.forward.slot_len()]
+    }
+}
+
+impl<E: Element> Method<E> for GradientPlan {
+    type Plan = Self;
+
+    fn plan(&self) -> &Self {
+        self
+    }
+
+    fn add_unit<S: Simd>(
         &self,
         task: &Task<'_, E>,
         unit: usize,
@@ -98,11 +85,12 @@ impl<S: Simd, E: Element> Method<S, E> for WeightPlan {
             sums,
             slot: scratch,
         };
-        // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays inside the slices.
+        // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays
+        // inside the slices.
         unsafe { vectorize_sized!(plan, S, Correlate, work) }
     }
 
-    fn finish(&self, _task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
+    fn finish<S: Simd>(&self, _task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
         let taps = self.forward.kernel * self.forward.kernel;
         let len = self.forward.channels * taps;
         // SAFETY: the one task has all weights, of which the target has so many.
@@ -183,8 +171,9 @@ impl<E: Element> Row<'_, E> {
         let (width, channels) = (plan.to[1], plan.channels);
         assert!(x.len() >= (((width - 1) * STRIDE + K - 1) * BLOCK) + S::LANES);
         assert!(dy.len() > (width - 1) * channels && sums.len() >= (K - 1) * BLOCK + S::LANES);
-        // What is left of the last pixel are the channels from the first one on.
-        // SAFETY: as asserted, vectors of x and sums lie inside; those of dy are masked to what is left of the last pixel's channels.
+        // The rest of the last pixel are the channels from the first one on.
+        // SAFETY: as asserted, vectors of x and sums lie inside; those of dy are masked to what is
+        // left of the last pixel's channels.
         unsafe {
             let mask = S::mask(dy.len() - (width - 1) * channels);
             let (x, dy) = (x.as_ptr(), dy.as_ptr());

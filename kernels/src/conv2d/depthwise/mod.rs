@@ -1,7 +1,8 @@
-//! Depthwise convolution: every channel by a kernel of its own.
+//! Depthwise convolution: each channel has its own kernel.
 //!
-//! In: images, whose rows are copied one after the other into a [`Ring`]. Out: rows of the output, or the gradient of the weights.
-//! The gradient of the input is the same pass over dy, spread by the stride, with the weights mirrored.
+//! In: images, whose rows are copied one after the other into a [`Ring`].
+//! Out: rows of the output, or the gradient of the weights. The gradient of the input is the same
+//! pass over dy, spread by the stride, with the weights mirrored.
 //! Invariant: an image is one piece of work, whatever the number of threads.
 //! Source: Howard et al. 2017, arXiv 1704.04861, section 3.1.
 
@@ -13,7 +14,7 @@ pub(super) mod tests;
 
 use super::Conv2dShape;
 pub(super) use filter::Depthwise;
-pub(super) use gradient::{DepthwiseWeight, WeightPlan};
+pub(super) use gradient::GradientPlan;
 use ring::Ring;
 
 /// Channels of a block.
@@ -144,7 +145,7 @@ impl Plan {
     }
 }
 
-/// Whether there are kernels of that side.
+/// Returns whether there are kernels of that side.
 pub(super) fn has_kernel(side: usize) -> bool {
     matches!(side, 3 | 5 | 7)
 }

@@ -1,7 +1,10 @@
 //! The rows of an image that a kernel reads at a time.
 //!
-//! In: an image `[H, W, C]`. Out: as many rows as the kernel has, `[slot][block of channels][pixel][channel]`, with zeros around and between
-//! the pixels and where a last block has no channel, so that no loop knows of borders. Invariant: every row is copied once, in order.
+//! In: an image `[H, W, C]`.
+//! Out: as many rows as the kernel has, `[slot][block of channels][pixel][channel]`, with zeros
+//! around and between the pixels and where a last block has no channel, so that no loop knows of
+//! borders.
+//! Invariant: every row is copied once, in order.
 
 use super::{BLOCK, Plan};
 use crate::Element;
@@ -35,7 +38,7 @@ impl<'a, E: Element> Ring<'a, E> {
         }
     }
 
-    /// Where the row under each row of the kernel starts, at an output row.
+    /// Returns the start of the row under each row of the kernel, at an output row.
     ///
     /// # Safety
     /// The processor has the features of `S`.
@@ -69,7 +72,8 @@ impl<'a, E: Element> Ring<'a, E> {
             let at = (plan.border + pixel * plan.spread) * BLOCK;
             for first in (0..plan.channels).step_by(S::LANES) {
                 let to = &mut to[first / BLOCK * block_len + at + first % BLOCK..][..S::LANES];
-                // SAFETY: as many lanes as there are channels left are read; a whole vector is inside the slice, as just cut.
+                // SAFETY: as many lanes as there are channels left are read; a whole vector is
+                // inside the slice, as just cut.
                 unsafe {
                     S::store(
                         to.as_mut_ptr(),

@@ -3,7 +3,8 @@
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::tests::{Random, check_shape, plan, pool};
 
-/// Depthwise convolutions of any side and stride, with blocks of channels that are not whole and bands that are.
+/// Depthwise convolutions of any side and stride, with blocks of channels that are not whole and
+/// bands that are.
 pub(in crate::conv2d) fn shapes() -> impl Iterator<Item = Conv2dShape> {
     let layers = [
         ([2, 8, 8, 16], 3, 1, 1),

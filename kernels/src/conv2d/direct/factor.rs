@@ -1,8 +1,9 @@
-//! What a direct convolution multiplies: f32 values one by one, or bf16 values in pairs by dot products.
+//! Factors of a direct convolution: f32 values one by one, or bf16 values in pairs by dot products.
 //!
-//! In: stored activations. Out: a band of rows as the kernels read it, in place or in a worker's slot, and the products.
-//! Invariant: nothing beyond a run is read: the last value of an odd one makes a pair with zero. (Its neighbour times a
-//! weight of zero would be a NaN where the neighbour is not finite.)
+//! In: stored activations.
+//! Out: a band of rows as the kernels read it, in place or in a worker's slot, and the products.
+//! Invariant: nothing beyond a run is read: the last value of an odd one makes a pair with zero.
+//! (Its neighbour times a weight of zero would be a NaN where the neighbour is not finite.)
 
 use half::bf16;
 
@@ -17,7 +18,7 @@ pub(crate) trait Factor: Copy + Default + Sync + 'static {
     /// Values of a run that one vector of weights is for.
     const VALUES: usize;
 
-    /// Whether bands can be made of activations stored so.
+    /// Returns whether bands can be made of activations of this storage.
     fn accepts(storage: Storage) -> bool;
 
     /// Activations that need not be converted.
@@ -94,7 +95,8 @@ impl Factor for bf16 {
     }
 
     fn of_slot(slot: &mut [f32]) -> &mut [Self] {
-        // SAFETY: the same memory, of which any bits are values of both types; an f32 is aligned for a bf16, half as long.
+        // SAFETY: the same memory, of which any bits are values of both types; an f32 is aligned
+        // for a bf16, half as long.
         unsafe { core::slice::from_raw_parts_mut(slot.as_mut_ptr().cast(), 2 * slot.len()) }
     }
 

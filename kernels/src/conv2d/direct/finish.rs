@@ -37,7 +37,8 @@ impl<S: Simd> Kernel<S> for Finish<'_> {
                 columns,
             };
             let (mut channel, mut tap) = (0, 0);
-            // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's contract.
+            // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's
+            // contract.
             unsafe {
                 filters.fill_columns::<S>(|_| {
                     let vector =

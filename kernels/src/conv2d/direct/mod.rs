@@ -1,7 +1,8 @@
 //! Direct convolution: no im2col; a padded band of rows, then register blocks of pixels x channels.
 //!
 //! In: [`Plan`], input image by image, packed weights. Out: the output; every element written once.
-//! Invariant: a piece is one band of one image; a worker computes one or several at a time, and writes only their rows.
+//! Invariant: a piece is one band of one image; a worker computes one or several at a time, and
+//! writes only their rows.
 
 pub(super) mod factor;
 pub(super) mod finish;
@@ -26,7 +27,8 @@ use row_kernel::{PixelBlock, max_pixels, select};
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;
 
-/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
+/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished
+/// band.
 pub(super) struct Direct<'a, E, K> {
     pub(super) plan: &'a Plan,
     pub(super) operands: Operands<'a, E>,
@@ -34,9 +36,9 @@ pub(super) struct Direct<'a, E, K> {
     pub(super) products: PhantomData<K>,
 }
 
-/// How the products of a class are added up.
+/// A way to add up the products of a class.
 pub(super) trait Products {
-    /// What bands are made of.
+    /// Element of a band.
     type X: Factor;
 
     /// Vectors of weights for a run of a kernel row.
@@ -144,7 +146,8 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
     }
 }
 
-/// Some bands of an image, or all of some: `out` starts with class row `first_row` of the first one's output.
+/// Some bands of an image, or all of some: `out` starts with class row `first_row` of the first
+/// one's output.
 fn run_part<S: Simd, E: Element, K: Products>(
     plan: &Plan,
     (input, images): (&[E], usize),
@@ -255,8 +258,8 @@ impl<X: Factor> Products for Blocks<X> {
 
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, X>, out: &mut [E]) {
         let ClassBand { plan, class, .. } = *band;
-        // Pixels a multiple of 4 KB apart share one set of L1, which holds fewer of them than a tall block reads; a row of few
-        // pixels makes no full block of the other kind.
+        // Pixels a multiple of 4 KB apart share one set of L1, which holds fewer of them than a
+        // tall block reads; a row of few pixels makes no full block of the other kind.
         let stride = band.pixel_stride() * size_of::<X>();
         let is_wide = stride.is_multiple_of(L1_STRIDE) && class.out_w >= 4 * max_pixels::<S>(4);
         let mut channel = 0;
@@ -274,7 +277,8 @@ impl<X: Factor> Products for Blocks<X> {
     }
 }
 
-/// All pixels of one class in a band, for NV vectors of output channels; their weights stay in L1 or stream from L2.
+/// All pixels of one class in a band, for NV vectors of output channels; their weights stay in L1
+/// or stream from L2.
 fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
     band: &ClassBand<'_, X>,
     (channel, channels): (usize, usize),
@@ -303,7 +307,8 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
         let mut pixel = 0;
         for index in 0..num_blocks {
             let is_longer = index < longer;
-            // SAFETY: inside `x`, `weights` and `out` as `ClassBand::check` asserted; features asserted by `Isa::run`.
+            // SAFETY: inside `x`, `weights` and `out` as `ClassBand::check` asserted; features
+            // asserted by `Isa::run`.
             unsafe {
                 let block = PixelBlock {
                     x: x.wrapping_add(pixel * pixel_stride),

@@ -1,8 +1,10 @@
-//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels: `[class][panel][tap row][tap][channel][16]`.
+//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels: `[class][panel][tap
+//! row][tap][channel][16]`.
 //!
-//! In: PyTorch's weights. Out: the order in which the direct kernels read them; lanes beyond the last channel are zero.
-//! For the forward pass output channels are in lanes, for the data gradient input channels, and taps are mirrored and dealt
-//! out to the classes.
+//! In: PyTorch's weights.
+//! Out: the order in which the direct kernels read them; lanes beyond the last channel are zero.
+//! For the forward pass output channels are in lanes, for the data gradient input channels, and
+//! taps are mirrored and dealt out to the classes.
 
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::plan::Plan;
@@ -20,7 +22,8 @@ pub(crate) struct Pack<'a> {
 impl GenericWork for Pack<'_> {
     type Output = ();
     fn run<S: Simd>(self) {
-        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, whose lengths were asserted.
+        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, whose
+        // lengths were asserted.
         unsafe { S::vectorize(self) }
     }
 }
@@ -34,7 +37,7 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
         let packed = self.packed.as_mut_ptr();
         for first in (0..plan.out_c.next_multiple_of(PANEL)).step_by(S::LANES) {
             let rows = S::LANES.min(plan.out_c.saturating_sub(first));
-            // Where the panel's vectors of a tap start, one for each channel.
+            // Start of the panel's vectors of a tap, one for each channel.
             let place = |tap| {
                 packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL)
             };
@@ -45,7 +48,8 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
                     (kh, kw + 1)
                 }
             };
-            // SAFETY: `rows` filters (or channels of them) from `first` on exist, and the plan has a place for each tap.
+            // SAFETY: `rows` filters (or channels of them) from `first` on exist, and the plan has
+            // a place for each tap.
             unsafe {
                 if !plan.mirrored {
                     let (stride, columns) = (plan.in_c * taps, plan.in_c * taps);

@@ -4,7 +4,7 @@ use super::factor::Factor;
 use crate::Element;
 use crate::simd::Simd;
 
-/// Where a band comes from and how it is padded; extents in pixels.
+/// Source and padding of a band; extents in pixels.
 #[derive(Clone, Copy)]
 pub(crate) struct Band {
     pub(crate) in_h: usize,
@@ -17,12 +17,13 @@ pub(crate) struct Band {
     pub(crate) rows: usize,
     pub(crate) pad_left: usize,
     pub(crate) padded_w: usize,
-    /// Of every `step` rows the first `taps` are read; others are not copied.
+    /// Only the first `taps` of every `step` rows are copied.
     pub(crate) step: usize,
     pub(crate) taps: usize,
 }
 
-/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, converted.
+/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel
+/// to copy, converted.
 pub(crate) fn copy_band<S: Simd, E: Element, X: Factor>(
     image: &[E],
     band: &Band,

@@ -1,15 +1,16 @@
-//! The micro-kernel of the direct convolution: P pixels of a row times NV vectors of output channels in registers.
+//! The micro-kernel of the direct convolution: P pixels of a row times NV vectors of output
+//! channels in registers.
 //!
-//! In channels-last the taps of one kernel row and their channels are one contiguous run of `taps * channels` values, so
-//! one output pixel is, for each kernel row, the product of a run of the input with a run of weight vectors. For each
-//! value of the run the kernel loads NV weight vectors and multiplies them by P broadcast values ([`Factor`]: pairs of them
-//! where there are dot products).
+//! In channels-last the taps of one kernel row and their channels are one contiguous run of `taps *
+//! channels` values, so one output pixel is, for each kernel row, the product of a run of the input
+//! with a run of weight vectors. For each value of the run the kernel loads NV weight vectors and
+//! multiplies them by P broadcast values ([`Factor`]: pairs of them where there are dot products).
 
 use super::factor::Factor;
 use crate::Element;
 use crate::simd::{Kernel, PANEL, Simd};
 
-/// What one block computes; addresses in elements.
+/// Operands of one block; addresses in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct PixelBlock<X, E> {
     /// The first pixel's run in the first kernel row.
@@ -18,7 +19,8 @@ pub(crate) struct PixelBlock<X, E> {
     pub(crate) x_row_stride: usize,
     pub(crate) rows: usize,
     pub(crate) run: usize,
-    /// The first vector of weights: for each row one for each factor of the run, [`PANEL`] lanes each.
+    /// The first vector of weights: for each row one for each factor of the run, [`PANEL`] lanes
+    /// each.
     pub(crate) weights: *const f32,
     /// From one panel of weights to the next.
     pub(crate) panel_stride: usize,
@@ -36,7 +38,8 @@ impl<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEA
     #[inline(always)]
     unsafe fn run(self) {
         let b = self.0;
-        // SAFETY: the driver's plan keeps every run, weight vector and output pixel inside its slice.
+        // SAFETY: the driver's plan keeps every run, weight vector and output pixel inside its
+        // slice.
         unsafe {
             let mut sums = [[S::zero(); NV]; P];
             let mut weights = b.weights;
@@ -75,7 +78,8 @@ impl<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEA
     }
 }
 
-/// Adds the products of one factor of each pixel and one weight of each channel; the last of a run, if `SINGLE`, is one value.
+/// Adds the products of one factor of each pixel and one weight of each channel; the last of a run,
+/// if `SINGLE`, is one value.
 ///
 /// # Safety
 /// The processor has the features of `S`; the factors and weights exist.
@@ -136,8 +140,8 @@ unsafe fn launch<
     unsafe { S::vectorize(Pixels::<X, E, P, NV, AHEAD>(block)) }
 }
 
-/// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way, which is right where a
-/// run is a whole pixel and seldom in a cache.
+/// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way,
+/// which is right where a run is a whole pixel and seldom in a cache.
 pub(crate) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
     pixels: usize,
 ) -> unsafe fn(&PixelBlock<X, E>) {

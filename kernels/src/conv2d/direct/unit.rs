@@ -1,8 +1,10 @@
-//! How the pixels of a unit lie for the weight gradient: in place, or packed block by block.
+//! Memory order of the pixels of a unit for the weight gradient: in place, or packed block by
+//! block.
 //!
-//! In: activations, channels-last. Out: for a block of channels, its first value and the strides between pixels.
-//! Why packed: pixels many channels apart share a few sets of L1 and need a page each, and every block passes over all of them; with AVX2, whose
-//! blocks are small, it pays from fewer channels on.
+//! In: activations, channels-last.
+//! Out: for a block of channels, its first value and the strides between pixels. Why packed: pixels
+//! many channels apart share a few sets of L1 and need a page each, and every block passes over all
+//! of them; with AVX2, whose blocks are small, it pays from fewer channels on.
 
 use core::ops::Range;
 
@@ -28,7 +30,8 @@ pub(super) enum Layout {
 }
 
 impl UnitPixels<'_> {
-    /// The first value of the channels `first..first + width`, `offset` further on where nothing is packed, and its strides.
+    /// The first value of the channels `first..first + width`, `offset` further on where nothing is
+    /// packed, and its strides.
     pub(super) fn block(
         &self,
         offset: usize,
@@ -60,14 +63,15 @@ impl UnitPixels<'_> {
 pub(super) struct Cut([[usize; 2]; 2]);
 
 impl Cut {
-    /// As few as can be of at most `most`, whose widths differ by one at most, the narrow ones first.
+    /// As few as can be of at most `most`, whose widths differ by one at most, the narrow ones
+    /// first.
     pub(super) fn evenly(len: usize, most: usize) -> Self {
         let num = len.div_ceil(most);
         let (width, wide) = (len / num, len % num);
         Self([[num - wide, width], [wide, width + 1]])
     }
 
-    /// Of this width, and a rest.
+    /// Blocks of this width, and a rest.
     pub(super) fn wholly(len: usize, width: usize) -> Self {
         Self([
             [len / width, width],
@@ -94,7 +98,8 @@ pub(super) const fn lines_of<E>(values: usize) -> usize {
     (values * size_of::<E>()).div_ceil(LINE_FLOATS * size_of::<f32>())
 }
 
-/// Cache lines of one pixel after the other, which are asked for a few at a time; they need not exist.
+/// Cache lines of one pixel after the other, which are asked for a few at a time; they need not
+/// exist.
 #[derive(Clone, Copy)]
 pub(super) struct Next {
     pub(super) line: *const f32,
@@ -105,7 +110,7 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// Those of the next few pixels.
+    /// Prefetches the lines of the next few pixels.
     #[inline(always)]
     pub(super) fn ask<S: Simd>(&mut self) {
         for _ in 0..self.pixels_of_block {
@@ -118,8 +123,8 @@ impl Next {
     }
 }
 
-/// Whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the portable ones take the rule of 8): below, packing
-/// costs more than it gains.
+/// Returns whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the
+/// portable ones take the rule of 8): below, packing costs more than it gains.
 pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     let (c_in, c_out) = (s.in_channels, s.out_channels);
     let is_far = if S::LANES < PANEL {
@@ -140,8 +145,9 @@ pub(super) fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
     s.out_channels >= channels && num_blocks >= blocks
 }
 
-/// Writes the pixels of `from`, which starts with the first one's first channel, as `[block][pixel][channel]`; with `pairs` of bf16, two of a row
-/// in a value's place, a single last one beside zero.
+/// Writes the pixels of `from`, which starts with the first one's first channel, as
+/// `[block][pixel][channel]`; with `pairs` of bf16, two of a row in a value's place, a single last
+/// one next to zero.
 pub(super) fn pack<S: Simd, E: Element>(
     from: &[E],
     (strides, extents): ([usize; 3], [usize; 3]),
@@ -163,7 +169,8 @@ pub(super) fn pack<S: Simd, E: Element>(
         "weight gradient: packed pixels of a unit"
     );
     let to = to.as_mut_ptr();
-    // SAFETY: `S` was reached through `Isa::run` or `Isa::run_bf16`, which asserted the features; all pixels lie in the slices, as just asserted.
+    // SAFETY: `S` was reached through `Isa::run` or `Isa::run_bf16`, which asserted the features;
+    // all pixels lie in the slices, as just asserted.
     unsafe {
         if pairs {
             S::vectorize(Pack::<E, 2> {
@@ -185,7 +192,8 @@ pub(super) fn pack<S: Simd, E: Element>(
     }
 }
 
-/// Values of a channel of which all blocks are written before the next ones are read: their cache lines, which blocks share, stay in L1.
+/// Values of a channel of which all blocks are written before the next ones are read: their cache
+/// lines, which blocks share, stay in L1.
 const PACKED_VALUES: usize = 8;
 
 /// `PIXELS` in a value: 1, or 2 of bf16.
@@ -225,11 +233,13 @@ impl<S: Simd, E: Element, const PIXELS: usize> Kernel<S> for Pack<'_, E, PIXELS>
                             width,
                             pixels,
                         };
-                        // From the last pixel on: what whole vectors write too far are values of this block that follow.
+                        // From the last pixel on: what whole vectors write too far are values of
+                        // this block that follow.
                         let readable = from.len() - start - (pixels - 1) * strides[2] - block.start;
                         let writable = (num_values - index - (count - 1)) * width;
                         let is_whole = width.next_multiple_of(S::LANES) <= readable.min(writable);
-                        // SAFETY: the caller's contract, and whole vectors stay in `from` and in the block, as just seen.
+                        // SAFETY: the caller's contract, and whole vectors stay in `from` and in
+                        // the block, as just seen.
                         unsafe {
                             match width.div_ceil(S::LANES) {
                                 1 if is_whole => group.copy::<S, 1>(),
@@ -298,7 +308,8 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         }
     }
 
-    /// The value of a pixel from its channel `lane` on, or of a pair of pixels, the second of which may be missing.
+    /// The value of a pixel from its channel `lane` on, or of a pair of pixels, the second of which
+    /// may be missing.
     #[inline(always)]
     unsafe fn value<S: Simd>(
         &self,

@@ -1,8 +1,11 @@
-//! The gradient of the weights: for each kernel row a product of runs of x with vectors of dy, summed over pixels.
+//! The gradient of the weights: for each kernel row a product of runs of x with vectors of dy,
+//! summed over pixels.
 //!
-//! In: x and dy. Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time.
-//! A task is a piece of the pixels and a block of C_in x C_out, so that its sums, and a unit of pixels of its x and dy, stay
-//! in L2 whatever the channels; a unit has so many pixels that adding its products to the sums costs little.
+//! In: x and dy.
+//! Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time. A task is a
+//! piece of the pixels and a block of C_in x C_out, so that its sums, and a unit of pixels of its x
+//! and dy, stay in L2 whatever the channels; a unit has so many pixels that adding its products to
+//! the sums costs little.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use half::bf16;
@@ -14,19 +17,20 @@ use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
 use super::weight_kernel::{WeightBlock, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
-use crate::conv2d::pass::WeightOperands;
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
 use crate::pieces::whole_lines;
 use crate::scratch::LINE_FLOATS;
-use crate::simd::{GenericWork, PANEL, Simd};
+use crate::simd::{PANEL, Simd};
 
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
 const UNIT_ELEMENTS: usize = 6 * 1024;
-/// A unit has at least about so many pixels, as far as its input stays in L2: of single pixels, and of larger kernels.
+/// A unit has at least about so many pixels, as far as its input stays in L2: of single pixels, and
+/// of larger kernels.
 const UNIT_PIXELS: [usize; 2] = [128, 192];
 const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
-/// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of larger kernels.
+/// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of
+/// larger kernels.
 const TASK_RUN: usize = 256;
 const TASK_CHANNELS: [usize; 2] = [256, 128];
 /// Vectors of output channels of most blocks, for which x is packed.
@@ -34,7 +38,8 @@ const PACKED_VECTORS: usize = 2;
 /// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
 const PIECE_PIXELS: usize = 1024;
 
-/// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
+/// Cut of the pixels: a unit is a band of rows of one image, or several small images; a piece is a
+/// run of units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     rows: PixelRows,
@@ -47,9 +52,9 @@ pub(crate) struct Plan {
     out_block: usize,
     padded_w: usize,
     padded_rows: usize,
-    /// Whether x is read in place, if it is f32.
+    /// True if x is read in place, if it is f32.
     borrows_input: bool,
-    /// Whether pairs of pixels are multiplied by dot products of bf16.
+    /// True if pairs of pixels are multiplied by dot products of bf16.
     dots: bool,
 }
 
@@ -105,7 +110,8 @@ impl Plan {
         }
     }
 
-    /// Whether it takes dot products: its work is to be run by [`Isa::run_bf16`](crate::simd::Isa::run_bf16).
+    /// Returns whether it takes dot products: its work is to be run by
+    /// [`Isa::run_bf16`](crate::simd::Isa::run_bf16).
     pub(crate) fn has_dots(&self) -> bool {
         self.dots
     }
@@ -125,20 +131,8 @@ impl Plan {
             + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
     }
 
-    /// Channels of a task on either side.
-    fn blocks(&self) -> [usize; 2] {
-        [self.in_block, self.out_block]
-    }
-
-    /// Elements of the sums of all tasks, and of the scratch to add to them.
-    pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [
-            num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()),
-            self.scratch_len(),
-        ]
-    }
-
-    /// Whether x is packed as pairs of windows' rows: `[image][row][pair of output pixels][tap][channel]`.
+    /// Returns whether x is packed as pairs of windows' rows: `[image][row][pair of output
+    /// pixels][tap][channel]`.
     fn pairs_windows(&self) -> bool {
         self.dots && self.rows.shape.kernel > 1
     }
@@ -156,7 +150,8 @@ impl Plan {
         pixels * channels
     }
 
-    /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so that its dy starts on one.
+    /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so
+    /// that its dy starts on one.
     fn x_lens(&self) -> [usize; 2] {
         let x = self.images_of_unit * self.padded_rows * self.row_len(self.in_block);
         let row = if self.pairs_windows() {
@@ -166,39 +161,34 @@ impl Plan {
         };
         [x, row].map(whole_lines)
     }
+}
 
-    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces
-            .workspace_len(num_threads, self.sums_len() + self.scratch_len())
+impl WeightPlan for Plan {
+    fn rows(&self) -> &PixelRows {
+        &self.rows
     }
-}
 
-/// The whole weight gradient.
-pub(crate) struct WeightGradient<'a, E> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) operands: WeightOperands<'a, E>,
-}
-
-impl<E: Element> GenericWork for WeightGradient<'_, E> {
-    type Output = ();
-
-    fn run<S: Simd>(self) {
-        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
-        let tasks = Tasks::new(&plan.rows, x, dy, plan.blocks());
-        gradient_pieces::run::<S, E, Plan>(plan, &tasks, target);
-    }
-}
-
-impl<S: Simd, E: Element> Method<S, E> for Plan {
     fn pieces(&self) -> &Pieces {
         &self.pieces
+    }
+
+    fn blocks(&self) -> [usize; 2] {
+        [self.in_block, self.out_block]
     }
 
     fn lens(&self) -> [usize; 2] {
         [self.sums_len(), self.scratch_len()]
     }
+}
 
-    fn add_unit(
+impl<E: Element> Method<E> for Plan {
+    type Plan = Self;
+
+    fn plan(&self) -> &Self {
+        self
+    }
+
+    fn add_unit<S: Simd>(
         &self,
         task: &Task<'_, E>,
         unit: usize,
@@ -209,7 +199,7 @@ impl<S: Simd, E: Element> Method<S, E> for Plan {
         run_unit::<S, E>(self, task, unit, sums, accumulate, scratch);
     }
 
-    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
+    fn finish<S: Simd>(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
         let taps = self.rows.shape.kernel * self.rows.shape.kernel;
         let finish = Finish {
             sums,
@@ -220,7 +210,8 @@ impl<S: Simd, E: Element> Method<S, E> for Plan {
             dw: dw.wrapping_add(task.first_weight(&self.rows.shape, taps)),
             filter_len: self.rows.shape.in_channels * taps,
         };
-        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no
+        // other.
         unsafe { S::vectorize(finish) };
     }
 }
@@ -308,7 +299,7 @@ fn run_unit<S: Simd, E: Element>(
             0,
         )
     };
-    // What the blocks are made of: pixels, or pairs of them.
+    // The blocks consist of pixels, or pairs of them.
     let factors = if plan.dots {
         [images, runs, width.div_ceil(2)]
     } else {
@@ -330,7 +321,7 @@ fn run_unit<S: Simd, E: Element>(
     let dy_in_place = E::as_f32(dy).filter(|_| !plan.dots && !unit::packs_dy::<S>(s, num_blocks));
     let pixels_of_block = (images * runs * width).div_ceil(num_blocks);
     let block = PACKED_VECTORS * S::LANES;
-    // Of a pixel of x so many lines with each block of dy, at most two.
+    // Lines of a pixel of x that are prefetched with each block of dy: at most two.
     let x_lines = lines_of::<E>(task.in_count);
     let lines_of_block = x_lines.div_ceil(task.out_count.div_ceil(block)).min(2);
     for channels in Cut::wholly(task.out_count, block).blocks() {
@@ -393,7 +384,8 @@ fn run_unit<S: Simd, E: Element>(
     }
 }
 
-/// Writes the rows of a band as pairs of the rows of `pixels` windows, which overlap: `[row][pair][tap][channel]`, each by way of `row`.
+/// Writes the rows of a band as pairs of the rows of `pixels` windows, which overlap:
+/// `[row][pair][tap][channel]`, each by way of `row`.
 fn pair_windows<S: Simd, E: Element>(
     image: &[E],
     band: &Band,
@@ -442,7 +434,7 @@ struct UnitView<'a> {
     dy: UnitPixels<'a>,
     /// From this unit to the next one, where it is in place.
     ahead: [usize; 2],
-    /// What of dy and of x is packed next.
+    /// Parts of dy and of x that are packed next.
     next: [Option<Next>; 2],
 }
 
@@ -474,7 +466,8 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
             let vector = channel / PANEL * panel_stride
                 + channel % PANEL
                 + (tap * run + values.start) * PANEL;
-            // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features asserted by `Isa::run`.
+            // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features
+            // asserted by `Isa::run`.
             unsafe {
                 let block = WeightBlock {
                     x,
@@ -482,7 +475,8 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
                     dy,
                     dy_strides,
                     extents: view.x.extents,
-                    // The first pass over x and the first over these vectors of dy ask for those of the next unit.
+                    // The first pass over x and the first over these vectors of dy ask for those of
+                    // the next unit.
                     ahead: [
                         if channel == 0 { view.ahead[0] } else { 0 },
                         if tap + values.start == 0 {

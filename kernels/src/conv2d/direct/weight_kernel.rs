@@ -1,12 +1,13 @@
-//! The micro-kernel of the weight gradient: R values of a run times NV vectors of output channels in registers.
+//! The micro-kernel of the weight gradient: R values of a run times NV vectors of output channels
+//! in registers.
 //!
-//! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` summed over all pixels of a unit: NV loads
-//! of dy and R broadcasts of x for R * NV multiply-adds; the R values lie side by side. With dot products a value is a pair of bf16, of two
-//! pixels.
+//! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` summed over all
+//! pixels of a unit: NV loads of dy and R broadcasts of x for R * NV multiply-adds; the R values
+//! lie side by side. With dot products a value is a pair of bf16, of two pixels.
 
 use crate::simd::{Kernel, PANEL, Simd};
 
-/// What one block computes; strides in elements.
+/// Operands of one block; strides in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightBlock {
     pub(crate) x: *const f32,
@@ -23,7 +24,7 @@ pub(crate) struct WeightBlock {
     /// R vectors, [`PANEL`] apart.
     pub(crate) dw: *mut f32,
     pub(crate) panel_stride: usize,
-    /// Whether to add to what stands in `dw`.
+    /// True if the block adds to `dw`.
     pub(crate) accumulate: bool,
 }
 
@@ -37,7 +38,8 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
     #[inline(always)]
     unsafe fn run(self) {
         let b = self.0;
-        // SAFETY: the driver's plan keeps every pixel inside its slice; lanes beyond `channels` are masked.
+        // SAFETY: the driver's plan keeps every pixel inside its slice; lanes beyond `channels` are
+        // masked.
         unsafe {
             let mut masks = [S::mask(0); NV];
             for (v, mask) in masks.iter_mut().enumerate() {

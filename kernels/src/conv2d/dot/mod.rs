@@ -1,7 +1,10 @@
-//! Direct convolution of activations stored as bf16 by the processor's dot products of pairs of bf16.
+//! Direct convolution of activations stored as bf16 by the processor's dot products of pairs of
+//! bf16.
 //!
-//! In: a direct plan, activations as bf16, weights rounded to bf16. Out: as the direct convolution; sums are f32.
-//! Invariant: a pixel's sum is added up in the same order whatever block it lies in. What is subnormal counts as zero.
+//! In: a direct plan, activations as bf16, weights rounded to bf16.
+//! Out: as the direct convolution; sums are f32.
+//! Invariant: a pixel's sum is added up in the same order whatever block it lies in. A subnormal
+//! value counts as zero.
 //! Source: Intel, Software Developer's Manual, VDPBF16PS and TDPBF16PS.
 
 pub(super) mod pack;
@@ -26,7 +29,7 @@ pub(super) struct Dot {
     unit: Unit,
 }
 
-/// What multiplies.
+/// Unit that multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Vectors,
@@ -36,12 +39,12 @@ enum Unit {
 }
 
 impl Dot {
-    /// By tiles where `isa` has them and they can be filled, else by vectors; None if `isa` has no dot products or multiplies
-    /// f32 faster.
+    /// By tiles where `isa` has them and they can be filled, else by vectors; None if `isa` has no
+    /// dot products or multiplies f32 faster.
     pub(super) fn new(plan: Plan, isa: Isa) -> Option<Self> {
         if isa.has_tiles() {
-            // On a processor with tiles (measured) dot products do half as many multiply-adds as f32's: they win only where a
-            // window is one pixel, since nothing has to be widened.
+            // On a processor with tiles (measured) dot products do half as many multiply-adds as
+            // f32's: they win only where a window is one pixel, since nothing has to be widened.
             let is_pixel = plan
                 .classes()
                 .iter()
@@ -153,7 +156,7 @@ impl Unit {
     }
 }
 
-/// Whether every run of a kernel row fills a tile's row.
+/// Returns whether every run of a kernel row fills a tile's row.
 fn fills_tiles(plan: &Plan) -> bool {
     let mut classes = plan
         .classes()

@@ -1,7 +1,10 @@
-//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels as pairs of bf16: `[class][panel][tap row][vector][16][2]`.
+//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels as pairs of bf16:
+//! `[class][panel][tap row][vector][16][2]`.
 //!
-//! In: PyTorch's weights. Out: the order in which dot products read them, rounded to the nearest bf16, a pair's bits in the
-//! place of an f32, the first value low; lanes beyond the last channel are zero, and so are pairs beyond the end of a run.
+//! In: PyTorch's weights.
+//! Out: the order in which dot products read them, rounded to the nearest bf16, a pair's bits in
+//! the place of an f32, the first value low; lanes beyond the last channel are zero, and so are
+//! pairs beyond the end of a run.
 
 use half::bf16;
 
@@ -10,11 +13,13 @@ use crate::conv2d::Conv2dShape;
 use crate::conv2d::plan::{Class, Plan};
 use crate::simd::{PANEL, TILE_ROWS, TILE_VALUES, Task};
 
-/// How the values of a run are spread over vectors of pairs: by blocks of 32, of which the last one may be cut off or end with the run.
+/// Order of the values of a run in vectors of pairs: by blocks of 32, of which the last one may be
+/// cut off or end with the run.
 pub(crate) struct Layout {
     /// Vectors of a run.
     pub(crate) vectors: fn(usize) -> usize,
-    /// The first value for which the block has room that begins with the value `new`; those before `new` are zero.
+    /// The first value for which the block has room that begins with the value `new`; those before
+    /// `new` are zero.
     start: fn(run: usize, new: usize) -> usize,
 }
 
@@ -24,7 +29,8 @@ pub(crate) const PAIRS: Layout = Layout {
     start: |_, new| new,
 };
 
-/// For tiles: 16 pairs each, the last ones of a run ending with it. Runs are of 32 values at least, or empty.
+/// For tiles: 16 pairs each, the last ones of a run ending with it. Runs are of 32 values at least,
+/// or empty.
 pub(crate) const TILES: Layout = Layout {
     vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS,
     start: |run, new| new.min(run - TILE_VALUES),
@@ -125,7 +131,7 @@ impl Filters<'_> {
     }
 }
 
-/// Where a class's weights lie among PyTorch's.
+/// Position of a class's weights among PyTorch's.
 struct Taps<'a> {
     plan: &'a Plan,
     class: &'a Class,

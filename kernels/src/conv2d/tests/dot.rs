@@ -11,7 +11,8 @@ use half::bf16;
 
 const EMULATED: &str = "with emulated tiles";
 
-/// Every way to multiply pairs of bf16 on this machine, planned for `shape`, and the emulation of tiles.
+/// Every way to multiply pairs of bf16 on this machine, planned for `shape`, and the emulation of
+/// tiles.
 fn every_way(shape: Conv2dShape) -> Vec<(String, Conv2d)> {
     let of_isa = |isa| (format!("{shape:?} {isa:?}"), dot(shape, isa));
     let emulated = |isa| {
@@ -41,8 +42,9 @@ fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
     Conv2d::new(shape, Algorithm::Direct, isa, Storage::Bf16)
 }
 
-/// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16 if it is stored so, and twice
-/// that of each addition in f32, relative to the sum of the products' magnitudes.
+/// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16 if
+/// it is stored so, and twice that of each addition in f32, relative to the sum of the products'
+/// magnitudes.
 #[track_caller]
 fn assert_within_bound<E: Element>(
     what: &str,

@@ -1,5 +1,5 @@
-//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
-//! bf16 equals f32 of the widened inputs, rounded.
+//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads
+//! bit-equal; bf16 equals f32 of the widened inputs, rounded.
 
 use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise};
 use crate::simd::Isa;
@@ -67,7 +67,8 @@ pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
     }
 }
 
-/// Largest difference relative to the root of the mean square of `expected`, of which each is a sum of `terms`.
+/// Largest difference relative to the root of the mean square of `expected`, of which each is a sum
+/// of `terms`.
 fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected: &[f64]) {
     let scale = (expected.iter().map(|e| e * e).sum::<f64>() / expected.len() as f64)
         .sqrt()
@@ -299,7 +300,8 @@ fn padded((batch, extent, in_channels, out_channels, kernel, stride): Layer) -> 
     }
 }
 
-/// Pixels of x so far apart that the weight gradient packs them, then of dy, then of x with vectors of 8 lanes.
+/// Pixels of x so far apart that the weight gradient packs them, then of dy, then of x with vectors
+/// of 8 lanes.
 const FAR_PIXELS: [Layer; 6] = [
     (5, 7, 1030, 40, 1, 1),
     (5, 5, 1030, 40, 1, 2),
@@ -385,7 +387,8 @@ fn the_layers_of_resnets_equal_the_reference() {
 #[test]
 fn channels_of_several_blocks_equal_the_reference() {
     let pools = [pool(1), pool(2), pool(3)];
-    // More channels than a task of the weight gradient has, in blocks of unequal size with odd tails.
+    // More channels than a task of the weight gradient has, in blocks of unequal size with odd
+    // tails.
     let layers = [
         (5, 7, 300, 150, 1, 1),
         (3, 9, 270, 131, 1, 2),
@@ -396,7 +399,8 @@ fn channels_of_several_blocks_equal_the_reference() {
         (2, 5, 1024, 85, 1, 1),
         // Transformed weights that no cache holds.
         (2, 5, 345, 350, 3, 1),
-        // Weights that L2 does not hold: several images make a part of the work, and fewer the last one.
+        // Weights that L2 does not hold: several images make a part of the work, and fewer the last
+        // one.
         (19, 3, 176, 178, 3, 2),
         (19, 3, 530, 500, 1, 2),
         (11, 3, 176, 178, 3, 1),
@@ -404,7 +408,8 @@ fn channels_of_several_blocks_equal_the_reference() {
     for shape in layers.into_iter().chain(FAR_PIXELS).map(padded) {
         check_shape(&shape, &mut Random(5), &pools);
     }
-    // Without padding x is read in place where a task has all its channels, and copied where it has not.
+    // Without padding x is read in place where a task has all its channels, and copied where it has
+    // not.
     for in_channels in [20, 200] {
         let shape = Conv2dShape {
             height: 7,
@@ -439,7 +444,8 @@ fn a_plan_for_many_threads_gives_the_bits_of_one_for_few() {
     }
 }
 
-/// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer than 64.
+/// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer
+/// than 64.
 pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
     let extents = [
         (13, 7, 7),
@@ -498,7 +504,7 @@ fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
         let conv = plan(random_shape(&mut random, 1e7));
         let lengths = [
             conv.forward_partials_len(),
-            conv.weight_gradient.workspace_len(0),
+            conv.weight_gradient.plan().workspace_len(0),
         ];
         assert!(
             lengths.iter().all(|len| len.is_multiple_of(16)),

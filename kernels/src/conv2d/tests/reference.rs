@@ -1,4 +1,5 @@
-//! Convolution as its definition says, in f64: plain loops that the fast versions are tested against.
+//! Convolution as its definition says, in f64: plain loops that the fast versions are tested
+//! against.
 
 use super::Conv2dShape;
 

@@ -1,11 +1,13 @@
 //! The gradient of the weights for activations stored as bf16, by products of tiles.
 //!
-//! In: x and dy. Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time.
-//! A sum over pixels takes x with a run of pixels for each channel and dy in pairs of pixels, so both are packed, a unit of
-//! pixels at a time; x then serves all taps by shifts.
-//! Invariant: units, pieces and the order of sums depend on the shape only. What is not finite may spoil all gradients of
-//! its channel, also those of taps that it never meets.
-//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x 2 tiles of sums.
+//! In: x and dy.
+//! Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time. A sum over
+//! pixels takes x with a run of pixels for each channel and dy in pairs of pixels, so both are
+//! packed, a unit of pixels at a time; x then serves all taps by shifts.
+//! Invariant: units, pieces and the order of sums depend on the shape only. A value that is not
+//! finite may spoil all gradients of its channel, also those of taps that it never meets.
+//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x
+//! 2 tiles of sums.
 
 use core::marker::PhantomData;
 use half::bf16;
@@ -14,11 +16,9 @@ use super::grid::{Grid, PackSteps, STEP_PAIRS};
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::finish::Finish;
 use crate::conv2d::direct::weight_gradient::block_of;
-use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
-use crate::conv2d::pass::WeightOperands;
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
-use crate::pieces::whole_lines;
-use crate::simd::{GenericWork, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
+use crate::simd::{PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
 /// Positions of a unit: a panel of x and two of dy stay in L1 while all taps pass over them.
 const UNIT_POSITIONS: usize = 512;
@@ -30,7 +30,8 @@ const PIECE_PIXELS: usize = 1024;
 /// Floats of a tile of sums.
 const SUM_TILE: usize = TILE_ROWS * PANEL;
 
-/// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
+/// Cut of the pixels: a unit is a band of rows of one image, or several small images; a piece is a
+/// run of units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     rows: PixelRows,
@@ -52,7 +53,8 @@ impl Plan {
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
         let halo = (s.kernel - 1) / s.stride;
-        // The zeros behind a row serve as those before the next one, and likewise those between images.
+        // The zeros behind a row serve as those before the next one, and likewise those between
+        // images.
         let shared = if s.stride == 1 { s.padding } else { 0 };
         let pitch = out_w + halo - shared;
         let num_bands = out_h.div_ceil((UNIT_POSITIONS / pitch).clamp(1, out_h));
@@ -99,7 +101,8 @@ impl Plan {
                 .div_ceil(TILE_VALUES)
     }
 
-    /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set conflicts.
+    /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set
+    /// conflicts.
     fn channel_stride(&self) -> usize {
         (self.plane_steps(self.max_steps()) | 1) * STEP_PAIRS
     }
@@ -127,65 +130,40 @@ impl Plan {
         let planes = self.parities() * self.parities();
         planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
     }
+}
 
-    /// Channels of a task on either side.
+impl WeightPlan for Plan {
+    fn rows(&self) -> &PixelRows {
+        &self.rows
+    }
+
+    fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
     fn blocks(&self) -> [usize; 2] {
         [self.in_block, self.out_block]
     }
 
-    /// Elements of the sums of all tasks, and of the scratch to add to them.
-    pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [
-            num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()),
-            self.scratch_len(),
-        ]
-    }
-
-    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces
-            .workspace_len(num_threads, self.sums_len() + self.scratch_len())
+    fn lens(&self) -> [usize; 2] {
+        [self.sums_len(), self.scratch_len()]
     }
 }
 
-/// The whole weight gradient, by tiles of one implementation, which exists.
-pub(crate) struct TileGradient<'a, T> {
+/// The products of the plan by one implementation of tiles, which exists.
+pub(crate) struct ByTiles<'a, T> {
     pub(crate) plan: &'a Plan,
-    pub(crate) operands: WeightOperands<'a, bf16>,
     pub(crate) tiles: PhantomData<fn() -> T>,
 }
 
-impl<T: Tiles> GenericWork for TileGradient<'_, T> {
-    type Output = ();
+impl<T: Tiles> Method<bf16> for ByTiles<'_, T> {
+    type Plan = Plan;
 
-    fn run<S: Simd>(self) {
-        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
-        let tasks = Tasks::new(&plan.rows, x, dy, plan.blocks());
-        gradient_pieces::run::<S, bf16, _>(
-            &ByTiles::<T> {
-                plan,
-                tiles: PhantomData,
-            },
-            &tasks,
-            target,
-        );
-    }
-}
-
-struct ByTiles<'a, T> {
-    plan: &'a Plan,
-    tiles: PhantomData<fn() -> T>,
-}
-
-impl<S: Simd, T: Tiles> Method<S, bf16> for ByTiles<'_, T> {
-    fn pieces(&self) -> &Pieces {
-        &self.plan.pieces
+    fn plan(&self) -> &Plan {
+        self.plan
     }
 
-    fn lens(&self) -> [usize; 2] {
-        [self.plan.sums_len(), self.plan.scratch_len()]
-    }
-
-    fn add_unit(
+    fn add_unit<S: Simd>(
         &self,
         task: &Task<'_, bf16>,
         unit: usize,
@@ -196,7 +174,7 @@ impl<S: Simd, T: Tiles> Method<S, bf16> for ByTiles<'_, T> {
         run_unit::<S, T>(self.plan, task, unit, sums, accumulate, scratch);
     }
 
-    fn finish(&self, task: &Task<'_, bf16>, sums: &[f32], dw: *mut f32) {
+    fn finish<S: Simd>(&self, task: &Task<'_, bf16>, sums: &[f32], dw: *mut f32) {
         let s = &self.plan.rows.shape;
         let taps = s.kernel * s.kernel;
         let finish = Finish {
@@ -208,7 +186,8 @@ impl<S: Simd, T: Tiles> Method<S, bf16> for ByTiles<'_, T> {
             dw: dw.wrapping_add(task.first_weight(s, taps)),
             filter_len: s.in_channels * taps,
         };
-        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no
+        // other.
         unsafe { S::vectorize(finish) };
     }
 }
@@ -337,8 +316,9 @@ impl Products<'_> {
             "weight gradient: packed dy"
         );
         let count = taps * in_panels;
-        // SAFETY: `T` exists, as the pass that runs it asserted. Tiles of sums below `count` and panels below `out_panels`
-        // were just asserted to exist; `left` asserts the same of its factor.
+        // SAFETY: `T` exists, as the pass that runs it asserted. Tiles of sums below `count` and
+        // panels below `out_panels` were just asserted to exist; `left` asserts the same of its
+        // factor.
         unsafe {
             let mut tiles = T::configure(self.in_count.min(TILE_ROWS));
             for panel in (0..out_panels).step_by(2) {
@@ -350,8 +330,8 @@ impl Products<'_> {
                         }
                     }
                 } else {
-                    // Of even size: a product waits for the one before in the same sum, so that one sum alone takes as
-                    // long as three.
+                    // Blocks of even size: a product waits for the one before in the same sum, so
+                    // that one sum alone takes as long as three.
                     let blocks = count.div_ceil(4);
                     for block in 0..blocks {
                         let first = block * count / blocks;
@@ -367,8 +347,8 @@ impl Products<'_> {
         }
     }
 
-    /// The left factor of the tile of sums `index`, which counts the taps of one channel panel after the other, and where
-    /// these sums start in a panel's.
+    /// The left factor of the tile of sums `index`, which counts the taps of one channel panel
+    /// after the other, and where these sums start in a panel's.
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
         let (plan, side, stride) = (
@@ -400,7 +380,8 @@ impl Products<'_> {
     /// L tiles of sums from `first` on, of R output panels: all steps.
     ///
     /// # Safety
-    /// The instructions of `T` exist, as do the tiles of sums and panels; `tiles` was configured last.
+    /// The instructions of `T` exist, as do the tiles of sums and panels; `tiles` was configured
+    /// last.
     #[inline(always)]
     // tidy: long function because the tiles stay loaded from its first line to its last
     unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(

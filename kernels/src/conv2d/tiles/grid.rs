@@ -1,9 +1,10 @@
 //! Pixels of x or dy as positions of a plane, packed for products of tiles that sum over positions.
 //!
-//! In: bf16 activations, channels-last. Out: pairs of positions, either a vector of channels for each pair (a right factor)
-//! or a run of pairs for each channel (a left factor). Positions without a pixel are zero.
-//! Invariant: a window's tap is a shift of positions, whatever the stride: with stride 2 there is a plane for each parity of
-//! row and column, and rows are as far apart in x's planes as in dy's.
+//! In: bf16 activations, channels-last.
+//! Out: pairs of positions, either a vector of channels for each pair (a right factor) or a run of
+//! pairs for each channel (a left factor). Positions without a pixel are zero.
+//! Invariant: a window's tap is a shift of positions, whatever the stride: with stride 2 there is a
+//! plane for each parity of row and column, and rows are as far apart in x's planes as in dy's.
 
 use half::bf16;
 
@@ -13,7 +14,7 @@ use crate::simd::{Kernel, PANEL, Simd, TILE_VALUES};
 /// Pairs of positions of one step of a product.
 pub(crate) const STEP_PAIRS: usize = TILE_VALUES / 2;
 
-/// Where the pixels of a plane's positions are: rows of `pitch` positions, `image_rows` to an image.
+/// Pixels at the positions of a plane: rows of `pitch` positions, `image_rows` to an image.
 #[derive(Clone, Copy)]
 pub(crate) struct Grid {
     pub(crate) images: usize,
@@ -22,7 +23,8 @@ pub(crate) struct Grid {
     /// The rows and columns of an image's positions that are pixels.
     pub(crate) rows: [usize; 2],
     pub(crate) columns: [usize; 2],
-    /// Elements from one image, row, position to the next, and to the first position, which need not be a pixel.
+    /// Elements from one image, row, position to the next, and to the first position, which need
+    /// not be a pixel.
     pub(crate) strides: [usize; 3],
     pub(crate) origin: isize,
 }
@@ -125,8 +127,9 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
                 }
             }
             let out = out.as_mut_ptr().wrapping_add(step * STEP_PAIRS * vector);
-            // SAFETY: pixels and their channels lie in `source` by the grid's check, the zeros are a panel; what is written
-            // lies in `out` as asserted: whole vectors up to the last panel's end; features by contract.
+            // SAFETY: pixels and their channels lie in `source` by the grid's check, the zeros are
+            // a panel; what is written lies in `out` as asserted: whole vectors up to the last
+            // panel's end; features by contract.
             unsafe {
                 for channel in (0..lanes).step_by(S::LANES) {
                     let mask = S::mask(channels.saturating_sub(channel));

@@ -1,11 +1,14 @@
-//! Direct convolution by products of tiles: 16 or 32 pixels times 16 or 32 output channels in tile registers.
+//! Direct convolution by products of tiles: 16 or 32 pixels times 16 or 32 output channels in tile
+//! registers.
 //!
-//! In: a padded band of bf16, weights in tiles of pairs. Out: the class's pixels.
-//! In channels-last the taps of one kernel row and their channels are one run, so a left factor is a plain strided load: 16
-//! pixels of 32 values. The last factor of a run ends where the run ends: the values it shares with the one before meet
-//! weights of zero. The last tile of pixels likewise ends with the last pixel and repeats some: nothing outside is read.
+//! In: a padded band of bf16, weights in tiles of pairs.
+//! Out: the class's pixels. In channels-last the taps of one kernel row and their channels are one
+//! run, so a left factor is a plain strided load: 16 pixels of 32 values. The last factor of a run
+//! ends where the run ends: the values it shares with the one before meet weights of zero. The last
+//! tile of pixels likewise ends with the last pixel and repeats some: nothing outside is read.
 //! Invariant: a pixel's sum does not depend on the tile it lies in.
-//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x 2 tiles of sums.
+//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x
+//! 2 tiles of sums.
 
 use core::marker::PhantomData;
 use half::bf16;
@@ -28,7 +31,8 @@ pub(crate) struct TileProducts<T>(PhantomData<T>);
 /// Pixels as positions: one for each place of a window's start in a row, `pitch` to a row.
 #[derive(Clone, Copy)]
 struct Strips {
-    /// Runs of positions: the rows, or all rows in one with the positions between their last windows and the next row.
+    /// Runs of positions: the rows, or all rows in one with the positions between their last
+    /// windows and the next row.
     count: usize,
     positions: usize,
     pitch: usize,
@@ -81,9 +85,10 @@ impl<T: Tiles> Products for TileProducts<T> {
         let strips = Strips::new(band);
         let mut sums = [0.0f32; MOST_TILES * TILE_ROWS * SUM_STRIDE];
         let num_panels = plan.out_c.div_ceil(PANEL);
-        // SAFETY: `T` exists, as the plan for it says. `ClassBand::check` asserted that the windows of all positions up to
-        // the last pixel's, and the weights, exist; sums have room for four tiles of two panels. Only pixels of the class are stored,
-        // which the check included; features asserted by `Isa::run`.
+        // SAFETY: `T` exists, as the plan for it says. `ClassBand::check` asserted that the windows
+        // of all positions up to the last pixel's, and the weights, exist; sums have room for four
+        // tiles of two panels. Only pixels of the class are stored, which the check included;
+        // features asserted by `Isa::run`.
         unsafe {
             let mut tiles = T::configure(strips.tile);
             for panel in (0..num_panels).step_by(2) {
@@ -267,8 +272,8 @@ impl<E: Element> StoreTile<E> {
     #[inline(always)]
     unsafe fn store<S: Simd, const WHOLE: usize>(&self) {
         let [mut row, mut column] = self.start;
-        // SAFETY: the driver's positions with a column below `out_w` are pixels of `y`; vectors are masked at `channels`,
-        // and sums have a whole number of them.
+        // SAFETY: the driver's positions with a column below `out_w` are pixels of `y`; vectors are
+        // masked at `channels`, and sums have a whole number of them.
         unsafe {
             for position in 0..self.positions {
                 if column < self.out_w {

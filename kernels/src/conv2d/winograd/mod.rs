@@ -1,9 +1,12 @@
-//! Winograd's F(4x4, 3x3) for the forward pass and the data gradient of 3x3 convolutions with stride 1.
+//! Winograd's F(4x4, 3x3) for the forward pass and the data gradient of 3x3 convolutions with
+//! stride 1.
 //!
-//! In: pixels, and weights as `[position][panel][channel][16]`. Out: the output; every element written once.
-//! A quarter of direct convolution's multiplications: blocks of tiles are transformed to 36 positions, multiplied by the
-//! transformed weights position by position, and transformed back, all while the block is in L1 and L2.
-//! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its own rows.
+//! In: pixels, and weights as `[position][panel][channel][16]`.
+//! Out: the output; every element written once. A quarter of direct convolution's multiplications:
+//! blocks of tiles are transformed to 36 positions, multiplied by the transformed weights position
+//! by position, and transformed back, all while the block is in L1 and L2.
+//! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its
+//! own rows.
 
 mod finish;
 pub(super) mod pack;
@@ -22,11 +25,13 @@ use tiles::{InputTile, OutputTile};
 use transform::{OUT_TILE, POSITIONS};
 
 const LINE_BYTES: usize = 64;
-/// Most tiles of a register block of two vectors: with 16 lanes fewer than fit, so that the stores of one block overlap with the products of the next. Of one
-/// vector it has as many as fit: each has half as many products to hide its beginning and end.
+/// Most tiles of a register block of two vectors: with 16 lanes fewer than fit, so that the stores
+/// of one block overlap with the products of the next. Of one vector it has as many as fit: each
+/// has half as many products to hide its beginning and end.
 const REGISTER_TILES: usize = 8;
 
-/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
+/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished
+/// piece of the output.
 pub(super) struct Winograd<'a, E> {
     pub(super) plan: &'a Plan,
     pub(super) operands: Operands<'a, E>,
@@ -92,8 +97,8 @@ fn run_block<S: Simd, E: Element>(
     let out_lanes = plan.output.channels.next_multiple_of(PANEL);
     let (v, m) = slot.split_at_mut(POSITIONS * in_stride);
     assert!(m.len() >= POSITIONS * out_stride, "winograd: workspace");
-    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its plan; the output's rows
-    // belong to this piece; features asserted by `Isa::run`.
+    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its
+    // plan; the output's rows belong to this piece; features asserted by `Isa::run`.
     unsafe {
         for index in 0..block.tiles {
             S::vectorize(InputTile {
@@ -125,8 +130,8 @@ fn run_block<S: Simd, E: Element>(
     }
 }
 
-/// The rows of a block's output tiles, to be asked for before they are written. A tile at an edge of the image may name pixels that it
-/// does not write.
+/// The rows of a block's output tiles, to be asked for before they are written. A tile at an edge
+/// of the image may name pixels that it does not write.
 struct OutputRows<'a, E> {
     plan: &'a Plan,
     block: &'a TileBlock,
@@ -176,8 +181,9 @@ impl<'a, E> OutputRows<'a, E> {
     }
 }
 
-/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out channels, 36 times. Meanwhile it asks for
-/// the lines that the output tiles are written to: stores that miss the cache would take longer than all else of the transform.
+/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out
+/// channels, 36 times. Meanwhile it asks for the lines that the output tiles are written to: stores
+/// that miss the cache would take longer than all else of the transform.
 fn multiply<S: Simd, E>(
     plan: &Plan,
     tiles: usize,
@@ -231,8 +237,9 @@ fn multiply_channels<S: Simd, const NV: usize>(
         let mut tile = 0;
         for index in 0..num_blocks {
             let is_longer = usize::from(index < longer);
-            // SAFETY: `tiles` tiles of each position lie in `v` and `m`, and the panels of `channel` in `packed`, by the
-            // plan whose lengths the entry asserted. Whole vectors are stored: `out_lanes` leaves room for them.
+            // SAFETY: `tiles` tiles of each position lie in `v` and `m`, and the panels of
+            // `channel` in `packed`, by the plan whose lengths the entry asserted. Whole vectors
+            // are stored: `out_lanes` leaves room for them.
             unsafe {
                 let block = PixelBlock {
                     x: v.as_ptr().add(position * in_stride + tile * in_lanes),

@@ -1,6 +1,7 @@
 //! Transforms the weights for Winograd: `[C_out, C_in, 3, 3]` to `[position][panel][channel][16]`.
 //!
-//! A vector of output channels at a time, in f32: f64 with one rounding took four times as long and made the output's error 4 % smaller.
+//! A vector of output channels at a time, in f32: f64 with one rounding took four times as long and
+//! made the output's error 4 % smaller.
 
 use super::transform::{POSITIONS, TILE, kernel_1d};
 use crate::conv2d::transpose::Rows;
@@ -10,7 +11,8 @@ const TAPS: usize = 9;
 /// Channels whose taps are gathered at once: their lines are read while they are in L1.
 const RUN_CHANNELS: usize = 16;
 
-/// Where a tap stands in the weights: `out * out_stride + in * in_stride + tap`, or `8 - tap` if mirrored.
+/// Packs taps from their place in the weights: `out * out_stride + in * in_stride + tap`, or `8 -
+/// tap` if mirrored.
 pub(crate) struct PackKernels<'a> {
     pub(crate) weights: &'a [f32],
     pub(crate) packed: &'a mut [f32],
@@ -36,7 +38,8 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
         for position in self.packed.chunks_exact_mut(position_len) {
             position[position_len - PANEL..].fill(0.0);
         }
-        // Filters of neighbouring channels are one run of memory where they belong to the same output channel.
+        // Filters of neighbouring channels are one run of memory where they belong to the same
+        // output channel.
         let channels_of_run = if self.in_stride == TAPS {
             RUN_CHANNELS
         } else {
@@ -64,7 +67,8 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
                     rows,
                     columns,
                 };
-                // SAFETY: the kernels lie in the weights as just asserted; their columns fit into `taps`.
+                // SAFETY: the kernels lie in the weights as just asserted; their columns fit into
+                // `taps`.
                 unsafe {
                     kernels.each_column::<S>(|column, vector| {
                         S::store(taps[column].as_mut_ptr(), vector)
@@ -74,7 +78,8 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
                     let at = (first / PANEL * self.in_channels + channel + index) * PANEL
                         + first % PANEL;
                     let out = &mut self.packed[at..][..(POSITIONS - 1) * position_len + S::LANES];
-                    // SAFETY: 36 vectors, `position_len` apart, lie in `out`, whose length was just checked.
+                    // SAFETY: 36 vectors, `position_len` apart, lie in `out`, whose length was just
+                    // checked.
                     unsafe { transform::<S>(taps, self.mirrored, out.as_mut_ptr(), position_len) };
                 }
             }

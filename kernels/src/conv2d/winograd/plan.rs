@@ -1,6 +1,7 @@
-//! How Winograd's tiles are cut into pieces and blocks.
+//! Cut of Winograd's tiles into pieces and blocks.
 //!
-//! In: [`Conv2dShape`]. Out: [`Plan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
+//! In: [`Conv2dShape`].
+//! Out: [`Plan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
 //! run of a piece's tiles whose transformed values stay in L2 where the weights stay in a cache.
 //! Invariant: the cut depends on the shape only.
 
@@ -14,11 +15,12 @@ const PIECE_TILES: usize = 64;
 /// Elements of a block's transformed tiles, input and output: with the weights they stay in L2.
 const BLOCK_ELEMENTS: usize = 160 * 1024;
 const MAX_BLOCK_TILES: usize = 24;
-/// Transformed weights beyond these 4 MB come from the last cache, or from memory, for every block: then a block is a whole piece, and
-/// it is its tiles that leave L2. (On Intel, 256 channels: 1.27 times as fast as blocks of 8 tiles.)
+/// Transformed weights beyond these 4 MB come from the last cache, or from memory, for every block:
+/// then a block is a whole piece, and it is its tiles that leave L2. (On Intel, 256 channels: 1.27
+/// times as fast as blocks of 8 tiles.)
 const CACHED_WEIGHTS: usize = 1024 * 1024;
 
-/// How tiles are cut into pieces and blocks.
+/// Cut of the tiles into pieces and blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) images: usize,
@@ -68,15 +70,16 @@ impl GridPlan {
 }
 
 impl Plan {
-    /// Whether the algorithm exists for the shape.
+    /// Returns whether the algorithm exists for the shape.
     pub(crate) fn supports(s: &Conv2dShape) -> bool {
         s.kernel == 3 && s.stride == 1
     }
 
-    /// Whether it is faster than direct convolution, by a rough count of multiply-adds with measured prices: 40 for the 36
-    /// of a tile, 300 and 200 for the transforms of a channel of input and output. Counted for one image, so that an
-    /// image's result does not depend on how many lie beside it. Direct convolution does `per_instruction` multiply-adds
-    /// of a lane in the time of one of f32.
+    /// Returns whether it is faster than direct convolution, by a rough count of multiply-adds with
+    /// measured prices: 40 for the 36 of a tile, 300 and 200 for the transforms of a channel of
+    /// input and output. Counted for one image, so that an image's result does not depend on how
+    /// many are next to it. Direct convolution does `per_instruction` multiply-adds of a lane in
+    /// the time of one of f32.
     pub(crate) fn wins(&self, per_instruction: usize) -> bool {
         let (in_c, out_c) = (self.input.pixel_stride, self.output.pixel_stride);
         let lanes = |channels: usize| channels.next_multiple_of(PANEL);
@@ -98,7 +101,8 @@ impl Plan {
         Self::new(s.batch, input, output, 2 - s.padding, MAX_BLOCK_TILES)
     }
 
-    /// The weight gradient's tiles: those of x and of dy, at most `task_channels` of each at a time.
+    /// The weight gradient's tiles: those of x and of dy, at most `task_channels` of each at a
+    /// time.
     pub(crate) fn weight_gradient(s: &Conv2dShape, task_channels: usize) -> Self {
         let mut input = GridPlan::new(s.height, s.width, s.in_channels);
         let mut output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
@@ -180,7 +184,7 @@ impl Plan {
         })
     }
 
-    /// Where the output of a piece starts, and its elements.
+    /// Returns the start of the output of a piece, and its elements.
     pub(crate) fn output_range(&self, piece: usize) -> (usize, usize) {
         let image = piece / self.num_bands * self.images_of_piece;
         let images = self.images_of_piece.min(self.images - image);
@@ -194,12 +198,14 @@ impl Plan {
         )
     }
 
-    /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts while packing.
+    /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts
+    /// while packing.
     pub(crate) fn packed_len(&self) -> usize {
         POSITIONS * (self.input.channels * self.output.channels.next_multiple_of(PANEL) + PANEL)
     }
 
-    /// Elements from one position of a block to the next; 64 bytes more than the tiles, against cache set conflicts.
+    /// Elements from one position of a block to the next; 64 bytes more than the tiles, against
+    /// cache set conflicts.
     pub(crate) fn position_strides(&self) -> [usize; 2] {
         [&self.input, &self.output]
             .map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)

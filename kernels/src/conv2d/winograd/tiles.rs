@@ -1,7 +1,9 @@
 //! Tiles of an image into transformed positions and back: the memory side of Winograd's transforms.
 //!
-//! In: pixels channels-last, read and written in place; what lies outside the image is zero and not stored.
-//! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into one cache set.
+//! In: pixels channels-last, read and written in place; what lies outside the image is zero and not
+//! stored.
+//! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into
+//! one cache set.
 
 use super::transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
 use crate::Element;
@@ -19,7 +21,7 @@ pub(crate) struct Grid {
     pub(crate) padding: usize,
 }
 
-/// Where a tile lies.
+/// Place of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// Elements before the image's first pixel and channel in the whole slice.
@@ -65,7 +67,8 @@ impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
     }
 }
 
-/// Where a tile lies in its image: all of it inside; some pixels outside, which are zero; and these at an end of the slice.
+/// Place of a tile in its image: all of it inside; some pixels outside, which are zero; and these
+/// at an end of the slice.
 const INSIDE: u8 = 0;
 const EDGE: u8 = 1;
 const END: u8 = 2;
@@ -89,8 +92,8 @@ unsafe fn transform_input<S: Simd, E: Element, const PLACE: u8>(
     }
 }
 
-/// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are too short for the
-/// processor's own prefetcher. They begin so many rows and columns from `start`.
+/// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are
+/// too short for the processor's own prefetcher. They begin so many rows and columns from `start`.
 #[inline(always)]
 unsafe fn prefetch_tile<S: Simd, E>(start: *const E, [row, column]: [usize; 2], g: Grid) {
     let [row_stride, pixel_stride] = [g.width * g.pixel_stride, g.pixel_stride].map(opaque);
@@ -104,7 +107,8 @@ unsafe fn prefetch_tile<S: Simd, E>(start: *const E, [row, column]: [usize; 2], 
     }
 }
 
-/// The first or the last three rows of positions, for one vector of channels, whose pixels begin at `start`.
+/// The first or the last three rows of positions, for one vector of channels, whose pixels begin at
+/// `start`.
 #[inline(always)]
 unsafe fn transform_input_half<S: Simd, E: Element, const PLACE: u8, const LAST: bool>(
     t: &InputTile<'_, E>,
@@ -136,7 +140,8 @@ unsafe fn transform_input_half<S: Simd, E: Element, const PLACE: u8, const LAST:
                 let mut d = [S::zero(); TILE];
                 for (i, d) in d.iter_mut().enumerate() {
                     let mut p = pixels.wrapping_add(i * row_stride);
-                    // No lane of it is read, but where there is no memory that takes hundreds of cycles.
+                    // No lane is read, but a load where there is no memory takes hundreds of
+                    // cycles.
                     if PLACE == END && !exists(row + i as isize, g.height) {
                         p = E::ZEROS.as_ptr();
                     }
@@ -232,7 +237,8 @@ unsafe fn transform_output<S: Simd, E: Element, const EDGE: bool>(
     }
 }
 
-/// `A dy A^T` of one tile of the output's gradient, all channels; pixels outside the image are zero.
+/// `A dy A^T` of one tile of the output's gradient, all channels; pixels outside the image are
+/// zero.
 pub(crate) struct GradientTile<'a, E> {
     pub(crate) dy: &'a [E],
     pub(crate) grid: Grid,

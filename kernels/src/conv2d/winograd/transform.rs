@@ -1,7 +1,7 @@
 //! The transforms of Winograd's F(4x4, 3x3), vectorised over channels.
 //!
-//! Source: Lavin and Gray 2015, arXiv 1509.09308, section 4.3: y = A^T [ (G g G^T) * (B^T d B) ] A with the interpolation
-//! points 0, 1, -1, 2, -2 and infinity.
+//! Source: Lavin and Gray 2015, arXiv 1509.09308, section 4.3: y = A^T [ (G g G^T) * (B^T d B) ] A
+//! with the interpolation points 0, 1, -1, 2, -2 and infinity.
 
 use crate::simd::Simd;
 
@@ -55,8 +55,9 @@ pub(crate) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
 
 /// Half of `B^T d` of six values: the first three or the last three.
 ///
-/// Halves, since 36 intermediate values would not fit into 32 registers: reading a tile twice costs less than a detour of
-/// half of it through the stack (on Zen 4 a 64-byte store takes two cycles, a load one).
+/// Halves, since 36 intermediate values would not fit into 32 registers: reading a tile twice costs
+/// less than a detour of half of it through the stack (on Zen 4 a 64-byte store takes two cycles, a
+/// load one).
 ///
 /// # Safety
 /// As the methods of [`Simd`].

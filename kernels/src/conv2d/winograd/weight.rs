@@ -1,8 +1,9 @@
 //! The weight gradient of 3x3 convolutions with stride 1 by Winograd's F(4x4, 3x3).
 //!
-//! In: x and dy. Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G: at each of 36 positions a product of
-//! C_in x tiles by tiles x C_out, then one inverse transform of the sums.
-//! A task is a piece of the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
+//! In: x and dy.
+//! Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G: at each of 36 positions a product
+//! of C_in x tiles by tiles x C_out, then one inverse transform of the sums. A task is a piece of
+//! the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::finish::Finish;
@@ -12,18 +13,16 @@ use super::transform::POSITIONS;
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::weight_kernel::{WeightBlock, max_run, select};
-use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
-use crate::conv2d::pass::WeightOperands;
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
-use crate::pieces::whole_lines;
-use crate::simd::{GenericWork, PANEL, Simd};
+use crate::simd::{PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
 const TASK_CHANNELS: usize = 64;
 /// A piece has at least so many tiles, else the inverse transforms would cost too much.
 const PIECE_TILES: usize = 128;
 
-/// How tiles are cut: a piece is a run of the tile plan's units.
+/// Cut of the tiles: a piece is a run of the tile plan's units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     rows: PixelRows,
@@ -50,47 +49,34 @@ impl Plan {
     fn sums_len(&self) -> usize {
         POSITIONS * self.tiles.input.channels * self.tiles.output.channels.next_multiple_of(PANEL)
     }
-
-    /// Elements of the sums of all tasks, and of the scratch to add to them.
-    pub(crate) fn sums_lens(&self) -> [usize; 2] {
-        [
-            num_tasks(&self.rows.shape, [TASK_CHANNELS; 2]) * whole_lines(self.sums_len()),
-            self.tiles.slot_len(),
-        ]
-    }
-
-    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces
-            .workspace_len(num_threads, self.sums_len() + self.tiles.slot_len())
-    }
 }
 
-/// The whole weight gradient.
-pub(crate) struct WinogradWeight<'a, E> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) operands: WeightOperands<'a, E>,
-}
-
-impl<E: Element> GenericWork for WinogradWeight<'_, E> {
-    type Output = ();
-
-    fn run<S: Simd>(self) {
-        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
-        let tasks = Tasks::new(&plan.rows, x, dy, [TASK_CHANNELS; 2]);
-        gradient_pieces::run::<S, E, Plan>(plan, &tasks, target);
+impl WeightPlan for Plan {
+    fn rows(&self) -> &PixelRows {
+        &self.rows
     }
-}
 
-impl<S: Simd, E: Element> Method<S, E> for Plan {
     fn pieces(&self) -> &Pieces {
         &self.pieces
+    }
+
+    fn blocks(&self) -> [usize; 2] {
+        [TASK_CHANNELS; 2]
     }
 
     fn lens(&self) -> [usize; 2] {
         [self.sums_len(), self.tiles.slot_len()]
     }
+}
 
-    fn add_unit(
+impl<E: Element> Method<E> for Plan {
+    type Plan = Self;
+
+    fn plan(&self) -> &Self {
+        self
+    }
+
+    fn add_unit<S: Simd>(
         &self,
         task: &Task<'_, E>,
         unit: usize,
@@ -110,8 +96,9 @@ impl<S: Simd, E: Element> Method<S, E> for Plan {
         }
     }
 
-    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
-        // SAFETY: the sums of this task were all written; `dw` holds `out_count` filters from `out_c` on.
+    fn finish<S: Simd>(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
+        // SAFETY: the sums of this task were all written; `dw` holds `out_count` filters from
+        // `out_c` on.
         unsafe {
             S::vectorize(Finish {
                 sums: sums.as_ptr(),
@@ -146,8 +133,8 @@ fn run_block<S: Simd, E: Element>(
         channels: task.out_count,
         ..plan.output.grid(0)
     };
-    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its plan; features asserted
-    // by `Isa::run`.
+    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its
+    // plan; features asserted by `Isa::run`.
     unsafe {
         for index in 0..block.tiles {
             let mut tile = block.tile(plan, index, plan.input.image_len());
@@ -218,8 +205,9 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
     let mut first = 0;
     for index in 0..num_blocks {
         let is_longer = usize::from(index < longer);
-        // SAFETY: `tiles` tiles of the position lie in `v` and `d`, and its panels in `sums`, by the plan whose lengths
-        // the entry asserted. Whole vectors of `d` are read: the padded lanes leave room for them.
+        // SAFETY: `tiles` tiles of the position lie in `v` and `d`, and its panels in `sums`, by
+        // the plan whose lengths the entry asserted. Whole vectors of `d` are read: the padded
+        // lanes leave room for them.
         unsafe {
             let block = WeightBlock {
                 x: product.v.as_ptr().add(first),

@@ -1,4 +1,5 @@
-//! The updates against plain loops, bit by bit where they have no norms, and against PyTorch's numbers and the papers' formulas.
+//! The updates against plain loops, bit by bit where they have no norms, and against PyTorch's
+//! numbers and the papers' formulas.
 
 use proptest::prelude::*;
 
@@ -132,7 +133,8 @@ fn after_three_steps(mut step: impl FnMut(&mut [f32; 3], u64, &[f32; 3])) -> [f3
     parameters
 }
 
-/// Expected values as in `trainer/src/step/optimizer/tests.rs`, by PyTorch 2.15 in double precision.
+/// Expected values as in `trainer/src/step/optimizer/tests.rs`, by PyTorch 2.15 in double
+/// precision.
 #[test]
 fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
     for (nesterov, expected) in [

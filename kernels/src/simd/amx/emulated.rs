@@ -1,6 +1,7 @@
 //! Tiles in plain Rust, with the processor's semantics.
 //!
-//! In, out: as [`Tiles`]. Invariant: rounds as the Software Developer's Manual says: to the nearest, ties to even; inputs
+//! In, out: as [`Tiles`].
+//! Invariant: rounds as the Software Developer's Manual says: to the nearest, ties to even; inputs
 //! and results that are subnormal are zero.
 
 use super::{TILE_ROWS, Tiles, has_given_rows};

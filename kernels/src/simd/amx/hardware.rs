@@ -1,8 +1,9 @@
 //! Tiles by the processor's instructions.
 //!
-//! In, out: as [`Tiles`]. Invariant: reached only where [`is_available`].
-//! The compiler uses no tile registers, since nothing is compiled with AMX as a target feature: they keep their values from
-//! one instruction written here to the next.
+//! In, out: as [`Tiles`].
+//! Invariant: reached only where [`is_available`]. The compiler uses no tile registers, since
+//! nothing is compiled with AMX as a target feature: they keep their values from one instruction
+//! written here to the next.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, _xgetbv};
@@ -14,7 +15,7 @@ use super::{Emulated, TILE_ROWS, Tiles, has_given_rows};
 /// The thread's tile registers.
 pub(crate) struct Hardware(());
 
-/// What LDTILECFG reads.
+/// Operand of LDTILECFG.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -24,7 +25,8 @@ struct Config {
     rows: [u8; 16],
 }
 
-// SAFETY of all methods: the trait's contract, instructions and addresses, is passed on to the caller.
+// SAFETY of all methods: the trait's contract, instructions and addresses, is passed on to the
+// caller.
 impl Tiles for Hardware {
     #[inline(always)]
     unsafe fn configure(rows: usize) -> Self {
@@ -88,13 +90,13 @@ impl Drop for Hardware {
     /// Gives the registers up: while they are in use each switch of threads saves their 8 kB.
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the instruction exists, or there were no value. It clears the registers, and no other value of this
-        // thread is used any more, since this one was configured later.
+        // SAFETY: the instruction exists, or there were no value. It clears the registers, and no
+        // other value of this thread is used any more, since this one was configured later.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
 
-/// Whether this process may use tiles and they do what they should. Asks once.
+/// Returns whether this process may use tiles and they compute correctly. Checks once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
@@ -144,7 +146,7 @@ mod tests {
     use super::super::product::{of, of_whole_numbers};
     use super::*;
 
-    /// Whether to say so, or there are no tiles to test.
+    /// Returns whether there are tiles to test, and prints the answer.
     fn has_tiles() -> bool {
         let has_tiles = processor_has_tiles() && system_permits_tiles();
         println!(
@@ -181,7 +183,8 @@ mod tests {
     fn products_round_as_the_emulation_says() {
         let mut state = 7u64;
         for round in 0..200 {
-            // Any bits but those of infinities and NaNs: of magnitudes that meet, or from subnormal to the largest.
+            // Any bits but those of infinities and NaNs: of magnitudes that meet, or from subnormal
+            // to the largest.
             let (least, spread) = if round % 2 == 0 { (0x3e, 3) } else { (0, 0x7f) };
             let mut value = |_| {
                 state = state

@@ -1,7 +1,9 @@
 //! One product of tiles, the same for every implementation: what the instructions are checked by.
 //!
-//! In: an implementation. Out: four sums. Invariant: whole numbers below 2^24, so that no rounding can hide an error of
-//! layout or make a difference of one.
+//! In: an implementation.
+//! Out: four sums.
+//! Invariant: whole numbers below 2^24, so that no rounding can hide an error of layout or make a
+//! difference of one.
 
 use super::{TILE_ROWS, TILE_VALUES, Tiles};
 use crate::simd::bits_of;
@@ -46,7 +48,8 @@ pub(super) unsafe fn of<T: Tiles>(
     );
     let out = sums.as_mut_ptr().cast::<u8>();
     let out_stride = 2 * COLUMNS * 4;
-    // SAFETY: at most 16 rows of 64 bytes at these strides lie in the arrays; instructions by contract.
+    // SAFETY: at most 16 rows of 64 bytes at these strides lie in the arrays; instructions by
+    // contract.
     unsafe {
         let mut tiles = T::configure(rows);
         tiles.load::<4>(left, left_stride);

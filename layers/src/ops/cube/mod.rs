@@ -26,7 +26,7 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels::batch_norm::Rectifier;
 
 use super::fused::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
-use super::{BatchNormSaved, LayerOps, NormEnd};
+use super::{LayerOps, NormEnd, NormTable};
 use norm::TableLaunch;
 
 /// Of a cube.
@@ -108,7 +108,7 @@ impl LayerOps for CubeBackend {
         (mean, variance)
     }
 
-    fn norm_apply(saved: BatchNormSaved<Self>, residual: CubeTensor, end: NormEnd) -> CubeTensor {
+    fn norm_apply(saved: NormTable<Self>, residual: CubeTensor, end: NormEnd) -> CubeTensor {
         let table = into_contiguous(saved.input);
         let plan = Plan::of(&table);
         // Any tensor where there is none: it is not read then.
@@ -144,7 +144,7 @@ impl LayerOps for CubeBackend {
     }
 
     fn norm_gradient_sums(
-        saved: BatchNormSaved<Self>,
+        saved: NormTable<Self>,
         output: CubeTensor,
         dy: CubeTensor,
         end: NormEnd,
@@ -211,7 +211,7 @@ impl LayerOps for CubeBackend {
     }
 
     fn norm_gradient_input(
-        saved: BatchNormSaved<Self>,
+        saved: NormTable<Self>,
         plain: CubeTensor,
         with_normalised: CubeTensor,
         dy: CubeTensor,

@@ -17,9 +17,8 @@ use burn_cubecl::cubecl::logging::{
 };
 
 use super::*;
-use crate::choices::{Convolution, Recompute};
-use crate::ops::{BatchNormOptions, FusedOptions, FusedSaved, Residual, composed, fused};
-use kernels::simd::Isa;
+use crate::choices::Convolution;
+use crate::ops::{ConvolutionOptions, LayerOptions, LayerSaved, ResidualKind, composed, fused};
 
 const EPSILON: f64 = 1e-5;
 
@@ -181,7 +180,7 @@ fn results<B: LayerOps>(
     let (mean, variance) = reference.map_or((mean, variance), |[mean, variance, _]| {
         (row(mean), row(variance))
     });
-    let saved = BatchNormSaved {
+    let saved = NormTable {
         input: table(1),
         gamma: case.row::<B>(2, device),
         beta: case.row::<B>(3, device),
@@ -366,7 +365,7 @@ fn what_is_no_number_stays_so_in_its_channel_and_nowhere_else() {
     let table = upload::<Cube>(values, &shape, &device, FloatDType::F32);
     let (mean, variance) = <Cube as LayerOps>::norm_moments(table.clone());
     let row = || upload::<Cube>(vec![1.0; 8], &[8], &device, FloatDType::F32);
-    let saved = BatchNormSaved {
+    let saved = NormTable {
         input: table.clone(),
         gamma: row(),
         beta: row(),
@@ -389,7 +388,7 @@ fn what_is_no_number_stays_so_in_its_channel_and_nowhere_else() {
 }
 
 /// A layer with its convolution, forward and backward, by the extension's own entries: `results` of what the passes make.
-fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
+fn layer<B: LayerOps>(residual: ResidualKind, device: &Device<B>) -> Results {
     let shape = [5, 9, 9, 20];
     let table = |seed| upload::<B>(values(seed, 5 * 81 * 20), &shape, device, FloatDType::F32);
     let row = |seed| upload::<B>(values(seed, 20), &[20], device, FloatDType::F32);
@@ -399,19 +398,15 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
         device,
         FloatDType::F32,
     );
-    let options = FusedOptions {
+    let convolution = ConvolutionOptions {
         stride: 1,
         padding: 1,
+        algorithm: Convolution::Auto,
+    };
+    let options = LayerOptions {
         residual,
         rectifier: Rectifier::Relu,
-        convolution: Convolution::Auto,
-        isa: Isa::detect(),
-        recompute: Recompute::None,
-        norm: BatchNormOptions::new(EPSILON),
-        hooked: None,
-        input: None,
-        residual_from: None,
-        output: None,
+        ..LayerOptions::new(Some(convolution), EPSILON)
     };
     // The bodies themselves: on Flex the entries would take its own kernels.
     let fused = fused::composed::forward::<B>(
@@ -424,18 +419,18 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
     );
     let made = [
         &fused.output,
-        &fused.convolved,
+        &fused.kept_convolved,
         &fused.mean,
         &fused.variance,
     ]
     .map(|tensor| read::<B>(tensor.clone()));
-    let saved = FusedSaved {
+    let saved = LayerSaved {
         input: table(1),
         weight,
         gamma: row(3),
         beta: row(4),
         output: fused.output,
-        convolved: fused.convolved,
+        convolved: fused.kept_convolved,
         mean: fused.mean,
         variance: fused.variance,
         num_values: fused.num_values,
@@ -455,7 +450,7 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
         ("gamma's gradient", read::<B>(gradients.gamma)),
         ("beta's gradient", read::<B>(gradients.beta)),
     ]);
-    if residual != Residual::None {
+    if residual != ResidualKind::None {
         found.push(("residual's gradient", read::<B>(gradients.residual)));
     }
     Results(found)
@@ -466,7 +461,7 @@ fn a_layer_on_the_device_agrees_with_flex_and_gives_equal_bits_twice() {
     let Some((_alone, device)) = adapter() else {
         return;
     };
-    for residual in [Residual::None, Residual::Identity] {
+    for residual in [ResidualKind::None, ResidualKind::Identity] {
         let (found, again) = (
             layer::<Cube>(residual, &device),
             layer::<Cube>(residual, &device),
@@ -512,7 +507,7 @@ fn a_layers_normalisation_is_six_launches_of_ours() {
     let Some((_alone, device)) = adapter() else {
         return;
     };
-    let own = launches(|| drop(layer::<Cube>(Residual::Identity, &device)));
+    let own = launches(|| drop(layer::<Cube>(ResidualKind::Identity, &device)));
     let of_ours = |names: &[&str]| {
         names
             .iter()
@@ -525,7 +520,7 @@ fn a_layers_normalisation_is_six_launches_of_ours() {
         ..Default::default()
     };
     composed.apply();
-    let composed = launches(|| drop(layer::<Cube>(Residual::Identity, &device)));
+    let composed = launches(|| drop(layer::<Cube>(ResidualKind::Identity, &device)));
     crate::switches::Switches::default().apply();
     assert_eq!(of_ours(&composed), 0);
     eprintln!(

@@ -1,4 +1,5 @@
-//! A layer's call as its kernels see it: all that their time depends on, and the activations that they walk over.
+//! A layer's call as its kernels see it: the properties that their time depends on, and the
+//! activations that they read and write.
 
 use kernels::Storage;
 use kernels::batch_norm::{Rectifier, ShortcutA};
@@ -6,17 +7,16 @@ use kernels::conv2d::{Algorithm, Conv2dShape};
 use kernels::layer::Layer;
 use kernels::simd::Isa;
 
-use super::Residual;
+use super::ResidualKind;
 use crate::ops::clock::Kernel;
 
-/// What is known of the normalisation that made a layer's input.
+/// Knowledge about the normalisation that made a layer's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum Before {
-    /// Nothing.
     Unknown,
-    /// All, beside what it gave.
+    /// All, and the input is stored.
     Stored,
-    /// All, and its input stands where what it gives is read.
+    /// All, and the layer reads the input of the normalisation.
     Raw,
 }
 
@@ -28,9 +28,9 @@ pub(crate) struct LayerCall {
     pub(in crate::ops) isa: Isa,
     pub(in crate::ops) storage: Storage,
     pub(in crate::ops) before: Before,
-    pub(in crate::ops) residual: Residual,
+    pub(in crate::ops) residual: ResidualKind,
     pub(in crate::ops) rectifier: Rectifier,
-    /// Of the backward pass, as `has_addend`.
+    /// For the backward pass, as `has_addend`.
     pub(in crate::ops) needs_input: bool,
     pub(in crate::ops) has_addend: bool,
 }
@@ -45,7 +45,7 @@ impl LayerCall {
             ..
         } = self.shape;
         // A convolution of single pixels may be cut between any rows; shortcut A between images only.
-        let by_rows = kernel == 1 && stride == 1 && self.residual != Residual::ShortcutA;
+        let by_rows = kernel == 1 && stride == 1 && self.residual != ResidualKind::ShortcutA;
         let shape = if by_rows {
             Conv2dShape {
                 batch: batch * height,
@@ -58,16 +58,16 @@ impl LayerCall {
         Layer::new(shape, self.algorithm, self.isa, self.storage)
     }
 
-    /// Elements of the residual.
+    /// Returns the number of elements of the residual.
     pub(in crate::ops) fn residual_len(&self) -> usize {
         match self.residual {
-            Residual::None => 0,
-            Residual::Identity => self.shape.output_len(),
-            Residual::ShortcutA => self.shortcut_shape().iter().product(),
+            ResidualKind::None => 0,
+            ResidualKind::Identity => self.shape.output_len(),
+            ResidualKind::ShortcutA => self.shortcut_shape().iter().product(),
         }
     }
 
-    /// The shape of what shortcut A is made of, if that is the residual.
+    /// Returns the shape of the input of shortcut A, if the residual is one.
     pub(in crate::ops) fn shortcut_shape(&self) -> [usize; 4] {
         let shape = &self.shape;
         [
@@ -78,19 +78,15 @@ impl LayerCall {
         ]
     }
 
-    /// Whether the gate of the ReLU is read from the output.
-    pub(in crate::ops) fn is_gated_by_output(&self) -> bool {
-        is_gated_by_output(self.rectifier, self.residual)
-    }
-
-    /// Bytes of activations that a kernel reads and writes in memory, if a group of images stays in a cache.
+    /// Returns the bytes of activations that a kernel reads and writes in memory, if a group of
+    /// images stays in a cache.
     pub(in crate::ops) fn bytes(&self, kernel: Kernel) -> usize {
         let (x, z, residual) = (
             self.shape.input_len(),
             self.shape.output_len(),
             self.residual_len(),
         );
-        let gate = usize::from(self.is_gated_by_output()) * z;
+        let gate = usize::from(is_gated_by_output(self.rectifier, self.residual)) * z;
         let elements = match kernel {
             Kernel::Convolution => x + z,
             Kernel::Normalisation => 2 * z + residual,
@@ -111,7 +107,8 @@ impl LayerCall {
         elements * self.storage.size()
     }
 
-    /// Elements that a gradient reads and writes once more, where the passes come one after the other.
+    /// Returns the elements that a gradient reads and writes again if its passes run one after the
+    /// other.
     fn elements_again(&self, x: usize, z: usize) -> usize {
         let dz = z * (2 + usize::from(self.needs_input));
         let normalised = usize::from(self.before == Before::Raw) * 2 * x;
@@ -120,12 +117,12 @@ impl LayerCall {
     }
 }
 
-/// Whether the gate of what ends a layer is read from its output; else from the convolution's result.
-pub(in crate::ops) fn is_gated_by_output(rectifier: Rectifier, residual: Residual) -> bool {
-    rectifier != Rectifier::None && residual != Residual::None
+/// Returns whether the gate of a rectifier is read from the layer's output, not recomputed.
+pub(in crate::ops) fn is_gated_by_output(rectifier: Rectifier, residual: ResidualKind) -> bool {
+    rectifier != Rectifier::None && residual != ResidualKind::None
 }
 
-/// Shortcut A of values of a shape, for so many channels.
+/// Returns shortcut A of values of a shape, for so many channels.
 pub(in crate::ops) fn shortcut_a(
     [num_images, height, width, channels_in]: [usize; 4],
     channels: usize,

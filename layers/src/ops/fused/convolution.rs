@@ -1,5 +1,5 @@
-//! Convolutions and their gradients in the activations' number format: on burn's GPU backend some by kernels of ours, else by burn's
-//! operations.
+//! Convolutions and their gradients in the activations' number format: some by our kernels on
+//! burn's GPU backend, the others by burn's operations.
 //!
 //! In and out: `[N, H, W, C]`. Invariant: operands and result are of the activations' type, weights rounded to it; products are
 //! summed in f32. burn convolves planes, so tensors pass through permuted views.
@@ -11,28 +11,28 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{DTypeUsage, TensorMetadata};
 use burn::tensor::FloatDType;
 
-use super::FusedOptions;
+use crate::ops::ConvolutionOptions;
 use crate::ops::LayerOps;
 use crate::ops::composed::{round, widen};
 
-/// How a layer's convolution is computed.
+/// Number formats of a layer's convolution by burn.
 #[derive(Clone, Debug)]
-pub(super) struct Convolution {
-    /// The type of the activations.
+pub(super) struct BurnConvolution {
+    /// Type of the activations.
     pub(super) stored: FloatDType,
-    /// The type that burn is given, after rounding to `stored`.
+    /// Type of burn's operands, after rounding to `stored`.
     pub(super) computed: FloatDType,
     pub(super) options: ConvOptions<2>,
 }
 
-impl Convolution {
-    /// Computes in the type of `input` where the device has tensor cores for it. Elsewhere in f32, with operands and results
-    /// rounded: Flex's own convolution in f16 would sum in f16, and its own in bf16 does just this.
-    /// In as many groups as a weight's second axis says.
+impl BurnConvolution {
+    /// Returns the type of `input` if the device has tensor cores for it, else f32 with operands and
+    /// results rounded: Flex's own convolution in f16 would sum in f16, and in bf16 it does the same.
+    /// The second axis of the weight gives the number of groups.
     pub(super) fn of<B: Backend>(
         input: &FloatTensor<B>,
         weight: &FloatTensor<B>,
-        options: &FusedOptions,
+        options: ConvolutionOptions,
     ) -> Self {
         let is_accelerated =
             B::dtype_usage(&input.device(), input.dtype()).contains(DTypeUsage::Accelerated);
@@ -53,7 +53,7 @@ impl Convolution {
         }
     }
 
-    /// Of the stored type.
+    /// Returns the output in the stored type.
     pub(super) fn forward<B: LayerOps>(
         &self,
         input: FloatTensor<B>,
@@ -66,7 +66,8 @@ impl Convolution {
         )
     }
 
-    /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32.
+    /// Returns the gradients of the input, if it is needed, in the computed type, and of the weight
+    /// in f32.
     pub(super) fn gradients<B: LayerOps>(
         &self,
         input: FloatTensor<B>,
@@ -92,7 +93,7 @@ impl Convolution {
     }
 }
 
-/// [`LayerOps::convolution`] by burn's operations.
+/// Computes [`LayerOps::convolution`] by burn's operations.
 pub(in crate::ops) fn convolution_by_burn<B: Backend>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -101,7 +102,7 @@ pub(in crate::ops) fn convolution_by_burn<B: Backend>(
     from_planes::<B>(B::conv2d(to_planes::<B>(input), weight, None, options))
 }
 
-/// [`LayerOps::input_gradient`] by burn's operations.
+/// Computes [`LayerOps::input_gradient`] by burn's operations.
 pub(in crate::ops) fn input_gradient_by_burn<B: Backend>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -116,7 +117,7 @@ pub(in crate::ops) fn input_gradient_by_burn<B: Backend>(
     ))
 }
 
-/// [`LayerOps::weight_gradient`] by burn's operations.
+/// Computes [`LayerOps::weight_gradient`] by burn's operations.
 pub(in crate::ops) fn weight_gradient_by_burn<B: Backend>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,

@@ -1,29 +1,44 @@
-//! The fused operations on Flex by our own kernels.
+//! A layer on Flex by our own kernels.
 //!
-//! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are copied once.
+//! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are
+//! copied once.
 //! Invariant: bit-equal for any number of threads.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::Storage;
 use kernels::arena::Buffer;
-use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved};
+use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved};
 use kernels::conv2d::{Conv2dShape, Epilogue};
 use kernels::layer::{Backward, Gradients};
-use kernels::pool;
-use kernels::simd::Isa;
 
-use super::call::{Before, LayerCall, is_gated_by_output, shortcut_a};
+use super::call::{self, Before, LayerCall, shortcut_a};
 use super::linked::{
     LinkedNorm, Read, Statistics, before, kept_input, leaves_raw, norm_of, normalised, reads_raw,
 };
-use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
+use super::{LayerGradients, LayerOptions, LayerOutput, LayerSaved, ResidualKind};
+use crate::ops::ConvolutionOptions;
 use crate::ops::clock::{Kernel, time};
-use crate::ops::flex::{inverse_stds, to_f32};
 use crate::ops::memory::{
-    ARENA, Activation, activation, contiguous, floats, only_shape, tensor, with_scratch,
+    ARENA, Activation, activation, contiguous, floats, inverse_stds, only_shape, tensor, to_f32,
+    with_scratch,
 };
 use crate::ops::statistics::{GradientSums, Moments};
+
+/// Returns the options of a layer that shares nothing with the layers before and after it.
+pub(in crate::ops) fn unlinked(options: LayerOptions) -> LayerOptions {
+    LayerOptions {
+        input: None,
+        residual_from: None,
+        output: None,
+        ..options
+    }
+}
+
+/// Returns whether the gate of the rectifier is read from the output.
+pub(in crate::ops) fn is_gated_by_output(options: &LayerOptions) -> bool {
+    call::is_gated_by_output(options.rectifier, options.residual)
+}
 
 pub(in crate::ops) fn forward<E: Activation>(
     input: FlexTensor,
@@ -31,65 +46,103 @@ pub(in crate::ops) fn forward<E: Activation>(
     gamma: FlexTensor,
     beta: FlexTensor,
     residual: FlexTensor,
-    options: FusedOptions,
-) -> FusedOutput<Flex> {
-    let call = call::<E>(&input, &weight, &options);
-    let shape = output_shape(&call.shape);
-    let [.., channels] = shape;
-    let mut moments = vec![0.0; 2 * channels];
+    options: &LayerOptions,
+) -> LayerOutput<Flex> {
+    let gamma = contiguous(gamma);
+    let channels = floats(&gamma).len();
+    let call = call::<E>(&input, &weight, options);
     let weight = contiguous(weight);
-    let convolved = convolve::<E>(
-        &call,
-        &Read::given::<E>(&input, &options),
-        &weight,
-        &mut moments,
-    );
-    let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
-    let moments = moments.reduce(options.norm.reducer.as_deref());
-    let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
-    let invstd = inverse_stds(&variance, options.norm.epsilon);
+    let mut moments = vec![0.0; 2 * channels];
+    let convolved = match &call {
+        Some(call) => {
+            let read = Read::given::<E>(&input, options);
+            let convolved = convolve::<E>(call, &read, &weight, &mut moments);
+            activation(convolved, output_shape(&call.shape))
+        }
+        None => E::activations(input.clone()),
+    };
+    let x = E::values(&convolved);
+    let rows = x.len() / channels;
+    if call.is_none() {
+        with_scratch(|scratch| {
+            let len = batch_norm::moments_workspace_len(rows, channels);
+            let workspace = scratch.workspace.floats(len);
+            time(Kernel::NormStatistics, None, || {
+                batch_norm::moments(options.isa, x, &mut moments, workspace)
+            });
+        });
+    }
+    let moments = Moments::of_sums(rows as f64, moments).reduce(options.reducer.as_deref());
+    let mean = to_f32(&moments.mean);
+    let variance = to_f32(&moments.variance());
     let statistics = Statistics {
         mean: mean.clone(),
-        invstd,
-        gamma: contiguous(gamma),
+        invstd: inverse_stds(&variance, options.epsilon),
+        gamma,
         beta: contiguous(beta),
     };
-    let output = (!leaves_raw(&options)).then(|| {
-        with_residual::<E, _>(&residual, &options, channels, |residual| {
-            normalised(&call, &statistics, &convolved, residual)
+    let output = if leaves_raw(options) {
+        convolved.clone()
+    } else {
+        with_residual::<E, _>(&residual, options, channels, |residual| {
+            let rectifier = options.rectifier;
+            normalised(
+                options.isa,
+                rectifier,
+                call.as_ref(),
+                &statistics,
+                &convolved,
+                residual,
+            )
         })
-    });
-    let convolved = activation(convolved, shape);
+    };
     if let Some(link) = &options.output {
-        // Made for this one pass.
+        // The link belongs to this pass and is set once.
         let _ = link.norm.set(LinkedNorm::of_layer(
             call,
-            &options,
+            options,
             [&input, &weight, &residual, &convolved],
             statistics,
         ));
     }
-    FusedOutput {
-        output: output.unwrap_or_else(|| convolved.clone()),
-        convolved,
+    let own = options.output.as_deref().and_then(norm_of);
+    let makes_output_again = own.is_some_and(LinkedNorm::makes_output_again);
+    let makes_convolved_again = own.is_some_and(LinkedNorm::makes_convolved_again);
+    LayerOutput {
+        kept_input: kept_input(&input, options),
+        kept_output: if is_gated_by_output(options) && !makes_output_again {
+            output.clone()
+        } else {
+            only_shape(&output)
+        },
+        kept_convolved: if makes_convolved_again {
+            only_shape(&convolved)
+        } else {
+            convolved
+        },
+        output,
         mean: tensor(mean, [channels]),
         variance: tensor(variance, [channels]),
         num_values: moments.count,
     }
 }
 
+/// # Panics
+/// Without a convolution.
 pub(in crate::ops) fn inference<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
     scale: FlexTensor,
     shift: FlexTensor,
     residual: FlexTensor,
-    options: &FusedOptions,
+    options: &LayerOptions,
 ) -> FlexTensor {
     let call = call::<E>(&input, &weight, options);
+    let call = call.expect("a layer outside training has a convolution");
     let layer = call.plan();
     let conv = layer.conv();
-    let (input, weight) = (E::activations(input), contiguous(weight));
+    let input = E::activations(input);
+    let weight = contiguous(weight);
     let mut convolved = ARENA.take::<E>(conv.shape().output_len());
     with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
@@ -108,13 +161,13 @@ pub(in crate::ops) fn inference<E: Activation>(
         });
     });
     let mut output = ARENA.take::<E>(convolved.len());
-    let (scale, shift) = (contiguous(scale), contiguous(shift));
+    let scale = contiguous(scale);
+    let shift = contiguous(shift);
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
-        let (scale, shift) = (floats(&scale), floats(&shift));
         batch_norm::scale_shift(
             options.isa,
-            scale,
-            shift,
+            floats(&scale),
+            floats(&shift),
             &convolved,
             residual,
             options.rectifier,
@@ -124,36 +177,18 @@ pub(in crate::ops) fn inference<E: Activation>(
     activation(output, output_shape(&call.shape))
 }
 
-/// What of `saved` is held until the backward pass, in tensors that have nothing but their shape for the rest.
-pub(in crate::ops) fn kept(
-    mut saved: FusedSaved<Flex>,
-    options: &FusedOptions,
-) -> FusedSaved<Flex> {
-    let own = options.output.as_deref().and_then(norm_of);
-    if !is_gated_by_output(options.rectifier, options.residual)
-        || own.is_some_and(LinkedNorm::makes_output_again)
-    {
-        saved.output = only_shape(&saved.output);
-    }
-    if own.is_some_and(LinkedNorm::makes_convolved_again) {
-        saved.convolved = only_shape(&saved.convolved);
-    }
-    saved.input = kept_input(&saved.input, options);
-    saved
-}
-
+// tidy: long function because the values that both kinds of layers borrow live in it
 pub(in crate::ops) fn backward<E: Activation>(
-    saved: FusedSaved<Flex>,
+    saved: LayerSaved<Flex>,
     output_gradient: FlexTensor,
-    options: FusedOptions,
-) -> FusedGradients<Flex> {
-    let call = call::<E>(&saved.input, &saved.weight, &options);
-    let call = LayerCall {
+    options: &LayerOptions,
+) -> LayerGradients<Flex> {
+    let own = options.output.as_deref().and_then(norm_of);
+    let call = call::<E>(&saved.input, &saved.weight, options).map(|call| LayerCall {
         needs_input: saved.needs_input,
         has_addend: saved.has_addend,
         ..call
-    };
-    let (shape, own) = (call.shape, options.output.as_deref().and_then(norm_of));
+    });
     let [mean, variance, gamma, beta, weight] = [
         saved.mean,
         saved.variance,
@@ -162,53 +197,81 @@ pub(in crate::ops) fn backward<E: Activation>(
         saved.weight,
     ]
     .map(contiguous);
+    let channels = floats(&gamma).len();
     let dy = E::activations(output_gradient);
     let convolved = own.map_or_else(
         || E::activations(saved.convolved),
         LinkedNorm::convolved::<E>,
     );
-    let output = gate_values::<E>(own, saved.output, &options).unwrap_or_else(|| convolved.clone());
-    let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
+    let output = gate_values::<E>(own, saved.output, options).unwrap_or_else(|| convolved.clone());
+    let invstd = inverse_stds(floats(&variance), options.epsilon);
     let affine = Affine {
         mean: floats(&mean),
         invstd: &invstd,
         gamma: floats(&gamma),
         beta: floats(&beta),
     };
-    let gate = Gate::of(
-        options.rectifier,
-        options.residual != Residual::None,
-        E::values(&output),
-    );
+    let has_residual = options.residual != ResidualKind::None;
     let norm = Saved {
         affine,
         x: E::values(&convolved),
-        gate,
+        gate: Gate::of(options.rectifier, has_residual, E::values(&output)),
     };
     let left = options
         .output
         .as_deref()
         .and_then(|link| link.take_sums(&dy));
-    let local = left.unwrap_or_else(|| gradient_sums(&call, &norm, E::values(&dy)));
-    let all = local.reduce(options.norm.reducer.as_deref());
+    let local = left
+        .unwrap_or_else(|| gradient_sums(options, call.as_ref(), channels, &norm, E::values(&dy)));
+    let all = local.reduce(options.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
-    let has_residual = options.residual != Residual::None;
-    let mut d_residual = ARENA.take::<E>(if has_residual {
-        saved.residual_shape.iter().product()
-    } else {
-        0
-    });
+    let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
+    let mut gradients = LayerGradients {
+        input: nothing(),
+        weight: nothing(),
+        gamma: tensor(to_f32(&local.with_normalised), [channels]),
+        beta: tensor(to_f32(&local.plain), [channels]),
+        residual: nothing(),
+    };
+    let input_shape = saved.input.shape();
+    let mut d_input = saved
+        .needs_input
+        .then(|| ARENA.take::<E>(input_shape.num_elements()));
+    let Some(call) = call else {
+        if let Some(mut d_input) = d_input {
+            time(Kernel::NormGradient, None, || {
+                batch_norm::backward(
+                    options.isa,
+                    &norm,
+                    &sums,
+                    saved.num_values,
+                    E::values(&dy),
+                    &mut d_input,
+                    ResidualGradient::None,
+                );
+            });
+            gradients.input = activation(d_input, input_shape);
+        }
+        return gradients;
+    };
+
+    let shape = call.shape;
+    let residual_len = match options.residual {
+        ResidualKind::None => 0,
+        _ => saved.residual_shape.iter().product(),
+    };
+    let mut d_residual = ARENA.take::<E>(residual_len);
     let residual = match options.residual {
-        Residual::None => ResidualGradient::None,
-        Residual::Identity => ResidualGradient::Write(&mut d_residual),
-        Residual::ShortcutA => ResidualGradient::WriteOptionA(
-            shortcut_a(saved.residual_shape, shape.out_channels),
+        ResidualKind::None => ResidualGradient::None,
+        ResidualKind::Identity => ResidualGradient::Write(&mut d_residual),
+        ResidualKind::ShortcutA => ResidualGradient::WriteOptionA(
+            shortcut_a(saved.residual_shape, channels),
             &mut d_residual,
         ),
     };
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
-    let read = Read::again::<E>(&saved.input, &options, saved.needs_input);
+    let read = Read::again::<E>(&saved.input, options, saved.needs_input);
     let given = Backward {
         input: read.input(),
         norm,
@@ -218,52 +281,46 @@ pub(in crate::ops) fn backward<E: Activation>(
         packed: &[],
         addend: addend.as_ref().map(E::values),
     };
-    let mut d_input = saved
-        .needs_input
-        .then(|| ARENA.take::<E>(shape.input_len()));
-    let (mut d_weight, mut input_sums) = (
-        ARENA.take::<f32>(shape.weight_len()),
-        vec![0.0; 2 * shape.in_channels],
-    );
+    let mut d_weight = ARENA.take::<f32>(shape.weight_len());
+    let mut input_sums = vec![0.0; 2 * shape.in_channels];
     let wanted = Gradients {
         dx: d_input.as_deref_mut(),
         dw: &mut d_weight,
         residual,
         input_sums: &mut input_sums,
     };
-    gradients(&call, floats(&weight), given, wanted);
-    let d_input = d_input.map(|values| activation(values, saved.input.shape()));
-    own.map(LinkedNorm::give_up);
-    if let (Some(link), Some(gradient)) = (read.link(), &d_input) {
-        link.leave_sums(gradient.clone(), GradientSums::of(input_sums));
+    run_backward(&call, floats(&weight), given, wanted);
+    if let Some(own) = own {
+        own.give_up();
     }
-    let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
-    FusedGradients {
-        input: d_input.unwrap_or_else(nothing),
-        weight: activation(d_weight, weight.shape().dims::<4>()),
-        gamma: tensor(to_f32(&local.with_normalised), [shape.out_channels]),
-        beta: tensor(to_f32(&local.plain), [shape.out_channels]),
-        residual: if d_residual.is_empty() {
-            nothing()
-        } else {
-            activation(d_residual, saved.residual_shape)
-        },
+    if let Some(d_input) = d_input {
+        gradients.input = activation(d_input, input_shape);
+        if let Some(link) = read.link() {
+            link.leave_sums(gradients.input.clone(), GradientSums::of(input_sums));
+        }
     }
+    gradients.weight = activation(d_weight, weight.shape().dims::<4>());
+    if has_residual {
+        gradients.residual = activation(d_residual, saved.residual_shape);
+    }
+    gradients
 }
 
-/// What the layer gave, where its gate is read from it.
+/// Returns the output of the layer, if its gate is read from it.
 fn gate_values<E: Activation>(
     own: Option<&LinkedNorm>,
     kept: FlexTensor,
-    options: &FusedOptions,
+    options: &LayerOptions,
 ) -> Option<FlexTensor> {
-    let again = || own.and_then(LinkedNorm::output::<E>);
-    is_gated_by_output(options.rectifier, options.residual)
-        .then(|| again().unwrap_or_else(|| E::activations(kept)))
+    if !is_gated_by_output(options) {
+        return None;
+    }
+    let again = own.and_then(LinkedNorm::output::<E>);
+    Some(again.unwrap_or_else(|| E::activations(kept)))
 }
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
-fn gradients<E: Activation>(
+fn run_backward<E: Activation>(
     call: &LayerCall,
     weight: &[f32],
     given: Backward<'_, E>,
@@ -285,64 +342,16 @@ fn gradients<E: Activation>(
     });
 }
 
-pub(in crate::ops) fn global_average<E: Activation>(input: FlexTensor) -> FlexTensor {
-    let [images, height, width, channels] = input.shape().dims();
-    let mut means = vec![0.0; images * channels];
-    let input = E::activations(input);
-    time(Kernel::Average, None, || {
-        pool::global_average(
-            Isa::detect(),
-            E::values(&input),
-            height * width,
-            channels,
-            &mut means,
-        );
-    });
-    tensor(means, [images, channels])
-}
-
-pub(in crate::ops) fn global_average_backward<E: Activation>(
-    gradient: FlexTensor,
-    shape: [usize; 4],
-) -> FlexTensor {
-    let [_, height, width, channels] = shape;
-    let mut d_input = ARENA.take::<E>(shape.iter().product());
-    let gradient = contiguous(gradient);
-    time(Kernel::Average, None, || {
-        pool::global_average_backward(
-            Isa::detect(),
-            floats(&gradient),
-            height * width,
-            channels,
-            &mut d_input,
-        );
-    });
-    activation(d_input, shape)
-}
-
-/// What the passes of a layer are planned by; the gradients' are filled in later.
+/// Returns the plan of a layer's convolution; the fields of the gradients are filled in later.
 pub(super) fn call<E: Activation>(
     input: &FlexTensor,
     weight: &FlexTensor,
-    options: &FusedOptions,
-) -> LayerCall {
-    let [batch, height, width, in_channels] = input.shape().dims();
-    let [out_channels, of_group, kernel, _] = weight.shape().dims();
-    let groups = in_channels / of_group;
-    let (stride, padding) = (options.stride, options.padding);
-    LayerCall {
-        shape: Conv2dShape {
-            batch,
-            height,
-            width,
-            in_channels,
-            out_channels,
-            kernel,
-            stride,
-            padding,
-            groups,
-        },
-        algorithm: options.convolution.of_kernels(),
+    options: &LayerOptions,
+) -> Option<LayerCall> {
+    let convolution = options.convolution?;
+    Some(LayerCall {
+        shape: convolution_shape(input, weight, convolution),
+        algorithm: convolution.algorithm.of_kernels(),
         isa: options.isa,
         storage: Storage::of::<E>(),
         before: match before(options) {
@@ -354,10 +363,30 @@ pub(super) fn call<E: Activation>(
         rectifier: options.rectifier,
         needs_input: false,
         has_addend: false,
+    })
+}
+
+pub(in crate::ops) fn convolution_shape(
+    input: &FlexTensor,
+    weight: &FlexTensor,
+    convolution: ConvolutionOptions,
+) -> Conv2dShape {
+    let [batch, height, width, in_channels] = input.shape().dims();
+    let [out_channels, of_group, kernel, _] = weight.shape().dims();
+    Conv2dShape {
+        batch,
+        height,
+        width,
+        in_channels,
+        out_channels,
+        kernel,
+        stride: convolution.stride,
+        padding: convolution.padding,
+        groups: in_channels / of_group,
     }
 }
 
-pub(super) fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
+pub(in crate::ops) fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
     [
         shape.batch,
         shape.out_height(),
@@ -366,7 +395,7 @@ pub(super) fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
     ]
 }
 
-/// The raw result and its moments; the weight is contiguous.
+/// Returns the raw result and writes its moments; the weight is contiguous.
 pub(super) fn convolve<E: Activation>(
     call: &LayerCall,
     input: &Read<'_>,
@@ -390,15 +419,20 @@ pub(super) fn convolve<E: Activation>(
     output
 }
 
-fn gradient_sums<E: Activation>(call: &LayerCall, saved: &Saved<'_, E>, dy: &[E]) -> GradientSums {
-    let channels = call.shape.out_channels;
+fn gradient_sums<E: Activation>(
+    options: &LayerOptions,
+    call: Option<&LayerCall>,
+    channels: usize,
+    saved: &Saved<'_, E>,
+    dy: &[E],
+) -> GradientSums {
     let mut sums = vec![0.0; 2 * channels];
     with_scratch(|scratch| {
         let workspace = scratch
             .workspace
             .doubles(batch_norm::workspace_len(dy.len() / channels, channels));
-        time(Kernel::NormSums, Some(call), || {
-            batch_norm::backward_sums(call.isa, saved, dy, &mut sums, workspace);
+        time(Kernel::NormSums, call, || {
+            batch_norm::backward_sums(options.isa, saved, dy, &mut sums, workspace);
         });
     });
     GradientSums::of(sums)
@@ -406,19 +440,19 @@ fn gradient_sums<E: Activation>(call: &LayerCall, saved: &Saved<'_, E>, dy: &[E]
 
 fn with_residual<E: Activation, T>(
     residual: &FlexTensor,
-    options: &FusedOptions,
+    options: &LayerOptions,
     channels: usize,
-    work: impl FnOnce(batch_norm::Residual<'_, E>) -> T,
+    work: impl FnOnce(Residual<'_, E>) -> T,
 ) -> T {
-    if options.residual == Residual::None {
-        return work(batch_norm::Residual::None);
+    if options.residual == ResidualKind::None {
+        return work(Residual::None);
     }
     let shape = residual.shape().dims();
     let residual = E::activations(residual.clone());
     work(match options.residual {
-        Residual::ShortcutA => {
-            batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual))
+        ResidualKind::ShortcutA => {
+            Residual::OptionA(shortcut_a(shape, channels), E::values(&residual))
         }
-        _ => batch_norm::Residual::Identity(E::values(&residual)),
+        _ => Residual::Identity(E::values(&residual)),
     })
 }

@@ -1,10 +1,12 @@
-//! What a layer and the one that reads its output know of each other, so that neither walks over it twice.
+//! Knowledge that a layer and the readers of its output share, so that none reads an activation
+//! twice.
 //!
-//! In: the forward pass of the first, the backward passes of its readers. Out: the first one's normalisation, for a reader to apply
-//! where its input is still raw; whether a reader has left a gradient on the tape, which the next one then adds as it writes its own; the
-//! sums of the normalisation's gradient, which the last reader takes on the way.
-//! Invariant: sums are of the gradient that they lie beside, so the first layer takes them only if that is the one it is given; a
-//! reader that knows no links changes nothing but the speed.
+//! In: the forward pass of the first layer, the backward passes of its readers.
+//! Out: the normalisation of the first layer, for a reader to apply if its input is still raw;
+//! whether a reader has left a gradient on the tape, which the next reader then adds as it writes
+//! its own; the sums of the normalisation's gradient, which the last reader takes on the way.
+//! Invariant: sums belong to the gradient that is stored with them, so the first layer takes them
+//! only if it gets that gradient. A reader without links changes only the speed.
 //! Source: Jung et al. 2019, arXiv 1807.01702.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +19,12 @@ use burn::backend::flex::FlexTensor;
 use super::linked::LinkedNorm;
 use crate::ops::statistics::GradientSums;
 
-/// Between one layer and those that read its output.
+/// Link between a layer and the readers of its output.
 #[derive(Debug)]
 pub(crate) struct NormLink {
-    /// Whether the output may stay the convolution's raw result, since there is one reader, which normalises it.
+    /// True if the output may stay the convolution's raw result, since the only reader normalises it.
     pub(in crate::ops) may_be_raw: bool,
-    /// Whether the tape holds a gradient of the output.
+    /// True if the tape holds a gradient of the output.
     has_gradient: AtomicBool,
     #[cfg(feature = "flex")]
     pub(in crate::ops) norm: OnceLock<LinkedNorm>,
@@ -31,7 +33,7 @@ pub(crate) struct NormLink {
 }
 
 impl NormLink {
-    /// A link that the first layer has not seen yet.
+    /// Returns a link that the first layer has not filled yet.
     pub(crate) fn new(may_be_raw: bool) -> Self {
         Self {
             may_be_raw,
@@ -43,18 +45,19 @@ impl NormLink {
         }
     }
 
-    /// Says whether the tape holds a gradient of the output from now on. Returns what was said before.
+    /// Sets whether the tape holds a gradient of the output, and returns the former value.
     pub(in crate::ops) fn hold_gradient(&self, holds: bool) -> bool {
         self.has_gradient.swap(holds, Ordering::Relaxed)
     }
 
-    /// Leaves the sums of `gradient` for the first layer. Held here, its memory is not written again.
+    /// Leaves the sums of `gradient` for the first layer, and holds it so that its memory is not
+    /// reused.
     #[cfg(feature = "flex")]
     pub(in crate::ops) fn leave_sums(&self, gradient: FlexTensor, sums: GradientSums) {
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = Some((gradient, sums));
     }
 
-    /// The sums, if the last reader left those of `gradient`.
+    /// Returns the sums, if the last reader left those of `gradient`.
     #[cfg(feature = "flex")]
     pub(in crate::ops) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
         let (summed, sums) = self

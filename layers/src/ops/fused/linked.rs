@@ -1,19 +1,24 @@
-//! A layer's normalisation on Flex as its readers see it, and the activations that the backward pass makes again.
+//! A layer's normalisation on Flex as its readers see it, and the activations that the backward
+//! pass computes again.
 //!
-//! In: what a layer's forward pass knew. Out: the convolution's result and what the layer gave. What [`Recompute`] names is made when the first
-//! backward pass asks for it, and given up when the layer's own ends; of a layer that is not trained nothing is.
-//! Invariant: what is made again has the bits of the forward pass: the same kernels with the same statistics, in which no other rank has a part.
+//! In: the tensors of a layer's forward pass. Out: the convolution's result and the layer's output.
+//! [`Recompute`] names the activations that are computed when the first backward pass needs them,
+//! and dropped when the layer's own backward pass ends.
+//! Invariant: a recomputed activation has the bits of the forward pass: the same kernels with the
+//! same statistics, without any other rank.
 //! Source: Chen et al. 2016, arXiv 1604.06174.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use kernels::batch_norm::{self, Affine, Gate, Rectifier, Saved};
+use kernels::batch_norm::{self, Affine, Gate, Rectifier, Residual, Saved};
 use kernels::layer::Input;
+use kernels::simd::Isa;
 
 use super::call::LayerCall;
 use super::flex::{call, convolve, output_shape};
-use super::{FusedOptions, NormLink, Residual};
+use super::{LayerOptions, NormLink, ResidualKind};
 use crate::choices::Recompute;
 use crate::ops::clock::{Kernel, time};
 use crate::ops::memory::{ARENA, Activation, activation, floats, only_shape};
@@ -23,15 +28,15 @@ use crate::ops::memory::{ARENA, Activation, activation, floats, only_shape};
 pub(in crate::ops) struct LinkedNorm {
     pub(in crate::ops) statistics: Statistics,
     pub(in crate::ops) rectifier: Rectifier,
-    /// Whether something was added before it.
+    /// True if a residual was added after it.
     pub(in crate::ops) has_residual: bool,
-    /// Its input, `[N, H, W, C]`.
+    /// Input, `[N, H, W, C]`.
     convolved: Convolved,
-    /// `None`: whoever reads what it gave holds that.
+    /// `None`: the readers of the output hold it.
     output: Option<OutputAgain>,
 }
 
-/// What a normalisation does to each channel.
+/// Statistics and parameters of each channel.
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Statistics {
     pub(in crate::ops) mean: Vec<f32>,
@@ -52,7 +57,7 @@ impl Statistics {
     }
 }
 
-/// An activation that is made when asked for.
+/// An activation that is computed when it is needed.
 #[derive(Debug, Default)]
 struct Made(Mutex<Option<FlexTensor>>);
 
@@ -78,10 +83,10 @@ enum Convolved {
 
 #[derive(Debug)]
 struct ConvolvedAgain {
-    /// What was convolved; of its shape only, where the link to the layer before has it.
+    /// Input of the convolution; only its shape if the link to the layer before has it.
     input: FlexTensor,
     weight: FlexTensor,
-    options: FusedOptions,
+    options: LayerOptions,
     made: Made,
 }
 
@@ -96,55 +101,47 @@ struct OutputAgain {
 enum ResidualAgain {
     None,
     Held(FlexTensor),
-    /// By the layer behind the link.
+    /// Computed again by the layer behind the link.
     Of(Arc<NormLink>),
 }
 
 impl LinkedNorm {
-    /// Of a normalisation without a residual, whose input and output are held.
-    pub(in crate::ops) fn held(
-        convolved: FlexTensor,
-        statistics: Statistics,
-        rectifier: Rectifier,
-    ) -> Self {
-        let (convolved, output) = (Convolved::Held(convolved), None);
-        Self {
-            statistics,
-            rectifier,
-            has_residual: false,
-            convolved,
-            output,
-        }
-    }
-
-    /// Of a layer that was called so, with what its options say about memory.
+    /// Returns the normalisation of a layer; the options decide which activations it holds. Without
+    /// a convolution it holds all.
     pub(super) fn of_layer(
-        call: LayerCall,
-        options: &FusedOptions,
+        call: Option<LayerCall>,
+        options: &LayerOptions,
         [input, weight, residual, convolved]: [&FlexTensor; 4],
         statistics: Statistics,
     ) -> Self {
         let residual = match (options.residual, &options.residual_from) {
-            (Residual::None, _) => Some(ResidualAgain::None),
-            (Residual::Identity, Some(link))
+            (ResidualKind::None, _) => Some(ResidualAgain::None),
+            (ResidualKind::Identity, Some(link))
                 if norm_of(link).is_some_and(Self::makes_output_again) =>
             {
                 Some(ResidualAgain::Of(Arc::clone(link)))
             }
-            // Held as a rule, by the layer that made it for its gate, or by its readers.
-            (Residual::Identity, Some(_)) => Some(ResidualAgain::Held(residual.clone())),
-            // Nobody else would hold it; or the stage before would have to be made again to begin with.
-            (Residual::Identity, None) | (Residual::ShortcutA, _) => None,
+            // Usually held already, by the layer that made it for its gate, or by its readers.
+            (ResidualKind::Identity, Some(_)) => Some(ResidualAgain::Held(residual.clone())),
+            // No other layer would hold it, or the stage before would have to be computed again.
+            (ResidualKind::Identity, None) | (ResidualKind::ShortcutA, _) => None,
         };
-        let output =
-            residual.filter(|_| options.recompute == Recompute::Norms && !leaves_raw(options));
+        let makes_output_again = options.recompute == Recompute::Norms && !leaves_raw(options);
+        let output = match (call, residual) {
+            (Some(call), Some(residual)) if makes_output_again => Some(OutputAgain {
+                call,
+                residual,
+                made: Made::default(),
+            }),
+            _ => None,
+        };
         Self {
             statistics,
             rectifier: options.rectifier,
-            has_residual: options.residual != Residual::None,
-            convolved: if options.recompute == Recompute::Convolutions {
-                // Not to itself, nor to what only other passes need.
-                let options = FusedOptions {
+            has_residual: options.residual != ResidualKind::None,
+            convolved: if call.is_some() && options.recompute == Recompute::Convolutions {
+                // Without links to itself and to tensors that only other passes need.
+                let options = LayerOptions {
                     hooked: None,
                     residual_from: None,
                     output: None,
@@ -165,11 +162,7 @@ impl LinkedNorm {
             } else {
                 Convolved::Held(convolved.clone())
             },
-            output: output.map(|residual| OutputAgain {
-                call,
-                residual,
-                made: Made::default(),
-            }),
+            output,
         }
     }
 
@@ -181,7 +174,7 @@ impl LinkedNorm {
         self.output.is_some()
     }
 
-    /// The normalisation's input, `[N, H, W, C]`.
+    /// Returns the normalisation's input, `[N, H, W, C]`.
     pub(in crate::ops) fn convolved<E: Activation>(&self) -> FlexTensor {
         match &self.convolved {
             Convolved::Held(convolved) => convolved.clone(),
@@ -189,7 +182,7 @@ impl LinkedNorm {
         }
     }
 
-    /// What the layer gave, if readers do not hold it.
+    /// Returns the layer's output, if readers do not hold it.
     pub(super) fn output<E: Activation>(&self) -> Option<FlexTensor> {
         let OutputAgain {
             call,
@@ -203,16 +196,21 @@ impl LinkedNorm {
                 ResidualAgain::Held(residual) => Some(E::activations(residual.clone())),
                 ResidualAgain::Of(link) => norm_of(link).and_then(Self::output::<E>),
             };
-            let residual = residual
-                .as_ref()
-                .map_or(batch_norm::Residual::None, |residual| {
-                    batch_norm::Residual::Identity(E::values(residual))
-                });
-            normalised(call, &self.statistics, E::values(&convolved), residual)
+            let residual = residual.as_ref().map_or(Residual::None, |residual| {
+                Residual::Identity(E::values(residual))
+            });
+            normalised(
+                call.isa,
+                call.rectifier,
+                Some(call),
+                &self.statistics,
+                &convolved,
+                residual,
+            )
         }))
     }
 
-    /// When the layer's own backward pass is over, nobody will ask again.
+    /// Drops the recomputed activations at the end of the layer's own backward pass.
     pub(super) fn give_up(&self) {
         if let Convolved::Again(again) = &self.convolved {
             again.made.give_up();
@@ -225,7 +223,8 @@ impl LinkedNorm {
 
 impl ConvolvedAgain {
     fn make<E: Activation>(&self) -> FlexTensor {
-        let call = call::<E>(&self.input, &self.weight, &self.options);
+        let call = call::<E>(&self.input, &self.weight, &self.options)
+            .expect("only a convolution is made again");
         let raw = raw_before(&self.options).map(|(_, norm)| norm.convolved::<E>());
         let input = Read::given::<E>(raw.as_ref().unwrap_or(&self.input), &self.options);
         let mut moments = vec![0.0; 2 * call.shape.out_channels];
@@ -236,53 +235,58 @@ impl ConvolvedAgain {
     }
 }
 
-/// What a layer gives, of its convolution's result.
+/// Returns a normalisation with its residual and rectifier.
 pub(super) fn normalised<E: Activation>(
-    call: &LayerCall,
+    isa: Isa,
+    rectifier: Rectifier,
+    call: Option<&LayerCall>,
     statistics: &Statistics,
-    convolved: &[E],
-    residual: batch_norm::Residual<'_, E>,
+    convolved: &FlexTensor,
+    residual: Residual<'_, E>,
 ) -> FlexTensor {
-    let mut output = ARENA.take::<E>(convolved.len());
-    time(Kernel::Normalisation, Some(call), || {
+    let x = E::values(convolved);
+    let mut output = ARENA.take::<E>(x.len());
+    time(Kernel::Normalisation, call, || {
         batch_norm::normalize(
-            call.isa,
+            isa,
             &statistics.affine(),
-            convolved,
+            x,
             residual,
-            call.rectifier,
+            rectifier,
             &mut output,
         );
     });
-    activation(output, output_shape(&call.shape))
+    activation(output, convolved.shape())
 }
 
-/// The normalisation behind a link, if the layer that it leads to filled it.
+/// Returns the normalisation behind a link, if its layer filled the link.
 pub(super) fn norm_of(link: &NormLink) -> Option<&LinkedNorm> {
     link.norm.get()
 }
 
-/// The normalisation that made a layer's input, with the link to it, if that one's layer filled the link.
-pub(super) fn before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
+/// Returns the normalisation that made a layer's input, with the link to it, if its layer filled
+/// the link.
+pub(super) fn before(options: &LayerOptions) -> Option<(&NormLink, &LinkedNorm)> {
     options
         .input
         .as_deref()
         .and_then(|link| Some((link, norm_of(link)?)))
 }
 
-/// The same, where the layer has to normalise what it reads.
-fn raw_before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
+/// Returns [`before`] if the layer has to normalise its input.
+fn raw_before(options: &LayerOptions) -> Option<(&NormLink, &LinkedNorm)> {
     before(options).filter(|(link, norm)| reads_raw(link, norm))
 }
 
-/// Whether a layer's output stays the convolution's result, for its reader to normalise.
-pub(super) fn leaves_raw(options: &FusedOptions) -> bool {
-    options.residual == Residual::None
+/// Returns whether a layer's output stays the convolution's result, for its reader to normalise.
+pub(super) fn leaves_raw(options: &LayerOptions) -> bool {
+    options.residual == ResidualKind::None
         && options.output.as_ref().is_some_and(|link| link.may_be_raw)
 }
 
-/// What a backward pass is given for a layer's input: itself, or only its shape where the link to the layer before has it.
-pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTensor {
+/// Returns a layer's input for its backward pass: itself, or only its shape if the link to the
+/// layer before has it.
+pub(super) fn kept_input(input: &FlexTensor, options: &LayerOptions) -> FlexTensor {
     let is_again = before(options).is_some_and(|(link, norm)| {
         if reads_raw(link, norm) {
             norm.makes_convolved_again()
@@ -297,31 +301,34 @@ pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTens
     }
 }
 
-/// Whether what stands behind the link is the normalisation's input, for its one reader to normalise.
+/// Returns whether the tensor behind the link is the normalisation's input, for its one reader to
+/// normalise.
 pub(super) fn reads_raw(link: &NormLink, norm: &LinkedNorm) -> bool {
     link.may_be_raw && !norm.has_residual
 }
 
-/// What a layer reads, with what its link tells.
+/// Input of a layer, with the normalisation that made it.
 pub(super) struct Read<'a> {
     /// Contiguous.
     values: FlexTensor,
-    /// The normalisation that made it, if its layer filled the link, with that one's input.
+    /// Normalisation that made the input, if its layer filled the link, with its own input.
     norm: Option<(&'a NormLink, &'a LinkedNorm, FlexTensor)>,
 }
 
 impl<'a> Read<'a> {
-    /// In the forward pass, which asks for the normalisation only where it has to do it.
-    pub(super) fn given<E: Activation>(input: &FlexTensor, options: &'a FusedOptions) -> Self {
+    /// Reads in the forward pass, which needs the normalisation only to compute it.
+    pub(super) fn given<E: Activation>(input: &FlexTensor, options: &'a LayerOptions) -> Self {
         let values = E::activations(input.clone());
         let norm = raw_before(options).map(|(link, norm)| (link, norm, values.clone()));
         Self { values, norm }
     }
 
-    /// In the backward pass; `kept` is of [`kept_input`], and the sums of the norm's gradient are wanted where the input's is.
+    /// Reads in the backward pass, from the result of [`kept_input`].
+    ///
+    /// The sums of the norm's gradient are needed if the input's gradient is.
     pub(super) fn again<E: Activation>(
         kept: &FlexTensor,
-        options: &'a FusedOptions,
+        options: &'a LayerOptions,
         needs_input: bool,
     ) -> Self {
         let Some((link, norm)) = before(options) else {

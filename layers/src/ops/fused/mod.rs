@@ -1,9 +1,9 @@
-//! Convolution, batch normalisation, residual and ReLU as one operation.
+//! A layer as one operation: convolution, batch normalisation, residual and rectifier.
 //!
-//! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`. Invariant: the same function as the operations one after the
-//! other; only the order of roundings may differ between bodies.
+//! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; without a convolution the shape of the input.
+//! Invariant: the same function as the operations one after the other; bodies differ only in the
+//! order of roundings.
 
-pub(super) mod autodiff;
 mod call;
 pub(super) mod composed;
 mod convolution;
@@ -12,15 +12,17 @@ pub(super) mod flex;
 mod link;
 #[cfg(feature = "flex")]
 mod linked;
+#[cfg(feature = "flex")]
+pub(super) mod planes;
 
 use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::composed::widen;
-use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
+use super::{ConvolutionOptions, HookedParameters, LayerOps, StatisticsReducer};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
 use kernels::simd::Isa;
@@ -29,201 +31,246 @@ pub(super) use call::{Before, LayerCall, shortcut_a};
 pub(super) use convolution::{
     convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn,
 };
-pub(crate) use link::NormLink;
 #[cfg(feature = "flex")]
-pub(super) use linked::{LinkedNorm, Statistics};
+pub(super) use flex::unlinked;
+pub(crate) use link::NormLink;
 
-use crate::choices::{Convolution, Recompute};
+use crate::choices::Recompute;
 
-/// What is added after the normalisation.
+/// Tensor added after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Residual {
-    /// Nothing.
+pub(crate) enum ResidualKind {
     None,
     /// A tensor of the output's shape.
     Identity,
-    /// Shortcut A of a tensor: every second row and column, channels of zeros half in front and half behind.
+    /// Shortcut A of a tensor: every second row and column, channels of zeros half in front and
+    /// half behind.
     ShortcutA,
 }
 
-/// A fused operation beside its tensors.
+/// A layer without its tensors.
 #[derive(Clone, Debug)]
-pub(crate) struct FusedOptions {
-    /// Step of the square kernel in both directions: 1 or 2.
-    pub stride: usize,
-    /// Zeros around the image on each side.
-    pub padding: usize,
-    /// What is added after the normalisation.
-    pub residual: Residual,
-    /// What ends the operation; a ReLU6 only without a residual.
+pub(crate) struct LayerOptions {
+    /// `None`: the layer normalises its input.
+    pub convolution: Option<ConvolutionOptions>,
+    /// Added to the variance before the square root.
+    pub epsilon: f64,
+    /// Sums the statistics over all ranks that compute the batch; `None`: only this batch.
+    pub reducer: Option<Arc<dyn StatisticsReducer>>,
+    pub residual: ResidualKind,
+    /// End of the operation; a ReLU6 only without a residual.
     pub rectifier: Rectifier,
-    /// How our own kernels convolve; in other bodies burn chooses.
-    pub convolution: Convolution,
-    /// Their instruction set.
+    /// Instruction set of our own kernels.
     pub isa: Isa,
-    /// What their backward pass computes again.
+    /// Tensors that the backward pass of our kernels computes again.
     pub recompute: Recompute,
-    /// The normalisation.
-    pub norm: BatchNormOptions,
-    /// Where the parameters' gradients go, `None`: to the tape.
+    /// Target of the parameters' gradients; `None`: the tape.
     pub hooked: Option<HookedParameters>,
-    /// To the layer that made the input.
+    /// Link to the layer that made the input.
     pub input: Option<Arc<NormLink>>,
-    /// To the layer that made the residual.
+    /// Link to the layer that made the residual.
     pub residual_from: Option<Arc<NormLink>>,
-    /// To the layers that will read the output.
+    /// Link to the layers that will read the output.
     pub output: Option<Arc<NormLink>>,
 }
 
-/// Results of [`LayerOps::fused_train`] on a backend.
-#[derive(ExtensionType)]
-pub(crate) struct FusedOutput<B: Backend> {
-    /// `[N, H_out, W_out, C_out]`; where the link to the next layer says so, the convolution's raw result, of which the gradient is
-    /// nevertheless that of what the next layer makes of it.
-    pub output: FloatTensor<B>,
-    /// The convolution's result in the input's type, which the backward pass needs; not tracked.
-    pub convolved: FloatTensor<B>,
-    /// `[C_out]`; not tracked.
-    pub mean: FloatTensor<B>,
-    /// `[C_out]`, biased; not tracked.
-    pub variance: FloatTensor<B>,
-    /// How many values of each channel the statistics were taken over.
-    pub num_values: f64,
-}
-
-/// What [`LayerOps::fused_train_backward`] needs of the forward pass, in so far as [`LayerOps::fused_train_kept`] keeps it.
-#[derive(ExtensionType, Clone, Debug)]
-pub(crate) struct FusedSaved<B: Backend> {
-    /// `[N, H, W, C_in]`.
-    pub input: FloatTensor<B>,
-    /// `[C_out, C_in / groups, K, K]`.
-    pub weight: FloatTensor<B>,
-    /// `[C_out]`.
-    pub gamma: FloatTensor<B>,
-    /// `[C_out]`.
-    pub beta: FloatTensor<B>,
-    /// `[N, H_out, W_out, C_out]`.
-    pub output: FloatTensor<B>,
-    /// `[N, H_out, W_out, C_out]`.
-    pub convolved: FloatTensor<B>,
-    /// `[C_out]`.
-    pub mean: FloatTensor<B>,
-    /// `[C_out]`.
-    pub variance: FloatTensor<B>,
-    /// Over all who computed the batch together.
-    pub num_values: f64,
-    /// Of the residual; of no meaning without one.
-    pub residual_shape: [usize; 4],
-    /// Added to the input's gradient, `[N, H, W, C_in]`; any tensor where `has_addend` is false.
-    pub addend: FloatTensor<B>,
-    /// Whether there is such a gradient.
-    pub has_addend: bool,
-    /// Whether anything wants the input's gradient: not that of the images.
-    pub needs_input: bool,
-}
-
-/// Results of [`LayerOps::fused_train_backward`].
-#[derive(ExtensionType)]
-pub(crate) struct FusedGradients<B: Backend> {
-    /// `[N, H, W, C_in]`, or any tensor if it was not needed.
-    pub input: FloatTensor<B>,
-    /// `[C_out, C_in / groups, K, K]`.
-    pub weight: FloatTensor<B>,
-    /// `[C_out]`, summed over this batch only.
-    pub gamma: FloatTensor<B>,
-    /// `[C_out]`, summed over this batch only.
-    pub beta: FloatTensor<B>,
-    /// Of the residual's shape, or any tensor without one.
-    pub residual: FloatTensor<B>,
-}
-
-/// [`LayerOps::fused_train`] on tensors of any device, differentiable on autodiff ones.
-///
-/// # Shapes
-/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`, depthwise `[C, 1, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
-/// [`FusedOptions::residual`] says; `None` without one.
-///
-/// # Panics
-/// When the weight is not of these shapes: other groups are none of this operation's, burn's `Conv2d` computes them.
-///
-/// # Collective
-/// With a reducer: one sum in the forward and one in the backward pass.
-pub(crate) fn fused_train(
-    input: Tensor<4>,
-    weight: Tensor<4>,
-    gamma: Tensor<1>,
-    beta: Tensor<1>,
-    residual: Option<Tensor<4>>,
-    options: FusedOptions,
-) -> BatchNormTrain {
-    expect_groups(&input, &weight);
-    let residual = residual_or_nothing(residual, &options, &input.device());
-    let fused = <Dispatch as LayerOps>::fused_train(
-        input.into_dispatch(),
-        widen::<Dispatch>(weight.into_dispatch()),
-        widen::<Dispatch>(gamma.into_dispatch()),
-        widen::<Dispatch>(beta.into_dispatch()),
-        residual.into_dispatch(),
-        options,
-    );
-    BatchNormTrain {
-        output: Tensor::from_dispatch(fused.output),
-        mean: Tensor::from_dispatch(fused.mean),
-        variance: Tensor::from_dispatch(fused.variance),
-        num_values: fused.num_values,
+impl LayerOptions {
+    /// Returns a layer without residual, rectifier, hook and links, on the best instruction set.
+    pub(crate) fn new(convolution: Option<ConvolutionOptions>, epsilon: f64) -> Self {
+        Self {
+            convolution,
+            epsilon,
+            reducer: None,
+            residual: ResidualKind::None,
+            rectifier: Rectifier::None,
+            isa: Isa::detect(),
+            recompute: Recompute::None,
+            hooked: None,
+            input: None,
+            residual_from: None,
+            output: None,
+        }
     }
 }
 
-/// [`LayerOps::fused_inference`] on tensors of any device: `convolution * scale + shift`, residual, ReLU. No gradient.
+/// Results of [`LayerOps::layer`] on a backend.
+#[derive(ExtensionType)]
+pub(crate) struct LayerOutput<B: Backend> {
+    /// `[N, H_out, W_out, C_out]`.
+    ///
+    /// If the link to the next layer allows it, the raw result before the normalisation. Its
+    /// gradient is nevertheless that of the normalised values, which the next layer computes.
+    pub output: FloatTensor<B>,
+    /// Input for the backward pass, or a tensor with only its shape; not tracked, as all that follow.
+    pub kept_input: FloatTensor<B>,
+    /// Output for the backward pass, or a tensor with only its shape.
+    pub kept_output: FloatTensor<B>,
+    /// Input of the normalisation, or a tensor with only its shape.
+    pub kept_convolved: FloatTensor<B>,
+    /// `[C_out]`.
+    pub mean: FloatTensor<B>,
+    /// `[C_out]`, biased.
+    pub variance: FloatTensor<B>,
+    /// Values per channel behind the statistics.
+    pub num_values: f64,
+}
+
+/// Inputs of [`LayerOps::layer_backward`].
+#[derive(ExtensionType, Clone, Debug)]
+pub(crate) struct LayerSaved<B: Backend> {
+    /// `[N, H, W, C_in]`, as [`LayerOutput::kept_input`].
+    pub input: FloatTensor<B>,
+    /// `[C_out, C_in / groups, K, K]`, or any tensor without a convolution.
+    pub weight: FloatTensor<B>,
+    /// `[C_out]`.
+    pub gamma: FloatTensor<B>,
+    /// `[C_out]`.
+    pub beta: FloatTensor<B>,
+    /// `[N, H_out, W_out, C_out]`, as [`LayerOutput::kept_output`].
+    pub output: FloatTensor<B>,
+    /// `[N, H_out, W_out, C_out]`, as [`LayerOutput::kept_convolved`].
+    pub convolved: FloatTensor<B>,
+    /// `[C_out]`.
+    pub mean: FloatTensor<B>,
+    /// `[C_out]`.
+    pub variance: FloatTensor<B>,
+    /// Values per channel, over all ranks that computed the batch.
+    pub num_values: f64,
+    /// Shape of the residual; without meaning if there is none.
+    pub residual_shape: [usize; 4],
+    /// Added to the input's gradient, `[N, H, W, C_in]`; any tensor if `has_addend` is false.
+    pub addend: FloatTensor<B>,
+    pub has_addend: bool,
+    /// False if the input needs no gradient, such as images.
+    pub needs_input: bool,
+}
+
+/// Results of [`LayerOps::layer_backward`].
+#[derive(ExtensionType)]
+pub(crate) struct LayerGradients<B: Backend> {
+    /// `[N, H, W, C_in]`, or any tensor if it was not needed.
+    pub input: FloatTensor<B>,
+    /// `[C_out, C_in / groups, K, K]`, or any tensor without a convolution.
+    pub weight: FloatTensor<B>,
+    /// `[C_out]`, summed over this batch only.
+    pub gamma: FloatTensor<B>,
+    /// `[C_out]`, summed over this batch only.
+    pub beta: FloatTensor<B>,
+    /// Shape of the residual, or any tensor without one.
+    pub residual: FloatTensor<B>,
+}
+
+/// Results of [`layer_train`].
+#[derive(Debug)]
+pub(crate) struct LayerTrain {
+    /// `[N, H_out, W_out, C_out]`.
+    pub output: Tensor<4>,
+    /// `[C_out]`; no gradient flows through it.
+    pub mean: Tensor<1>,
+    /// `[C_out]`, biased; no gradient flows through it.
+    pub variance: Tensor<1>,
+    /// Values per channel behind the statistics.
+    pub num_values: f64,
+}
+
+/// Runs [`LayerOps::layer`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
-/// As [`fused_train`], `scale` and `shift`: `[C_out]`.
+/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`, depthwise `[C, 1, K, K]`; `gamma`,
+/// `beta`: `[C_out]`; `residual`: see [`LayerOptions::residual`].
 ///
 /// # Panics
-/// As [`fused_train`].
-pub(crate) fn fused_inference(
+/// If the weight has another shape, or a tensor is not given as the options say.
+///
+/// # Collective
+/// With a reducer: one sum in the forward and one in the backward pass.
+pub(crate) fn layer_train(
+    input: Tensor<4>,
+    weight: Option<Tensor<4>>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    residual: Option<Tensor<4>>,
+    options: LayerOptions,
+) -> LayerTrain {
+    expect_tensors(&input, weight.as_ref(), residual.as_ref(), &options);
+    let [gamma, beta] = [gamma, beta].map(|tensor| widen::<Dispatch>(tensor.into_dispatch()));
+    // The extension takes no optional tensors: gamma stands for an absent one.
+    let weight = weight.map_or_else(
+        || gamma.clone(),
+        |weight| widen::<Dispatch>(weight.into_dispatch()),
+    );
+    let residual = residual.map_or_else(|| gamma.clone(), Tensor::into_dispatch);
+    let layer = <Dispatch as LayerOps>::layer(
+        input.into_dispatch(),
+        weight,
+        gamma,
+        beta,
+        residual,
+        options,
+    );
+    LayerTrain {
+        output: Tensor::from_dispatch(layer.output),
+        mean: Tensor::from_dispatch(layer.mean),
+        variance: Tensor::from_dispatch(layer.variance),
+        num_values: layer.num_values,
+    }
+}
+
+/// Runs [`LayerOps::layer_inference`] on tensors of any device.
+///
+/// # Shapes
+/// As [`layer_train`]; `scale` and `shift`: `[C_out]`.
+///
+/// # Panics
+/// As [`layer_train`].
+pub(crate) fn layer_inference(
     input: Tensor<4>,
     weight: Tensor<4>,
     scale: Tensor<1>,
     shift: Tensor<1>,
     residual: Option<Tensor<4>>,
-    options: FusedOptions,
+    options: LayerOptions,
 ) -> Tensor<4> {
-    expect_groups(&input, &weight);
-    let residual = residual_or_nothing(residual, &options, &input.device());
-    Tensor::from_dispatch(<Dispatch as LayerOps>::fused_inference(
+    expect_tensors(&input, Some(&weight), residual.as_ref(), &options);
+    let scale = scale.into_dispatch();
+    let residual = residual.map_or_else(|| scale.clone(), Tensor::into_dispatch);
+    Tensor::from_dispatch(<Dispatch as LayerOps>::layer_inference(
         input.into_dispatch(),
         widen::<Dispatch>(weight.into_dispatch()),
-        scale.into_dispatch(),
+        scale,
         shift.into_dispatch(),
-        residual.into_dispatch(),
+        residual,
         options,
     ))
 }
 
-fn expect_groups(input: &Tensor<4>, weight: &Tensor<4>) {
-    let ([.., channels], [c_out, of_group, height, width]) = (input.dims(), weight.dims());
+fn expect_tensors(
+    input: &Tensor<4>,
+    weight: Option<&Tensor<4>>,
+    residual: Option<&Tensor<4>>,
+    options: &LayerOptions,
+) {
+    assert_eq!(
+        residual.is_some(),
+        options.residual != ResidualKind::None,
+        "layer: expected a residual exactly if the options have one"
+    );
+    assert_eq!(
+        weight.is_some(),
+        options.convolution.is_some(),
+        "layer: expected a weight exactly if the options have a convolution"
+    );
+    let Some(weight) = weight else { return };
+    let [.., channels] = input.dims();
+    let [c_out, of_group, height, width] = weight.dims();
     let groups = channels / of_group.max(1);
     assert!(
         groups * of_group == channels
             && Conv2dShape::has_groups([channels, c_out], height, groups)
             && height == width,
-        "fused operation: expected a weight [C_out, {channels}, K, K], or [{channels}, 1, K, K] with K = 3, 5 or 7, for an input of \
-         {channels} channels, got {:?}; other groups and kernels that are not square take burn's Conv2d",
+        "layer: expected a weight [C_out, {channels}, K, K], or [{channels}, 1, K, K] with K = 3, 5 or 7, \
+         for an input of {channels} channels, got {:?}. Use burn's Conv2d for other groups and for \
+         kernels that are not square.",
         weight.dims()
     );
-}
-
-/// The extension's operations take no optional tensors: one element stands for nothing.
-fn residual_or_nothing(
-    residual: Option<Tensor<4>>,
-    options: &FusedOptions,
-    device: &Device,
-) -> Tensor<4> {
-    assert_eq!(
-        residual.is_some(),
-        options.residual != Residual::None,
-        "fused operation: a residual is given exactly where the options say so"
-    );
-    residual.unwrap_or_else(|| Tensor::zeros([1, 1, 1, 1], device))
 }

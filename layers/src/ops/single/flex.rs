@@ -1,11 +1,12 @@
 //! Single operations on Flex by our own kernels.
 //!
-//! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied once, f16 is computed in f32. Invariant: bit-equal for any number
-//! of threads.
+//! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied
+//! once, f16 is computed in f32.
+//! Invariant: bit-equal for any number of threads.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Shape, bf16};
+use burn::tensor::Shape;
 use kernels::arena::Buffer;
 use kernels::attention::Attention;
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
@@ -14,59 +15,14 @@ use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
 
-use super::{
-    Operation, SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted,
-};
-use crate::ops::clock::time;
+use super::{Operation, SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
+use crate::ops::fused::flex::{convolution_shape, output_shape};
 use crate::ops::memory::{
-    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, rounded_to_f16,
-    tensor, with_scratch,
+    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, tensor,
+    with_scratch,
 };
 
-impl SingleOps for Flex {
-    fn single(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        options: SingleOptions,
-    ) -> SingleOutput<Self> {
-        time(options.operation.kernel(), None, || match input.dtype() {
-            DType::BF16 => forward::<bf16>(input, weight, bias, &options),
-            DType::F16 => {
-                let single = forward::<f32>(input, weight, bias, &options);
-                SingleOutput {
-                    output: rounded_to_f16(single.output),
-                    ..single
-                }
-            }
-            _ => forward::<f32>(input, weight, bias, &options),
-        })
-    }
-
-    fn single_backward(
-        saved: SingleSaved<Self>,
-        output_gradient: FlexTensor,
-        options: SingleOptions,
-        wanted: Wanted,
-    ) -> SingleGradients<Self> {
-        // A max pool keeps no input, so that only the gradient says its format.
-        time(options.operation.kernel(), None, || {
-            match output_gradient.dtype() {
-                DType::BF16 => backward::<bf16>(saved, output_gradient, &options, wanted),
-                DType::F16 => {
-                    let gradients = backward::<f32>(saved, output_gradient, &options, wanted);
-                    SingleGradients {
-                        input: rounded_to_f16(gradients.input),
-                        ..gradients
-                    }
-                }
-                _ => backward::<f32>(saved, output_gradient, &options, wanted),
-            }
-        })
-    }
-}
-
-fn forward<E: Activation>(
+pub(in crate::ops) fn forward<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
     bias: FlexTensor,
@@ -85,27 +41,16 @@ fn forward<E: Activation>(
     let (values, weights) = (E::values(&x), floats(&weight));
     let bias = has[1].then(|| floats(&bias));
     let output = match operation {
-        Operation::Convolution {
-            stride,
-            padding,
-            algorithm,
-        } => {
-            let shape = convolution(&x, &weight, stride, padding);
+        Operation::Convolution(convolution) => {
+            let shape = convolution_shape(&x, &weight, convolution);
             let mut y = ARENA.take::<E>(shape.output_len());
             // An empty batch has no plan.
             if !values.is_empty() {
-                let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
+                let algorithm = convolution.algorithm.of_kernels();
+                let conv = Conv2d::new(shape, algorithm, isa, Storage::of::<E>());
                 Way::Convolution.run(&conv, values, weights, bias, &mut y);
             }
-            tensor_of(
-                y,
-                [
-                    shape.batch,
-                    shape.out_height(),
-                    shape.out_width(),
-                    shape.out_channels,
-                ],
-            )
+            tensor_of(y, output_shape(&shape))
         }
         Operation::Linear => {
             let shape = product(&x, &weight);
@@ -143,6 +88,16 @@ fn forward<E: Activation>(
             tensor_of(y, [images, tokens, channels / 3])
         }
         Operation::MaxPool => return maxima::<E>(&x, isa),
+        Operation::GlobalAverage { shape, .. } => {
+            let [images, height, width, channels] = shape;
+            let mut means = vec![0.0; images * channels];
+            pool::global_average(isa, values, height * width, channels, &mut means);
+            return SingleOutput {
+                output: tensor(means, [images, channels]),
+                input: saved.weight.clone(),
+                weight: saved.weight,
+            };
+        }
         Operation::Loss(loss) => {
             tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1])
         }
@@ -154,14 +109,20 @@ fn forward<E: Activation>(
     }
 }
 
-fn backward<E: Activation>(
+pub(in crate::ops) fn backward<E: Activation>(
     saved: SingleSaved<Flex>,
     output_gradient: FlexTensor,
     &SingleOptions { operation, isa, .. }: &SingleOptions,
     wanted: Wanted,
 ) -> SingleGradients<Flex> {
-    if let Operation::MaxPool = operation {
-        return of_maxima::<E>(&saved, E::activations(output_gradient), isa);
+    match operation {
+        Operation::MaxPool => {
+            return of_maxima::<E>(&saved, E::activations(output_gradient), isa);
+        }
+        Operation::GlobalAverage { shape, .. } => {
+            return of_means::<E>(&contiguous(output_gradient), shape, isa);
+        }
+        _ => {}
     }
     let [x, dy] = [saved.input, output_gradient].map(E::activations);
     let weight = contiguous(saved.weight);
@@ -171,13 +132,10 @@ fn backward<E: Activation>(
     }
     let mut dx = ARENA.take::<E>(values.len());
     let (d_weight, d_bias) = match operation {
-        Operation::Convolution {
-            stride,
-            padding,
-            algorithm,
-        } => {
-            let shape = convolution(&x, &weight, stride, padding);
-            let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
+        Operation::Convolution(convolution) => {
+            let shape = convolution_shape(&x, &weight, convolution);
+            let algorithm = convolution.algorithm.of_kernels();
+            let conv = Conv2d::new(shape, algorithm, isa, Storage::of::<E>());
             let [dw, db] = Way::Convolution.gradients(
                 &conv,
                 (values, weights, d_values),
@@ -237,7 +195,7 @@ fn backward<E: Activation>(
             nothing()
         }
         Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
-        Operation::MaxPool => unreachable!("a max pool has no input to look at"),
+        Operation::MaxPool | Operation::GlobalAverage { .. } => unreachable!("returned above"),
     };
     SingleGradients {
         input: tensor_of(dx, x.shape()),
@@ -246,11 +204,11 @@ fn backward<E: Activation>(
     }
 }
 
-/// Which of a convolution's passes is the operation; the other one gives the gradient of its input.
+/// The pass of a convolution that is the operation; the other pass gives the gradient of its input.
 #[derive(Clone, Copy)]
 enum Way {
     Convolution,
-    /// The gradient of the convolution's input.
+    /// The pass that gives the gradient of the convolution's input.
     Transposed,
 }
 
@@ -291,7 +249,7 @@ impl Way {
         });
     }
 
-    /// Writes dx, and returns the gradients of weight and bias, each if it is wanted.
+    /// Writes dx, and returns the gradients of weight and bias, each if it is needed.
     fn gradients<E: Activation>(
         self,
         conv: &Conv2d,
@@ -325,7 +283,7 @@ impl Way {
     }
 }
 
-/// A max pool, which keeps where the maxima were.
+/// Computes a max pool, and keeps the place of each maximum.
 fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
     let shape = pool_shape(x);
     let mut y = ARENA.take::<E>(shape.output_len());
@@ -353,7 +311,7 @@ fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
     }
 }
 
-/// The gradient of a max pool's input.
+/// Returns the gradient of a max pool's input.
 fn of_maxima<E: Activation>(
     saved: &SingleSaved<Flex>,
     dy: FlexTensor,
@@ -371,7 +329,20 @@ fn of_maxima<E: Activation>(
     }
 }
 
-/// The gradients of a loss, which the logits alone have.
+/// Returns the gradient of a mean's input, in the format `E`.
+fn of_means<E: Activation>(dy: &FlexTensor, shape: [usize; 4], isa: Isa) -> SingleGradients<Flex> {
+    let [_, height, width, channels] = shape;
+    let mut dx = ARENA.take::<E>(shape.iter().product());
+    pool::global_average_backward(isa, floats(dy), height * width, channels, &mut dx);
+    let (weight, bias) = nothing();
+    SingleGradients {
+        input: tensor_of(dx, shape),
+        weight,
+        bias,
+    }
+}
+
+/// Returns the gradients of a loss: only the logits have one.
 fn of_logits(
     loss: Loss,
     logits: &FlexTensor,
@@ -401,7 +372,7 @@ fn num_classes(logits: &FlexTensor) -> usize {
     classes
 }
 
-/// The gradients of an empty batch: zeros.
+/// Returns the gradients of an empty batch: zeros.
 fn of_empty(x: FlexTensor, dy: FlexTensor, weight: &FlexTensor) -> SingleGradients<Flex> {
     let zeros = |shape: Shape| {
         tensor(vec![0.0; shape.num_elements()], [shape.num_elements()]).reshape(shape)
@@ -414,25 +385,9 @@ fn of_empty(x: FlexTensor, dy: FlexTensor, weight: &FlexTensor) -> SingleGradien
     }
 }
 
-fn convolution(x: &FlexTensor, weight: &FlexTensor, stride: usize, padding: usize) -> Conv2dShape {
-    let [batch, height, width, in_channels] = x.shape().dims();
-    let [out_channels, of_group, kernel, _] = weight.shape().dims();
-    let groups = in_channels / of_group;
-    Conv2dShape {
-        batch,
-        height,
-        width,
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        padding,
-        groups,
-    }
-}
-
-/// The 1x1 convolution of one row of pixels whose gradient of the input is the linear layer: so burn's weight `[C_in, C_out]` is the
-/// convolution's as it lies.
+/// Returns the 1x1 convolution of one row of pixels whose input gradient is the linear layer.
+///
+/// So burn's weight `[C_in, C_out]` is the convolution's weight without a copy.
 fn product(x: &FlexTensor, weight: &FlexTensor) -> Conv2dShape {
     let [out_channels, in_channels] = weight.shape().dims();
     let width = x.shape().num_elements() / out_channels;
@@ -473,19 +428,19 @@ fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
     with_scratch(|scratch| work(scratch.workspace.floats(len)))
 }
 
-/// A gradient of a parameter's shape.
+/// Returns a gradient of a parameter's shape.
 fn of_parameter(values: Buffer<f32>, parameter: &FlexTensor) -> FlexTensor {
     tensor_of(values, parameter.shape())
 }
 
-/// The shape with another last axis.
+/// Returns the shape with another last axis.
 fn with_last(mut shape: Shape, last: usize) -> Shape {
     let axis = shape.num_dims() - 1;
     shape[axis] = last;
     shape
 }
 
-/// For parameters that an operation has not.
+/// Returns tensors for absent parameters.
 fn nothing() -> (FlexTensor, FlexTensor) {
     (tensor(vec![0.0], [1]), tensor(vec![0.0], [1]))
 }

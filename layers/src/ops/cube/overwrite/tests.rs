@@ -4,8 +4,9 @@
 
 use burn::tensor::{Device, DeviceKind, Tensor};
 
+use crate::backend::overwrite;
 use crate::ops::cube::tests::adapter;
-use crate::{Recorded, overwrite, record};
+use gpu::CapturedStep;
 
 #[test]
 fn a_replay_reads_what_was_overwritten_and_writes_where_the_next_one_reads() {
@@ -20,15 +21,8 @@ fn a_replay_reads_what_was_overwritten_and_writes_where_the_next_one_reads() {
             (overwrite(&state, new.clone()), new)
         }
     };
-    assert!(
-        Recorded::record(&device, step.clone()).is_none(),
-        "by default nothing is recorded"
-    );
-    record(true);
-    let recorded = Recorded::record(&device, step);
-    record(false);
-    let Some(mut recorded) = recorded else {
-        eprintln!("NOT CHECKED: recordings, which this adapter does not make");
+    let Some(mut recorded) = CapturedStep::capture(&device, step) else {
+        eprintln!("NOT CHECKED: captured steps, which this adapter does not support");
         return;
     };
     let _restored = overwrite(&state, full(0.0));

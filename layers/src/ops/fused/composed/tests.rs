@@ -6,13 +6,11 @@ use burn::backend::flex::{FlexDevice, FlexTensor};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DTypeUsage, Flex};
 use burn::tensor::{DType, TensorData};
-use kernels::batch_norm::Rectifier;
-use kernels::simd::Isa;
 
 use super::super::flex;
 use super::*;
 use crate::choices;
-use crate::ops::BatchNormOptions;
+use crate::ops::ConvolutionOptions;
 
 const HALVES: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
 
@@ -69,7 +67,7 @@ fn assert_near(found: &FlexTensor, expected: &FlexTensor, tolerance: f64, what: 
 /// A layer's shapes and kind.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    residual: Residual,
+    residual: ResidualKind,
     stride: usize,
     kernel: usize,
     channels: [usize; 2],
@@ -78,28 +76,28 @@ struct Case {
 
 const CASES: [Case; 4] = [
     Case {
-        residual: Residual::None,
+        residual: ResidualKind::None,
         stride: 1,
         kernel: 3,
         channels: [3, 16],
         rectifier: Rectifier::Relu,
     },
     Case {
-        residual: Residual::Identity,
+        residual: ResidualKind::Identity,
         stride: 1,
         kernel: 3,
         channels: [16, 16],
         rectifier: Rectifier::Relu,
     },
     Case {
-        residual: Residual::ShortcutA,
+        residual: ResidualKind::ShortcutA,
         stride: 1,
         kernel: 3,
         channels: [16, 16],
         rectifier: Rectifier::Relu,
     },
     Case {
-        residual: Residual::None,
+        residual: ResidualKind::None,
         stride: 2,
         kernel: 1,
         channels: [8, 16],
@@ -108,26 +106,25 @@ const CASES: [Case; 4] = [
 ];
 
 impl Case {
-    fn options(self) -> FusedOptions {
-        FusedOptions {
+    fn convolution(self) -> ConvolutionOptions {
+        ConvolutionOptions {
             stride: self.stride,
             padding: self.kernel / 2,
+            algorithm: choices::Convolution::Auto,
+        }
+    }
+
+    fn options(self) -> LayerOptions {
+        LayerOptions {
             residual: self.residual,
             rectifier: self.rectifier,
-            convolution: choices::Convolution::Auto,
-            isa: Isa::detect(),
-            recompute: choices::Recompute::None,
-            norm: BatchNormOptions::new(1e-5),
-            hooked: None,
-            input: None,
-            residual_from: None,
-            output: None,
+            ..LayerOptions::new(Some(self.convolution()), 1e-5)
         }
     }
 
     fn residual_shape(self) -> [usize; 4] {
         match self.residual {
-            Residual::ShortcutA => [4, 20, 20, self.channels[1] / 2],
+            ResidualKind::ShortcutA => [4, 20, 20, self.channels[1] / 2],
             _ => [
                 4,
                 10usize.div_ceil(self.stride),
@@ -142,7 +139,7 @@ impl Case {
         tensor(2, [c_out, c_in, self.kernel, self.kernel], 0.3)
     }
 
-    fn train(self, dtype: FloatDType) -> (FusedSaved<Flex>, FusedOutput<Flex>, FlexTensor) {
+    fn train(self, dtype: FloatDType) -> (LayerSaved<Flex>, LayerOutput<Flex>, FlexTensor) {
         let [c_in, c_out] = self.channels;
         let half = |tensor| Flex::float_cast(tensor, dtype);
         let (gamma, beta) = (tensor(3, [c_out], 1.0), tensor(4, [c_out], 0.5));
@@ -158,16 +155,16 @@ impl Case {
             residual,
             self.options(),
         );
-        let saved = FusedSaved {
+        let saved = LayerSaved {
             addend: half(tensor(6, [4, 10, 10, c_in], 0.1)),
-            has_addend: self.residual == Residual::None,
+            has_addend: self.residual == ResidualKind::None,
             needs_input: true,
             input,
             weight: self.weight(),
             gamma,
             beta,
             output: fused.output.clone(),
-            convolved: fused.convolved.clone(),
+            convolved: fused.kept_convolved.clone(),
             mean: fused.mean.clone(),
             variance: fused.variance.clone(),
             num_values: fused.num_values,
@@ -199,7 +196,7 @@ fn a_composed_layer_in_16_bits_stays_near_f32_forward_and_in_every_gradient() {
         // The same gate and the same saved values, so that only the gradients' own arithmetic differs.
         let half = |tensor| Flex::float_cast(tensor, dtype);
         let (output, convolved) = (half(saved.output), half(saved.convolved));
-        let half_saved = FusedSaved {
+        let half_saved = LayerSaved {
             output,
             convolved,
             ..half_saved
@@ -211,7 +208,7 @@ fn a_composed_layer_in_16_bits_stays_near_f32_forward_and_in_every_gradient() {
             ("gamma's gradient", found.gamma, expected_gradients.gamma),
             ("beta's gradient", found.beta, expected_gradients.beta),
         ];
-        if case.residual != Residual::None {
+        if case.residual != ResidualKind::None {
             pairs.push((
                 "residual's gradient",
                 found.residual,
@@ -234,7 +231,7 @@ fn activations_keep_their_16_bits_and_everything_else_is_f32() {
         let gradients = backward::<Flex>(saved, dy, case.options());
         for tensor in [
             &fused.output,
-            &fused.convolved,
+            &fused.kept_convolved,
             &gradients.input,
             &gradients.residual,
         ] {
@@ -256,7 +253,7 @@ fn activations_keep_their_16_bits_and_everything_else_is_f32() {
 fn the_composed_layer_in_bf16_agrees_with_our_kernels() {
     for case in CASES {
         let (saved, composed, dy) = case.train(FloatDType::BF16);
-        let FusedSaved {
+        let LayerSaved {
             input,
             weight,
             gamma,
@@ -270,7 +267,7 @@ fn the_composed_layer_in_bf16_agrees_with_our_kernels() {
             gamma,
             beta,
             residual,
-            case.options(),
+            &case.options(),
         );
         assert_near(
             &composed.output,
@@ -279,7 +276,7 @@ fn the_composed_layer_in_bf16_agrees_with_our_kernels() {
             "output",
         );
         let composed = backward::<Flex>(saved.clone(), dy.clone(), case.options());
-        let own = flex::backward::<burn::tensor::bf16>(saved, dy, case.options());
+        let own = flex::backward::<burn::tensor::bf16>(saved, dy, &case.options());
         assert_near(
             &composed.input,
             &own.input,
@@ -338,9 +335,9 @@ fn a_convolution_given_to_burn_in_16_bits_has_its_types_and_stays_near_the_one_i
         .flat_map(|case| HALVES.map(|dtype| (case, dtype)))
     {
         let input = Flex::float_cast(tensor(1, [4, 10, 10, case.channels[0]], 1.0), dtype);
-        let rounded = Convolution::of::<Flex>(&input, &case.weight(), &case.options());
+        let rounded = BurnConvolution::of::<Flex>(&input, &case.weight(), case.convolution());
         assert_eq!((rounded.stored, rounded.computed), (dtype, FloatDType::F32));
-        let native = Convolution {
+        let native = BurnConvolution {
             computed: dtype,
             ..rounded.clone()
         };
