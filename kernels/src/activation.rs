@@ -257,7 +257,8 @@ mod tests {
         let dy = values(x.len(), 3);
         for function in ALL {
             let [y, dx] = same_everywhere(|isa| {
-                let (mut y, mut dx) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
+                let mut y = vec![f32::NAN; x.len()];
+                let mut dx = vec![f32::NAN; x.len()];
                 forward(isa, function, &x, &mut y);
                 backward(isa, function, &x, &dy, &mut dx);
                 [y, dx]
@@ -283,7 +284,8 @@ mod tests {
     fn infinities_have_their_limits_and_a_nan_stays_one() {
         let x = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -200.0, 200.0];
         for function in ALL {
-            let (mut y, mut dx) = ([0.0; 5], [0.0; 5]);
+            let mut y = [0.0; 5];
+            let mut dx = [0.0; 5];
             forward(Isa::detect(), function, &x, &mut y);
             backward(Isa::detect(), function, &x, &[1.0; 5], &mut dx);
             let top = if function == Function::Relu6 {
@@ -312,7 +314,8 @@ mod tests {
             .collect();
         let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
         for function in ALL {
-            let (mut y, mut expected) = (vec![bf16::ZERO; x.len()], vec![0.0; x.len()]);
+            let mut y = vec![bf16::ZERO; x.len()];
+            let mut expected = vec![0.0; x.len()];
             forward(Isa::detect(), function, &x, &mut y);
             forward(Isa::detect(), function, &wide, &mut expected);
             assert!(

@@ -298,7 +298,8 @@ mod tests {
     fn what_small_blocks_gave_back_in_any_order_serves_a_large_one() {
         let arena = Arena::new();
         let mut small: Vec<_> = (0..8).map(|_| arena.take::<f32>(1 << 12)).collect();
-        let (first, bytes) = (small[0].as_ptr().addr(), arena.free_bytes());
+        let first = small[0].as_ptr().addr();
+        let bytes = arena.free_bytes();
         for index in [3, 0, 5, 1, 2, 1, 0, 0] {
             drop(small.remove(index));
         }
@@ -310,7 +311,8 @@ mod tests {
     fn a_block_beyond_the_free_memory_gets_a_region_and_its_lines_are_its_own() {
         let arena = Arena::new();
         let len = 3 * REGION_LINES * LINE / size_of::<f32>() / 4;
-        let (mut one, mut other) = (arena.take::<f32>(len), arena.take::<f32>(len));
+        let mut one = arena.take::<f32>(len);
+        let mut other = arena.take::<f32>(len);
         assert_eq!(arena.lock().len(), 2);
         (one[0], one[len - 1], other[0], other[len - 1]) = (1.0, 2.0, 3.0, 4.0);
         assert_eq!(

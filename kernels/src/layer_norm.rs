@@ -205,7 +205,8 @@ impl<E: Element> Task for RowGradients<'_, E> {
                     gradient(index) * ((x[index].to_f32() - mean) * invstd),
                 ]
             });
-            let (plain, with_x) = (plain / channels as f32, with_x / channels as f32);
+            let plain = plain / channels as f32;
+            let with_x = with_x / channels as f32;
             let parameters = self
                 .gamma
                 .iter()
@@ -214,7 +215,8 @@ impl<E: Element> Task for RowGradients<'_, E> {
             for (((x, dy), dx), ((gamma, d_gamma), d_beta)) in
                 x.iter().zip(dy).zip(dx).zip(parameters)
             {
-                let (normalised, dy) = ((x.to_f32() - mean) * invstd, dy.to_f32());
+                let normalised = (x.to_f32() - mean) * invstd;
+                let dy = dy.to_f32();
                 *d_gamma += dy * normalised;
                 *d_beta += dy;
                 *dx = E::from_f32(invstd * (dy * gamma - plain - normalised * with_x));
@@ -304,7 +306,8 @@ mod tests {
         fn new(rows: usize, channels: usize) -> Self {
             // A mean that careless formulas would lose digits by.
             let x = values(rows * channels, 1).iter().map(|x| x + 3.0).collect();
-            let (gamma, beta) = (values(channels, 2), values(channels, 3));
+            let gamma = values(channels, 2);
+            let beta = values(channels, 3);
             Self {
                 x,
                 gamma,
@@ -316,7 +319,8 @@ mod tests {
         fn gradients(&self, isa: Isa) -> [Vec<f32>; 3] {
             let channels = self.gamma.len();
             let mut dx = vec![f32::NAN; self.x.len()];
-            let (mut d_gamma, mut d_beta) = (vec![f32::NAN; channels], vec![f32::NAN; channels]);
+            let mut d_gamma = vec![f32::NAN; channels];
+            let mut d_beta = vec![f32::NAN; channels];
             let mut workspace =
                 vec![f32::NAN; backward_workspace_len(self.x.len() / channels, channels)];
             let wanted = Gradients {
@@ -367,7 +371,9 @@ mod tests {
         for (rows, channels) in [(2, 3), (4, 17), (3, 32)] {
             let case = Case::new(rows, channels);
             let [dx, d_gamma, d_beta] = same_everywhere(|isa| case.gradients(isa));
-            let (x, gamma, beta) = (doubles(&case.x), doubles(&case.gamma), doubles(&case.beta));
+            let x = doubles(&case.x);
+            let gamma = doubles(&case.gamma);
+            let beta = doubles(&case.beta);
             let loss = |y: Vec<f64>| {
                 y.iter()
                     .zip(&case.dy)
@@ -403,7 +409,8 @@ mod tests {
         assert!(d_gamma.iter().all(|value| value.is_finite()));
         let x: Vec<bf16> = case.x.iter().map(|x| bf16::from_f32(*x)).collect();
         let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
-        let (mut y, mut expected) = (vec![bf16::ZERO; x.len()], vec![0.0; x.len()]);
+        let mut y = vec![bf16::ZERO; x.len()];
+        let mut expected = vec![0.0; x.len()];
         forward(Isa::detect(), 1e-5, &x, &case.gamma, &case.beta, &mut y);
         forward(
             Isa::detect(),

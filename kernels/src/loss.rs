@@ -83,7 +83,8 @@ fn rows<'a>(
     targets: &'a [f32],
     num_classes: usize,
 ) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
-    let (num_logits, num_targets) = (logits.len(), targets.len());
+    let num_logits = logits.len();
+    let num_targets = targets.len();
     assert!(
         num_logits == num_targets && num_logits.is_multiple_of(num_classes),
         "loss: expected as many targets as logits in rows of {num_classes}, got {num_targets} and {num_logits}"

@@ -30,7 +30,8 @@ fn step() -> usize {
 #[test]
 fn kept_memory_serves_the_next_step_with_few_page_faults() {
     keep_freed_memory();
-    let (first, second) = (step(), step());
+    let first = step();
+    let second = step();
     assert!(first > 0, "this system counts no page faults");
     assert!(
         10 * second < first,

@@ -45,7 +45,9 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn norm_and_update_allocate_nothing() {
-    let (images, side, channels) = (16, 16, 32);
+    let images = 16;
+    let side = 16;
+    let channels = 32;
     let rows = images * side * side;
     let shape = ShortcutA {
         num_images: images,
@@ -57,8 +59,10 @@ fn norm_and_update_allocate_nothing() {
     let x: Vec<f32> = (0..rows * channels).map(|i| (i % 13) as f32).collect();
     let [mut y, mut dx, mut second, mut scratch] = std::array::from_fn(|_| vec![0.0; x.len()]);
     let mut input = vec![0.5; images * shape.image_in()];
-    let (gamma, beta) = (vec![1.0; channels], vec![0.0; channels]);
-    let (mean, invstd) = (vec![0.5; channels], vec![1.0; channels]);
+    let gamma = vec![1.0; channels];
+    let beta = vec![0.0; channels];
+    let mean = vec![0.5; channels];
+    let invstd = vec![1.0; channels];
     let mut sums = vec![0.0; 2 * channels];
     let mut workspace = vec![0.0; batch_norm::workspace_len(rows, channels)];
     let isa = Isa::detect();
@@ -163,15 +167,16 @@ fn layers_depthwise_ones_too_allocate_nothing() {
         let [x, dy] = [shape.input_len(), shape.output_len()].map(|len| vec![0.5; len]);
         let [mut dx, mut z] = [shape.input_len(), shape.output_len()].map(|len| vec![0.0; len]);
         let [mut dw, weights] = [(); 2].map(|()| vec![0.1; shape.weight_len()]);
-        let (zeros, ones) = ([0.0; 48], [1.0; 48]);
+        let zeros = [0.0; 48];
+        let ones = [1.0; 48];
         let affine = |channels: usize| Affine {
             mean: &zeros[..channels],
             invstd: &ones[..channels],
             gamma: &ones[..channels],
             beta: &zeros[..channels],
         };
-        let (mut moments, mut input_sums) =
-            (vec![0.0; 2 * out_channels], vec![0.0; 2 * in_channels]);
+        let mut moments = vec![0.0; 2 * out_channels];
+        let mut input_sums = vec![0.0; 2 * in_channels];
         let mut scratch = [(); 3].map(|()| Scratch::new());
         let run = || {
             let [packed, packed_back, workspace] = &mut scratch;
@@ -200,7 +205,8 @@ fn layers_depthwise_ones_too_allocate_nothing() {
                 x: &z[..],
                 gate,
             };
-            let (sums, count) = (&moments[..], 1024.0);
+            let sums = &moments[..];
+            let count = 1024.0;
             let given = Backward {
                 input,
                 norm,
@@ -269,7 +275,8 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
         let workspace = scratch.floats(attention.workspace_len());
         attention.forward(isa, &x, &mut y[..attention.output_len()], workspace);
         attention.backward(isa, &x, &y[..attention.output_len()], &mut dx, workspace);
-        let (x, y) = (&x[..pool.input_len()], &mut y[..pool.output_len()]);
+        let x = &x[..pool.input_len()];
+        let y = &mut y[..pool.output_len()];
         pool::max_pool(isa, pool, x, y, &mut taps);
         pool::max_pool_backward(isa, pool, y, &taps, &mut dx[..pool.input_len()]);
         pool::global_average(isa, x, 64, 16, &mut d_gamma);

@@ -1,7 +1,8 @@
 //! Scaled dot-product attention.
 //!
-//! In: queries, keys and values of all heads, as one linear layer gives them. Out: what goes into the next linear layer. Invariant: no mask,
-//! no dropout.
+//! In: queries, keys and values of all heads, as one linear layer gives them.
+//! Out: what goes into the next linear layer.
+//! Invariant: no mask, no dropout.
 //! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
 
 use burn::tensor::Tensor;
@@ -13,8 +14,8 @@ use crate::ops::single::{Operation, computes, single};
 /// `softmax(q k^T / sqrt(width)) v` of each image and head.
 ///
 /// # Shapes
-/// `qkv`: `[N, tokens, 3 * heads * width]`, the last axis as `[3, heads, width]`: queries, keys, values, as timm's vision transformers
-/// have it. Returns `[N, tokens, heads * width]`.
+/// `qkv`: `[N, tokens, 3 * heads * width]`, the last axis as `[3, heads, width]`: queries, keys,
+/// values, as timm's vision transformers have it. Returns `[N, tokens, heads * width]`.
 ///
 /// # Panics
 /// If the last axis is not a multiple of `3 * heads`.

@@ -1,7 +1,9 @@
-//! What the layers of a pass have in common: how they are computed, who shares their statistics and gradients.
+//! Shared settings of the layers of a pass: their computation, the reducer of statistics, the hook
+//! of gradients.
 //!
-//! In: a context, set around a forward pass. Out: what each layer of this crate finds on its thread. Invariant: the backward pass
-//! belongs to the context of its forward pass, wherever it runs.
+//! In: a context, set around a forward pass.
+//! Out: what each layer of this crate finds on its thread.
+//! Invariant: the backward pass belongs to the context of its forward pass, wherever it runs.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,19 +15,21 @@ thread_local! {
     static CURRENT: RefCell<PassContext> = RefCell::default();
 }
 
-/// What surrounds a forward pass, and the backward pass that follows from it. By default a model is alone.
+/// Settings of a forward pass and its backward pass; by default those of a single process.
 #[derive(Clone, Debug, Default)]
 pub struct PassContext {
-    /// How its layers are computed.
+    /// Computation of the layers.
     pub computation: Computation,
-    /// Sums the batch statistics of normalisations over all who compute a batch together; `None`: each by its own batch.
+    /// Sums the batch statistics of normalisations over all who compute a batch together; `None`:
+    /// each by its own batch.
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
-    /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the tape.
+    /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the
+    /// tape.
     pub hook: Option<Arc<dyn GradientHook>>,
 }
 
 impl PassContext {
-    /// Runs `forward`, in which the layers of this thread find this context.
+    /// Runs `forward` with this context for the layers of this thread.
     pub fn scope<T>(self, forward: impl FnOnce() -> T) -> T {
         struct Restored(PassContext);
         impl Drop for Restored {
@@ -37,7 +41,7 @@ impl PassContext {
         forward()
     }
 
-    /// That of the pass under way on this thread.
+    /// Returns the context of the current pass on this thread.
     pub fn current() -> Self {
         CURRENT.with_borrow(Self::clone)
     }

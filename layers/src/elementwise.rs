@@ -1,6 +1,8 @@
-//! Functions of each value: ReLU, ReLU6, GELU, SiLU.
+//! Elementwise functions: ReLU, ReLU6, GELU, SiLU.
 //!
-//! In: features, or a tensor of any shape. Out: the same kind. Invariant: each is burn's and PyTorch's function of that name.
+//! In: features, or a tensor of any shape.
+//! Out: the same kind.
+//! Invariant: each is burn's and PyTorch's function of that name.
 
 use burn::tensor::{Tensor, activation};
 use kernels::activation::Function;
@@ -11,9 +13,9 @@ use crate::features::Features;
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::stock;
 
-/// What these functions take and give: [`Features`], or a tensor.
+/// Arguments and results of these functions: [`Features`], or a tensor.
 pub trait Elementwise: Sized {
-    /// Each value's function.
+    /// Applies the function to each value.
     #[doc(hidden)]
     fn apply(self, function: Function) -> Self;
 }
@@ -31,12 +33,11 @@ impl<const D: usize> Elementwise for Tensor<D> {
         }
         match function {
             Function::Relu => activation::relu(self),
-            // The derivative is 0 at both corners, as PyTorch's, and what lies between them keeps its digits.
+            // The derivative is 0 at both corners, as PyTorch's, and what lies between them keeps
+            // its digits.
             Function::Relu6 => {
-                let (low, high) = (
-                    self.clone().lower_equal_elem(0.0),
-                    self.clone().greater_equal_elem(6.0),
-                );
+                let low = self.clone().lower_equal_elem(0.0);
+                let high = self.clone().greater_equal_elem(6.0);
                 self.mask_fill(low, 0.0).mask_fill(high, 6.0)
             }
             Function::Gelu => activation::gelu(self),
@@ -68,7 +69,8 @@ pub fn relu6<T: Elementwise>(x: T) -> T {
     x.apply(Function::Relu6)
 }
 
-/// `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+/// `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default (Hendrycks
+/// and Gimpel 2016, arXiv 1606.08415).
 pub fn gelu<T: Elementwise>(x: T) -> T {
     x.apply(Function::Gelu)
 }

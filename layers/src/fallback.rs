@@ -1,6 +1,8 @@
 //! The operations that burn computed on Flex because this workspace's kernels lack them.
 //!
-//! In: the name of each operation as it runs. Out: the names, each once. Invariant: no operation of our kernels is listed.
+//! In: the name of each operation as it runs.
+//! Out: the names, each once.
+//! Invariant: no operation of our kernels is listed.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -14,9 +16,11 @@ pub(crate) fn note(operation: String) {
         .insert(operation);
 }
 
-/// Returns the operations of this process that fell back to burn on Flex, such as "max pool 2x2, stride [2, 2]".
+/// Returns the operations of this process that fell back to burn on Flex, such as "max pool 2x2,
+/// stride [2, 2]".
 ///
-/// A fallback is several times slower than a kernel. The trainer prints the list after its first step.
+/// A fallback is several times slower than a kernel. The trainer prints the list after its first
+/// step.
 pub fn fallback_ops() -> Vec<String> {
     FALLBACK_OPS
         .lock()

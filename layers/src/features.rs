@@ -1,8 +1,11 @@
-//! What one layer gives to the next, computed when it is known what can be one operation.
+//! Activations between layers, computed when their readers are known, so that several layers can be
+//! one operation.
 //!
-//! In: modules applied to features one after the other, as PyTorch's are. Out: `[N, H, W, C]`. Invariant: the same function as if every
-//! module computed at once; a convolution waits for the normalisation, residual and ReLU after it, and that layer for its reader, which
-//! alone may normalise what it reads. What nobody reads is not computed, on any rank.
+//! In: modules applied to features one after the other, as PyTorch's are.
+//! Out: `[N, H, W, C]`.
+//! Invariant: the same function as if every module computed at once; a convolution waits for the
+//! normalisation, residual and ReLU after it, and that layer for its reader, which alone may
+//! normalise what it reads. Activations without a reader are not computed, on any rank.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -25,7 +28,8 @@ use kernels::activation::Function;
 use kernels::batch_norm::Rectifier;
 
 thread_local! {
-    /// What this thread has left to compute that will move a normalisation's statistics, by the normalisation's scale.
+    /// Pending features of this thread that will update the statistics of a normalisation, by the
+    /// normalisation's scale.
     static WAITING: RefCell<Vec<(ParamId, Weak<RefCell<State>>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,7 +45,7 @@ enum State {
     Normalised(Box<Normalised>),
     /// Shortcut A of these, for so many channels.
     Shortcut(Values, usize),
-    /// Being computed; for ever, if that panicked.
+    /// Being computed; stays so after a panic.
     Taken,
 }
 
@@ -59,7 +63,8 @@ impl From<Tensor<4>> for Values {
 }
 
 impl Values {
-    /// In the number format of activations; wider ones than f32 stay. What is rounded has no link: its gradient is another tensor.
+    /// Converts to the number format of activations; wider formats than f32 stay. A rounded value
+    /// has no link: its gradient is another tensor.
     pub(crate) fn in_format(self, activations: Activations) -> Self {
         let wanted = format(&self.tensor, activations);
         if wanted == FloatDType::from(self.tensor.dtype()) {
@@ -94,7 +99,7 @@ impl State {
         }
     }
 
-    /// The scale of the normalisation whose statistics move when this is computed.
+    /// Returns the scale of the normalisation whose statistics this computation updates.
     fn moves(&self) -> Option<ParamId> {
         let Self::Normalised(layer) = self else {
             return None;
@@ -117,7 +122,8 @@ impl From<State> for Features {
     }
 }
 
-/// Computes what waits to move the statistics of `norm`, which is used once more: they move in the order of the program, not of the readers.
+/// Computes what waits to move the statistics of `norm`, which is used once more: they move in the
+/// order of the program, not of the readers.
 fn compute_waiting(norm: &BatchNorm) {
     let of_norm = |(scale, features): &(ParamId, Weak<RefCell<State>>)| {
         features
@@ -153,13 +159,14 @@ impl fmt::Debug for Features {
 }
 
 impl Features {
-    /// Their shape, `[N, H, W, C]`. It computes them, so all ranks must ask alike.
+    /// Computes the features and returns their shape, `[N, H, W, C]`; all ranks must call it alike.
     pub fn dims(&self) -> [usize; 4] {
         self.values().tensor.dims()
     }
 
-    /// Shortcut A: every second row and column, and `channels` channels, of which those that are missing are zeros, half in front
-    /// and half behind (He et al. 2015, arXiv 1512.03385, section 3.3). No parameters.
+    /// Shortcut A: every second row and column, and `channels` channels, of which those that are
+    /// missing are zeros, half in front and half behind (He et al. 2015, arXiv 1512.03385, section
+    /// 3.3). No parameters.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, ceil(H / 2), ceil(W / 2), channels]`.
@@ -212,8 +219,8 @@ impl Features {
         }
     }
 
-    /// As a layer with the norm `next` reads them, which then may normalise them itself if nobody else reads them, and both are computed
-    /// alike.
+    /// Returns the values for a layer with the norm `next`, which may normalise them itself if
+    /// nothing else reads them, and both are computed alike.
     pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
             State::Normalised(layer) if matches!(layer.skip, Skip::None) => {
@@ -224,7 +231,7 @@ impl Features {
         }
     }
 
-    /// Behind this rectifier, in the operation that makes them; itself if that has none to give.
+    /// Returns the features behind this rectifier in the same operation, or the unchanged features.
     pub(crate) fn rectified(self, rectifier: Rectifier) -> Result<Self, Self> {
         match self.into_state() {
             State::Normalised(mut layer)
@@ -241,7 +248,7 @@ impl Features {
         self.into_state().evaluate()
     }
 
-    /// What is left to compute, if nobody else holds these features; else their values.
+    /// Returns the pending computation, if no other clone holds these features; else their values.
     fn into_state(self) -> State {
         match Rc::try_unwrap(self.0) {
             Ok(only) => only.into_inner(),
@@ -259,7 +266,8 @@ impl Features {
 impl Add for Features {
     type Output = Self;
 
-    /// The sum; where one side ends in a normalisation, it and the ReLU that may follow are one operation with that layer.
+    /// The sum; where one side ends in a normalisation, it and the ReLU that may follow are one
+    /// operation with that layer.
     fn add(self, other: Self) -> Self {
         match (self.into_state(), other.into_state()) {
             (State::Normalised(layer), other) if layer.can_take_residual() => {
@@ -326,7 +334,8 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     State::Normalised(layer).into()
 }
 
-/// In the memory order of those who made them; of two number formats in f32, and then in that of the pass.
+/// In the memory order of those who made them; of two number formats in f32, and then in that of
+/// the pass.
 fn binary(
     left: Tensor<4>,
     right: Tensor<4>,
@@ -353,7 +362,7 @@ fn binary(
     }
 }
 
-/// Images, rows and columns of shortcut A.
+/// Returns the images, rows and columns of shortcut A.
 fn halved(values: &Values) -> [usize; 3] {
     let [n, height, width, _] = values.tensor.dims();
     [n, height.div_ceil(2), width.div_ceil(2)]
@@ -364,12 +373,13 @@ pub fn relu(features: impl Into<Features>) -> Features {
     features.into().apply(Function::Relu)
 }
 
-/// Applies burn's operations in f32 to a tensor of 16 bits, and gives their result in its number format: parameters and factors are f32, and
-/// burn's operations take operands of one format only.
+/// Applies burn's operations in f32 to a tensor of 16 bits, and gives their result in its number
+/// format: parameters and factors are f32, and burn's operations take operands of one format only.
 ///
 /// ```
 /// # use burn::tensor::{Device, FloatDType, Tensor};
-/// # let (x, scale) = (Tensor::<4>::ones([2, 3, 3, 5], &Device::flex()), Tensor::<4>::ones([1, 1, 1, 5], &Device::flex()));
+/// # let x = Tensor::<4>::ones([2, 3, 3, 5], &Device::flex());
+let scale = Tensor::<4>::ones([1, 1, 1, 5], &Device::flex());
 /// let y = layers::in_f32(x.cast(FloatDType::BF16), |x| x * scale);
 /// ```
 pub fn in_f32<const D: usize>(
@@ -380,7 +390,7 @@ pub fn in_f32<const D: usize>(
     operation(widened(tensor)).cast(dtype)
 }
 
-/// What is narrower than f32 as f32.
+/// Widens a tensor that is narrower than f32 to f32.
 pub(crate) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match FloatDType::from(tensor.dtype()) {
         FloatDType::F16 | FloatDType::BF16 => tensor.cast(FloatDType::F32),

@@ -1,7 +1,8 @@
 //! Convolution, normalisation, residual and ReLU: one fused operation if possible, else burn's
 //! convolution.
 //!
-//! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
+//! In: `[N, H, W, C_in]`.
+//! Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
 //! Invariant: our kernels compute a fused layer; every other layer is burn's own operation.
 
 use std::sync::Arc;

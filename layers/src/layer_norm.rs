@@ -1,6 +1,8 @@
 //! Layer normalisation of the last axis.
 //!
-//! In: a tensor `[.., C]`. Out: the same shape. Invariant: parameters have the paths of burn's module in records and weights files.
+//! In: a tensor `[.., C]`.
+//! Out: the same shape.
+//! Invariant: parameters have the paths of burn's module in records and weights files.
 //! Source: Ba et al. 2016, arXiv 1607.06450.
 
 use burn::module::{Initializer, Module, Param};
@@ -13,7 +15,7 @@ use crate::features::{in_f32, widened};
 use crate::ops::gated;
 use crate::ops::single::{Operation, computes, single};
 
-/// As burn's configuration of that name, of a [`LayerNorm`].
+/// Configuration of a [`LayerNorm`], as burn's.
 #[derive(Clone, Debug)]
 pub struct LayerNormConfig {
     d_model: usize,
@@ -22,7 +24,7 @@ pub struct LayerNormConfig {
 }
 
 impl LayerNormConfig {
-    /// Of so many channels.
+    /// Returns the configuration for so many channels.
     pub fn new(d_model: usize) -> Self {
         Self {
             d_model,
@@ -31,17 +33,17 @@ impl LayerNormConfig {
         }
     }
 
-    /// Added to the variance before the square root; 1e-5 by default.
+    /// Sets the number added to the variance before the square root; default: 1e-5.
     pub fn with_epsilon(self, epsilon: f64) -> Self {
         Self { epsilon, ..self }
     }
 
-    /// Whether there is a shift; true by default.
+    /// Sets whether there is a shift; default: true.
     pub fn with_bias(self, has_bias: bool) -> Self {
         Self { has_bias, ..self }
     }
 
-    /// The module: a scale of 1, a shift of 0.
+    /// Returns the module: a scale of 1, a shift of 0.
     pub fn init(&self, device: &Device) -> LayerNorm {
         LayerNorm {
             gamma: Initializer::Ones.init([self.d_model], device),
@@ -56,7 +58,8 @@ impl LayerNormConfig {
 /// Layer normalisation of a tensor's last axis.
 ///
 /// # Differs from burn
-/// It is no wrapper of burn's module, which keeps its epsilon to itself: [`LayerNorm::from_burn`] asks for it. The parameters' names are the same.
+/// It is no wrapper of burn's module, which keeps its epsilon to itself: [`LayerNorm::from_burn`]
+/// asks for it. The parameters' names are the same.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// Scale, `[C]`.
@@ -68,7 +71,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// With the parameters of burn's module, and the epsilon that it was made with.
+    /// Returns the layer with the parameters of burn's module and its epsilon.
     pub fn from_burn(stock: nn::LayerNorm, epsilon: f64) -> Self {
         Self {
             gamma: stock.gamma,

@@ -1,13 +1,17 @@
-//! Which normalisations of a module keep to this process, though others compute the same batch.
+//! Normalisations of a module that take statistics of this process only, although other processes
+//! compute the same batch.
 //!
-//! In: a module after a forward pass in training. Out: paths of burn's own batch normalisations. Invariant: this workspace's
-//! [`BatchNorm`](crate::BatchNorm) stores its running statistics at once; burn's keeps each update pending until the next pass, which tells the two apart.
+//! In: a module after a forward pass in training.
+//! Out: paths of burn's own batch normalisations.
+//! Invariant: this workspace's [`BatchNorm`](crate::BatchNorm) stores its running statistics at
+//! once; burn's keeps each update pending until the next pass, which distinguishes the two.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 
-/// Paths of the modules whose running statistics the last forward pass of this thread left pending: burn's own `BatchNorm`, which no
-/// [`PassContext`](crate::PassContext) reaches. It normalises by this process's part of a batch. To be asked after a model's first pass.
+/// Paths of the modules whose running statistics the last forward pass of this thread left pending:
+/// burn's own `BatchNorm`, which no [`PassContext`](crate::PassContext) reaches. It normalises by
+/// this process's part of a batch. To be asked after a model's first pass.
 ///
 /// The pending updates are stored, as the next forward pass would do.
 pub fn locally_normalised<M: Module>(module: &M) -> Vec<String> {
@@ -29,7 +33,7 @@ pub fn locally_normalised<M: Module>(module: &M) -> Vec<String> {
     paths
 }
 
-/// What is no trained parameter, by its path.
+/// Buffers that are not trained, by their path.
 #[derive(Default)]
 struct Buffers {
     path: Vec<String>,

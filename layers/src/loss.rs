@@ -1,7 +1,9 @@
 //! Losses whose bits no processor and no C library changes.
 //!
-//! In: logits and targets `[N, K]`. Out: the loss of all samples, summed. Invariant: only where our kernels compute, on Flex; the caller has a
-//! loss of burn's operations for all else.
+//! In: logits and targets `[N, K]`.
+//! Out: the loss of all samples, summed.
+//! Invariant: only where our kernels compute, on Flex; the caller has a loss of burn's operations
+//! for all other devices.
 
 use burn::tensor::{FloatDType, Tensor};
 use kernels::loss::Loss;
@@ -14,7 +16,8 @@ use crate::ops::single::{Operation, computes, single};
 /// # Shapes
 /// `logits` and `targets`: `[N, K]`; returns `[1]`.
 pub fn loss_sum(loss: Loss, logits: Tensor<2>, targets: Tensor<2>) -> Option<Tensor<1>> {
-    let (logits, computation) = (logits.cast(FloatDType::F32), Computation::default());
+    let logits = logits.cast(FloatDType::F32);
+    let computation = Computation::default();
     computes(&logits, &computation).then(|| {
         let targets = Some(targets.detach().into_dispatch());
         single(

@@ -1,7 +1,10 @@
-//! burn's modules on our kernels: the same names, parameters and records, on channels-last features.
+//! burn's modules on our kernels: the same names, parameters and records, on channels-last
+//! features.
 //!
-//! In: [`Features`] or a tensor `[N, H, W, C]`. Out: features, or a tensor `[N, K]`. Invariant: each module is burn's own one inside, whose
-//! parameters have the same paths in records and weights files as if it stood there itself.
+//! In: [`Features`] or a tensor `[N, H, W, C]`.
+//! Out: features, or a tensor `[N, K]`.
+//! Invariant: each module is burn's own one inside, whose parameters have the same paths in records
+//! and weights files as if it stood there itself.
 
 use burn::module::{Initializer, Param};
 use burn::nn;
@@ -15,7 +18,7 @@ use crate::layer::Convolved;
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{gated, stock};
 
-/// A module around burn's own, which it is to all who look at parameters.
+/// Defines a module around burn's own; visitors of parameters see burn's module.
 macro_rules! around {
     ($name:ident, $stock:ty, $doc:literal) => {
         #[doc = $doc]
@@ -121,9 +124,10 @@ around!(
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
-    /// The convolution; computed together with the normalisation, residual and ReLU that follow it, if it has no bias and one group.
-    /// Square kernels with stride 1 or 2, the same padding on all sides and no dilation are our kernels', in one group or depthwise; all
-    /// others are burn's own operation, which on Flex is several times slower.
+    /// The convolution; computed together with the normalisation, residual and ReLU that follow it,
+    /// if it has no bias and one group. Square kernels with stride 1 or 2, the same padding on all
+    /// sides and no dilation are our kernels', in one group or depthwise; all others are burn's own
+    /// operation, which on Flex is several times slower.
     ///
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`.
@@ -133,7 +137,8 @@ impl Conv2d {
 }
 
 impl BatchNorm {
-    /// Normalises each channel: in training, on an autodiff device, by the batch's statistics, which enter the running ones; else by these.
+    /// Normalises each channel: in training, on an autodiff device, by the batch's statistics,
+    /// which enter the running ones; else by these.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to the same.
@@ -142,11 +147,12 @@ impl BatchNorm {
     /// The running variance takes the unbiased one of the batch, as in PyTorch.
     ///
     /// # Differs from PyTorch
-    /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the running variance as 0.
+    /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
+    /// running variance as 0.
     ///
     /// # Collective
-    /// With a reducer in the [`PassContext`] (the convolution's, where both are one operation), in training: one sum in the forward and one
-    /// in the backward pass.
+    /// With a reducer in the [`PassContext`] (the convolution's, where both are one operation), in
+    /// training: one sum in the forward and one in the backward pass.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         features.into().normalised(self)
     }
@@ -164,8 +170,8 @@ impl Linear {
         self.forward_with(x, |parameters| parameters)
     }
 
-    /// `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021, arXiv 2103.17239, equation 2), put into the weights,
-    /// so that it costs no pass over activations.
+    /// `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021, arXiv
+    /// 2103.17239, equation 2), put into the weights, so that it costs no pass over activations.
     ///
     /// # Shapes
     /// `x`: `[.., C]`; `scale`: `[K]`. Returns `[.., K]`.
@@ -187,7 +193,7 @@ impl Linear {
         })
     }
 
-    /// With parameters made of this layer's.
+    /// Computes the layer with parameters made from its own.
     fn forward_with<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -234,7 +240,7 @@ macro_rules! config_around {
                 }
             )*
 
-            /// The module; parameters are drawn from burn's random numbers.
+            /// Returns the module; parameters are drawn from burn's random numbers.
             pub fn init(&self $(, $device: &Device)?) -> $module {
                 self.0.init($($device)?).into()
             }
@@ -252,21 +258,21 @@ config_around!(LinearConfig, nn::LinearConfig, Linear, [with_bias: bool, with_in
 pub(crate) use config_around;
 
 impl Conv2dConfig {
-    /// Of `[C_in, C_out]` channels and a kernel of these sides.
+    /// Returns the configuration for `[C_in, C_out]` channels and a kernel of these sides.
     pub fn new(channels: [usize; 2], kernel_size: [usize; 2]) -> Self {
         Self(StockConv2dConfig::new(channels, kernel_size))
     }
 }
 
 impl BatchNormConfig {
-    /// Of so many channels.
+    /// Returns the configuration for so many channels.
     pub fn new(num_features: usize) -> Self {
         Self(nn::BatchNormConfig::new(num_features))
     }
 }
 
 impl LinearConfig {
-    /// From `d_input` to `d_output` values.
+    /// Returns the configuration from `d_input` to `d_output` values.
     pub fn new(d_input: usize, d_output: usize) -> Self {
         Self(nn::LinearConfig::new(d_input, d_output))
     }

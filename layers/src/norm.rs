@@ -2,8 +2,8 @@
 //!
 //! In: `[N, H, W, C]` and a burn `BatchNorm`. Out: the same shape; in training the running
 //! statistics are updated.
-//! Invariant: after the call the stored statistics are current on this thread (burn's own layer lags
-//! by one step).
+//! Invariant: after the call the stored statistics are current on this thread (burn's own layer
+//! lags by one step).
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167.
 
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use burn::tensor::Tensor;
 use crate::features::{in_f32, widened};
 use crate::ops::{GradientHook, LayerTrain, gated};
 
-/// Returns whether this is a training pass: on an autodiff device, with the layer's training flag set.
+/// Returns whether this is a training pass: on an autodiff device, with the layer's training flag
+/// set.
 pub(crate) fn takes_batch_statistics(norm: &BatchNorm, input: &Tensor<4>) -> bool {
     input.device().is_autodiff() && norm.training.is_enabled()
 }

@@ -1,7 +1,8 @@
 //! Pooling: the largest value or the mean of windows, or of the whole image.
 //!
-//! In: [`Features`] `[N, H, W, C]`, or a tensor. Out: the same with fewer pixels. Invariant: burn's and PyTorch's functions, by burn's modules
-//! where our kernels lack the shape.
+//! In: [`Features`] `[N, H, W, C]`, or a tensor.
+//! Out: the same with fewer pixels.
+//! Invariant: burn's and PyTorch's functions, by burn's modules where our kernels lack the shape.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool;
@@ -81,7 +82,8 @@ impl MaxPool2d {
         if is_ours && computes(&tensor, &computation) {
             return single(tensor, [None, None], Operation::MaxPool, computation.isa).into();
         }
-        let ([height, width], stride) = (self.kernel_size, self.stride);
+        let [height, width] = self.kernel_size;
+        let stride = self.stride;
         by_burn(
             tensor,
             || format!("max pool {height}x{width}, stride {stride:?}"),
@@ -96,7 +98,8 @@ impl AvgPool2d {
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
-        let ([height, width], stride) = (self.kernel_size, self.stride);
+        let [height, width] = self.kernel_size;
+        let stride = self.stride;
         let name = || format!("average pool {height}x{width}, stride {stride:?}");
         by_burn(features.into().into(), name, |planes| {
             self.0.forward(planes)
@@ -105,14 +108,16 @@ impl AvgPool2d {
 }
 
 impl AdaptiveAvgPool2d {
-    /// The means; to one pixel by our kernel, as [`global_avg_pool`], but in the number format of the features.
+    /// The means; to one pixel by our kernel, as [`global_avg_pool`], but in the number format of
+    /// the features.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         let tensor = Tensor::from(features.into());
         if self.output_size == [1, 1] {
-            let ([n, .., channels], dtype) = (tensor.dims(), FloatDType::from(tensor.dtype()));
+            let [n, .., channels] = tensor.dims();
+            let dtype = FloatDType::from(tensor.dtype());
             return global_avg_pool(tensor)
                 .reshape([n, 1, 1, channels])
                 .cast(dtype)

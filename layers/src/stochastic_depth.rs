@@ -1,15 +1,18 @@
 //! Stochastic depth: the branch of a residual block is left out for some samples.
 //!
-//! In: the output of a branch, any shape with the samples first. Out: the same, zero for some samples, scaled for the others.
+//! In: the output of a branch, any shape with the samples first.
+//! Out: the same, zero for some samples, scaled for the others.
 //! Invariant: only in training; the mean over draws is the input.
-//! Source: Huang et al. 2016, arXiv 1603.09382, as torchvision's `stochastic_depth` in mode "row" and timm's `DropPath`.
+//! Source: Huang et al. 2016, arXiv 1603.09382, as torchvision's `stochastic_depth` in mode "row"
+//! and timm's `DropPath`.
 
 use burn::tensor::{Distribution, Tensor};
 
-/// `branch` with each sample left out with `probability`, 0 up to but not 1, and divided by the share of those that stay. Outside
-/// training, on a device without autodiff, it is the branch itself.
+/// `branch` with each sample left out with `probability`, 0 up to but not 1, and divided by the
+/// share of those that stay. Outside training, on a device without autodiff, it is the branch
+/// itself.
 ///
-/// What is drawn is of burn's random numbers, as in its `Dropout`: another stream on each rank.
+/// It draws from burn's random numbers, as burn's `Dropout`: another stream on each rank.
 ///
 /// # Panics
 /// When `probability` is not in `[0, 1)`.

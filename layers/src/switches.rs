@@ -1,4 +1,5 @@
-//! Parts of the computation that can be switched off, to find out which one is wrong or slow on a device.
+//! Parts of the computation that can be switched off, to find out which one is wrong or slow on a
+//! device.
 //!
 //! In: the choice of the program, once. Out: the choice for every operation of the process.
 //! Invariant: by default every part is on; a switch changes speed and rounding, never the function.
@@ -10,7 +11,8 @@ use std::sync::{PoisonError, RwLock};
 pub struct Switches {
     /// A step is never captured as a CUDA graph. For the program that captures.
     pub no_capture: bool,
-    /// Sums of a normalisation composed of burn's operations take one stage over all rows, as burn computes them, not two.
+    /// Sums of a normalisation composed of burn's operations take one stage over all rows, as burn
+    /// computes them, not two.
     pub one_stage_sums: bool,
     /// A GPU composes normalisations of burn's operations instead of our kernels.
     pub composed_norms: bool,

@@ -1,8 +1,10 @@
-//! Early gradients of any module: the hook gets them when the module's backward pass ends, not when the whole pass does.
+//! Early gradients of any module: the hook gets them when the module's backward pass ends, not when
+//! the whole pass does.
 //!
-//! In: a module and its input. Out: a copy of the module for one pass, whose parameters pass through gates.
-//! Invariant: on the tape a gate is above the input and below all uses of its parameter in the module.
-//! So burn runs the gate after those uses and before the layers that made the input.
+//! In: a module and its input.
+//! Out: a copy of the module for one pass, whose parameters pass through gates.
+//! Invariant: on the tape a gate is above the input and below all uses of its parameter in the
+//! module. So burn runs the gate after those uses and before the layers that made the input.
 //! Source: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3.
 
 use std::sync::Arc;
@@ -13,20 +15,24 @@ use burn::tensor::Tensor;
 use crate::context::PassContext;
 use crate::ops::{GradientHook, gated};
 
-/// Returns a copy of `module` for one use on `input`, whose gradients go to the hook of the [`PassContext`].
+/// Returns a copy of `module` for one use on `input`, whose gradients go to the hook of the
+/// [`PassContext`].
 ///
-/// The hook gets each gradient as soon as `module` is differentiated. Without a hook the copy is a plain clone.
-/// A module may be a block of any layers, one of burn's own layers, or a single [`Param`].
+/// The hook gets each gradient as soon as `module` is differentiated. Without a hook the copy is a
+/// plain clone. A module may be a block of any layers, one of burn's own layers, or a single
+/// [`Param`].
 ///
 /// ```
 /// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-/// # let (x, linear) = (Tensor::<2>::ones([4, 3], &Device::flex()), LinearConfig::new(3, 2).init(&Device::flex()));
+/// # let x = Tensor::<2>::ones([4, 3], &Device::flex());
+let linear = LinearConfig::new(3, 2).init(&Device::flex());
 /// let y = layers::with_gradient_hook(&linear, &x).forward(x);
 /// ```
 ///
-/// The hook gets one gradient per parameter and call, summed over all uses in that copy. A parameter that is also
-/// used outside the copy, or in two copies, has no single gradient: pass a module that contains all uses, or none.
-/// `distributed::GradientReducer` rejects a second gradient and names the parameter. Frozen parameters stay unchanged.
+/// The hook gets one gradient per parameter and call, summed over all uses in that copy. A
+/// parameter that is also used outside the copy, or in two copies, has no single gradient: pass a
+/// module that contains all uses, or none. `distributed::GradientReducer` rejects a second gradient
+/// and names the parameter. Frozen parameters stay unchanged.
 ///
 /// # Shapes
 /// `input`: any; it only fixes the time.

@@ -1,5 +1,6 @@
-//! After a first step no layer's result is fresh memory: what an operation asks of the system is small, however large its tensors.
-//! Counted is the thread that calls; what the kernels' own threads ask for, nothing, is asserted in `kernels/tests/no_allocation.rs`.
+//! After a first step no layer's result is fresh memory: what an operation asks of the system is
+//! small, however large its tensors. Counted is the thread that calls; what the kernels' own
+//! threads ask for, nothing, is asserted in `kernels/tests/no_allocation.rs`.
 
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -9,7 +10,8 @@ use layers::{
     relu, relu6, silu,
 };
 
-/// Channels and extents of the images: 3 MiB or more in any number format, 3x3 weights and a max pool's taps of a third of one.
+/// Channels and extents of the images: 3 MiB or more in any number format, 3x3 weights and a max
+/// pool's taps of a third of one.
 const C: usize = 96;
 const IMAGES: [usize; 4] = [16, 32, 32, C];
 /// Statistics and sums of three layers, and burn's tape, stay below together.

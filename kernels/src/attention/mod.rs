@@ -64,7 +64,8 @@ impl Attention {
     #[inline(never)]
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
         self.check(qkv.len(), y.len());
-        let (image, y) = (y.len() / self.images.max(1), SharedMut::new(y));
+        let image = y.len() / self.images.max(1);
+        let y = SharedMut::new(y);
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
             let qkv = &qkv[index * 3 * image..][..3 * image];
             // SAFETY: each image has its own part, and the slice outlives the pass.
@@ -101,12 +102,11 @@ impl Attention {
             qkv.len(),
             d_qkv.len()
         );
-        let (image, d_qkv) = (dy.len() / self.images.max(1), SharedMut::new(d_qkv));
+        let image = dy.len() / self.images.max(1);
+        let d_qkv = SharedMut::new(d_qkv);
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
-            let (qkv, dy) = (
-                &qkv[index * 3 * image..][..3 * image],
-                &dy[index * image..][..image],
-            );
+            let qkv = &qkv[index * 3 * image..][..3 * image];
+            let dy = &dy[index * image..][..image];
             // SAFETY: as above.
             let d_qkv = unsafe {
                 core::slice::from_raw_parts_mut(d_qkv.at(index * 3 * image, 3 * image), 3 * image)
@@ -180,7 +180,8 @@ impl<E: Element> Image<'_, E> {
             ..
         } = *self.shape;
         let [all_tokens, all_width] = self.shape.padded();
-        let (row, scale) = (heads * width, 1.0 / (width as f32).sqrt());
+        let row = heads * width;
+        let scale = 1.0 / (width as f32).sqrt();
         let (matrices, squares) = self.slot.split_at_mut(MATRICES * all_tokens * all_width);
         let (p, ds) = squares.split_at_mut(all_tokens * all_tokens);
         let mut parts = matrices.chunks_exact_mut(all_tokens * all_width);
@@ -223,7 +224,8 @@ impl<E: Element> Image<'_, E> {
                 depth: tokens,
             });
         };
-        let (by_rows, by_columns) = ([all_tokens, 1], [1, all_tokens]);
+        let by_rows = [all_tokens, 1];
+        let by_columns = [1, all_tokens];
         for head in 0..heads {
             let part = |index: usize| (index * heads + head) * width;
             gather(qkv, 3 * row, part(0), q, scale);

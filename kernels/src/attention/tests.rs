@@ -67,7 +67,8 @@ fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
 }
 
 fn run<E: Element>(shape: &Attention, isa: Isa, qkv: &[E], dy: &[E]) -> [Vec<E>; 2] {
-    let (mut y, mut d_qkv) = (vec![E::default(); dy.len()], vec![E::default(); qkv.len()]);
+    let mut y = vec![E::default(); dy.len()];
+    let mut d_qkv = vec![E::default(); qkv.len()];
     let mut workspace = vec![f32::NAN; shape.workspace_len()];
     shape.forward(isa, qkv, &mut y, &mut workspace);
     shape.backward(isa, qkv, dy, &mut d_qkv, &mut workspace);
@@ -98,10 +99,8 @@ fn attention_equals_the_reference_and_does_not_depend_on_threads() {
 #[test]
 fn its_gradient_is_that_of_finite_differences() {
     for shape in &SHAPES[..2] {
-        let (qkv, dy) = (
-            values(3 * shape.output_len(), 3),
-            values(shape.output_len(), 4),
-        );
+        let qkv = values(3 * shape.output_len(), 3);
+        let dy = values(shape.output_len(), 4);
         let [_, d_qkv] = run(shape, Isa::detect(), &qkv, &dy);
         let loss = |qkv: &[f64]| {
             reference(shape, qkv)
@@ -122,10 +121,8 @@ fn its_gradient_is_that_of_finite_differences() {
 #[test]
 fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
     let shape = SHAPES[2];
-    let (qkv, dy) = (
-        rounded(&values(3 * shape.output_len(), 5)),
-        rounded(&values(shape.output_len(), 6)),
-    );
+    let qkv = rounded(&values(3 * shape.output_len(), 5));
+    let dy = rounded(&values(shape.output_len(), 6));
     let found: [Vec<bf16>; 2] = run(&shape, Isa::detect(), &qkv, &dy);
     let expected = run(&shape, Isa::detect(), &widened(&qkv), &widened(&dy));
     assert_eq!(found, expected.map(|values| rounded(&values)));

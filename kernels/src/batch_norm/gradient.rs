@@ -107,7 +107,11 @@ pub fn backward<E: Element>(
                                         writes: [dx, residual],
                                         ..
                                     }| {
-        let (x, y, dy, dx, residual) = (x.values, y.values, dy.values, dx.values, residual.values);
+        let x = x.values;
+        let y = y.values;
+        let dy = dy.values;
+        let dx = dx.values;
+        let residual = residual.values;
         if let Some(shortcut) = option_a {
             residual.fill(E::default());
             E::run(
@@ -182,7 +186,11 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S>
         let channels = self.0.saved.affine.num_channels();
         let rows = self.0.x.len() / channels;
         let zeros = [0.0; TILE_MAX];
-        let (mean, scale, slope, offset, beta) = (zeros, zeros, zeros, zeros, zeros);
+        let mean = zeros;
+        let scale = zeros;
+        let slope = zeros;
+        let offset = zeros;
+        let beta = zeros;
         let simd = PhantomData;
         let mut tiles = Tiles::<S, E, GATE, RESIDUAL> {
             part: self.0,
@@ -255,8 +263,10 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel
             dx
         };
         let mean = self.mean[..width].as_ptr();
-        let (scale, slope) = (self.scale[..width].as_ptr(), self.slope[..width].as_ptr());
-        let (offset, beta) = (self.offset[..width].as_ptr(), self.beta[..width].as_ptr());
+        let scale = self.scale[..width].as_ptr();
+        let slope = self.slope[..width].as_ptr();
+        let offset = self.offset[..width].as_ptr();
+        let beta = self.beta[..width].as_ptr();
         let run = Run::<E, GATE, RESIDUAL> {
             x,
             y,

@@ -227,7 +227,9 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> Kernel<S>
     unsafe fn run(self) {
         let channels = self.0.coefficients.scale.len();
         let rows = self.0.y.len() / channels;
-        let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
+        let mean = [0.0; TILE_MAX];
+        let scale = [0.0; TILE_MAX];
+        let shift = [0.0; TILE_MAX];
         let mut tiles = Tiles::<S, E, RESIDUAL, RECTIFIER> {
             part: self.0,
             mean,
@@ -279,11 +281,9 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel
             SEPARATE => self.part.residual[range].as_ptr(),
             _ => y.cast_const(),
         };
-        let (mean, scale, shift) = (
-            &self.mean[..width],
-            &self.scale[..width],
-            &self.shift[..width],
-        );
+        let mean = &self.mean[..width];
+        let scale = &self.scale[..width];
+        let shift = &self.shift[..width];
         let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
         let run = Run::<E, RESIDUAL, RECTIFIER> {
             x,

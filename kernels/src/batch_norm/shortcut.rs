@@ -43,7 +43,8 @@ impl ShortcutA {
 
     pub(super) fn check(&self, input_len: usize, output_len: usize, channels: usize) {
         assert_len("shortcut channels", self.channels, channels);
-        let (few, many) = (self.channels_in, self.channels);
+        let few = self.channels_in;
+        let many = self.channels;
         assert!(
             few <= many,
             "batch_norm: shortcut from {few} to {many} channels"
@@ -74,7 +75,8 @@ impl ShortcutA {
     /// Writes the shortcut of whole images to `output`, where the normalisation adds to it while it
     /// is in the cache.
     pub(super) fn write<E: Element>(&self, input: &[E], output: &mut [E]) {
-        let (offset, channels_in) = (self.offset(), self.channels_in);
+        let offset = self.offset();
+        let channels_in = self.channels_in;
         let width_out = self.width.div_ceil(2);
         let rows = input.chunks(self.width * channels_in).enumerate();
         // Input rows of odd index within their image have no output row.
@@ -99,7 +101,8 @@ impl ShortcutA {
 /// Copies a few values without a call.
 #[inline(always)]
 fn copy<E: Copy>(from: &[E], to: &mut [E]) {
-    let ((from, from_tail), (to, to_tail)) = (from.as_chunks::<8>(), to.as_chunks_mut::<8>());
+    let (from, from_tail) = from.as_chunks::<8>();
+    let (to, to_tail) = to.as_chunks_mut::<8>();
     for (from, to) in from.iter().zip(to) {
         *to = *from;
     }
@@ -136,8 +139,9 @@ impl<S: Simd, E: Element> Kernel<S> for Scatter<'_, E> {
             y,
             gradient,
         } = self;
-        let (offset, channels, channels_in) =
-            (shortcut.offset(), shortcut.channels, shortcut.channels_in);
+        let offset = shortcut.offset();
+        let channels = shortcut.channels;
+        let channels_in = shortcut.channels_in;
         let row_out = shortcut.width.div_ceil(2) * channels;
         let mut at = 0;
         for (row, gradient) in gradient
@@ -150,10 +154,8 @@ impl<S: Simd, E: Element> Kernel<S> for Scatter<'_, E> {
             for (pixel, gradient) in gradient.chunks_mut(2 * channels_in).enumerate() {
                 let from = at + pixel * channels + offset;
                 let range = from..from + channels_in;
-                let (dy, gradient) = (
-                    dy[range.clone()].as_ptr(),
-                    gradient[..channels_in].as_mut_ptr(),
-                );
+                let dy = dy[range.clone()].as_ptr();
+                let gradient = gradient[..channels_in].as_mut_ptr();
                 let y = if y.is_empty() {
                     None
                 } else {

@@ -140,14 +140,13 @@ impl<E: Element> GateSums<'_, E> {
         } else {
             [&[]; T]
         };
-        let (mean, scale, beta) = (
-            &self.mean[..width],
-            &self.scale[..width],
-            &self.beta[..width],
-        );
+        let mean = &self.mean[..width];
+        let scale = &self.scale[..width];
+        let beta = &self.beta[..width];
         let second = &mut second[..width];
         for i in 0..width {
-            let (mut first_sum, mut second_sum) = (0.0, 0.0);
+            let mut first_sum = 0.0;
+            let mut second_sum = 0.0;
             for t in 0..T {
                 let centred = x[t][i].to_f32() - mean[i];
                 let open = match GATE {
@@ -216,7 +215,8 @@ impl<E: Element, const GATE: u8> Task for Summed<'_, E, GATE> {
         self.sums.fill(0.0);
         let rows = self.part.x.len() / self.channels;
         let (first_sums, second_sums) = self.sums.split_at_mut(self.channels);
-        let (first, second) = ([0.0; TILE_MAX], [0.0; TILE_MAX]);
+        let first = [0.0; TILE_MAX];
+        let second = [0.0; TILE_MAX];
         let mut kernel = Accumulators::<E, GATE> {
             part: self.part,
             first,

@@ -65,12 +65,14 @@ impl Pieces {
         (num_tasks, slot_len): (usize, usize),
         task: RunTask<'_>,
     ) {
-        let (pieces, weight_len) = (self.num_pieces, self.weight_len);
+        let pieces = self.num_pieces;
+        let weight_len = self.weight_len;
         assert_eq!(dw.len(), weight_len, "weight gradient: length of dw");
         let (partials, slots) = workspace.split_at_mut(self.partials_len());
         let target = SharedMut::new(if pieces > 1 { &mut *partials } else { &mut *dw });
         for_each_piece(pieces * num_tasks, slots, slot_len, &|index, slot| {
-            let (piece, index) = (index / num_tasks, index % num_tasks);
+            let piece = index / num_tasks;
+            let index = index % num_tasks;
             // SAFETY: piece and task own their part of `target`, which outlives the pass.
             let gradient = unsafe { target.at(piece * weight_len, weight_len) };
             task(piece, index, slot, gradient);
@@ -119,6 +121,69 @@ impl GenericWork for AddPieces<'_> {
                 };
             },
         );
+    }
+}
+
+/// Units of the pixels: each is a band of rows of one image, or several small images.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Units {
+    pub(super) rows: PixelRows,
+    pub(super) images: usize,
+    pub(super) band_rows: usize,
+    pub(super) num_bands: usize,
+}
+
+/// One unit: `runs` runs of `width` pixels in each of its images.
+pub(super) struct Unit {
+    pub(super) image: usize,
+    pub(super) images: usize,
+    pub(super) row: usize,
+    pub(super) rows: usize,
+    pub(super) runs: usize,
+    pub(super) width: usize,
+}
+
+impl Units {
+    /// Returns units with at most `most_rows` rows, and `images(rows)` images if these are whole.
+    pub(super) fn new(
+        rows: PixelRows,
+        most_rows: usize,
+        images: impl FnOnce(usize) -> usize,
+    ) -> Self {
+        let out_h = rows.shape.out_height();
+        let band_rows = out_h.div_ceil(out_h.div_ceil(most_rows));
+        let num_bands = out_h.div_ceil(band_rows);
+        let images = if num_bands > 1 {
+            1
+        } else {
+            images(band_rows).clamp(1, rows.shape.batch)
+        };
+        Self {
+            rows,
+            images,
+            band_rows,
+            num_bands,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.shape.batch.div_ceil(self.images) * self.num_bands
+    }
+
+    pub(super) fn get(&self, index: usize) -> Unit {
+        let s = &self.rows.shape;
+        let image = index / self.num_bands * self.images;
+        let row = index % self.num_bands * self.band_rows;
+        let rows = self.band_rows.min(s.out_height() - row);
+        let [runs, width] = self.rows.runs(row, rows);
+        Unit {
+            image,
+            images: self.images.min(s.batch - image),
+            row,
+            rows,
+            runs,
+            width,
+        }
     }
 }
 
@@ -265,13 +330,13 @@ impl<'a, E> Tasks<'a, E> {
     }
 
     fn get(&self, index: usize) -> Task<'a, E> {
-        let (s, [in_block, out_block]) = (self.shape, self.blocks);
+        let s = self.shape;
+        let [in_block, out_block] = self.blocks;
         let in_blocks = s.in_channels.div_ceil(in_block);
-        let (in_c, out_c) = (index % in_blocks * in_block, index / in_blocks * out_block);
-        let (in_count, out_count) = (
-            in_block.min(s.in_channels - in_c),
-            out_block.min(s.out_channels - out_c),
-        );
+        let in_c = index % in_blocks * in_block;
+        let out_c = index / in_blocks * out_block;
+        let in_count = in_block.min(s.in_channels - in_c);
+        let out_count = out_block.min(s.out_channels - out_c);
         Task {
             x: self.x,
             dy: self.dy,

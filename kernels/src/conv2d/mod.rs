@@ -113,8 +113,8 @@ impl Conv2d {
                 depthwise::Plan::data_gradient(&shape),
             ];
             let weight_gradient = WeightPass::Depthwise(depthwise::GradientPlan::new(&shape));
-            let (forward, data_gradient) =
-                (Pass::Depthwise(forward), Pass::Depthwise(data_gradient));
+            let forward = Pass::Depthwise(forward);
+            let data_gradient = Pass::Depthwise(data_gradient);
             return Self {
                 shape,
                 isa,
@@ -305,7 +305,8 @@ impl Conv2d {
             }
             Epilogue::Moments(moments) => moments,
         };
-        let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
+        let channels = self.shape.out_channels;
+        let num_pieces = self.forward.num_pieces();
         assert_eq!(
             moments.len(),
             2 * channels,
@@ -344,6 +345,11 @@ impl Conv2d {
             output: dx,
             workspace,
         };
+        operands.assert_lens([
+            self.shape.output_len(),
+            self.shape.input_len(),
+            self.packed_data_gradient_len(),
+        ]);
         match addend {
             Addend::None => self.data_gradient.run(self.isa, operands, &|_, _, _| ()),
             Addend::Gradient(addend) => {
@@ -414,16 +420,18 @@ impl Conv2d {
         slots: &mut [f32],
         after_piece: AfterPiece<'_, E>,
     ) {
-        self.forward.run(
-            self.isa,
-            Operands {
-                input: x,
-                packed,
-                output: y,
-                workspace: slots,
-            },
-            after_piece,
-        );
+        let operands = Operands {
+            input: x,
+            packed,
+            output: y,
+            workspace: slots,
+        };
+        operands.assert_lens([
+            self.shape.input_len(),
+            self.shape.output_len(),
+            self.packed_forward_len(),
+        ]);
+        self.forward.run(self.isa, operands, after_piece);
     }
 
     /// Elements of the slots of so many threads.

@@ -256,3 +256,17 @@ pub(super) struct Operands<'a, E> {
     pub(super) output: &'a mut [E],
     pub(super) workspace: &'a mut [f32],
 }
+
+impl<E> Operands<'_, E> {
+    /// # Panics
+    /// If input, output or packed weights have other lengths.
+    pub(super) fn assert_lens(&self, [input, output, packed]: [usize; 3]) {
+        assert_eq!(self.input.len(), input, "convolution: input length");
+        assert_eq!(self.output.len(), output, "convolution: output length");
+        assert_eq!(
+            self.packed.len(),
+            packed,
+            "convolution: length of the packed weights"
+        );
+    }
+}

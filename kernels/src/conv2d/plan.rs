@@ -204,8 +204,10 @@ impl Plan {
         plan.out_pixel_stride = s.stride * s.in_channels;
         let mut classes = [(Class::default(), 0, 0); 4];
         for (index, slot) in classes.iter_mut().enumerate().take(s.stride * s.stride) {
-            let (ph, pw) = (index / s.stride, index % s.stride);
-            let (h, w) = (Parity::new(&s, ph), Parity::new(&s, pw));
+            let ph = index / s.stride;
+            let pw = index % s.stride;
+            let h = Parity::new(&s, ph);
+            let w = Parity::new(&s, pw);
             let class = Class {
                 taps_h: h.taps,
                 taps_w: w.taps,
@@ -262,9 +264,13 @@ impl Plan {
         let pad_top = classes.iter().map(|c| c.1).max().unwrap_or(0).max(0);
         let pad_left = classes.iter().map(|c| c.2).max().unwrap_or(0).max(0);
         (self.pad_top, self.pad_left) = (pad_top as usize, pad_left as usize);
-        let (mut rows_of_one, mut max_h, mut max_w, mut reach_h) = (0, 0, 1, 0);
+        let mut rows_of_one = 0;
+        let mut max_h = 0;
+        let mut max_w = 1;
+        let mut reach_h = 0;
         for (class, top, left) in classes {
-            let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
+            let down = (pad_top - top) as usize;
+            let right = (pad_left - left) as usize;
             rows_of_one = rows_of_one.max(down + class.taps_h);
             max_h = max_h.max(class.out_h);
             max_w = max_w.max(class.out_w);
@@ -296,7 +302,8 @@ impl Plan {
         self.padded_rows = (self.bands_of_part * self.band_rows - 1) * self.step + rows_of_one;
         let width = self.band_width();
         for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {
-            let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
+            let down = (pad_top - top) as usize;
+            let right = (pad_left - left) as usize;
             *slot = Class {
                 in_offset: (down * width + right) * self.in_c,
                 packed_offset: self.packed_len,
@@ -404,21 +411,12 @@ impl PixelRows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::shape_of;
 
     #[test]
     fn pixels_of_any_number_are_rows_of_64_and_a_rest() {
         for pixels in (1..300).chain([7 * 7 * 13, 1021, 4096, 4099]) {
-            let shape = Conv2dShape {
-                batch: 1,
-                height: pixels,
-                width: 1,
-                in_channels: 48,
-                out_channels: 32,
-                kernel: 1,
-                stride: 1,
-                padding: 0,
-                groups: 1,
-            };
+            let shape = shape_of([1, pixels, 1, 48], 32, [1, 1, 0]);
             let rows = PixelRows::of(&shape);
             assert_eq!(rows.shape.width, pixels.min(64), "{pixels} pixels");
             let runs = (0..rows.shape.height).map(|row| rows.runs(row, 1));

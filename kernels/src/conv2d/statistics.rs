@@ -93,9 +93,11 @@ fn merged(moments: [f64; 2], count: f64, other: [f64; 2], other_count: f64) -> [
     if other_count == 0.0 {
         return moments;
     }
-    let ([sum, square], [other_sum, other_square]) = (moments, other);
+    let [sum, square] = moments;
+    let [other_sum, other_square] = other;
     let weight = count * other_count / (count + other_count);
-    let (per_value, per_other_value) = (1.0 / count, 1.0 / other_count);
+    let per_value = 1.0 / count;
+    let per_other_value = 1.0 / other_count;
     let delta = sum * per_value - other_sum * per_other_value;
     [
         sum + other_sum,
@@ -144,7 +146,8 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
                     shift = S::add(shift, pixel((2 * sample + 1) * num_pixels / (2 * SAMPLES)));
                 }
                 let shift = S::mul(shift, S::splat(1.0 / SAMPLES as f32));
-                let (mut total, mut total_squares) = (S::zero(), S::zero());
+                let mut total = S::zero();
+                let mut total_squares = S::zero();
                 let mut first = 0;
                 while first < num_pixels {
                     let end = (first + RUN_PIXELS).min(num_pixels);

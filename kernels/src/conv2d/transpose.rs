@@ -106,7 +106,8 @@ mod tests {
     impl<S: Simd> Kernel<S> for RoundTrip<'_> {
         #[inline(always)]
         unsafe fn run(self) {
-            let (rows, columns) = (self.rows, self.columns);
+            let rows = self.rows;
+            let columns = self.columns;
             let mut vectors = vec![[0.0; PANEL]; columns];
             let matrix = Rows {
                 first: self.matrix.as_mut_ptr(),
@@ -160,7 +161,8 @@ mod tests {
                     columns,
                 });
                 for (index, (got, value)) in copy.iter().zip(&matrix).enumerate() {
-                    let (row, column) = (index / (columns + 1), index % (columns + 1));
+                    let row = index / (columns + 1);
+                    let column = index % (columns + 1);
                     assert!(
                         *got == *value || row >= rows || column == columns,
                         "{isa:?}: {rows} x {columns} at {index}"

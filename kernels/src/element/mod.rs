@@ -208,7 +208,8 @@ impl<S: Simd> Kernel<S> for Widen<'_> {
     #[inline(always)]
     unsafe fn run(self) {
         let len = self.from.len().min(self.to.len());
-        let (from, to) = (self.from.as_ptr(), self.to.as_mut_ptr());
+        let from = self.from.as_ptr();
+        let to = self.to.as_mut_ptr();
         // SAFETY: vectors start below `len`, and the last is masked there; features by contract.
         unsafe {
             let whole = len - len % S::LANES;

@@ -261,7 +261,8 @@ impl Layer {
         slot: &mut [f32],
     ) {
         let shape = self.whole.shape();
-        let (weight_len, sums_len) = (shape.weight_len(), 2 * shape.in_channels);
+        let weight_len = shape.weight_len();
+        let sums_len = 2 * shape.in_channels;
         // SAFETY: each piece has its own gradient and sums.
         let (dw, input_sums) = unsafe {
             let of_piece = |len| piece * len..(piece + 1) * len;

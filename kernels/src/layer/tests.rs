@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::*;
 use crate::batch_norm::{Affine, backward, backward_sums, normalize};
-use crate::tests::{assert_close, dirty, rounded, values};
+use crate::tests::{assert_close, dirty, rounded, shape_of, values};
 
 /// Surroundings of a layer: its input's normalisation and residual, its own.
 #[derive(Clone, Copy, Debug)]
@@ -92,10 +92,8 @@ impl<E: Element> Given<E> {
     fn new(case: Case, isa: Isa, store: impl Fn(&[f32]) -> Vec<E>) -> Self {
         let s = case.shape;
         let made = |len, seed| store(&values(len, seed));
-        let (before, own) = (
-            Parameters::new(s.in_channels, 3),
-            Parameters::new(s.out_channels, 13),
-        );
+        let before = Parameters::new(s.in_channels, 3);
+        let own = Parameters::new(s.out_channels, 13);
         let x_raw = made(s.input_len(), 1);
         let mut x = made(s.input_len(), 2);
         match case.input {
@@ -214,7 +212,8 @@ impl<E: Element> Given<E> {
     }
 
     fn nothing(&self) -> Results<E> {
-        let (s, nan) = (self.case.shape, E::from_f32(f32::NAN));
+        let s = self.case.shape;
+        let nan = E::from_f32(f32::NAN);
         Results {
             z: vec![nan; s.output_len()],
             moments: vec![0.5; 2 * s.out_channels],
@@ -336,19 +335,14 @@ impl<E: Element> Given<E> {
 }
 
 fn cases() -> impl Iterator<Item = Case> {
-    let shape = |side,
-                 [in_channels, out_channels]: [usize; 2],
-                 [kernel, stride, padding]: [usize; 3]| Conv2dShape {
-        batch: 5,
-        height: side,
-        width: side,
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        padding,
-        groups: 1,
-    };
+    let shape =
+        |side, [in_channels, out_channels]: [usize; 2], [kernel, stride, padding]: [usize; 3]| {
+            shape_of(
+                [5, side, side, in_channels],
+                out_channels,
+                [kernel, stride, padding],
+            )
+        };
     let shapes = [
         shape(8, [16, 16], [3, 1, 1]),
         shape(9, [5, 17], [3, 2, 1]),
@@ -447,9 +441,12 @@ fn an_image_without_a_wanted_input_gradient_gives_the_weights_alone() {
         ..cases().next().unwrap()
     };
     let given = Given::<f32>::new(case, Isa::detect(), <[f32]>::to_vec);
-    let (layer, mut dw) = (given.layer(), vec![f32::NAN; case.shape.weight_len()]);
-    let (input, norm) = (given.input(), given.norm());
-    let (sums, count) = (&given.sums, given.count());
+    let layer = given.layer();
+    let mut dw = vec![f32::NAN; case.shape.weight_len()];
+    let input = given.input();
+    let norm = given.norm();
+    let sums = &given.sums;
+    let count = given.count();
     let read = Backward {
         input,
         norm,
@@ -478,17 +475,7 @@ fn groups_of_real_networks_stay_in_l2_and_cover_the_batch() {
         (8, 64, Storage::F32, 8),
         (32, 16, Storage::Bf16, 4),
     ] {
-        let shape = Conv2dShape {
-            batch: 127,
-            height: side,
-            width: side,
-            in_channels: channels,
-            out_channels: channels,
-            kernel: 3,
-            stride: 1,
-            padding: 1,
-            groups: 1,
-        };
+        let shape = shape_of([127, side, side, channels], channels, [3, 1, 1]);
         let layer = Layer::new(shape, Algorithm::Auto, isa, storage);
         let groups = layer.groups;
         assert_eq!(groups.get(0).images, 0..images);

@@ -37,7 +37,8 @@ pub fn step(
             ("gradients", gradients.len()),
         ],
     );
-    let (of_parameters, of_gradients) = (norm(isa, parameters), norm(isa, gradients));
+    let of_parameters = norm(isa, parameters);
+    let of_gradients = norm(isa, gradients);
     let ratio = trust_ratio(of_parameters, of_gradients, || {
         trust_coefficient * of_parameters
             / (of_gradients + f64::from(update.weight_decay) * of_parameters)

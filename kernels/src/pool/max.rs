@@ -87,7 +87,8 @@ pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E],
         .zip(taps.par_chunks_exact_mut(row))
         .enumerate();
     rows.for_each(|(index, (y, taps))| {
-        let (image, row) = (index / shape.height_out(), index % shape.height_out());
+        let image = index / shape.height_out();
+        let row = index % shape.height_out();
         let image_len = shape.height * shape.width * shape.channels;
         let x = &x[image * image_len..][..image_len];
         vectorized(
@@ -127,7 +128,8 @@ pub fn max_pool_backward<E: Element>(
     dx.par_chunks_exact_mut(shape.width * shape.channels)
         .enumerate()
         .for_each(|(index, dx)| {
-            let (image, row) = (index / shape.height, index % shape.height);
+            let image = index / shape.height;
+            let row = index % shape.height;
             let image_len = shape.height_out() * shape.width_out() * shape.channels;
             let image = image * image_len..(image + 1) * image_len;
             vectorized(
@@ -178,7 +180,8 @@ impl<E: Element> Task for OutputRow<'_, E> {
             let mut window: [(&[E], u8); 9] = [(&[], 0); 9];
             let mut count = 0;
             for tap in 0..9 {
-                let (source_row, source_column) = (2 * row + tap / 3, 2 * column + tap % 3);
+                let source_row = 2 * row + tap / 3;
+                let source_column = 2 * column + tap % 3;
                 if (1..=height).contains(&source_row) && (1..=width).contains(&source_column) {
                     let at = ((source_row - 1) * width + source_column - 1) * channels;
                     window[count] = (&x[at..at + channels], tap as u8);
@@ -186,8 +189,8 @@ impl<E: Element> Task for OutputRow<'_, E> {
                 }
             }
             let window = &window[..count];
-            let ((y, tail_y), (taps, tail_taps)) =
-                (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
+            let (y, tail_y) = y.as_chunks_mut::<BLOCK>();
+            let (taps, tail_taps) = taps.as_chunks_mut::<BLOCK>();
             let first_of_tail = y.len() * BLOCK;
             for (index, (y, taps)) in y.iter_mut().zip(taps).enumerate() {
                 choose(window, index * BLOCK, y, taps);
@@ -214,9 +217,11 @@ fn choose<E: Element, const N: usize>(
 ) {
     // The first stands until something larger comes. Taps are as wide as values, so that one mask
     // serves both.
-    let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [u32::from(window[0].1); N]);
+    let mut largest = [f32::NEG_INFINITY; N];
+    let mut chosen = [u32::from(window[0].1); N];
     for (x, tap) in window {
-        let (x, tap) = (&x[first..first + N], u32::from(*tap));
+        let x = &x[first..first + N];
+        let tap = u32::from(*tap);
         for i in 0..N {
             let x = x[i].to_f32();
             // All bits or none: of a condition the compiler makes a jump for each value.
@@ -287,7 +292,8 @@ type Window<'a, E> = (&'a [E], &'a [u8], u8);
 fn gather<E: Element, const N: usize>(windows: &[Window<'_, E>], first: usize, dx: &mut [E; N]) {
     let mut sums = [0.0; N];
     for (dy, taps, tap) in windows {
-        let (dy, taps) = (&dy[first..first + N], &taps[first..first + N]);
+        let dy = &dy[first..first + N];
+        let taps = &taps[first..first + N];
         for i in 0..N {
             // Loaded whatever the tap says, or the compiler makes a jump of it.
             let dy = dy[i].to_f32();

@@ -175,7 +175,8 @@ impl Simd for Avx2Fma {
 
         fn transpose(rows: &mut [__m256; PANEL]) {
             let quads = |a: __m256, b: __m256| {
-                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                let a = _mm256_castps_pd(a);
+                let b = _mm256_castps_pd(b);
                 [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)].map(|v| _mm256_castpd_ps(v))
             };
             let mut fours = *rows;

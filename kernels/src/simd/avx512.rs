@@ -172,15 +172,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 ]
             };
             let quads = |a: __m512, b: __m512| {
-                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                let a = _mm512_castps_pd(a);
+                let b = _mm512_castps_pd(b);
                 [_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)].map(|v| _mm512_castpd_ps(v))
             };
             let mut fours = *rows;
             for first in (0..PANEL).step_by(4) {
-                let ([a, b], [c, d]) = (
-                    pairs(rows, first, first + 1),
-                    pairs(rows, first + 2, first + 3),
-                );
+                let [a, b] = pairs(rows, first, first + 1);
+                let [c, d] = pairs(rows, first + 2, first + 3);
                 [fours[first], fours[first + 1]] = quads(a, c);
                 [fours[first + 2], fours[first + 3]] = quads(b, d);
             }
@@ -189,14 +188,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
             let odd = |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b);
             for i in 0..4 {
-                let (a, b) = (
-                    even(fours[i], fours[i + 4]),
-                    even(fours[i + 8], fours[i + 12]),
-                );
-                let (c, d) = (
-                    odd(fours[i], fours[i + 4]),
-                    odd(fours[i + 8], fours[i + 12]),
-                );
+                let a = even(fours[i], fours[i + 4]);
+                let b = even(fours[i + 8], fours[i + 12]);
+                let c = odd(fours[i], fours[i + 4]);
+                let d = odd(fours[i + 8], fours[i + 12]);
                 [rows[i], rows[i + 4], rows[i + 8], rows[i + 12]] =
                     [even(a, b), even(c, d), odd(a, b), odd(c, d)];
             }

@@ -39,7 +39,8 @@ impl<S: Simd> Kernel<S> for RegisterLoop {
     unsafe fn run(self) {
         // SAFETY: features by contract; the only pointers are to locals.
         unsafe {
-            let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
+            let a = S::splat(black_box(0.999));
+            let b = S::splat(black_box(0.001));
             let mut sums = [S::zero(); CHAINS];
             for _ in 0..ROUNDS {
                 for sum in &mut sums {

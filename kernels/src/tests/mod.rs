@@ -3,6 +3,7 @@
 use core::ops::{Deref, DerefMut};
 
 use crate::arena::Line;
+use crate::conv2d::Conv2dShape;
 use crate::scratch::LINE_FLOATS;
 use crate::simd::Isa;
 use half::bf16;
@@ -130,4 +131,23 @@ pub(crate) fn finite_differences(at: &[f64], loss: impl Fn(&[f64]) -> f64) -> Ve
             difference / (2.0 * step)
         })
         .collect()
+}
+
+/// Returns a convolution in one group: input, output channels, then kernel, stride and padding.
+pub(crate) fn shape_of(
+    [batch, height, width, in_channels]: [usize; 4],
+    out_channels: usize,
+    [kernel, stride, padding]: [usize; 3],
+) -> Conv2dShape {
+    Conv2dShape {
+        batch,
+        height,
+        width,
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        padding,
+        groups: 1,
+    }
 }

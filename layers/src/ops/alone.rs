@@ -1,8 +1,11 @@
-//! What the kernels of a step take by themselves.
+//! Time of the kernels of a step when they run by themselves.
 //!
-//! In: the calls that a step made. Out: for each kind of kernel the time of equal calls one after the other, and the bytes of activations that
-//! they walk over. Invariant: equal shapes in buffers of their own, on cache lines, so many in turn that none is still in a cache;
-//! what a step takes beyond it, it loses to its own memory or to what runs between the kernels.
+//! In: the calls that a step made.
+//! Out: for each kind of kernel the time of equal calls one after the other, and the bytes of
+//! activations that they walk over.
+//! Invariant: equal shapes in separate buffers, on cache lines, so many in turn that none is
+//! still in a cache; what a step takes beyond it, it loses to its own memory or to what runs
+//! between the kernels.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,11 +20,12 @@ use kernels::{Element, Storage};
 use super::clock::{Kernel, calls_of};
 use super::fused::{self, Before, LayerCall, ResidualKind};
 
-/// Beyond the last cache of common processors: a set of buffers is as cold as if a step had come between.
+/// Beyond the last cache of common processors: a set of buffers is as cold as if a step had come
+/// between.
 const COLD_BYTES: usize = 96 * 1024 * 1024;
 /// Calls of which the median counts, if they are short.
 const REPETITIONS: usize = 5;
-/// What takes longer is measured once.
+/// A longer call is measured once.
 const SHORT_SECONDS: f64 = 0.05;
 
 /// All calls of one kind of kernel in a step.
@@ -40,14 +44,15 @@ pub struct KernelAlone {
 pub struct KernelCalls(Vec<(Kernel, LayerCall)>);
 
 impl KernelCalls {
-    /// What `work` calls; the calls of all threads of the process, so nothing else may compute meanwhile.
+    /// Records the calls of `work` in all threads of the process, so no other work may compute
+    /// meanwhile.
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
         let (result, calls) = calls_of(work);
         (result, Self(calls))
     }
 
-    /// How often a step reads or writes the output of a layer, or as much: the bytes of all activations' walks over those of the convolutions'
-    /// results of trained layers; 0 without any.
+    /// Returns how often a step reads or writes the output of a layer: the bytes of all
+    /// activations' walks over those of the convolutions' results of trained layers; 0 without any.
     pub fn walks(&self) -> f64 {
         let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| {
             self.0.iter().map(bytes).sum::<usize>() as f64
@@ -116,7 +121,7 @@ fn median_seconds(kernel: Kernel, call: &LayerCall) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// The call, with buffers of its own.
+/// Returns the call with its own buffers.
 fn prepare(kernel: Kernel, call: &LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
     match call.storage {
         Storage::F32 => prepare_of::<f32>(kernel, *call, arena),
@@ -144,11 +149,10 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
             );
         }),
         Kernel::Convolution => {
-            let (x, mut z) = (filled(shape.input_len()), filled(shape.output_len()));
-            let (before, mut moments) = (
-                Parameters::new(shape.in_channels),
-                vec![0.0; 2 * shape.out_channels],
-            );
+            let x = filled(shape.input_len());
+            let mut z = filled(shape.output_len());
+            let before = Parameters::new(shape.in_channels);
+            let mut moments = vec![0.0; 2 * shape.out_channels];
             layer
                 .conv()
                 .pack_forward(&weights, packed.floats(layer.conv().packed_forward_len()));
@@ -165,11 +169,10 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
             })
         }
         Kernel::Normalisation => {
-            let (z, mut y) = (filled(shape.output_len()), filled(shape.output_len()));
-            let (residual, norm) = (
-                filled(call.residual_len()),
-                Parameters::new(shape.out_channels),
-            );
+            let z = filled(shape.output_len());
+            let mut y = filled(shape.output_len());
+            let residual = filled(call.residual_len());
+            let norm = Parameters::new(shape.out_channels);
             Box::new(move || {
                 let residual = match call.residual {
                     ResidualKind::None => batch_norm::Residual::None,
@@ -190,10 +193,8 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
         }
         Kernel::NormSums => {
             let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
-            let (norm, mut sums) = (
-                Parameters::new(shape.out_channels),
-                vec![0.0; 2 * shape.out_channels],
-            );
+            let norm = Parameters::new(shape.out_channels);
+            let mut sums = vec![0.0; 2 * shape.out_channels];
             Box::new(move || {
                 let len =
                     batch_norm::workspace_len(dy.len() / shape.out_channels, shape.out_channels);
@@ -206,7 +207,7 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
             })
         }
         Kernel::Gradients => gradients::<E>(call, arena),
-        // The others have no call.
+        // The other kernels are recorded without a call.
         _ => Box::new(|| ()),
     }
 }
@@ -222,11 +223,10 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
     let [x, addend, mut dx, raw] = [(); 4].map(|()| filled(shape.input_len()));
     let mut d_residual = filled(call.residual_len());
     let [norm, before] = [shape.out_channels, shape.in_channels].map(Parameters::new);
-    let (sums, mut input_sums) = (
-        vec![0.1; 2 * shape.out_channels],
-        vec![0.0; 2 * shape.in_channels],
-    );
-    let (weights, mut dw) = (vec![0.5; shape.weight_len()], vec![0.0; shape.weight_len()]);
+    let sums = vec![0.1; 2 * shape.out_channels];
+    let mut input_sums = vec![0.0; 2 * shape.in_channels];
+    let weights = vec![0.5; shape.weight_len()];
+    let mut dw = vec![0.0; shape.weight_len()];
     if call.needs_input {
         layer.conv().pack_data_gradient(
             &weights,
@@ -290,7 +290,7 @@ fn filled<E: Element>(arena: &Arena, len: usize) -> Buffer<E> {
     block
 }
 
-/// Those of a normalisation that changes nothing.
+/// Parameters of a normalisation that changes nothing.
 struct Parameters {
     zeros: Vec<f32>,
     ones: Vec<f32>,
@@ -348,9 +348,13 @@ mod tests {
 
     use super::*;
 
-    /// The second convolution of a residual block in training, of images that are walked over in groups.
+    /// The second convolution of a residual block in training, of images that are walked over in
+    /// groups.
     fn call(storage: Storage) -> LayerCall {
-        let (height, width, in_channels, out_channels) = (16, 16, 32, 32);
+        let height = 16;
+        let width = 16;
+        let in_channels = 32;
+        let out_channels = 32;
         let shape = Conv2dShape {
             batch: 16,
             height,

@@ -1,7 +1,9 @@
-//! Where the time of our own kernels goes, summed over the process.
+//! Time of our own kernels, summed over the process.
 //!
-//! In: calls of [`time`] around each kernel. Out: [`kernel_times`]; of one step, what was called ([`calls_of`]). Invariant: kernels are not
-//! nested, so the sum over all is the time spent in kernels; what a step takes beyond it is tape, dispatch, loader and burn's own operations.
+//! In: calls of [`time`] around each kernel.
+//! Out: [`kernel_times`]; of one step, what was called ([`calls_of`]).
+//! Invariant: kernels are not nested, so the sum over all is the time spent in kernels; what a step
+//! takes beyond it is tape, dispatch, loader and burn's own operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -51,7 +53,7 @@ const NAMES: [&str; 16] = [
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 
-/// Where calls are being collected.
+/// Calls collected so far, if they are being collected.
 static CALLS: Mutex<Option<Vec<(Kernel, LayerCall)>>> = Mutex::new(None);
 
 /// Time spent in one kind of kernel since the process began, by all ranks of the process.
@@ -84,7 +86,8 @@ impl Kernel {
     }
 }
 
-/// Runs `work` and counts its time: 50 ns more. `call` is what its time depends on, if it is a layer's.
+/// Runs `work` and counts its time: 50 ns more. `call` is what its time depends on, if it is a
+/// layer's.
 pub(crate) fn time<T>(kernel: Kernel, call: Option<&LayerCall>, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
@@ -96,7 +99,7 @@ pub(crate) fn time<T>(kernel: Kernel, call: Option<&LayerCall>, work: impl FnOnc
     result
 }
 
-/// What the layers call during `work`, in all threads of the process.
+/// Returns the calls of layers during `work`, in all threads of the process.
 pub(super) fn calls_of<T>(work: impl FnOnce() -> T) -> (T, Vec<(Kernel, LayerCall)>) {
     *lock() = Some(Vec::new());
     let result = work();

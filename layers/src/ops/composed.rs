@@ -1,7 +1,8 @@
 //! Batch normalisation in training, composed of burn's operations.
 //!
-//! In and out: as the trait says. Invariant: without a reducer nothing leaves the device; with one
-//! the sums of each channel pass through the host in f64. Activations of 16 bits are computed with in f32.
+//! In and out: as the trait says.
+//! Invariant: without a reducer nothing leaves the device; with one the sums of each channel pass
+//! through the host in f64. Activations of 16 bits are computed with in f32.
 //! Order: views first, then arithmetic, since a view ends burn's fused kernel.
 
 use burn::backend::tensor::{Device, FloatTensor};
@@ -178,12 +179,14 @@ pub(super) fn gradient_sums<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
     let tables = Tables::viewed(&saved.input.shape());
     let [mean, variance] = [&saved.mean, &saved.variance].map(|row| as_row::<B>(row.clone()));
-    // In the stored type, where a gate loses nothing: it is read by the sums, and may be the residual's gradient.
+    // In the stored type, where a gate loses nothing: it is read by the sums, and may be the
+    // residual's gradient.
     let gated = match end.rectifier {
         Rectifier::None => dy,
         rectifier => behind::<B>(rectifier, output, dy),
     };
-    // Each sum reads the two tables; what is one value a channel comes after it, or it could not be part of the sum's kernel.
+    // Each sum reads the two tables; what is one value a channel comes after it, or it could not be
+    // part of the sum's kernel.
     let plain = tables.sum::<B>(widen::<B>(gated.clone()));
     let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
     let with_centred = tables.sum::<B>(B::float_mul(widen::<B>(gated.clone()), centred));

@@ -1,8 +1,11 @@
 //! Gradients handed over the moment they are final, while earlier layers are still computed.
 //!
-//! In: a [`GradientHook`] and the parameters of a layer. Out: calls in backward order, the last layer's first.
-//! Invariant: a gradient goes to the hook or to the tape's gradients, never to both; a frozen parameter's goes to neither.
-//! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides behind the backward pass.
+//! In: a [`GradientHook`] and the parameters of a layer.
+//! Out: calls in backward order, the last layer's first.
+//! Invariant: a gradient goes to the hook or to the tape's gradients, never to both; a frozen
+//! parameter's goes to neither.
+//! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides
+//! behind the backward pass.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -17,19 +20,22 @@ use super::joined_gradients::{Joined, JoinedGradients, to_data};
 
 /// Takes gradients out of a backward pass.
 pub trait GradientHook: Debug + Send + Sync {
-    /// `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's layout and memory order, and it will
-    /// not change. Called once for each parameter and backward pass, on the thread that computes it.
+    /// `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's layout
+    /// and memory order, and it will not change. Called once for each parameter and backward pass,
+    /// on the thread that computes it.
     ///
-    /// A GPU may not have computed it yet: whoever looks at the values first waits for it and copies them.
+    /// A GPU may not have computed it yet: the first reader of the values waits for it and copies
+    /// them.
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData);
 
-    /// Where gradients wait for those that they leave together with, `None`: each comes alone. Whoever has one also takes what is left
-    /// in it at the end of a pass.
+    /// Returns the groups in which gradients wait for each other; `None`: each comes by itself.
+    /// Its owner takes the rest at the end of a pass.
     fn joined(&self) -> Option<&JoinedGradients> {
         None
     }
 
-    /// As [`on_gradient`](GradientHook::on_gradient), of all gradients of a group; called where [`joined`](GradientHook::joined) is one.
+    /// As [`on_gradient`](GradientHook::on_gradient), of all gradients of a group; called where
+    /// [`joined`](GradientHook::joined) is one.
     ///
     /// # Panics
     /// Unless it is implemented with that.
@@ -41,7 +47,7 @@ pub trait GradientHook: Debug + Send + Sync {
     }
 }
 
-/// A hook that is a function.
+/// Returns a hook that calls a function.
 pub fn gradient_hook(
     take: impl Fn(ParamId, TensorData) + Send + Sync + 'static,
 ) -> Arc<dyn GradientHook> {
@@ -59,10 +65,10 @@ pub fn gradient_hook(
     Arc::new(Function(take))
 }
 
-/// Where a layer's gradients go; `None`: to the tape, as of what was made of a parameter by a gate.
+/// Targets of a layer's gradients; `None`: the tape, for example behind a gate.
 #[derive(Clone, Debug)]
 pub(crate) struct HookedParameters {
-    /// Who takes them.
+    /// Hook that takes them.
     pub hook: Arc<dyn GradientHook>,
     /// The convolution's weight.
     pub weight: Option<ParamId>,
@@ -72,7 +78,7 @@ pub(crate) struct HookedParameters {
     pub beta: Option<ParamId>,
 }
 
-/// Hands one gradient over, contiguous and as f32 whatever the parameter is, or with it those that have waited for it.
+/// Hands one gradient over, contiguous and in f32, or the whole group that it completes.
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.

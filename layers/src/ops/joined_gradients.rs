@@ -1,9 +1,11 @@
 //! Gradients that leave a device together: joined there, and read back once.
 //!
-//! In: single gradients in the order of the backward pass. Out: all of a group end to end, in that order, when its last one has come.
-//! Invariant: every gradient leaves once a pass; what is left of groups that got no whole number leaves by [`JoinedGradients::rest`].
-//! Why: each read closes what burn was about to fuse, and waits for the device on its own; a network has a hundred parameters and some
-//! buckets of them.
+//! In: single gradients in the order of the backward pass.
+//! Out: all of a group end to end, in that order, when its last one has come.
+//! Invariant: every gradient leaves once a pass; what is left of groups that got no whole number
+//! leaves by [`JoinedGradients::rest`].
+//! Why: each read closes what burn was about to fuse, and waits for the device on its own; a
+//! network has a hundred parameters and some buckets of them.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,7 +18,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::module::ParamId;
 use burn::tensor::{Shape, TensorData, read_sync};
 
-/// A parameter's group, and how many parameters that has; `None` for one that goes alone.
+/// Returns a parameter's group and the group's number of parameters; `None` for a single one.
 type GroupOf = dyn Fn(ParamId) -> Option<(usize, usize)> + Send + Sync;
 
 /// Gradients end to end, with whose they are and how many elements each has.
@@ -34,7 +36,7 @@ pub struct JoinedGradients {
     waiting: Mutex<BTreeMap<usize, Waiting>>,
 }
 
-/// Of a group.
+/// Gradients of a group that wait.
 struct Waiting {
     parameters: Vec<(ParamId, usize)>,
     /// A `Vec` of a backend's tensors, `[len]` each, of which only `join` knows the type.
@@ -120,7 +122,7 @@ fn join<B: Backend>(tensors: Box<dyn Any + Send>) -> TensorData {
     to_data::<B>(joined)
 }
 
-/// What a device has of a tensor, or will have: whoever looks at the values waits for it.
+/// Returns the values of a tensor; their first reader waits for the device.
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.

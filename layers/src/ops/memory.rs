@@ -1,7 +1,8 @@
-//! Where the results of our kernels live on Flex, and their scratch memory.
+//! Memory of the results of our kernels on Flex, and their scratch memory.
 //!
-//! In: a number of values. Out: tensors over blocks of one arena, which all ranks of the process share. Invariant: after the first step
-//! nothing is asked of the system.
+//! In: a number of values.
+//! Out: tensors over blocks of one arena, which all ranks of the process share.
+//! Invariant: after the first step nothing is asked of the system.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -15,7 +16,8 @@ use kernels::Element;
 use kernels::arena::{Arena, Buffer};
 use kernels::scratch::Scratch;
 
-/// Where the operations' results live: one arena for all ranks of the process, filled by the first step.
+/// Memory of the operations' results: one arena for all ranks of the process, filled by the first
+/// step.
 pub(super) static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
 
 thread_local! {
@@ -29,8 +31,9 @@ pub(super) struct Buffers {
     pub(super) workspace: Scratch,
 }
 
-/// Runs `work` with this thread's buffers, which the next operation uses again. A thread of a rayon pool that waits for others' pieces may
-/// start another pass in between: that one gets buffers of its own.
+/// Runs `work` with this thread's buffers, which the next operation uses again. A thread of a rayon
+/// pool that waits for others' pieces may start another pass in between: that one gets buffers of
+/// its own.
 pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
     let mut buffers = SCRATCH.take();
     let result = work(&mut buffers);
@@ -81,7 +84,8 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
 
 impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
 
-/// What a contiguous tensor of f16 is in f32, by the processor's conversion (F16C) where it has one.
+/// Widens a contiguous tensor of f16 to f32, by the processor's conversion (F16C) where it has
+/// one.
 fn widened(tensor: &FlexTensor) -> FlexTensor {
     let halves: &[f16] = tensor.as_slice().expect("contiguous and f16");
     let mut values = ARENA.take::<f32>(halves.len());
@@ -98,8 +102,8 @@ pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(halves, tensor.shape()))
 }
 
-/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
-/// tensor before it writes in place.
+/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is
+/// dropped. burn copies such a tensor before it writes in place.
 pub(super) fn activation<E: Activation>(block: Buffer<E>, shape: impl Into<Shape>) -> FlexTensor {
     struct Owner<E: Element>(Buffer<E>);
     impl<E: Element> AsRef<[u8]> for Owner<E> {

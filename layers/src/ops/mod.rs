@@ -1,4 +1,5 @@
-//! The operations burn lacks, as one backend extension, and burn's own operations on channels-last tensors.
+//! The operations burn lacks, as one backend extension, and burn's own operations on channels-last
+//! tensors.
 //!
 //! In: `[N, H, W, C]` tensors. Out: the same.
 //! Invariant: each operation has a body composed of burn's operations, or exists only on Flex. A

@@ -3,9 +3,11 @@
 //! In: `[N, H, W, C]`. Out: views `[groups, rows, C]`; means and sums of each channel, `[1, 1, C]`.
 //! Invariant: a function of the shape alone, so that all ranks with equal batches round alike.
 //!
-//! One stage is slow on a GPU, where a sum over the rows of one table is a thread block for each vector of four channels: 4 blocks at 16
-//! channels, for some hundred multiprocessors. Over groups it is `groups` times as many; what is left is small. It also rounds less.
-//! burn's fused kernels end where a tensor gets fewer dimensions, so that operations between two reductions keep all three.
+//! One stage is slow on a GPU, where a sum over the rows of one table is a thread block for each
+//! vector of four channels: 4 blocks at 16 channels, for some hundred multiprocessors. Over groups
+//! it is `groups` times as many; what is left is small. It also rounds less. burn's fused kernels
+//! end where a tensor gets fewer dimensions, so that operations between two reductions keep all
+//! three.
 
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;
@@ -16,9 +18,9 @@ use crate::switches::Switches;
 
 /// Values that the first stage leaves: 2,048 vectors of four.
 const MOST_VALUES: usize = 8192;
-/// Of a group; with fewer the second stage would have as much to do as the first.
+/// Rows of a group; with fewer the second stage would have as much to do as the first.
 const FEWEST_ROWS: usize = 32;
-/// How the rows of a channels-last tensor are grouped.
+/// Groups of the rows of a channels-last tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tables {
     groups: usize,
@@ -27,13 +29,13 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Of a tensor `[N, H, W, C]`.
+    /// Returns the groups of a tensor `[N, H, W, C]`.
     pub(super) fn of(shape: &Shape) -> Self {
         let [n, h, w, channels] = shape.dims();
         Self::new(n * h * w, channels, !Switches::current().one_stage_sums)
     }
 
-    /// Of a tensor that [`Tables::view`] made.
+    /// Returns the groups of a tensor made by [`Tables::view`].
     pub(super) fn viewed(shape: &Shape) -> Self {
         let [groups, rows, channels] = shape.dims();
         Self {
@@ -43,7 +45,8 @@ impl Tables {
         }
     }
 
-    /// As many groups as leave neither too many values nor too few rows, and divide the rows; images in a batch or their sides mostly do.
+    /// As many groups as leave neither too many values nor too few rows, and divide the rows;
+    /// images in a batch or their sides mostly do.
     fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
         let most = if has_two_stages {
             (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS)

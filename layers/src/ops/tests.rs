@@ -1,4 +1,5 @@
-//! Batch normalisation in training against a plain f64 calculation, on every CPU body; weights that a fused layer rejects.
+//! Batch normalisation in training against a plain f64 calculation, on every CPU body; weights that
+//! a fused layer rejects.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
@@ -73,7 +74,8 @@ fn on_device(problem: &Problem, device: &Device, memory: Memory) -> Answer {
         Tensor::<1>::from_data(data, device).require_grad()
     };
     let x = Tensor::<4>::from_data(tensor(&problem.x), device).require_grad();
-    let (gamma, beta) = (vector(&problem.gamma), vector(&problem.beta));
+    let gamma = vector(&problem.gamma);
+    let beta = vector(&problem.beta);
     let input = match memory {
         Memory::ChannelsLast => x.clone(),
         // Adding zero writes the permuted order into memory.
@@ -191,7 +193,7 @@ fn forward_and_backward_equal_f64_and_its_differences() {
 }
 
 fn assert_a_large_mean_does_not_cost_the_variance(device: &Device) {
-    // In f32, E[x^2] - E[x]^2 would leave no digit of a variance of 1/3 beside a mean of 4096.
+    // In f32, E[x^2] - E[x]^2 would leave no digit of a variance of 1/3 next to a mean of 4,096.
     let problem = Problem::new(4096.0);
     let expected = by_differences(&problem);
     let found = on_device(&problem, device, Memory::Planes);
@@ -227,10 +229,8 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
         ..LayerOptions::new(Some(convolution), 1e-5)
     };
     let device = Device::flex();
-    let (input, weight) = (
-        Tensor::ones([1, 8, 8, 4], &device),
-        Tensor::ones([4, 2, 3, 3], &device),
-    );
+    let input = Tensor::ones([1, 8, 8, 4], &device);
+    let weight = Tensor::ones([4, 2, 3, 3], &device);
     let channels = || Tensor::<1>::ones([4], &device);
     type Layer<'a> = Box<dyn Fn() + 'a>;
     let layers: [Layer<'_>; 2] = [

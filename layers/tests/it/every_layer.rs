@@ -1,5 +1,5 @@
-//! Every layer by our kernels against PyTorch in f64 (`golden/every_layer.py`), and its gradients against differences of its own output
-//! and as a hook gets them.
+//! Every layer by our kernels against PyTorch in f64 (`golden/every_layer.py`), and its gradients
+//! against differences of the output and as a hook gets them.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ use crate::differences::values;
 const C: usize = 8;
 const IMAGES: [usize; 4] = [2, 6, 5, C];
 
-/// What a case needs of it, in the order of its parameters.
+/// Inputs of a case, in the order of its parameters.
 #[derive(Module, Debug, Default)]
 struct Parts {
     first: Option<BatchNorm>,
@@ -386,7 +386,8 @@ impl<F: FnMut(usize, Vec<f32>) -> Vec<f32>> ModuleMapper for Change<F> {
         }
         self.0 += 1;
         param.map(|old| {
-            let (dims, device) = (old.dims(), old.device());
+            let dims = old.dims();
+            let device = old.device();
             let changed = (self.2)(self.0, values(old.inner()));
             Tensor::from_data(TensorData::new(changed, dims), &device).require_grad()
         })
@@ -421,7 +422,8 @@ fn loss((_, _, _, forward): &Case, parts: &Parts, x: &[f32]) -> f64 {
     checksum(&values(scope(None, || forward(parts, x)).inner()), 50)
 }
 
-/// The gradients of the checksum of the output: of the input, then of each parameter whose gradient no hook takes.
+/// The gradients of the checksum of the output: of the input, then of each parameter whose gradient
+/// no hook takes.
 fn gradients(
     (_, parts, _, forward): &Case,
     x: &[f32],
@@ -473,7 +475,8 @@ fn every_layer_and_its_gradients_are_pytorchs() {
 
 #[test]
 fn every_layers_gradients_are_those_of_differences_of_its_output() {
-    // Short, and of an input without a value so near a corner: what crosses one on the way has two slopes.
+    // Short, and of an input without a value so near a corner: what crosses one on the way has two
+    // slopes.
     const STEP: f32 = 1.0 / 1024.0;
     let moved = |values: &[f32], sign: f32| {
         values

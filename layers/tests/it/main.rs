@@ -1,4 +1,4 @@
-//! What the operations promise: the numbers of plain f64, and no wrong result without a word.
+//! Guarantees of the operations: the numbers of plain f64, and no silent wrong result.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 

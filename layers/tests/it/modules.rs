@@ -1,4 +1,5 @@
-//! Modules in burn's place: the same parameters, paths, values, gradients and running statistics as burn's own modules give.
+//! Modules in burn's place: the same parameters, paths, values, gradients and running statistics as
+//! burn's own modules give.
 
 use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn;
@@ -12,7 +13,7 @@ use layers::{
 
 use crate::differences::{relative_difference, values};
 
-/// Of f32 arithmetic in two orders, relative to the largest value.
+/// Difference of f32 arithmetic in two orders, relative to the largest value.
 const TOLERANCE: f64 = 2e-5;
 const SHAPE: [usize; 4] = [3, 9, 8, 8];
 
@@ -303,10 +304,8 @@ fn networks_compute_what_burns_own_modules_do() {
             };
             // Two steps: the second reads what the first left behind.
             for _ in 0..2 {
-                let (x, planes) = (
-                    images(&device).require_grad(),
-                    images(&device).require_grad(),
-                );
+                let x = images(&device).require_grad();
+                let planes = images(&device).require_grad();
                 let found = context().scope(|| Tensor::from((case.ours)(&ours, x.clone().into())));
                 let expected = (case.stock)(&stock, planes.clone().permute([0, 3, 1, 2]))
                     .permute([0, 2, 3, 1]);
@@ -315,7 +314,8 @@ fn networks_compute_what_burns_own_modules_do() {
                     &values(expected.clone().inner()),
                 );
                 assert!(off <= TOLERANCE, "{}: {off:.2e}", case.name);
-                let (found, expected) = (loss(found).backward(), loss(expected).backward());
+                let found = loss(found).backward();
+                let expected = loss(expected).backward();
                 let gradient = |x: Tensor<4>, of: &Gradients| values(x.grad(of).unwrap());
                 let off = relative_difference(&gradient(x, &found), &gradient(planes, &expected));
                 assert!(off <= TOLERANCE, "{}, images: {off:.2e}", case.name);
@@ -325,7 +325,8 @@ fn networks_compute_what_burns_own_modules_do() {
                     case.name,
                 );
             }
-            let (ours, stock) = (ours.valid(), stock.valid());
+            let ours = ours.valid();
+            let stock = stock.valid();
             let of = |module: &[(String, Vec<f32>)], ending: &str| {
                 module
                     .iter()
@@ -333,7 +334,8 @@ fn networks_compute_what_burns_own_modules_do() {
                     .cloned()
                     .collect::<Vec<_>>()
             };
-            let (found, expected) = (tensors(&ours, None), tensors(&stock, None));
+            let found = tensors(&ours, None);
+            let expected = tensors(&stock, None);
             assert_same(
                 &of(&found, "running_mean"),
                 &of(&expected, "running_mean"),
@@ -435,8 +437,9 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
             tensors(&ours, Some(&gradients)),
         )
     };
-    let (expected, found) = (run(Activations::F32), run(Activations::Bf16));
-    // Of the whole, since a ReLU that rounding turns moves a single gradient far.
+    let expected = run(Activations::F32);
+    let found = run(Activations::Bf16);
+    // Compared as a whole, since a ReLU that rounding turns moves a single gradient far.
     let off = |found: &[f32], expected: &[f32]| {
         let squares = |values: &mut dyn Iterator<Item = f32>| {
             values.map(|v| f64::from(v).powi(2)).sum::<f64>()

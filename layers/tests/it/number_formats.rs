@@ -90,7 +90,8 @@ fn factors_of_channels_and_norms_of_burns_take_features_of_16_bits() {
             ..PassContext::default()
         }
         .scope(|| Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone())))));
-        let (dtype, y) = (y.dtype(), y.cast(FloatDType::F32));
+        let dtype = y.dtype();
+        let y = y.cast(FloatDType::F32);
         let gradients = y.clone().powi_scalar(2).sum().backward();
         let gradient = linears[0].weight.val().grad(&gradients).expect("weight");
         (dtype, values(y.inner()), values(gradient))
@@ -135,13 +136,12 @@ fn parameters_of_16_bits_count_as_their_values_in_f32_and_get_gradients_of_their
     let conv = Conv2dConfig::new([8, 8], [3, 3])
         .with_bias(false)
         .init(&device);
-    let (norm, linear) = (
-        BatchNormConfig::new(8).init(&device),
-        nn::LinearConfig::new(8, 5).init(&device),
-    );
+    let norm = BatchNormConfig::new(8).init(&device);
+    let linear = nn::LinearConfig::new(8, 5).init(&device);
     let layer_norm = LayerNormConfig::new(8).init(&device);
     let weights = [narrow(&conv.weight), narrow(&conv.weight)];
-    let (gamma, linear_weight) = (narrow(&layer_norm.gamma), narrow(&linear.weight));
+    let gamma = narrow(&layer_norm.gamma);
+    let linear_weight = narrow(&linear.weight);
     let of_norm = |gamma, beta, running: &dyn Fn(Tensor<1>) -> Tensor<1>| {
         let [running_mean, running_var] = [&norm.running_mean, &norm.running_var]
             .map(|state| RunningState::new(running(state.value_sync())));

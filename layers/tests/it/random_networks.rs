@@ -1,5 +1,6 @@
-//! Networks drawn at random, whose features are read once, several times or never, by layers, sums, and burn's own operations, with parts
-//! that are frozen: by our kernels, with gradients on the tape or given to a hook, what burn's operations compute in f64.
+//! Networks drawn at random, whose features are read once, several times or never, by layers, sums,
+//! and burn's own operations, with parts that are frozen: by our kernels, with gradients on the
+//! tape or given to a hook, what burn's operations compute in f64.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,8 @@ use crate::differences::{relative_difference, values};
 
 const C: usize = 8;
 const NETWORKS: u64 = 150;
-/// Of the largest of a tensor's values, of parameters' gradients together; one ReLU that rounding turns moves them by a hundredth.
+/// Difference relative to the largest of a tensor's values, of parameters' gradients together; one
+/// ReLU that rounding turns moves them by a hundredth.
 const TOLERANCE: f64 = 1e-2;
 
 /// Numbers that decide what a network is.
@@ -39,7 +41,8 @@ impl Choices {
         self.below(count) == 0
     }
 
-    /// A parameter of uniform values. burn's own draws share one state with the tests beside this one.
+    /// A parameter of uniform values. burn's own draws share one state with the tests next to this
+    /// one.
     fn drawn<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -74,7 +77,8 @@ impl Parts {
     fn new(choices: &mut Choices, dtype: FloatDType, device: &Device) -> Self {
         let convs = [(3, 1, false), (1, 1, false), (3, C, false), (3, 1, true)].map(
             |(side, groups, has_bias)| {
-                let (pad, inputs) = (side / 2, C / groups * side * side);
+                let pad = side / 2;
+                let inputs = C / groups * side * side;
                 let config = Conv2dConfig::new([C, C], [side; 2])
                     .with_groups(groups)
                     .with_bias(false);
@@ -134,7 +138,8 @@ impl Parts {
             } else {
                 made.remove(index)
             };
-            let (conv, norm) = (&self.convs[choices.below(4)], &self.norms[choices.below(4)]);
+            let conv = &self.convs[choices.below(4)];
+            let norm = &self.norms[choices.below(4)];
             made.push(match choices.below(12) {
                 0..=2 => norm.forward(conv.forward(x)),
                 3 => relu(norm.forward(conv.forward(x))),

@@ -1,4 +1,5 @@
-//! Running statistics of one normalisation that several places share, and of a batch without images.
+//! Running statistics of one normalisation that several places share, and of a batch without
+//! images.
 
 use burn::module::{Module, Param};
 use burn::nn;
@@ -9,7 +10,7 @@ use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, Pa
 
 use crate::differences::{relative_difference, values};
 
-/// Of f32 arithmetic in two orders; statistics taken in the wrong one are a tenth off.
+/// Difference of f32 arithmetic in two orders; statistics taken in the wrong one are a tenth off.
 const TOLERANCE: f64 = 1e-5;
 
 struct Shared {
@@ -63,11 +64,13 @@ const PARTS: [Part; 5] = [
     },
     // Read in the other order.
     |m, device| {
-        let (first, second) = (m.convolved(1.0, device), m.convolved(5.0, device));
+        let first = m.convolved(1.0, device);
+        let second = m.convolved(5.0, device);
         drop((Tensor::from(second), Tensor::from(first)));
     },
     |m, device| {
-        let (first, second) = (relu(m.alone(1.0, device)), relu(m.alone(5.0, device)));
+        let first = relu(m.alone(1.0, device));
+        let second = relu(m.alone(5.0, device));
         drop((Tensor::from(second), Tensor::from(first)));
     },
     // Behind a convolution that waits, too.
@@ -78,7 +81,8 @@ const PARTS: [Part; 5] = [
     },
     |m, device| {
         let shared = m.convolved(1.0, device);
-        let (first, second) = (relu(shared.clone()), m.alone(5.0, device) + shared);
+        let first = relu(shared.clone());
+        let second = m.alone(5.0, device) + shared;
         drop((Tensor::from(second), Tensor::from(first)));
     },
 ];

@@ -1,4 +1,5 @@
-//! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in 16 bits.
+//! Layers that stand alone: by our kernels the values and gradients that burn's own operations
+//! give, in f32 and, as near as it can be, in 16 bits.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn;
@@ -42,7 +43,8 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.3, 1.0), device)
 }
 
-/// What `layer` gives for x, and the gradient of x for one without a pattern of that, flat.
+/// Returns the result of `layer` for x, and the gradient of x for a gradient without a pattern,
+/// flat.
 fn run<const D: usize>(
     computation: Computation,
     x: &Tensor<D>,
@@ -78,7 +80,7 @@ fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance
 
 /// Both ways in f32, then ours in 16 bits against f32.
 fn check<const D: usize>(name: &str, x: Tensor<D>, layer: impl Fn(Tensor<D>) -> Tensor<D>) {
-    // Rounded before, or a value beside a corner has another slope.
+    // Rounded before, or a value next to a corner has another slope.
     let x = x.cast(FloatDType::BF16).cast(FloatDType::F32);
     let expected = run(STOCK, &x, &layer);
     assert_equal(name, &run(fused(), &x, &layer), &expected, 2e-5);
@@ -113,7 +115,8 @@ fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack
         ([16, 16], 3, 2, pad(1), 16),
         ([17, 17], 7, 1, pad(3), 17),
         ([8, 8], 5, 1, Same, 8),
-        // burn's own: a kernel of 2 for each channel, groups of two, a step of 3, a side without padding.
+        // burn's own: a kernel of 2 for each channel, groups of two, a step of 3, a side without
+        // padding.
         ([6, 6], 2, 1, Valid, 6),
         ([8, 4], 3, 1, pad(1), 4),
         ([4, 4], 3, 3, Valid, 1),
@@ -146,10 +149,8 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
     let device = device();
     let linear: Linear = LinearConfig::new(24, 10).init(&device).into();
     let scale = Param::from_tensor(random([10], &device));
-    let (weight, bias) = (
-        linear.weight.val(),
-        linear.bias.as_ref().expect("burn's default").val(),
-    );
+    let weight = linear.weight.val();
+    let bias = linear.bias.as_ref().expect("burn's default").val();
     check("rank 2", random([7, 24], &device), |x| linear.forward(x));
     check("rank 4", random([2, 3, 5, 24], &device), |x| {
         linear.forward(x)
@@ -289,11 +290,9 @@ fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
     let norm: BatchNorm = BatchNormConfig::new(16).init(&device);
     let x = random([32, 18, 18, 16], &device);
     let pass = || {
-        let (conv, norm, x) = (
-            conv.clone(),
-            norm.clone(),
-            x.clone().detach().require_grad(),
-        );
+        let conv = conv.clone();
+        let norm = norm.clone();
+        let x = x.clone().detach().require_grad();
         let y = Tensor::from(relu(norm.forward(conv.forward(x.clone()))));
         values(
             x.grad(&y.powi_scalar(2).sum().backward())
@@ -301,7 +300,8 @@ fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
         )
     };
     let expected = pass();
-    // A worker that waits for a piece of its pass takes a whole pass of another thread in the meantime.
+    // A worker that waits for a piece of its pass takes a whole pass of another thread in the
+    // meantime.
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(2)
         .build()
@@ -416,12 +416,10 @@ fn an_empty_batch_has_an_empty_result_and_gradients_of_zero() {
         ),
         [0.0; 5]
     );
-    let (plain, norm) = (
-        Conv2dConfig::new([4, 6], [1, 1])
-            .with_bias(false)
-            .init(&device),
-        norm.valid(),
-    );
+    let plain = Conv2dConfig::new([4, 6], [1, 1])
+        .with_bias(false)
+        .init(&device);
+    let norm = norm.valid();
     let y: Tensor<4> =
         relu(norm.forward(Conv2d::from(plain).forward(Tensor::zeros([0, 3, 3, 4], &device))))
             .into();
@@ -441,7 +439,7 @@ fn channels_that_are_not_a_layers_own_are_refused() {
     };
     let norm = |channels| BatchNormConfig::new(channels).init(&device);
     type Pass<'a> = Box<dyn Fn() -> Features + 'a>;
-    // Of one channel: else it would count as depthwise.
+    // One channel, or it would count as depthwise.
     let passes: [(Pass<'_>, &str); 4] = [
         (
             Box::new(|| conv(true).forward(x())),

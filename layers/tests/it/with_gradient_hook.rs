@@ -12,7 +12,7 @@ use layers::{PassContext, gradient_hook, with_gradient_hook};
 
 use crate::differences::values;
 
-/// What a hook was given, in order.
+/// Gradients that a hook got, in order.
 type Given = Vec<(ParamId, Vec<f32>)>;
 
 #[derive(Module, Debug)]

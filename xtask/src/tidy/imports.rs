@@ -9,7 +9,7 @@ const MAY_IMPORT: [(&str, &[&str]); 11] = [
     ("cluster", &["records"]),
     ("datasets", &["kernels"]),
     ("distributed", &[]),
-    ("gpu", &[]),
+    ("gpu", &["kernels"]),
     ("kernels", &[]),
     ("layers", &["gpu", "kernels"]),
     ("records", &[]),

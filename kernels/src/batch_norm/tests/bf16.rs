@@ -46,12 +46,10 @@ fn compute<E: Element>(
     shape: ShortcutA,
     parameters: &[Vec<f32>; 4],
 ) -> Computed<E> {
-    let (x, dy, residual, input) = (
-        &stored.x[1..],
-        &stored.dy[1..],
-        &stored.residual[1..],
-        &stored.input[1..],
-    );
+    let x = &stored.x[1..];
+    let dy = &stored.dy[1..];
+    let residual = &stored.residual[1..];
+    let input = &stored.input[1..];
     let channels = shape.channels;
     let rows = x.len() / channels;
     let [mean, invstd, gamma, beta] = parameters;
@@ -62,7 +60,8 @@ fn compute<E: Element>(
         beta,
     };
     let mut workspace = vec![f64::NAN; workspace_len(rows, channels)];
-    let (mut results, mut all_sums) = (Vec::new(), Vec::new());
+    let mut results = Vec::new();
+    let mut all_sums = Vec::new();
     let dirty = || vec![E::from_f32(f32::NAN); x.len()];
     for rectifier in [Rectifier::None, Rectifier::Relu, Rectifier::Relu6] {
         for residual in [
@@ -70,7 +69,8 @@ fn compute<E: Element>(
             Residual::Identity(residual),
             Residual::OptionA(shape, input),
         ] {
-            let (mut y, mut scaled) = (dirty(), dirty());
+            let mut y = dirty();
+            let mut scaled = dirty();
             normalize(isa, &affine, x, residual, rectifier, &mut y);
             scale_shift(isa, gamma, beta, x, residual, rectifier, &mut scaled);
             results.extend([y, scaled]);
@@ -91,7 +91,8 @@ fn compute<E: Element>(
             3
         } {
             let mut dx = dirty();
-            let (mut of_residual, mut of_input) = (residual.to_vec(), input.to_vec());
+            let mut of_residual = residual.to_vec();
+            let mut of_input = input.to_vec();
             let residual = match kind {
                 0 => ResidualGradient::None,
                 1 => ResidualGradient::Write(&mut of_residual),

@@ -30,7 +30,8 @@ impl Case {
             .iter()
             .map(|gamma| gamma + 1.5)
             .collect();
-        let (beta, dy) = (values(channels, seed + 2), values(len, seed + 3));
+        let beta = values(channels, seed + 2);
+        let dy = values(len, seed + 3);
         Self {
             x,
             gamma,
@@ -175,7 +176,9 @@ proptest! {
         // The mean is rounded to f32: invstd, large where a few rows are alike, magnifies that.
         let largest = variance.iter().fold(0.0f64, |invstd, variance| invstd.max(1.0 / (variance + EPSILON).sqrt()));
         let tolerance = 1e-5 + 1e-6 * largest;
-        let (gamma, beta, residual) = (doubles(&case.gamma), doubles(&case.beta), doubles(&case.residual));
+        let gamma = doubles(&case.gamma);
+        let beta = doubles(&case.beta);
+        let residual = doubles(&case.residual);
         let x = doubles(&case.x);
         let y = same_everywhere(|isa| case.forward(isa, Residual::Identity(&case.residual), rectifier));
         assert_close("with residual", &y, &case.reference(&x, &gamma, &beta, &residual, rectifier), tolerance);
@@ -228,8 +231,10 @@ proptest! {
         prop_assume!(y.iter().all(|y| *y == 0.0 || *y > 1e-3));
         let mut dresidual = vec![f32::NAN; y.len()];
         let (sums, dx) = case.backward(Isa::detect(), Gate::Output(&y), ResidualGradient::Write(&mut dresidual));
-        let (x, gamma) = (doubles(&case.x), doubles(&case.gamma));
-        let (beta, residual) = (doubles(&case.beta), doubles(&case.residual));
+        let x = doubles(&case.x);
+        let gamma = doubles(&case.gamma);
+        let beta = doubles(&case.beta);
+        let residual = doubles(&case.residual);
         let before = case.reference(&x, &gamma, &beta, &residual, Rectifier::None);
         prop_assume!(before.iter().all(|y| y.abs() > 1e-3));
         let loss = |x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64]| {
@@ -300,7 +305,8 @@ fn moments_equal_the_reference_and_do_not_depend_on_threads() {
 #[test]
 fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
     let case = Case::new(37, 7, 3);
-    let (scale, shift) = (&case.gamma, &case.beta);
+    let scale = &case.gamma;
+    let shift = &case.beta;
     let expected: Vec<f32> = (0..case.x.len())
         .map(|i| (case.x[i] * scale[i % 7] + shift[i % 7]).max(0.0))
         .collect();

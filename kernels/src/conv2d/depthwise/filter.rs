@@ -34,17 +34,6 @@ impl<E: Element> GenericWork for Depthwise<'_, E> {
         } = self;
         let [read, written] =
             [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
-        assert_eq!(input.len(), plan.images * read, "convolution: input length");
-        assert_eq!(
-            output.len(),
-            plan.images * written,
-            "convolution: output length"
-        );
-        assert_eq!(
-            packed.len(),
-            plan.packed_len(),
-            "convolution: length of the packed weights"
-        );
         let output = SharedMut::new(output);
         for_each_piece(plan.images, workspace, plan.slot_len(), &|image, slot| {
             // SAFETY: each image has its own part, and the slice outlives the pass.
@@ -92,7 +81,8 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
             slot,
             after_piece,
         } = self.0;
-        let (image_len, row_len) = (to.len(), plan.out_row_len());
+        let image_len = to.len();
+        let row_len = plan.out_row_len();
         let mut ring = Ring::new(plan, from, slot);
         let mut row = 0;
         for (band, to) in to.chunks_mut(plan.band_rows() * row_len).enumerate() {

@@ -74,10 +74,8 @@ impl<E: Element> Method<E> for GradientPlan {
         let plan = &self.forward;
         let [read, written] =
             [plan.from, plan.to].map(|[height, width]| height * width * plan.channels);
-        let (x, dy) = (
-            &task.x[unit * read..][..read],
-            &task.dy[unit * written..][..written],
-        );
+        let x = &task.x[unit * read..][..read];
+        let dy = &task.dy[unit * written..][..written];
         let work = Image {
             plan,
             x,
@@ -168,7 +166,8 @@ impl<E: Element> Row<'_, E> {
     #[inline(always)]
     unsafe fn correlate<S: Simd, const K: usize, const STRIDE: usize>(self) {
         let Self { plan, x, dy, sums } = self;
-        let (width, channels) = (plan.to[1], plan.channels);
+        let width = plan.to[1];
+        let channels = plan.channels;
         assert!(x.len() >= (((width - 1) * STRIDE + K - 1) * BLOCK) + S::LANES);
         assert!(dy.len() > (width - 1) * channels && sums.len() >= (K - 1) * BLOCK + S::LANES);
         // The rest of the last pixel are the channels from the first one on.
@@ -176,9 +175,11 @@ impl<E: Element> Row<'_, E> {
         // left of the last pixel's channels.
         unsafe {
             let mask = S::mask(dy.len() - (width - 1) * channels);
-            let (x, dy) = (x.as_ptr(), dy.as_ptr());
+            let x = x.as_ptr();
+            let dy = dy.as_ptr();
             // Two chains, so that a product need not wait for the one before.
-            let (mut even, mut odd) = ([S::zero(); K], [S::zero(); K]);
+            let mut even = [S::zero(); K];
+            let mut odd = [S::zero(); K];
             for pair in 0..width / 2 {
                 let gradient = E::load_masked::<S>(dy.add(2 * pair * channels), mask);
                 for (tap, sum) in even.iter_mut().enumerate() {

@@ -65,7 +65,8 @@ impl<'a, E: Element> Ring<'a, E> {
     #[inline(always)]
     unsafe fn copy_next<S: Simd>(&mut self) {
         let plan = self.plan;
-        let (width, block_len) = (plan.from[1], plan.ring_width() * BLOCK);
+        let width = plan.from[1];
+        let block_len = plan.ring_width() * BLOCK;
         let from = &self.from[self.next * width * plan.channels..][..width * plan.channels];
         let to = &mut self.rows[self.next % plan.kernel * plan.row_len()..][..plan.row_len()];
         for (pixel, from) in from.chunks_exact(plan.channels).enumerate() {

@@ -21,7 +21,9 @@ pub(in crate::conv2d) fn shapes() -> impl Iterator<Item = Conv2dShape> {
     ];
     layers.into_iter().map(
         |([batch, height, width, channels], kernel, stride, padding)| {
-            let (in_channels, out_channels, groups) = (channels, channels, channels);
+            let in_channels = channels;
+            let out_channels = channels;
+            let groups = channels;
             Conv2dShape {
                 batch,
                 height,

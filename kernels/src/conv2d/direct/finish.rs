@@ -36,7 +36,8 @@ impl<S: Simd> Kernel<S> for Finish<'_> {
                 rows: S::LANES.min(self.out_count - first),
                 columns,
             };
-            let (mut channel, mut tap) = (0, 0);
+            let mut channel = 0;
+            let mut tap = 0;
             // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's
             // contract.
             unsafe {

@@ -89,21 +89,6 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
             "convolution: planned for another storage than {:?}",
             E::STORAGE
         );
-        assert_eq!(
-            input.len(),
-            plan.images * plan.in_image_len,
-            "convolution: input length"
-        );
-        assert_eq!(
-            output.len(),
-            plan.images * plan.out_image_len,
-            "convolution: output length"
-        );
-        assert_eq!(
-            packed.len(),
-            plan.packed_len,
-            "convolution: length of the packed weights"
-        );
         let output = SharedMut::new(output);
         for_each_piece(
             plan.num_parts(),
@@ -227,7 +212,9 @@ impl<X> ClassBand<'_, X> {
 
     /// Asserts that the farthest elements that windows read and pixels write are there.
     fn check(&self, out_len: usize) {
-        let (plan, class, rows) = (self.plan, self.class, self.rows);
+        let plan = self.plan;
+        let class = self.class;
+        let rows = self.rows;
         if class.taps_h * class.taps_w > 0 {
             let last_row = (self.images - 1) * self.image_stride
                 + ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
@@ -285,10 +272,12 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
     out: &mut [E],
 ) {
     let ClassBand { plan, class, .. } = *band;
-    let (pixel_stride, panel_stride) = (band.pixel_stride(), band.panel_stride());
+    let pixel_stride = band.pixel_stride();
+    let panel_stride = band.panel_stride();
     let first_y = class.out_offset + channel;
     let num_blocks = class.out_w.div_ceil(max_pixels::<S>(NV));
-    let (pixels, longer) = (class.out_w / num_blocks, class.out_w % num_blocks);
+    let pixels = class.out_w / num_blocks;
+    let longer = class.out_w % num_blocks;
     let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == band.run();
     let select = if asks_ahead {
         select::<S, X, E, NV, true>

@@ -31,7 +31,8 @@ impl GenericWork for Pack<'_> {
 impl<S: Simd> Kernel<S> for Pack<'_> {
     #[inline(always)]
     unsafe fn run(self) {
-        let (plan, side) = (self.plan, self.shape.kernel);
+        let plan = self.plan;
+        let side = self.shape.kernel;
         let taps = side * side;
         let weights = self.weights.as_ptr().cast_mut();
         let packed = self.packed.as_mut_ptr();
@@ -52,14 +53,16 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
             // a place for each tap.
             unsafe {
                 if !plan.mirrored {
-                    let (stride, columns) = (plan.in_c * taps, plan.in_c * taps);
+                    let stride = plan.in_c * taps;
+                    let columns = plan.in_c * taps;
                     let filters = Rows {
                         first: weights.wrapping_add(first * stride),
                         stride,
                         rows,
                         columns,
                     };
-                    let (mut channel, mut tap) = (0, (0, 0));
+                    let mut channel = 0;
+                    let mut tap = (0, 0);
                     filters.each_column::<S>(|_, vector| {
                         S::store(place(tap).add(channel * PANEL), vector);
                         tap = next(tap);

@@ -67,7 +67,8 @@ impl Cut {
     /// first.
     pub(super) fn evenly(len: usize, most: usize) -> Self {
         let num = len.div_ceil(most);
-        let (width, wide) = (len / num, len % num);
+        let width = len / num;
+        let wide = len % num;
         Self([[num - wide, width], [wide, width + 1]])
     }
 
@@ -126,7 +127,8 @@ impl Next {
 /// Returns whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the
 /// portable ones take the rule of 8): below, packing costs more than it gains.
 pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
-    let (c_in, c_out) = (s.in_channels, s.out_channels);
+    let c_in = s.in_channels;
+    let c_out = s.out_channels;
     let is_far = if S::LANES < PANEL {
         c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024
     } else {

@@ -17,7 +17,7 @@ use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
 use super::weight_kernel::{WeightBlock, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, Unit, Units, WeightPlan};
 use crate::conv2d::plan::PixelRows;
 use crate::pieces::whole_lines;
 use crate::scratch::LINE_FLOATS;
@@ -42,10 +42,7 @@ const PIECE_PIXELS: usize = 1024;
 /// run of units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    rows: PixelRows,
-    images_of_unit: usize,
-    band_rows: usize,
-    num_bands: usize,
+    units: Units,
     pieces: Pieces,
     /// Channels of a task on either side.
     in_block: usize,
@@ -71,7 +68,8 @@ impl Plan {
     pub(crate) fn new(s: &Conv2dShape, dots: bool) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
-        let (out_h, out_w) = (s.out_height(), s.out_width());
+        let out_h = s.out_height();
+        let out_w = s.out_width();
         let [unit_pixels, task_channels] =
             [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.kernel > 1)]);
         let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
@@ -82,29 +80,19 @@ impl Plan {
             |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
         let rows =
             fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
-        let num_bands = out_h.div_ceil(rows);
-        let band_rows = out_h.div_ceil(num_bands);
-        let num_bands = out_h.div_ceil(band_rows);
-        let padded_rows = (band_rows - 1) * s.stride + s.kernel;
-        let image = padded_rows * row_len;
-        let images = (UNIT_ELEMENTS / image)
-            .max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
-        let images_of_unit = if num_bands > 1 {
-            1
-        } else {
-            images.clamp(1, s.batch)
-        };
-        let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
+        let padded_rows = |band_rows: usize| (band_rows - 1) * s.stride + s.kernel;
+        let units = Units::new(all, rows, |band_rows| {
+            let image = padded_rows(band_rows) * row_len;
+            (UNIT_ELEMENTS / image)
+                .max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image))
+        });
         Self {
-            rows: all,
-            images_of_unit,
-            band_rows,
-            num_bands,
-            pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
+            units,
+            pieces: Pieces::new(s.weight_len(), units.len(), all.pixels / PIECE_PIXELS),
             in_block,
             out_block: block_of(s.out_channels, task_channels),
             padded_w,
-            padded_rows,
+            padded_rows: padded_rows(units.band_rows),
             borrows_input,
             dots: dots && (borrows_input || s.kernel > 1),
         }
@@ -120,26 +108,26 @@ impl Plan {
     fn sums_len(&self) -> usize {
         self.out_block.next_multiple_of(PANEL)
             * self.in_block
-            * self.rows.shape.kernel
-            * self.rows.shape.kernel
+            * self.units.rows.shape.kernel
+            * self.units.rows.shape.kernel
     }
 
     /// Room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
         let block = (PACKED_VECTORS * PANEL).min(self.out_block);
         self.x_lens().iter().sum::<usize>()
-            + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
+            + self.units.images * self.units.band_rows * self.units.rows.shape.out_width() * block
     }
 
     /// Returns whether x is packed as pairs of windows' rows: `[image][row][pair of output
     /// pixels][tap][channel]`.
     fn pairs_windows(&self) -> bool {
-        self.dots && self.rows.shape.kernel > 1
+        self.dots && self.units.rows.shape.kernel > 1
     }
 
     /// Elements of a row of x as the kernel reads it.
     fn row_len(&self, channels: usize) -> usize {
-        let s = &self.rows.shape;
+        let s = &self.units.rows.shape;
         let pixels = if self.pairs_windows() {
             s.out_width().div_ceil(2) * s.kernel
         } else if self.borrows_input {
@@ -153,7 +141,7 @@ impl Plan {
     /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so
     /// that its dy starts on one.
     fn x_lens(&self) -> [usize; 2] {
-        let x = self.images_of_unit * self.padded_rows * self.row_len(self.in_block);
+        let x = self.units.images * self.padded_rows * self.row_len(self.in_block);
         let row = if self.pairs_windows() {
             (self.padded_w * self.in_block).div_ceil(2)
         } else {
@@ -165,7 +153,7 @@ impl Plan {
 
 impl WeightPlan for Plan {
     fn rows(&self) -> &PixelRows {
-        &self.rows
+        &self.units.rows
     }
 
     fn pieces(&self) -> &Pieces {
@@ -200,15 +188,15 @@ impl<E: Element> Method<E> for Plan {
     }
 
     fn finish<S: Simd>(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
-        let taps = self.rows.shape.kernel * self.rows.shape.kernel;
+        let taps = self.units.rows.shape.kernel * self.units.rows.shape.kernel;
         let finish = Finish {
             sums,
             taps,
             in_count: task.in_count,
             in_stride: task.in_count,
             out_count: task.out_count,
-            dw: dw.wrapping_add(task.first_weight(&self.rows.shape, taps)),
-            filter_len: self.rows.shape.in_channels * taps,
+            dw: dw.wrapping_add(task.first_weight(&self.units.rows.shape, taps)),
+            filter_len: self.units.rows.shape.in_channels * taps,
         };
         // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no
         // other.
@@ -226,18 +214,20 @@ fn run_unit<S: Simd, E: Element>(
     accumulate: bool,
     slot: &mut [f32],
 ) {
-    let s = &plan.rows.shape;
-    let (group, band) = (unit / plan.num_bands, unit % plan.num_bands);
-    let image = group * plan.images_of_unit;
-    let images = plan.images_of_unit.min(s.batch - image);
-    let row = band * plan.band_rows;
-    let rows = plan.band_rows.min(s.out_height() - row);
-    let [runs, width] = plan.rows.runs(row, rows);
+    let s = &plan.units.rows.shape;
+    let Unit {
+        image,
+        images,
+        row,
+        rows,
+        runs,
+        width,
+    } = plan.units.get(unit);
     let extents = [images, runs, width];
     let (x_slot, rest) = slot.split_at_mut(plan.x_lens()[0]);
     let (row_slot, dy_slot) = rest.split_at_mut(plan.x_lens()[1]);
     let ahead = |whole: usize, band: usize| {
-        if plan.num_bands > 1 {
+        if plan.units.num_bands > 1 {
             band
         } else {
             images * whole
@@ -316,7 +306,8 @@ fn run_unit<S: Simd, E: Element>(
     let dy_strides = [out_image, out_row, s.out_channels];
     let dy = &task.dy[image * out_image + row * out_row + task.out_c..];
     let dy_step = ahead(out_image, rows * out_row);
-    let (taps, run) = (s.kernel, s.kernel * task.in_count);
+    let taps = s.kernel;
+    let run = s.kernel * task.in_count;
     let num_blocks = taps * run.div_ceil(max_run::<S>(PACKED_VECTORS));
     let dy_in_place = E::as_f32(dy).filter(|_| !plan.dots && !unit::packs_dy::<S>(s, num_blocks));
     let pixels_of_block = (images * runs * width).div_ceil(num_blocks);
@@ -445,7 +436,8 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
     sums: &mut [f32],
     accumulate: bool,
 ) {
-    let (taps, run) = (view.taps, view.run);
+    let taps = view.taps;
+    let run = view.run;
     let panel_stride = taps * run * PANEL;
     assert!(
         (channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(),

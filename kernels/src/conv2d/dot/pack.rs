@@ -50,10 +50,12 @@ impl Task for PackPairs<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let (plan, layout) = (self.plan, &self.layout);
+        let plan = self.plan;
+        let layout = &self.layout;
         let (mut packed, _) = self.packed.as_chunks_mut::<PANEL>();
         for class in plan.classes() {
-            let (taps, run) = (Taps::new(self.shape, plan, class), class.taps_w * plan.in_c);
+            let taps = Taps::new(self.shape, plan, class);
+            let run = class.taps_w * plan.in_c;
             for panel in (0..plan.out_c).step_by(PANEL) {
                 let filters = Filters {
                     taps: &taps,
@@ -102,7 +104,8 @@ impl Filters<'_> {
     #[inline(always)]
     fn gather(&self, row: usize, value: usize, values: &mut [[f32; PANEL]]) {
         let (taps, in_c) = (self.taps, self.taps.plan.in_c);
-        let (mut tap, mut channel) = (value / in_c, value % in_c);
+        let mut tap = value / in_c;
+        let mut channel = value % in_c;
         let mut done = 0;
         while done < values.len() {
             // As many as have the same tap.

@@ -1,11 +1,11 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
 use super::reference;
-use super::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
+use super::{Random, check_statistics, odd_numbers_of_pixels, padded, pool, random_shape, run_all};
 use crate::conv2d::pass::{Pass, WeightPass};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
 use crate::simd::Isa;
-use crate::tests::{dirty, rounded, widened};
+use crate::tests::{dirty, rounded, shape_of, widened};
 use crate::{Element, Storage};
 use half::bf16;
 
@@ -71,10 +71,8 @@ fn assert_within_bound<E: Element>(
 }
 
 fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let (x, dy) = (
-        rounded(&random.values(shape.input_len())),
-        rounded(&random.values(shape.output_len())),
-    );
+    let x = rounded(&random.values(shape.input_len()));
+    let dy = rounded(&random.values(shape.output_len()));
     let w = random.values(shape.weight_len());
     let operands = [widened(&x), widened(&rounded(&w)), widened(&dy)];
     let magnitudes = operands
@@ -160,10 +158,8 @@ fn tiles_and_their_emulation_give_the_same_bits_where_this_machine_has_tiles() {
         ) else {
             continue;
         };
-        let (x, dy) = (
-            rounded(&random.values(shape.input_len())),
-            rounded(&random.values(shape.output_len())),
-        );
+        let x = rounded(&random.values(shape.input_len()));
+        let dy = rounded(&random.values(shape.output_len()));
         let w = random.values(shape.weight_len());
         let [by_tiles, expected] =
             [dot(shape, Isa::Amx), emulated].map(|conv| run_all(&conv, &x, &w, &dy));
@@ -194,20 +190,8 @@ fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
         // Pixels of x so far apart that the weight gradient packs them.
         (5, 7, 1030, 40, 1, 1),
     ];
-    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
-        let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape {
-            batch,
-            height,
-            width,
-            in_channels,
-            out_channels,
-            kernel,
-            stride,
-            padding,
-            groups: 1,
-        };
-        check(shape, &mut Random(3), &[pool(1), pool(2)]);
+    for layer in layers {
+        check(padded(layer), &mut Random(3), &[pool(1), pool(2)]);
     }
 }
 
@@ -227,10 +211,8 @@ fn an_image_gives_the_same_bits_in_any_batch() {
             ..random_shape(&mut random, 2e5)
         };
         let single = Conv2dShape { batch: 1, ..shape };
-        let (x, dy) = (
-            rounded(&random.values(shape.input_len())),
-            rounded(&random.values(shape.output_len())),
-        );
+        let x = rounded(&random.values(shape.input_len()));
+        let dy = rounded(&random.values(shape.output_len()));
         let w = random.values(shape.weight_len());
         for ((name, conv), (_, conv_of_one)) in every_way(shape).into_iter().zip(every_way(single))
         {
@@ -266,10 +248,8 @@ fn a_value_that_is_not_finite_reaches_the_windows_that_contain_it_and_no_other()
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let x = rounded(&x);
         for (name, conv) in every_way(shape) {
-            let (mut packed, mut y) = (
-                dirty(conv.packed_forward_len()),
-                vec![bf16::ZERO; shape.output_len()],
-            );
+            let mut packed = dirty(conv.packed_forward_len());
+            let mut y = vec![bf16::ZERO; shape.output_len()];
             conv.pack_forward(&w[1..], &mut packed);
             let mut workspace = dirty(conv.forward_workspace_len());
             conv.forward(&x[1..], &packed, &mut y, &mut workspace, Epilogue::None);
@@ -287,10 +267,8 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
     let mut random = Random(31);
     for isa in Isa::available().filter(|isa| !isa.has_dot_products()) {
         let shape = random_shape(&mut random, 2e5);
-        let (x, dy) = (
-            rounded(&random.values(shape.input_len())),
-            rounded(&random.values(shape.output_len())),
-        );
+        let x = rounded(&random.values(shape.input_len()));
+        let dy = rounded(&random.values(shape.output_len()));
         let w = random.values(shape.weight_len());
         let [of_bf16, of_f32] = [
             dot(shape, isa),
@@ -307,23 +285,10 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
 
 #[test]
 fn a_plan_with_dot_products_refuses_f32() {
-    let (batch, height, width, in_channels, out_channels) = (1, 4, 4, 32, 32);
-    let shape = Conv2dShape {
-        batch,
-        height,
-        width,
-        in_channels,
-        out_channels,
-        kernel: 3,
-        stride: 1,
-        padding: 1,
-        groups: 1,
-    };
+    let shape = shape_of([1, 4, 4, 32], 32, [3, 1, 1]);
     for (name, conv) in every_way(shape) {
-        let (packed, mut y) = (
-            dirty(conv.packed_forward_len()),
-            vec![0.0; shape.output_len()],
-        );
+        let packed = dirty(conv.packed_forward_len());
+        let mut y = vec![0.0; shape.output_len()];
         let mut workspace = dirty(conv.forward_workspace_len());
         let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, Epilogue::None);
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
@@ -337,17 +302,7 @@ fn a_plan_with_dot_products_refuses_f32() {
 
 #[test]
 fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse_f32() {
-    let of_kernel = |kernel, padding| Conv2dShape {
-        batch: 1,
-        height: 5,
-        width: 5,
-        in_channels: 32,
-        out_channels: 32,
-        kernel,
-        stride: 2,
-        padding,
-        groups: 1,
-    };
+    let of_kernel = |kernel, padding| shape_of([1, 5, 5, 32], 32, [kernel, 2, padding]);
     for isa in Isa::available() {
         let has_dots = |shape, storage| {
             let conv = Conv2d::new(shape, Algorithm::Auto, isa, storage);
@@ -365,14 +320,10 @@ fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse
                 "{isa:?}"
             );
             if takes_them {
-                let (x, dy) = (
-                    vec![0.0_f32; shape.input_len()],
-                    vec![0.0; shape.output_len()],
-                );
-                let (mut dw, mut workspace) = (
-                    vec![0.0; shape.weight_len()],
-                    dirty(conv.weight_gradient_workspace_len()),
-                );
+                let x = vec![0.0_f32; shape.input_len()];
+                let dy = vec![0.0; shape.output_len()];
+                let mut dw = vec![0.0; shape.weight_len()];
+                let mut workspace = dirty(conv.weight_gradient_workspace_len());
                 let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
                 let refused =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
@@ -389,18 +340,7 @@ fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse
 #[test]
 fn with_tiles_auto_is_direct_wherever_a_run_fills_a_tile() {
     let planned = |channels, algorithm| {
-        let (batch, height, width, in_channels, out_channels) = (1, 14, 14, channels, channels);
-        let shape = Conv2dShape {
-            batch,
-            height,
-            width,
-            in_channels,
-            out_channels,
-            kernel: 3,
-            stride: 1,
-            padding: 1,
-            groups: 1,
-        };
+        let shape = shape_of([1, 14, 14, channels], channels, [3, 1, 1]);
         Conv2d::new(shape, algorithm, Isa::Amx, Storage::Bf16).packed_forward_len()
     };
     for channels in [11usize, 16, 64, 131] {

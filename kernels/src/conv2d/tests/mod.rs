@@ -3,7 +3,7 @@
 
 use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise};
 use crate::simd::Isa;
-use crate::tests::dirty;
+use crate::tests::{dirty, shape_of};
 use crate::{Element, Storage};
 use half::bf16;
 
@@ -49,17 +49,16 @@ pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
         ]);
         let extents = [1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 19, 32];
         let channels = [1, 2, 3, 5, 8, 16, 17, 24, 32, 33, 48, 64];
-        let shape = Conv2dShape {
-            batch: random.pick(&[1, 2, 3, 5]),
-            height: random.pick(&extents),
-            width: random.pick(&extents),
-            in_channels: random.pick(&channels),
-            out_channels: random.pick(&channels),
-            kernel,
-            stride,
-            padding,
-            groups: 1,
-        };
+        let shape = shape_of(
+            [
+                random.pick(&[1, 2, 3, 5]),
+                random.pick(&extents),
+                random.pick(&extents),
+                random.pick(&channels),
+            ],
+            random.pick(&channels),
+            [kernel, stride, padding],
+        );
         let fits = kernel <= shape.height.min(shape.width) + 2 * padding;
         if fits && shape.flops() / 2.0 <= limit {
             return shape;
@@ -92,7 +91,9 @@ pub(super) struct Results<E = f32> {
 /// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
 pub(super) fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E> {
     let s = conv.shape();
-    let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
+    let x = &x[1..];
+    let w = &w[1..];
+    let dy = &dy[1..];
     let mut results = Results {
         y: vec![E::from_f32(f32::NAN); s.output_len()],
         dx: vec![E::from_f32(f32::NAN); s.input_len()],
@@ -175,10 +176,8 @@ fn algorithms(shape: &Conv2dShape) -> &'static [Algorithm] {
 }
 
 pub(super) fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let (x, w) = (
-        random.values(shape.input_len()),
-        random.values(shape.weight_len()),
-    );
+    let x = random.values(shape.input_len());
+    let w = random.values(shape.weight_len());
     let dy = random.values(shape.output_len());
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
     let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
@@ -247,17 +246,7 @@ pub(super) fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Result
 
 #[test]
 fn a_mean_of_a_hundred_standard_deviations_costs_the_moments_no_digits() {
-    let shape = Conv2dShape {
-        batch: 3,
-        height: 32,
-        width: 32,
-        in_channels: 1,
-        out_channels: 5,
-        kernel: 1,
-        stride: 1,
-        padding: 0,
-        groups: 1,
-    };
+    let shape = shape_of([3, 32, 32, 1], 5, [1, 1, 0]);
     let x: Vec<f32> = Random(3)
         .values(shape.input_len())
         .iter()
@@ -286,18 +275,8 @@ fn random_shapes_equal_the_reference_for_any_number_of_threads() {
 type Layer = (usize, usize, usize, usize, usize, usize);
 
 fn padded((batch, extent, in_channels, out_channels, kernel, stride): Layer) -> Conv2dShape {
-    let (height, width, padding) = (extent, extent, kernel / 2);
-    Conv2dShape {
-        batch,
-        height,
-        width,
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        padding,
-        groups: 1,
-    }
+    let input = [batch, extent, extent, in_channels];
+    shape_of(input, out_channels, [kernel, stride, kernel / 2])
 }
 
 /// Pixels of x so far apart that the weight gradient packs them, then of dy, then of x with vectors
@@ -334,10 +313,8 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
                 .map(|value| value.to_f32())
                 .collect::<Vec<f32>>()
         };
-        let (x, dy) = (
-            stored(random.values(shape.input_len())),
-            stored(random.values(shape.output_len())),
-        );
+        let x = stored(random.values(shape.input_len()));
+        let dy = stored(random.values(shape.output_len()));
         let w = random.values(shape.weight_len());
         for (isa, &algorithm) in
             Isa::available().flat_map(|isa| algorithms(&shape).iter().map(move |a| (isa, a)))
@@ -430,10 +407,8 @@ fn a_plan_for_many_threads_gives_the_bits_of_one_for_few() {
     ];
     for shape in layers.map(padded) {
         let mut random = Random(13);
-        let (x, w) = (
-            random.values(shape.input_len()),
-            random.values(shape.weight_len()),
-        );
+        let x = random.values(shape.input_len());
+        let w = random.values(shape.weight_len());
         let dy = random.values(shape.output_len());
         let [few, many] = [1, 8]
             .map(|num_threads| pool(num_threads).install(|| run_all(&plan(shape), &x, &w, &dy)));
@@ -481,9 +456,12 @@ fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
     let mut random = Random(11);
     for _ in 0..40 {
         let s = random_shape(&mut random, 2e5);
-        let (x, w) = (random.values(s.input_len()), random.values(s.weight_len()));
+        let x = random.values(s.input_len());
+        let w = random.values(s.weight_len());
         let dy = random.values(s.output_len());
-        let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
+        let x = &x[1..];
+        let w = &w[1..];
+        let dy = &dy[1..];
         let dot =
             |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum::<f64>();
         let by_y = dot(&reference::forward(&s, x, w), dy);
@@ -517,22 +495,10 @@ fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
 #[test]
 #[should_panic(expected = "convolution: input length")]
 fn a_short_input_is_refused() {
-    let shape = Conv2dShape {
-        batch: 1,
-        height: 4,
-        width: 4,
-        in_channels: 2,
-        out_channels: 2,
-        kernel: 3,
-        stride: 1,
-        padding: 1,
-        groups: 1,
-    };
+    let shape = shape_of([1, 4, 4, 2], 2, [3, 1, 1]);
     let conv = plan(shape);
-    let (packed, mut y) = (
-        dirty(conv.packed_forward_len()),
-        vec![0.0; shape.output_len()],
-    );
+    let packed = dirty(conv.packed_forward_len());
+    let mut y = vec![0.0; shape.output_len()];
     let mut workspace = dirty(conv.forward_workspace_len());
     conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, Epilogue::None);
 }
@@ -550,23 +516,13 @@ fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
 #[test]
 fn the_error_of_winograd_stays_within_its_bound() {
     for channels in [16, 32, 64, 256] {
-        let (batch, in_channels, out_channels) = (1, channels, 16);
-        let shape = Conv2dShape {
-            batch,
-            height: 16,
-            width: 16,
-            in_channels,
-            out_channels,
-            kernel: 3,
-            stride: 1,
-            padding: 1,
-            groups: 1,
-        };
+        let batch = 1;
+        let in_channels = channels;
+        let out_channels = 16;
+        let shape = shape_of([batch, 16, 16, in_channels], out_channels, [3, 1, 1]);
         let mut random = Random(5);
-        let (x, w) = (
-            random.values(shape.input_len()),
-            random.values(shape.weight_len()),
-        );
+        let x = random.values(shape.input_len());
+        let w = random.values(shape.weight_len());
         let dy = random.values(shape.output_len());
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
@@ -578,7 +534,9 @@ fn the_error_of_winograd_stays_within_its_bound() {
                 &w,
                 &dy,
             );
-            let (y, dx, dw) = (&results.y, &results.dx, &results.dw);
+            let y = &results.y;
+            let dx = &results.dx;
+            let dw = &results.dw;
             [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)]
                 .map(|(got, want)| relative_error(got, want))
         });

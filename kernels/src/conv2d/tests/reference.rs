@@ -5,11 +5,14 @@ use super::Conv2dShape;
 
 /// Calls `visit(y index, x index, w index)` for every product of the convolution.
 fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
-    let (out_h, out_w, k) = (s.out_height(), s.out_width(), s.kernel);
+    let out_h = s.out_height();
+    let out_w = s.out_width();
+    let k = s.kernel;
     for n in 0..s.batch {
         for (oh, ow) in (0..out_h).flat_map(|oh| (0..out_w).map(move |ow| (oh, ow))) {
             for (kh, kw) in (0..k).flat_map(|kh| (0..k).map(move |kw| (kh, kw))) {
-                let (ih, iw) = (oh * s.stride + kh, ow * s.stride + kw);
+                let ih = oh * s.stride + kh;
+                let iw = ow * s.stride + kw;
                 if ih < s.padding
                     || iw < s.padding
                     || ih - s.padding >= s.height
@@ -20,7 +23,8 @@ fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
                 let x =
                     ((n * s.height + ih - s.padding) * s.width + iw - s.padding) * s.in_channels;
                 let y = ((n * out_h + oh) * out_w + ow) * s.out_channels;
-                let (of_group, per_group) = (s.in_channels / s.groups, s.out_channels / s.groups);
+                let of_group = s.in_channels / s.groups;
+                let per_group = s.out_channels / s.groups;
                 for co in 0..s.out_channels {
                     for ci in 0..of_group {
                         visit(

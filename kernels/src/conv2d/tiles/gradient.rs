@@ -16,7 +16,7 @@ use super::grid::{Grid, PackSteps, STEP_PAIRS};
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::finish::Finish;
 use crate::conv2d::direct::weight_gradient::block_of;
-use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
+use crate::conv2d::gradient_pieces::{Method, Pieces, Task, Unit, Units, WeightPlan};
 use crate::conv2d::plan::PixelRows;
 use crate::simd::{PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
@@ -34,10 +34,7 @@ const SUM_TILE: usize = TILE_ROWS * PANEL;
 /// run of units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    rows: PixelRows,
-    images_of_unit: usize,
-    band_rows: usize,
-    num_bands: usize,
+    units: Units,
     pieces: Pieces,
     /// Channels of a task on either side.
     in_block: usize,
@@ -51,33 +48,25 @@ impl Plan {
     pub(crate) fn new(s: &Conv2dShape) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
-        let (out_h, out_w) = (s.out_height(), s.out_width());
+        let out_h = s.out_height();
+        let out_w = s.out_width();
         let halo = (s.kernel - 1) / s.stride;
         // The zeros behind a row serve as those before the next one, and likewise those between
         // images.
         let shared = if s.stride == 1 { s.padding } else { 0 };
         let pitch = out_w + halo - shared;
-        let num_bands = out_h.div_ceil((UNIT_POSITIONS / pitch).clamp(1, out_h));
-        let band_rows = out_h.div_ceil(num_bands);
-        let num_bands = out_h.div_ceil(band_rows);
-        let image_rows = band_rows + halo - if num_bands == 1 { shared } else { 0 };
-        let images = UNIT_POSITIONS / (image_rows * pitch);
-        let images_of_unit = if num_bands > 1 {
-            1
-        } else {
-            images.clamp(1, s.batch)
-        };
-        let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
+        let most_rows = (UNIT_POSITIONS / pitch).clamp(1, out_h);
+        let units = Units::new(all, most_rows, |band_rows| {
+            UNIT_POSITIONS / ((band_rows + halo - shared) * pitch)
+        });
+        let shared_rows = if units.num_bands == 1 { shared } else { 0 };
         Self {
-            rows: all,
-            images_of_unit,
-            band_rows,
-            num_bands,
-            pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
+            units,
+            pieces: Pieces::new(s.weight_len(), units.len(), all.pixels / PIECE_PIXELS),
             in_block: block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL)),
             out_block: block_of(s.out_channels, TASK_CHANNELS),
             pitch,
-            image_rows,
+            image_rows: units.band_rows + halo - shared_rows,
         }
     }
 
@@ -89,15 +78,15 @@ impl Plan {
     /// Steps of the largest unit.
     fn max_steps(&self) -> usize {
         self.steps(
-            self.images_of_unit,
-            [self.band_rows, self.rows.shape.out_width()],
+            self.units.images,
+            [self.units.band_rows, self.units.rows.shape.out_width()],
         )
     }
 
     /// Steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
         steps
-            + ((self.rows.shape.kernel - 1) / self.rows.shape.stride * (self.pitch + 1))
+            + ((self.units.rows.shape.kernel - 1) / self.units.rows.shape.stride * (self.pitch + 1))
                 .div_ceil(TILE_VALUES)
     }
 
@@ -117,11 +106,15 @@ impl Plan {
 
     /// Planes in one direction.
     fn parities(&self) -> usize {
-        self.rows.shape.stride.min(self.rows.shape.kernel)
+        self.units
+            .rows
+            .shape
+            .stride
+            .min(self.units.rows.shape.kernel)
     }
 
     fn sums_len(&self) -> usize {
-        let taps = self.rows.shape.kernel * self.rows.shape.kernel;
+        let taps = self.units.rows.shape.kernel * self.units.rows.shape.kernel;
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
@@ -134,7 +127,7 @@ impl Plan {
 
 impl WeightPlan for Plan {
     fn rows(&self) -> &PixelRows {
-        &self.rows
+        &self.units.rows
     }
 
     fn pieces(&self) -> &Pieces {
@@ -175,7 +168,7 @@ impl<T: Tiles> Method<bf16> for ByTiles<'_, T> {
     }
 
     fn finish<S: Simd>(&self, task: &Task<'_, bf16>, sums: &[f32], dw: *mut f32) {
-        let s = &self.plan.rows.shape;
+        let s = &self.plan.units.rows.shape;
         let taps = s.kernel * s.kernel;
         let finish = Finish {
             sums,
@@ -201,15 +194,17 @@ fn run_unit<S: Simd, T: Tiles>(
     accumulate: bool,
     slot: &mut [f32],
 ) {
-    let s = &plan.rows.shape;
-    let (group, band) = (unit / plan.num_bands, unit % plan.num_bands);
-    let image = group * plan.images_of_unit;
-    let images = plan.images_of_unit.min(s.batch - image);
-    let row = band * plan.band_rows;
-    let rows = plan.band_rows.min(s.out_height() - row);
-    let [runs, width] = plan.rows.runs(row, rows);
+    let s = &plan.units.rows.shape;
+    let Unit {
+        image,
+        images,
+        row,
+        runs,
+        width,
+        ..
+    } = plan.units.get(unit);
     let steps = plan.steps(images, [runs, width]);
-    let [in_h, in_w] = if plan.rows.is_flat() {
+    let [in_h, in_w] = if plan.units.rows.is_flat() {
         [row + runs, width]
     } else {
         [s.height, s.width]
@@ -231,7 +226,8 @@ fn run_unit<S: Simd, T: Tiles>(
         origin: ((image * s.out_height() + row) * s.out_width() * s.out_channels) as isize,
     };
     let source = &task.dy[task.out_c..];
-    let (channels, stride) = (task.out_count, plan.panel_stride());
+    let channels = task.out_count;
+    let stride = plan.panel_stride();
     let right = PackSteps::<false> {
         source,
         grid: of_unit,
@@ -261,11 +257,9 @@ fn run_unit<S: Simd, T: Tiles>(
                 + (first_row * s.width as isize + first_column) * s.in_channels as isize,
             ..of_unit
         };
-        let (source, steps, stride) = (
-            &task.x[task.in_c..],
-            plan.plane_steps(steps),
-            plan.channel_stride(),
-        );
+        let source = &task.x[task.in_c..];
+        let steps = plan.plane_steps(steps);
+        let stride = plan.channel_stride();
         let left = PackSteps::<true> {
             source,
             grid,
@@ -303,7 +297,7 @@ impl Products<'_> {
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
         let (plan, taps) = (
             self.plan,
-            self.plan.rows.shape.kernel * self.plan.rows.shape.kernel,
+            self.plan.units.rows.shape.kernel * self.plan.units.rows.shape.kernel,
         );
         let in_panels = self.in_count.div_ceil(PANEL);
         let out_panels = out_count.div_ceil(PANEL);
@@ -353,11 +347,13 @@ impl Products<'_> {
     fn left(&self, index: usize) -> (*const f32, usize) {
         let (plan, side, stride) = (
             self.plan,
-            self.plan.rows.shape.kernel,
-            self.plan.rows.shape.stride,
+            self.plan.units.rows.shape.kernel,
+            self.plan.units.rows.shape.stride,
         );
-        let (channels, tap) = (index / (side * side), index % (side * side));
-        let (row, column) = (tap / side, tap % side);
+        let channels = index / (side * side);
+        let tap = index % (side * side);
+        let row = tap / side;
+        let column = tap % side;
         let plane = row % stride * plan.parities() + column % stride;
         let shift = row / stride * plan.pitch + column / stride;
         let channel = plane * plan.plane_len() + channels * PANEL * plan.channel_stride();
@@ -391,8 +387,8 @@ impl Products<'_> {
         panel: usize,
         sums: &mut [f32],
     ) {
-        let count = self.plan.rows.shape.kernel
-            * self.plan.rows.shape.kernel
+        let count = self.plan.units.rows.shape.kernel
+            * self.plan.units.rows.shape.kernel
             * self.in_count.div_ceil(PANEL);
         let lefts =
             [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));

@@ -39,7 +39,8 @@ impl Grid {
 
     /// Asserts that `channels` of every pixel lie in `len` elements.
     fn check(&self, channels: usize, len: usize) {
-        let ([row, row_end], [column, column_end]) = (self.rows, self.columns);
+        let [row, row_end] = self.rows;
+        let [column, column_end] = self.columns;
         if self.images == 0 || row == row_end || column == column_end {
             return;
         }
@@ -88,7 +89,8 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
         } = self;
         grid.check(channels, source.len());
         let lanes = channels.next_multiple_of(PANEL);
-        let (pairs, vector) = (steps * STEP_PAIRS, if LEFT { 1 } else { PANEL });
+        let pairs = steps * STEP_PAIRS;
+        let vector = if LEFT { 1 } else { PANEL };
         let lines = if LEFT { lanes } else { lanes / PANEL };
         assert!(
             (lines - 1) * stride + pairs * vector <= out.len(),
@@ -98,7 +100,9 @@ impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
             first: bf16::ZEROS.as_ptr(),
             mask: 0,
         };
-        let (mut image, mut row, mut column) = (0, 0, 0);
+        let mut image = 0;
+        let mut row = 0;
+        let mut column = 0;
         for step in 0..steps {
             let mut pixels = [nothing; TILE_VALUES];
             let mut filled = 0;

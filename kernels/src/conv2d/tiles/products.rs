@@ -42,7 +42,8 @@ struct Strips {
 
 impl Strips {
     fn new(band: &ClassBand<'_, bf16>) -> Self {
-        let (pitch, out_w) = (band.row_stride / band.plan.in_c, band.class.out_w);
+        let pitch = band.row_stride / band.plan.in_c;
+        let out_w = band.class.out_w;
         let joined = (band.rows - 1) * pitch + out_w;
         let joins = joined.div_ceil(TILE_ROWS) < band.rows * out_w.div_ceil(TILE_ROWS);
         let (count, positions) = if joins {
@@ -165,7 +166,8 @@ impl TileBlock<'_> {
         sums: &mut [f32],
     ) {
         let band = self.band;
-        let (run, panel_stride) = (band.run(), band.panel_stride());
+        let run = band.run();
+        let panel_stride = band.panel_stride();
         let stride = band.pixel_stride() * size_of::<bf16>();
         let row_bytes = TILE_VALUES * size_of::<bf16>();
         let out = sums.as_mut_ptr();
@@ -213,7 +215,8 @@ impl TileBlock<'_> {
                     weights = weights.add(WEIGHT_TILE);
                 }
             }
-            let (tile, stride) = (TILE_ROWS * SUM_STRIDE, SUM_STRIDE * size_of::<f32>());
+            let tile = TILE_ROWS * SUM_STRIDE;
+            let stride = SUM_STRIDE * size_of::<f32>();
             tiles.store::<0>(out.cast(), stride);
             if R == 2 {
                 tiles.store::<1>(out.add(PANEL).cast(), stride);

@@ -51,21 +51,6 @@ impl<E: Element> GenericWork for Winograd<'_, E> {
             output,
             workspace,
         } = self.operands;
-        assert_eq!(
-            input.len(),
-            plan.images * plan.input.image_len(),
-            "convolution: input length"
-        );
-        assert_eq!(
-            output.len(),
-            plan.images * plan.output.image_len(),
-            "convolution: output length"
-        );
-        assert_eq!(
-            packed.len(),
-            plan.packed_len(),
-            "convolution: length of the packed weights"
-        );
         let output = SharedMut::new(output);
         for_each_piece(
             plan.num_pieces(),
@@ -217,8 +202,10 @@ fn multiply_channels<S: Simd, const NV: usize>(
     ahead: &mut impl FnMut(),
 ) {
     let [in_stride, out_stride] = plan.position_strides();
-    let (in_c, out_c) = (plan.input.channels, plan.output.channels);
-    let (in_lanes, out_lanes) = (in_c.next_multiple_of(PANEL), out_c.next_multiple_of(PANEL));
+    let in_c = plan.input.channels;
+    let out_c = plan.output.channels;
+    let in_lanes = in_c.next_multiple_of(PANEL);
+    let out_lanes = out_c.next_multiple_of(PANEL);
     let panel_stride = in_c * PANEL;
     let position_len = packed.len() / POSITIONS;
     let fitting = max_pixels::<S>(NV);
@@ -227,7 +214,8 @@ fn multiply_channels<S: Simd, const NV: usize>(
     } else {
         fitting.min(REGISTER_TILES)
     });
-    let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
+    let pixels = tiles / num_blocks;
+    let longer = tiles % num_blocks;
     let kernels = [
         select::<S, f32, f32, NV, false>(pixels),
         select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0)),

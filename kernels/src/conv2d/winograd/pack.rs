@@ -51,7 +51,8 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
             for channel in (0..self.in_channels).step_by(channels_of_run) {
                 let channels = channels_of_run.min(self.in_channels - channel);
                 let at = first * self.out_stride + channel * self.in_stride;
-                let (stride, columns) = (self.out_stride, channels * TAPS);
+                let stride = self.out_stride;
+                let columns = channels * TAPS;
                 let last = if rows > 0 {
                     at + (rows - 1) * stride + columns
                 } else {

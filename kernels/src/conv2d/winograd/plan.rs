@@ -81,7 +81,8 @@ impl Plan {
     /// many are next to it. Direct convolution does `per_instruction` multiply-adds of a lane in
     /// the time of one of f32.
     pub(crate) fn wins(&self, per_instruction: usize) -> bool {
-        let (in_c, out_c) = (self.input.pixel_stride, self.output.pixel_stride);
+        let in_c = self.input.pixel_stride;
+        let out_c = self.output.pixel_stride;
         let lanes = |channels: usize| channels.next_multiple_of(PANEL);
         let products = in_c * lanes(out_c);
         let of_tile = 40 * products + 300 * lanes(in_c) + 200 * lanes(out_c);
@@ -118,10 +119,8 @@ impl Plan {
         padding: usize,
         max_block: usize,
     ) -> Self {
-        let (tile_rows, tile_columns) = (
-            output.height.div_ceil(OUT_TILE),
-            output.width.div_ceil(OUT_TILE),
-        );
+        let tile_rows = output.height.div_ceil(OUT_TILE);
+        let tile_columns = output.width.div_ceil(OUT_TILE);
         let band_tile_rows = (PIECE_TILES / tile_columns).clamp(1, tile_rows);
         let num_bands = tile_rows.div_ceil(band_tile_rows);
         let band_tile_rows = tile_rows.div_ceil(num_bands);
@@ -229,7 +228,8 @@ impl TileBlock {
     /// The `index`-th tile of the block in a grid of images with `image_len` elements.
     pub(crate) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
         let index = self.first + index;
-        let (row, column) = (index / plan.tile_columns, index % plan.tile_columns);
+        let row = index / plan.tile_columns;
+        let column = index % plan.tile_columns;
         Tile {
             image: (self.image + row / self.tile_rows) * image_len,
             row: (self.tile_row + row % self.tile_rows) * OUT_TILE,

@@ -45,10 +45,8 @@ impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
-        let (row, column) = (
-            self.tile.row as isize - g.padding as isize,
-            self.tile.column as isize - g.padding as isize,
-        );
+        let row = self.tile.row as isize - g.padding as isize;
+        let column = self.tile.column as isize - g.padding as isize;
         let inside = |first: isize, extent: usize| first >= 0 && first as usize + TILE <= extent;
         let first =
             self.tile.image as isize + (row * g.width as isize + column) * g.pixel_stride as isize;
@@ -184,7 +182,8 @@ impl<E: Element, S: Simd> Kernel<S> for OutputTile<E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
-        let (rows, columns) = (g.height - self.tile.row, g.width - self.tile.column);
+        let rows = g.height - self.tile.row;
+        let columns = g.width - self.tile.column;
         // SAFETY: only pixels of the image are stored, lanes beyond the channels are masked.
         unsafe {
             if rows >= OUT_TILE && columns >= OUT_TILE && g.channels.is_multiple_of(S::LANES) {

@@ -17,10 +17,8 @@ const B: f64 = 1.5;
 
 /// `G`: a kernel row of three taps to six values.
 pub(crate) const KERNEL_ROWS: [[f64; 3]; TILE] = {
-    let (near, far) = (
-        1.0 / (2.0 * A * A * (A * A - B * B)),
-        1.0 / (2.0 * B * B * (B * B - A * A)),
-    );
+    let near = 1.0 / (2.0 * A * A * (A * A - B * B));
+    let far = 1.0 / (2.0 * B * B * (B * B - A * A));
     [
         [1.0 / (A * A * B * B), 0.0, 0.0],
         [near, near * A, near * A * A],
@@ -65,13 +63,12 @@ pub(crate) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
 pub(crate) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::V; 3] {
     // SAFETY: passed on.
     unsafe {
-        let (product, sum) = (
-            S::splat((A * A * B * B) as f32),
-            S::splat(-(A * A + B * B) as f32),
-        );
+        let product = S::splat((A * A * B * B) as f32);
+        let sum = S::splat(-(A * A + B * B) as f32);
         if LAST {
             let a2 = S::splat(-(A * A) as f32);
-            let (even, odd) = (S::fma(a2, d[2], d[4]), S::fma(a2, d[1], d[3]));
+            let even = S::fma(a2, d[2], d[4]);
+            let odd = S::fma(a2, d[1], d[3]);
             [
                 S::fma(S::splat(B as f32), odd, even),
                 S::fma(S::splat(-B as f32), odd, even),
@@ -79,7 +76,8 @@ pub(crate) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::
             ]
         } else {
             let b2 = S::splat(-(B * B) as f32);
-            let (even, odd) = (S::fma(b2, d[2], d[4]), S::fma(b2, d[1], d[3]));
+            let even = S::fma(b2, d[2], d[4]);
+            let odd = S::fma(b2, d[1], d[3]);
             [
                 S::fma(product, d[0], S::fma(sum, d[2], d[4])),
                 S::fma(S::splat(A as f32), odd, even),
@@ -108,11 +106,16 @@ pub(crate) unsafe fn input_1d<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
 pub(crate) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
     // SAFETY: passed on.
     unsafe {
-        let (near_sum, far_sum) = (S::add(m[1], m[2]), S::add(m[3], m[4]));
-        let (near, far) = (S::sub(m[1], m[2]), S::sub(m[3], m[4]));
-        let (a, b) = (S::splat(A as f32), S::splat(B as f32));
-        let (a2, b2) = (S::splat((A * A) as f32), S::splat((B * B) as f32));
-        let (a3, b3) = (S::splat((A * A * A) as f32), S::splat((B * B * B) as f32));
+        let near_sum = S::add(m[1], m[2]);
+        let far_sum = S::add(m[3], m[4]);
+        let near = S::sub(m[1], m[2]);
+        let far = S::sub(m[3], m[4]);
+        let a = S::splat(A as f32);
+        let b = S::splat(B as f32);
+        let a2 = S::splat((A * A) as f32);
+        let b2 = S::splat((B * B) as f32);
+        let a3 = S::splat((A * A * A) as f32);
+        let b3 = S::splat((B * B * B) as f32);
         [
             S::add(m[0], S::add(near_sum, far_sum)),
             S::fma(b, far, S::mul(a, near)),
@@ -130,9 +133,12 @@ pub(crate) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
 pub(crate) unsafe fn gradient_1d<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
     // SAFETY: passed on.
     unsafe {
-        let (a2, b2) = (S::splat((A * A) as f32), S::splat((B * B) as f32));
-        let (near_even, near_odd) = (S::fma(a2, y[2], y[0]), S::fma(a2, y[3], y[1]));
-        let (far_even, far_odd) = (S::fma(b2, y[2], y[0]), S::fma(b2, y[3], y[1]));
+        let a2 = S::splat((A * A) as f32);
+        let b2 = S::splat((B * B) as f32);
+        let near_even = S::fma(a2, y[2], y[0]);
+        let near_odd = S::fma(a2, y[3], y[1]);
+        let far_even = S::fma(b2, y[2], y[0]);
+        let far_odd = S::fma(b2, y[3], y[1]);
         [
             y[0],
             S::fma(S::splat(A as f32), near_odd, near_even),
@@ -153,8 +159,10 @@ pub(crate) unsafe fn kernel_gradient_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 3] {
     // SAFETY: passed on.
     unsafe {
         let of = |row: usize, column: usize| S::splat(KERNEL_ROWS[row][column] as f32);
-        let (near, far) = (S::add(m[1], m[2]), S::add(m[3], m[4]));
-        let (near_odd, far_odd) = (S::sub(m[1], m[2]), S::sub(m[3], m[4]));
+        let near = S::add(m[1], m[2]);
+        let far = S::add(m[3], m[4]);
+        let near_odd = S::sub(m[1], m[2]);
+        let far_odd = S::sub(m[3], m[4]);
         [
             S::fma(
                 of(0, 0),

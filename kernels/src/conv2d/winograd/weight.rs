@@ -197,7 +197,8 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
     let in_count = product.in_count;
     let panel_stride = in_count * PANEL;
     let num_blocks = in_count.div_ceil(max_run::<S>(NV));
-    let (values, longer) = (in_count / num_blocks, in_count % num_blocks);
+    let values = in_count / num_blocks;
+    let longer = in_count % num_blocks;
     let kernels = [
         select::<S, NV, false>(values),
         select::<S, NV, false>(values + usize::from(longer > 0)),

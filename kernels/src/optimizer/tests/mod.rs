@@ -25,12 +25,14 @@ proptest! {
         momentum in prop_oneof![Just(0.0f32), Just(0.9)], weight_decay in prop_oneof![Just(0.0f32), Just(1e-2)],
     ) {
         let update = SgdUpdate { learning_rate: 0.1, momentum, weight_decay, nesterov };
-        let (mut w, mut v) = (values(len, seed), vec![0.0; len]);
+        let mut w = values(len, seed);
+        let mut v = vec![0.0; len];
         for round in 1..4 {
             reference::sgd(&update, &mut w, &mut v, &values(len, seed + round));
         }
         let got = same_everywhere(|isa| {
-            let (mut w, mut v) = (values(len, seed), vec![0.0; len]);
+            let mut w = values(len, seed);
+            let mut v = vec![0.0; len];
             for round in 1..4 {
                 sgd::step(isa, &update, &mut w, &mut v, &values(len, seed + round));
             }
@@ -44,12 +46,16 @@ proptest! {
         len in prop_oneof![0..70usize, 60_000..70_000usize], seed in 0..1000u64, kept in prop_oneof![Just(1.0f32), Just(0.99)],
     ) {
         let update = |round| AdamWUpdate { learning_rate: 0.1, kept, direction: AdamDirection::new([0.9, 0.999], 1e-8, round) };
-        let (mut w, mut m, mut v) = (values(len, seed), vec![0.0; len], vec![0.0; len]);
+        let mut w = values(len, seed);
+        let mut m = vec![0.0; len];
+        let mut v = vec![0.0; len];
         for round in 1..4 {
             reference::adamw(&update(round), &mut w, [&mut m, &mut v], &values(len, seed + round));
         }
         let got = same_everywhere(|isa| {
-            let (mut w, mut m, mut v) = (values(len, seed), vec![0.0; len], vec![0.0; len]);
+            let mut w = values(len, seed);
+            let mut m = vec![0.0; len];
+            let mut v = vec![0.0; len];
             for round in 1..4 {
                 adam::step(isa, &update(round), &mut w, [&mut m, &mut v], &values(len, seed + round));
             }
@@ -62,9 +68,12 @@ proptest! {
     fn updates_with_norms_have_the_same_bits_on_any_threads_and_instruction_set(len in lens(), seed in 0..1000u64) {
         same_everywhere(|isa| {
             let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-2, nesterov: true };
-            let (mut w, mut m, gradients) = (values(len, seed), vec![0.5; len], values(len, seed + 1));
+            let mut w = values(len, seed);
+            let mut m = vec![0.5; len];
+            let gradients = values(len, seed + 1);
             lars::step(isa, &update, 1e-3, &mut w, &mut m, &gradients);
-            let (mut scratch, mut v) = (vec![f32::NAN; len], vec![0.5; len]);
+            let mut scratch = vec![f32::NAN; len];
+            let mut v = vec![0.5; len];
             let direction = AdamDirection::new([0.9, 0.999], 1e-6, 3);
             let update = LambUpdate { learning_rate: 0.1, weight_decay: 1e-2, direction, adapts: true };
             lamb::step(isa, &update, &mut w, &mut scratch, [&mut m, &mut v], &gradients);
@@ -114,7 +123,8 @@ fn parameters_or_gradients_of_zeros_take_a_step_of_ratio_1() {
         weight_decay: 0.0,
         nesterov: false,
     };
-    let (mut w, mut v) = ([0.0; 2], [0.0; 2]);
+    let mut w = [0.0; 2];
+    let mut v = [0.0; 2];
     lars::step(Isa::Portable, &update, 1e-3, &mut w, &mut v, &[1.0, -2.0]);
     assert_eq!(w, [-0.5, 1.0]);
     lars::step(Isa::Portable, &update, 1e-3, &mut w, &mut v, &[0.0; 2]);
@@ -157,7 +167,8 @@ fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
         (1e-8, [0.355_300_4, -1.094_810_4, 1.976_620_2]),
         (0.1, [0.372_337_6, -1.102_907_7, 1.985_947_6]),
     ] {
-        let (mut m, mut v) = ([0.0; 3], [0.0; 3]);
+        let mut m = [0.0; 3];
+        let mut v = [0.0; 3];
         let w = after_three_steps(|w, number, gradients| {
             let direction = AdamDirection::new([0.9, 0.999], epsilon, number);
             let update = AdamWUpdate {

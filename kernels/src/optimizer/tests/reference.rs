@@ -40,7 +40,9 @@ pub(super) fn adamw(
     } = *update;
     let [first, second] = moments;
     for index in 0..parameters.len() {
-        let (m, v, gradient) = (&mut first[index], &mut second[index], gradients[index]);
+        let m = &mut first[index];
+        let v = &mut second[index];
+        let gradient = gradients[index];
         *m += of.first_share * (gradient - *m);
         *v = of.second_decay * *v + of.second_share * (gradient * gradient);
         let direction = of.first_correction * *m / (of.root_correction * v.sqrt() + of.epsilon);

@@ -45,7 +45,8 @@ proptest! {
         // Whole numbers, so that the order of additions does not matter.
         let dy: Vec<f32> = values(expected.len(), seed + 1).iter().map(|dy| (dy * 100.0).round()).collect();
         let (y, dx) = same_everywhere(|isa| {
-            let (mut y, mut taps) = (vec![f32::NAN; expected.len()], vec![99; expected.len()]);
+            let mut y = vec![f32::NAN; expected.len()];
+            let mut taps = vec![99; expected.len()];
             max_pool(isa, shape, &x, &mut y, &mut taps);
             let mut dx = vec![f32::NAN; x.len()];
             max_pool_backward(isa, shape, &dy, &taps, &mut dx);
@@ -65,11 +66,10 @@ fn pooling_bf16_equals_pooling_the_widened_values_and_rounding() {
             width,
             channels,
         };
-        let (x, dy) = (
-            stored(shape.input_len() + 1, 1),
-            stored(shape.output_len() + 1, 2),
-        );
-        let (x, dy) = (&x[1..], &dy[1..]);
+        let x = stored(shape.input_len() + 1, 1);
+        let dy = stored(shape.output_len() + 1, 2);
+        let x = &x[1..];
+        let dy = &dy[1..];
         let (y, taps, dx) = same_everywhere(|isa| max_pool_both(isa, shape, x, dy));
         let expected = max_pool_both(Isa::Portable, shape, &widened(x), &widened(dy));
         assert_eq!(
@@ -91,11 +91,9 @@ fn max_pool_both<E: Element>(
     dy: &[E],
 ) -> (Vec<E>, Vec<u8>, Vec<E>) {
     let dirty = E::from_f32(f32::NAN);
-    let (mut y, mut taps, mut dx) = (
-        vec![dirty; dy.len()],
-        vec![99; dy.len()],
-        vec![dirty; x.len()],
-    );
+    let mut y = vec![dirty; dy.len()];
+    let mut taps = vec![99; dy.len()];
+    let mut dx = vec![dirty; x.len()];
     max_pool(isa, shape, x, &mut y, &mut taps);
     max_pool_backward(isa, shape, dy, &taps, &mut dx);
     (y, taps, dx)
@@ -108,10 +106,8 @@ fn average_both<E: Element>(
     channels: usize,
     dy: &[f32],
 ) -> (Vec<f32>, Vec<E>) {
-    let (mut y, mut dx) = (
-        vec![f32::NAN; dy.len()],
-        vec![E::from_f32(f32::NAN); x.len()],
-    );
+    let mut y = vec![f32::NAN; dy.len()];
+    let mut dx = vec![E::from_f32(f32::NAN); x.len()];
     global_average(isa, x, pixels, channels, &mut y);
     global_average_backward(isa, dy, pixels, channels, &mut dx);
     (y, dx)
@@ -133,7 +129,8 @@ fn chosen<E: Element>(pixels: [f32; 16], stored: impl Fn(f32) -> E) -> (Vec<u8>,
         .map(stored)
         .collect();
     let (y, taps) = same_everywhere(|isa| {
-        let (mut y, mut taps) = (vec![E::from_f32(0.0); 4 * CHANNELS], vec![99; 4 * CHANNELS]);
+        let mut y = vec![E::from_f32(0.0); 4 * CHANNELS];
+        let mut taps = vec![99; 4 * CHANNELS];
         max_pool(isa, shape, &x, &mut y, &mut taps);
         (y.iter().filter(|y| y.to_f32().is_nan()).count(), taps)
     });

@@ -18,7 +18,8 @@ pub(super) fn max_pool(shape: MaxPoolShape, x: &[f32]) -> (Vec<f32>, Vec<usize>)
         width,
         channels,
     } = shape;
-    let (mut y, mut positions) = (Vec::new(), Vec::new());
+    let mut y = Vec::new();
+    let mut positions = Vec::new();
     for image in 0..num_images {
         for row in 0..shape.height_out() {
             for column in 0..shape.width_out() {

@@ -97,7 +97,8 @@ mod tests {
     /// The first element of a product whose left row and right column are given.
     fn first_of_product(left: [f32; 4], right: [f32; 4]) -> f32 {
         let bits = |values: [f32; 4]| values.map(|value| u32::from(bits_of(value)));
-        let (left, right) = (bits(left), bits(right));
+        let left = bits(left);
+        let right = bits(right);
         // SAFETY: of a single row and column, in local arrays of a whole row each.
         unsafe {
             let mut tiles = Emulated::configure(1);

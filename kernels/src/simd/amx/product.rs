@@ -40,12 +40,11 @@ pub(super) unsafe fn of<T: Tiles>(
         .enumerate()
         .for_each(|(index, slot)| *slot = value(index));
     let mut sums = [0.0f32; 2 * TILE_ROWS * 2 * COLUMNS];
-    let (left, right) = (left.as_ptr().cast::<u8>(), right.as_ptr().cast::<u8>());
-    let (left_stride, row, tile) = (
-        2 * STRIDE_VALUES,
-        2 * TILE_VALUES,
-        2 * TILE_VALUES * TILE_ROWS,
-    );
+    let left = left.as_ptr().cast::<u8>();
+    let right = right.as_ptr().cast::<u8>();
+    let left_stride = 2 * STRIDE_VALUES;
+    let row = 2 * TILE_VALUES;
+    let tile = 2 * TILE_VALUES * TILE_ROWS;
     let out = sums.as_mut_ptr().cast::<u8>();
     let out_stride = 2 * COLUMNS * 4;
     // SAFETY: at most 16 rows of 64 bytes at these strides lie in the arrays; instructions by
@@ -85,8 +84,10 @@ mod tests {
             let value = |index: usize| ((index * index + 5 * index) % 31) as f32 - 15.0;
             let right = 2 * TILE_ROWS * STRIDE_VALUES;
             for (index, sum) in sums.iter().enumerate() {
-                let (row, column) = (index / 32, index % 32);
-                let (tile, lane) = (column / COLUMNS, column % COLUMNS);
+                let row = index / 32;
+                let column = index % 32;
+                let tile = column / COLUMNS;
+                let lane = column % COLUMNS;
                 let product = |k: usize| {
                     let pair = right + tile * 512 + k / 2 * TILE_VALUES + 2 * lane + k % 2;
                     value(row * STRIDE_VALUES + k) * value(pair)

@@ -1,6 +1,6 @@
 //! Our kernels against the bodies composed of burn's operations: on Flex, and on the same device.
 //!
-//! They need an adapter, of a software Vulkan if nothing else, and say aloud where there is none.
+//! They need an adapter, of a software Vulkan if nothing else, and print a line if there is none.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // A failed unwrap here is a failed test.
 
@@ -20,10 +20,16 @@ use super::*;
 use crate::choices::Convolution;
 use crate::ops::{ConvolutionOptions, LayerOptions, LayerSaved, ResidualKind, composed, fused};
 
+mod convolution;
+#[cfg(feature = "wgpu")]
+mod overwrite;
+mod weight_gradient;
+
 const EPSILON: f64 = 1e-5;
 
-/// Whatever cubecl finds, for one test at a time: launches are observed, and the way to normalise chosen, process by process.
-pub(super) fn adapter() -> Option<(MutexGuard<'static, ()>, CubeDevice)> {
+/// Whatever cubecl finds, for one test at a time: launches are observed, and the way to normalise
+/// chosen, process by process.
+fn adapter() -> Option<(MutexGuard<'static, ()>, CubeDevice)> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CubeDevice::enumerate_all().into_iter().next();
@@ -51,7 +57,8 @@ const fn case(shape: [usize; 3], has_residual: bool, rectifier: Rectifier) -> Ca
     }
 }
 
-/// Channels that fill vectors and cubes and such that do not; rows that fill blocks and such that do not; one row; a short last batch.
+/// Channels that fill vectors and cubes and such that do not; rows that fill blocks and such that
+/// do not; one row; a short last batch.
 const CASES: [Case; 9] = [
     case([1, 1, 16], false, Rectifier::Relu),
     case([1, 45, 3], true, Rectifier::Relu),
@@ -102,7 +109,7 @@ impl Case {
 }
 
 /// Repeatable numbers in [-1, 1), hashed by the mixing of splitmix64.
-pub(super) fn values(seed: usize, len: usize) -> Vec<f32> {
+fn values(seed: usize, len: usize) -> Vec<f32> {
     let value = |i: usize| {
         let x = ((i + 1 + seed * 1_000_003) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -111,7 +118,7 @@ pub(super) fn values(seed: usize, len: usize) -> Vec<f32> {
     (0..len).map(value).collect()
 }
 
-pub(super) fn upload<B: Backend>(
+fn upload<B: Backend>(
     values: Vec<f32>,
     shape: &[usize],
     device: &Device<B>,
@@ -123,22 +130,20 @@ pub(super) fn upload<B: Backend>(
     )
 }
 
-pub(super) fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
+fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
     read_sync(B::float_into_data(tensor))
         .unwrap()
         .iter::<f32>()
         .collect()
 }
 
-/// Whether the adapter has matrix units of which our convolutions make use.
-pub(super) fn has_units(device: &CubeDevice, dtype: FloatDType) -> bool {
-    let properties = device.client().properties().clone();
-    let dtype = dtype.into();
-    strip::Factors::of(dtype).is_some_and(|factors| factors.staged(dtype, &properties).is_some())
+/// Returns whether the adapter has matrix units that our convolutions use.
+fn has_units(device: &CubeDevice, dtype: FloatDType) -> bool {
+    gpu::cube::has_matrix_units(device.client().properties(), dtype.into())
 }
 
 /// The relative L2 distance; infinite for another length.
-pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f32>| {
         values
             .map(|v| f64::from(v) * f64::from(v))
@@ -151,8 +156,8 @@ pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
     norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
 
-/// What the four operations make, each of the same operands: `output`, `mean` and `variance` are those of the reference, so that no gate
-/// opens on one side only.
+/// Results of the four operations on the same operands: `output`, `mean` and `variance` are
+/// those of the reference, so that no gate opens on one side only.
 #[derive(Clone, Debug, PartialEq)]
 struct Results(Vec<(&'static str, Vec<f32>)>);
 
@@ -324,7 +329,8 @@ fn a_variance_keeps_its_digits_where_the_mean_is_far_from_zero() {
     let Some((_alone, device)) = adapter() else {
         return;
     };
-    let (rows, channels) = (20_011, 6);
+    let rows = 20_011;
+    let channels = 6;
     let far: Vec<f32> = values(1, rows * channels)
         .iter()
         .map(|value| 1000.0 + 0.1 * value)
@@ -387,7 +393,8 @@ fn what_is_no_number_stays_so_in_its_channel_and_nowhere_else() {
     );
 }
 
-/// A layer with its convolution, forward and backward, by the extension's own entries: `results` of what the passes make.
+/// A layer with its convolution, forward and backward, by the extension's own entries: `results` of
+/// what the passes make.
 fn layer<B: LayerOps>(residual: ResidualKind, device: &Device<B>) -> Results {
     let shape = [5, 9, 9, 20];
     let table = |seed| upload::<B>(values(seed, 5 * 81 * 20), &shape, device, FloatDType::F32);
@@ -462,10 +469,8 @@ fn a_layer_on_the_device_agrees_with_flex_and_gives_equal_bits_twice() {
         return;
     };
     for residual in [ResidualKind::None, ResidualKind::Identity] {
-        let (found, again) = (
-            layer::<Cube>(residual, &device),
-            layer::<Cube>(residual, &device),
-        );
+        let found = layer::<Cube>(residual, &device);
+        let again = layer::<Cube>(residual, &device);
         assert_eq!(found, again);
         found.assert_near(
             &layer::<Flex>(residual, &FlexDevice),
@@ -494,7 +499,7 @@ impl LaunchObserver for Launches {
     fn timed(&self, _: &'static str, _: Duration, _: TimingMethod) {}
 }
 
-pub(super) fn launches(make: impl FnOnce()) -> Vec<&'static str> {
+fn launches(make: impl FnOnce()) -> Vec<&'static str> {
     let log = Arc::new(Launches::default());
     let observation = LaunchObservation::new(log.clone());
     make();
@@ -532,40 +537,4 @@ fn a_layers_normalisation_is_six_launches_of_ours() {
         own.len() + 5 <= composed.len(),
         "{own:?}, composed {composed:?}"
     );
-}
-
-#[test]
-fn every_layer_of_a_network_has_cubes_for_a_whole_gpu_and_lanes_worth_a_cube() {
-    for (rows, channels) in [
-        (128 * 1024, 16),
-        (128 * 256, 32),
-        (128 * 64, 64),
-        (96 * 49, 512),
-        (128 * 12_544, 64),
-    ] {
-        let plan = Plan::new(rows, channels);
-        assert!(
-            plan.units() > UNITS / 2 && plan.units() <= UNITS,
-            "{plan:?}"
-        );
-        assert!(
-            plan.tiles() as usize * plan.blocks >= 128
-                && plan.tiles() as usize * plan.blocks <= MOST_CUBES,
-            "{plan:?}"
-        );
-        assert!(plan.rows_of_block >= plan.lanes * FEWEST_ROWS, "{plan:?}");
-    }
-    for (rows, channels) in [(1, 1), (1, 16), (45, 3), (9973, 100), (343, 132)] {
-        let plan = Plan::new(rows, channels);
-        let covered = plan.blocks * plan.rows_of_block;
-        assert!(
-            covered >= rows && covered - rows < plan.rows_of_block,
-            "{plan:?}"
-        );
-        assert!(
-            plan.tiles() as usize * plan.width * plan.vector >= channels
-                && plan.lanes.is_power_of_two(),
-            "{plan:?}"
-        );
-    }
 }

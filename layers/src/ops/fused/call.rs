@@ -44,7 +44,8 @@ impl LayerCall {
             stride,
             ..
         } = self.shape;
-        // A convolution of single pixels may be cut between any rows; shortcut A between images only.
+        // A convolution of single pixels may be cut between any rows; shortcut A between images
+        // only.
         let by_rows = kernel == 1 && stride == 1 && self.residual != ResidualKind::ShortcutA;
         let shape = if by_rows {
             Conv2dShape {
@@ -81,11 +82,9 @@ impl LayerCall {
     /// Returns the bytes of activations that a kernel reads and writes in memory, if a group of
     /// images stays in a cache.
     pub(in crate::ops) fn bytes(&self, kernel: Kernel) -> usize {
-        let (x, z, residual) = (
-            self.shape.input_len(),
-            self.shape.output_len(),
-            self.residual_len(),
-        );
+        let x = self.shape.input_len();
+        let z = self.shape.output_len();
+        let residual = self.residual_len();
         let gate = usize::from(is_gated_by_output(self.rectifier, self.residual)) * z;
         let elements = match kernel {
             Kernel::Convolution => x + z,

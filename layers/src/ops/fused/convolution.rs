@@ -1,7 +1,8 @@
 //! Convolutions and their gradients in the activations' number format: some by our kernels on
 //! burn's GPU backend, the others by burn's operations.
 //!
-//! In and out: `[N, H, W, C]`. Invariant: operands and result are of the activations' type, weights rounded to it; products are
+//! In and out: `[N, H, W, C]`.
+//! Invariant: operands and result are of the activations' type, weights rounded to it; products are
 //! summed in f32. burn convolves planes, so tensors pass through permuted views.
 //! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.3, which is what tensor cores do.
 
@@ -26,9 +27,9 @@ pub(super) struct BurnConvolution {
 }
 
 impl BurnConvolution {
-    /// Returns the type of `input` if the device has tensor cores for it, else f32 with operands and
-    /// results rounded: Flex's own convolution in f16 would sum in f16, and in bf16 it does the same.
-    /// The second axis of the weight gives the number of groups.
+    /// Returns the type of `input` if the device has tensor cores for it, else f32 with operands
+    /// and results rounded: Flex's own convolution in f16 would sum in f16, and in bf16 it does the
+    /// same. The second axis of the weight gives the number of groups.
     pub(super) fn of<B: Backend>(
         input: &FloatTensor<B>,
         weight: &FloatTensor<B>,
@@ -43,9 +44,10 @@ impl BurnConvolution {
         } else {
             stored
         };
-        let ([.., channels], [_, of_group, ..]) =
-            (input.shape().dims::<4>(), weight.shape().dims::<4>());
-        let (stride, padding) = ([options.stride; 2], [options.padding; 2]);
+        let [.., channels] = input.shape().dims::<4>();
+        let [_, of_group, ..] = weight.shape().dims::<4>();
+        let stride = [options.stride; 2];
+        let padding = [options.padding; 2];
         Self {
             stored,
             computed,

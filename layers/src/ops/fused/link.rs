@@ -22,7 +22,8 @@ use crate::ops::statistics::GradientSums;
 /// Link between a layer and the readers of its output.
 #[derive(Debug)]
 pub(crate) struct NormLink {
-    /// True if the output may stay the convolution's raw result, since the only reader normalises it.
+    /// True if the output may stay the convolution's raw result, since the only reader normalises
+    /// it.
     pub(in crate::ops) may_be_raw: bool,
     /// True if the tape holds a gradient of the output.
     has_gradient: AtomicBool,

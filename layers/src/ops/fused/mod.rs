@@ -1,6 +1,7 @@
 //! A layer as one operation: convolution, batch normalisation, residual and rectifier.
 //!
-//! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; without a convolution the shape of the input.
+//! In: `[N, H, W, C_in]`.
+//! Out: `[N, H_out, W_out, C_out]`; without a convolution the shape of the input.
 //! Invariant: the same function as the operations one after the other; bodies differ only in the
 //! order of roundings.
 
@@ -101,7 +102,8 @@ pub(crate) struct LayerOutput<B: Backend> {
     /// If the link to the next layer allows it, the raw result before the normalisation. Its
     /// gradient is nevertheless that of the normalised values, which the next layer computes.
     pub output: FloatTensor<B>,
-    /// Input for the backward pass, or a tensor with only its shape; not tracked, as all that follow.
+    /// Input for the backward pass, or a tensor with only its shape; not tracked, as all that
+    /// follow.
     pub kept_input: FloatTensor<B>,
     /// Output for the backward pass, or a tensor with only its shape.
     pub kept_output: FloatTensor<B>,

@@ -35,7 +35,9 @@ pub(in crate::ops) fn forward(
     let beta = contiguous(beta);
     let shift = floats(&beta);
     let output = planes.map(|channel, plane, out| {
-        let (mean, scale, shift) = (mean[channel], scale[channel], shift[channel]);
+        let mean = mean[channel];
+        let scale = scale[channel];
+        let shift = shift[channel];
         out.extend(plane.iter().map(|x| (x - mean) * scale + shift));
     });
     let channels = mean.len();
@@ -68,7 +70,8 @@ pub(in crate::ops) fn backward(
     let len = dy.plane_len;
     let mut start = 0;
     let dx = x.map(|channel, plane, out| {
-        let (mean, scale) = (mean[channel], scale[channel]);
+        let mean = mean[channel];
+        let scale = scale[channel];
         let offset = (all.plain[channel] / saved.num_values) as f32;
         // xhat * S2 / n, with xhat = (x - mean) * inverse_std.
         let slope = (all.with_normalised[channel] / saved.num_values) as f32 * inverse_std[channel];

@@ -38,7 +38,8 @@ pub(in crate::ops) fn forward<E: Activation>(
         weight: weight.clone(),
     };
     let [weight, bias] = [weight, bias].map(contiguous);
-    let (values, weights) = (E::values(&x), floats(&weight));
+    let values = E::values(&x);
+    let weights = floats(&weight);
     let bias = has[1].then(|| floats(&bias));
     let output = match operation {
         Operation::Convolution(convolution) => {

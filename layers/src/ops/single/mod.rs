@@ -1,7 +1,7 @@
 //! Operations of our kernels that are not part of a layer, as one method of the extension.
 //!
-//! In: a tensor of f32 or 16 bits, and up to two parameters of f32 or narrower. Out: a tensor of the
-//! input's format; means and losses are f32.
+//! In: a tensor of f32 or 16 bits, and up to two parameters of f32 or narrower.
+//! Out: a tensor of the input's format; means and losses are f32.
 //! Invariant: the same function as burn's own operations. Except for means, callers use burn's
 //! operations if [`computes`] is false: on other devices, in other number formats.
 

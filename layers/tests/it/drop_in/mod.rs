@@ -1,4 +1,5 @@
-//! One text of a network, with burn's layers and with ours: what differs is the imports, and that ours reads images `[N, H, W, C]`.
+//! One text of a network, with burn's layers and with ours: what differs is the imports, and that
+//! ours reads images `[N, H, W, C]`.
 
 use burn::module::Module;
 use burn::nn;
@@ -11,7 +12,7 @@ use crate::modules::tensors;
 mod ours;
 mod stock;
 
-/// Of f32 arithmetic in two orders through ten layers, relative to the largest value.
+/// Difference of f32 arithmetic in two orders through ten layers, relative to the largest value.
 const TOLERANCE: f64 = 1e-4;
 
 #[test]
@@ -40,28 +41,28 @@ fn a_network_of_burn_is_ours_by_its_imports_alone() {
         &device,
     );
     let planes = || images.clone().permute([0, 3, 1, 2]);
-    let (found, expected) = (ours.forward(images.clone().into()), stock.forward(planes()));
+    let found = ours.forward(images.clone().into());
+    let expected = stock.forward(planes());
     let off = relative_difference(
         &values(found.clone().inner()),
         &values(expected.clone().inner()),
     );
     assert!(off <= TOLERANCE, "logits: {off:.2e}");
     let loss = |logits: Tensor<2>| (logits.clone() * logits).sum();
-    let (found, expected) = (loss(found).backward(), loss(expected).backward());
-    let (found, expected) = (
-        tensors(&ours, Some(&found)),
-        tensors(&stock, Some(&expected)),
-    );
+    let found = loss(found).backward();
+    let expected = loss(expected).backward();
+    let found = tensors(&ours, Some(&found));
+    let expected = tensors(&stock, Some(&expected));
     assert_eq!(names(&found), names(&expected));
     let off = relative_difference(&flat(found), &flat(expected));
     assert!(off <= TOLERANCE, "gradients: {off:.2e}");
 
-    // The running variances differ by Bessel's correction, so the record of one evaluates as the other.
-    let (ours, stock) = (ours.valid(), stock.valid());
-    let (stock, images) = (
-        stock.load_record(ours.clone().into_record()),
-        images.inner(),
-    );
+    // The running variances differ by Bessel's correction, so the record of one evaluates as the
+    // other.
+    let ours = ours.valid();
+    let stock = stock.valid();
+    let stock = stock.load_record(ours.clone().into_record());
+    let images = images.inner();
     let found = ours.forward(images.clone().into());
     let off = relative_difference(
         &values(found),

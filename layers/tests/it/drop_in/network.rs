@@ -1,4 +1,5 @@
-//! A residual network as a user of burn writes it: compiled twice, with the imports of `stock.rs` and with those of `ours.rs`.
+//! A residual network as a user of burn writes it: compiled twice, with the imports of `stock.rs`
+//! and with those of `ours.rs`.
 
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;

@@ -3,8 +3,8 @@
 //! In and out: as the trait says.
 //! Invariant: activations of 16 bits are convolved in 16 bits ([`BurnConvolution`]). All other
 //! arithmetic is in f32, and rounded where it is stored.
-//! Order: views of tensors first, then arithmetic without a change of dimensions, so that burn fuses
-//! it; a tensor of 16 bits is widened where it is used.
+//! Order: views of tensors first, then arithmetic without a change of dimensions, so that burn
+//! fuses it; a tensor of 16 bits is widened where it is used.
 
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;

@@ -1,4 +1,5 @@
-//! The composed layer in 16 bits, on Flex: near f32, near our kernels, every tensor of the type it should have.
+//! The composed layer in 16 bits, on Flex: near f32, near our kernels, every tensor of the type it
+//! should have.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
@@ -14,7 +15,8 @@ use crate::ops::ConvolutionOptions;
 
 const HALVES: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
 
-/// docs/numerics.md: relative L2 distance from f32 over the same operands, some roundings of 2^-9 or 2^-12 each.
+/// docs/numerics.md: relative L2 distance from f32 over the same operands, some roundings of 2^-9
+/// or 2^-12 each.
 fn tolerance(dtype: FloatDType) -> f64 {
     if dtype == FloatDType::BF16 {
         0.02
@@ -23,8 +25,9 @@ fn tolerance(dtype: FloatDType) -> f64 {
     }
 }
 
-/// Repeatable numbers around zero, rounded so that both types of 16 bits hold them. Hashed (the mixing of splitmix64): numbers with a
-/// pattern cancel in a weight's gradient, and their roundings do not.
+/// Repeatable numbers around zero, rounded so that both types of 16 bits hold them. Hashed (the
+/// mixing of splitmix64): numbers with a pattern cancel in a weight's gradient, and their roundings
+/// do not.
 fn tensor<const D: usize>(seed: usize, shape: [usize; D], amplitude: f32) -> FlexTensor {
     let len = shape.iter().product::<usize>();
     let value = |i: usize| {
@@ -48,7 +51,8 @@ fn values(tensor: &FlexTensor) -> Vec<f32> {
 }
 
 fn assert_near(found: &FlexTensor, expected: &FlexTensor, tolerance: f64, what: &str) {
-    let (found, expected) = (values(found), values(expected));
+    let found = values(found);
+    let expected = values(expected);
     assert_eq!(found.len(), expected.len(), "{what}");
     let square = |value: f32| f64::from(value) * f64::from(value);
     let difference: f64 = found
@@ -142,11 +146,10 @@ impl Case {
     fn train(self, dtype: FloatDType) -> (LayerSaved<Flex>, LayerOutput<Flex>, FlexTensor) {
         let [c_in, c_out] = self.channels;
         let half = |tensor| Flex::float_cast(tensor, dtype);
-        let (gamma, beta) = (tensor(3, [c_out], 1.0), tensor(4, [c_out], 0.5));
-        let (input, residual) = (
-            half(tensor(1, [4, 10, 10, c_in], 1.0)),
-            half(tensor(5, self.residual_shape(), 1.0)),
-        );
+        let gamma = tensor(3, [c_out], 1.0);
+        let beta = tensor(4, [c_out], 0.5);
+        let input = half(tensor(1, [4, 10, 10, c_in], 1.0));
+        let residual = half(tensor(5, self.residual_shape(), 1.0));
         let fused = forward::<Flex>(
             input.clone(),
             self.weight(),
@@ -193,9 +196,11 @@ fn a_composed_layer_in_16_bits_stays_near_f32_forward_and_in_every_gradient() {
         for (name, found, expected) in pairs {
             assert_near(found, expected, tolerance(dtype), &what(name));
         }
-        // The same gate and the same saved values, so that only the gradients' own arithmetic differs.
+        // The same gate and the same saved values, so that only the gradients' own arithmetic
+        // differs.
         let half = |tensor| Flex::float_cast(tensor, dtype);
-        let (output, convolved) = (half(saved.output), half(saved.convolved));
+        let output = half(saved.output);
+        let convolved = half(saved.convolved);
         let half_saved = LayerSaved {
             output,
             convolved,
@@ -301,11 +306,10 @@ fn inference_in_16_bits_stays_near_f32() {
         let [c_in, c_out] = case.channels;
         let run = |dtype| {
             let half = |tensor| Flex::float_cast(tensor, dtype);
-            let (input, residual) = (
-                half(tensor(1, [4, 10, 10, c_in], 1.0)),
-                half(tensor(5, case.residual_shape(), 1.0)),
-            );
-            let (scale, shift) = (tensor(3, [c_out], 1.0), tensor(4, [c_out], 0.5));
+            let input = half(tensor(1, [4, 10, 10, c_in], 1.0));
+            let residual = half(tensor(5, case.residual_shape(), 1.0));
+            let scale = tensor(3, [c_out], 1.0);
+            let shift = tensor(4, [c_out], 0.5);
             inference::<Flex>(
                 input,
                 case.weight(),
@@ -326,7 +330,8 @@ fn inference_in_16_bits_stays_near_f32() {
     }
 }
 
-/// What a device with tensor cores is given: tensors of 16 bits. Flex takes them too, with sums in f16 for f16.
+/// Operands on a device with tensor cores: tensors of 16 bits. Flex takes them too, with sums in
+/// f16 for f16.
 #[test]
 fn a_convolution_given_to_burn_in_16_bits_has_its_types_and_stays_near_the_one_in_f32() {
     assert!(!Flex::dtype_usage(&FlexDevice, DType::F16).contains(DTypeUsage::Accelerated));

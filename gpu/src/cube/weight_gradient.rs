@@ -1,17 +1,17 @@
 //! The weight's gradient of a convolution with few channels, in CubeCL.
 //!
-//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H_out, W_out, C_out]` of f32, bf16 or f16. Out: `[C_out, k, k, C_in]` in f32.
-//! Where a device has matrix units, most 3x3 kernels that keep the image's size are theirs (`tiles`). Else a block of output rows is a cube: its units along x
-//! have some channels of both sides each, and all of the kernel's taps, those along y, the lanes, take the block's rows in turn; what a unit
-//! has summed stays in its registers until its last row.
-//! Invariant: sums are taken in f32, without atomics, and in one order, which only the shapes decide: the pixels of a lane, the lanes, the
-//! blocks in a second launch.
+//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H_out, W_out, C_out]` of f32, bf16
+//! or f16.
+//! Out: `[C_out, k, k, C_in]` in f32. Where a device has matrix units, most 3x3 kernels that keep
+//! the image's size are theirs (`tiles`). Else a block of output rows is a cube: its units along x
+//! have some channels of both sides each, and all of the kernel's taps, those along y, the lanes,
+//! take the block's rows in turn; what a unit has summed stays in its registers until its last row.
+//! Invariant: sums are taken in f32, without atomics, and in one order, which only the shapes
+//! decide: the pixels of a lane, the lanes, the blocks in a second launch.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
 
-#[cfg(all(test, feature = "flex"))]
-mod tests;
 mod tiles;
 
 use burn::backend::TensorMetadata;
@@ -28,29 +28,30 @@ use super::convolution::keeps_size;
 use super::norm::add_lanes;
 use super::{empty, vector_of};
 
-/// Of a cube; each has up to 144 sums in its registers.
+/// Units of a cube; each has up to 144 sums in its registers.
 const UNITS: usize = 128;
-/// Two for each multiprocessor of the largest GPUs: their sums are written and read again, so that more would cost more.
+/// Two for each multiprocessor of the largest GPUs: their sums are written and read again, so that
+/// more would cost more.
 const MOST_CUBES: usize = 256;
-/// Of the second launch.
+/// Units of the second launch in a row.
 const UNITS_IN_A_ROW: usize = 32;
-/// Of the second launch, a power of two.
+/// Lanes of the second launch, a power of two.
 const LANES: usize = 8;
 /// The largest kernel of which a unit can hold all taps.
 const LARGEST_KERNEL: usize = 3;
-/// Of both sides: beyond them matrix units, which need no such splitting, gain more than they lose by the columns that are made for them.
+/// Channels of both sides: beyond them matrix units, which need no such splitting, gain more than
+/// they lose by the columns that are made for them.
 const MOST_CHANNELS: usize = 64;
 
 /// The gradient of a weight `[C_out, C_in, k, k]`; `None` for one that burn computes as well.
-pub(super) fn weight_gradient(
+pub fn weight_gradient(
     input: &CubeTensor,
     weight: &Shape,
     dy: &CubeTensor,
     options: &ConvOptions<2>,
 ) -> Option<CubeTensor> {
     let [channels_out, channels_in, kernel, kernel_width] = weight.dims::<4>();
-    let is_ours = !crate::switches::Switches::current().burn_convolutions
-        && kernel == kernel_width
+    let is_ours = kernel == kernel_width
         && (2..=LARGEST_KERNEL).contains(&kernel)
         && channels_out.max(channels_in) <= MOST_CHANNELS
         && *options
@@ -58,7 +59,8 @@ pub(super) fn weight_gradient(
     if !is_ours {
         return None;
     }
-    let (input, dy) = (into_contiguous(input.clone()), into_contiguous(dy.clone()));
+    let input = into_contiguous(input.clone());
+    let dy = into_contiguous(dy.clone());
     let by_tiles = if keeps_size(weight, options) {
         tiles::block_sums(&input, &dy)
     } else {
@@ -95,7 +97,8 @@ fn block_sums(
     dy: CubeTensor,
     options: &ConvOptions<2>,
 ) -> (CubeTensor, usize) {
-    let (of_input, of_output) = (input.shape().dims::<4>(), dy.shape().dims::<4>());
+    let of_input = input.shape().dims::<4>();
+    let of_output = dy.shape().dims::<4>();
     let plan = Plan::new(of_input, of_output);
     let sums = empty(
         input,
@@ -128,17 +131,17 @@ fn block_sums(
     (sums, plan.blocks)
 }
 
-/// How the outputs are divided over cubes and their units.
+/// Cut of the outputs into cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plan {
-    /// Of all outputs.
+    /// Rows of all outputs.
     rows: usize,
     /// Channels in a vector.
     vector_out: usize,
     vector_in: usize,
-    /// Of a cube: pairs of vectors.
+    /// Pairs of vectors of a cube.
     units_in_a_row: usize,
-    /// Of a cube: rows at a time.
+    /// Rows of a cube at a time.
     lanes: usize,
     /// Cubes for all pairs.
     tiles: usize,
@@ -151,7 +154,8 @@ impl Plan {
         [.., channels_in]: [usize; 4],
         [images, height_out, _, channels_out]: [usize; 4],
     ) -> Self {
-        let (vector_out, vector_in) = (vector_of(channels_out), vector_of(channels_in));
+        let vector_out = vector_of(channels_out);
+        let vector_in = vector_of(channels_in);
         let pairs = channels_out / vector_out * (channels_in / vector_in);
         let units_in_a_row = pairs.min(UNITS);
         let lanes = UNITS / units_in_a_row;
@@ -238,7 +242,7 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
     let end = select(is_used, select(end < window.rows, end, window.rows), 0);
     while row < end {
         let image = row / window.height_out;
-        // Of the input, beginning `padding` above it.
+        // First row of the input under the window, counted from `padding` above it.
         let top = row % window.height_out * window.stride;
         let mut left = 0usize;
         for x in 0..window.width_out {

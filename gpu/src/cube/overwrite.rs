@@ -5,9 +5,6 @@
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
 
-#[cfg(all(test, feature = "flex", feature = "wgpu"))]
-mod tests;
-
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::cubecl;
@@ -21,7 +18,7 @@ use super::{UNITS, vector_of};
 ///
 /// # Panics
 /// When they differ in shape or type, or `target` has gaps.
-pub(super) fn overwrite(target: &CubeTensor, source: CubeTensor) {
+pub fn overwrite(target: &CubeTensor, source: CubeTensor) {
     assert_eq!(
         target.shape(),
         source.shape(),
@@ -39,7 +36,8 @@ pub(super) fn overwrite(target: &CubeTensor, source: CubeTensor) {
     let source = into_contiguous(source);
     let len = target.shape().num_elements();
     let vector = vector_of(len);
-    let (client, address) = (source.client.clone(), source.required_address_type());
+    let client = source.client.clone();
+    let address = source.required_address_type();
     copy::launch(
         &client,
         CubeCount::Static((len / vector).div_ceil(UNITS) as u32, 1, 1),

@@ -5,7 +5,7 @@
 use burn::tensor::{Device, DeviceKind, Tensor};
 
 use crate::backend::overwrite;
-use crate::ops::cube::tests::adapter;
+use super::adapter;
 use gpu::CapturedStep;
 
 #[test]
@@ -13,9 +13,11 @@ fn a_replay_reads_what_was_overwritten_and_writes_where_the_next_one_reads() {
     let Some((_alone, _)) = adapter() else { return };
     let device = Device::wgpu(DeviceKind::DefaultDevice);
     let full = |value: f32| Tensor::<1>::from_data([value; 1001], &device);
-    let (input, state) = (full(1.0), full(0.0));
+    let input = full(1.0);
+    let state = full(0.0);
     let step = {
-        let (input, state) = (input.clone(), state.clone());
+        let input = input.clone();
+        let state = state.clone();
         move || {
             let new = state.clone() * 0.5 + input.clone();
             (overwrite(&state, new.clone()), new)

@@ -1,14 +1,16 @@
 //! A 3x3 convolution with stride 1, and its input's gradient, by matrix units.
 //!
-//! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; channels in sixteens, up to 64. Out: a table of the other side's channels.
-//! A cube has the whole weight in its shared memory while strips of the table pass; a plane has sixteen channels of the output, and some
-//! tiles of sixteen pixels. The input's gradient is the convolution of the output's gradient with the weight turned by half a circle.
+//! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; channels in sixteens, up to 64.
+//! Out: a table of the other side's channels. A cube has the whole weight in its shared memory
+//! while strips of the table pass; a plane has sixteen channels of the output, and some tiles of
+//! sixteen pixels. The input's gradient is the convolution of the output's gradient with the weight
+//! turned by half a circle.
 //! Invariant: sums are f32, in an order that only the shapes decide.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests;
 
 use burn::backend::TensorMetadata;
@@ -24,34 +26,32 @@ use cubecl::prelude::*;
 use super::empty;
 use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear, factor, zeros};
 
-/// Of a multiprocessor.
+/// Cubes of a multiprocessor.
 const MOST_CUBES: usize = 4;
-/// Of a cube: what one multiprocessor of an H100 has.
+/// Shared memory of a cube: that of one multiprocessor of an H100.
 const MOST_SHARED_BYTES: usize = 224 << 10;
-/// Of a plane, in its registers.
+/// Sums of a plane, in its registers.
 const MOST_SUMS: usize = 8;
 /// With more, the weight would not fit.
 const MOST_CHANNELS: usize = 64;
-/// Of a strip that is not the whole image: one of fewer is read more than half as often again.
+/// Rows of a strip that is not the whole image: with fewer, reads grow by more than half.
 const FEWEST_ROWS: usize = 4;
 
-/// Whether the options are of a 3x3 convolution that keeps the image's size.
+/// Returns whether the options are of a 3x3 convolution that keeps the image's size.
 pub(super) fn keeps_size(weight: &Shape, options: &ConvOptions<2>) -> bool {
     let [.., kernel, kernel_width] = weight.dims::<4>();
     [kernel, kernel_width] == [3, 3] && *options == ConvOptions::new([1, 1], [1, 1], [1, 1], 1)
 }
 
-/// The output, or with `is_gradient` the input's gradient of a table that is the output's; `None` for what burn computes as well.
-pub(super) fn convolve(
+/// The output, or with `is_gradient` the input's gradient of a table that is the output's; `None`
+/// for what burn computes as well.
+pub fn convolve(
     table: &CubeTensor,
     weight: &CubeTensor,
     options: &ConvOptions<2>,
     is_gradient: bool,
 ) -> Option<CubeTensor> {
-    if crate::switches::Switches::current().burn_convolutions
-        || !keeps_size(&weight.shape(), options)
-        || weight.dtype != table.dtype
-    {
+    if !keeps_size(&weight.shape(), options) || weight.dtype != table.dtype {
         return None;
     }
     let [channels_out, channels_in, ..] = weight.shape().dims::<4>();
@@ -68,10 +68,8 @@ pub(super) fn convolve(
         channels_of_result,
         table.dtype,
     )?;
-    let (table, weight) = (
-        into_contiguous(table.clone()),
-        into_contiguous(weight.clone()),
-    );
+    let table = into_contiguous(table.clone());
+    let weight = into_contiguous(weight.clone());
     let result = empty(
         &table,
         Shape::new([images, height, width, channels_of_result]),
@@ -106,12 +104,22 @@ pub(super) fn convolve(
     Some(result)
 }
 
-/// How a convolution is divided; constants of the compiled kernel.
+/// Returns whether [`convolve`] computes a 3x3 convolution of such tables on this device.
+pub fn takes_convolution(
+    device: &DeviceProperties,
+    table: [usize; 4],
+    channels_of_result: usize,
+    dtype: DType,
+) -> bool {
+    Plan::on(device, table, channels_of_result, dtype).is_some()
+}
+
+/// Cut of a convolution; constants of the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
-    /// Of the table.
+    /// Strip of the table.
     strip: Strip,
-    /// Of the result.
+    /// Channels of the result.
     channels: usize,
 }
 
@@ -134,7 +142,8 @@ impl Plan {
             .map(|staged| (plan, staged))
     }
 
-    /// `None` where matrix units don't take this type, channels are no sixteens or too many, or no strip fits.
+    /// `None` where matrix units don't take this type, channels are no sixteens or too many, or no
+    /// strip fits.
     fn new(
         [_, height, width, channels]: [usize; 4],
         channels_of_result: usize,
@@ -170,7 +179,7 @@ impl Plan {
             .min_by_key(|plan| (plan.strips() * plan.sums(), plan.strips()))
     }
 
-    /// Of an image.
+    /// Returns the strips of an image.
     fn strips(&self) -> usize {
         self.strip.height.div_ceil(self.strip.rows)
     }
@@ -199,7 +208,7 @@ impl Plan {
         }
     }
 
-    /// Of such a row: the input's channels.
+    /// Returns the factors of such a row: the input's channels.
     fn columns(&self, is_gradient: bool) -> usize {
         if is_gradient {
             self.channels
@@ -269,11 +278,9 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
             #[unroll]
             for part in 0..vector {
                 let at = min(first + turn * units, values - 1) * vector + part;
-                let (row, column, tap) = (
-                    at / comptime!(columns * TAPS),
-                    at / TAPS % columns,
-                    at % TAPS,
-                );
+                let row = at / comptime!(columns * TAPS);
+                let column = at / TAPS % columns;
+                let tap = at % TAPS;
                 let tap = if comptime!(is_gradient) {
                     TAPS - 1 - tap
                 } else {
@@ -348,7 +355,8 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
             sync_plane();
             // Two units have a pixel of sixteen channels.
             let pixel = (lane + turn * lanes) * TILE + UNIT_POS_X as usize / 2;
-            let (row, x) = (pixel / pitch, pixel % pitch);
+            let row = pixel / pitch;
+            let x = pixel % pitch;
             if row < rows && x < width && top + row < height {
                 let to =
                     ((image * height + top + row) * width + x) * plan.channels + tile_out * TILE;

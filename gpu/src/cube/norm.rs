@@ -1,10 +1,14 @@
 //! The normalisation's kernels, in CubeCL.
 //!
-//! In: tables `[rows, C]` of f32, bf16 or f16, channels next to each other; tables and rows `[C]` of statistics in f32. Out: the same.
-//! A block of rows is a cube: its units along x have a vector of channels each, those along y, the lanes, take the block's rows in turn.
-//! Invariant: sums are taken in f32 and in one order, which only the shape decides: the rows of a lane, the lanes as a tree, then, in a
-//! second launch of one cube for some channels, the blocks in the same two steps. No atomics.
-//! Source: Chan, Golub and LeVeque 1983, The American Statistician 37 (3), formula 2.1, joins moments.
+//! In: tables `[rows, C]` of f32, bf16 or f16, channels next to each other; tables and rows `[C]`
+//! of statistics in f32.
+//! Out: the same. A block of rows is a cube: its units along x have a vector of channels each,
+//! those along y, the lanes, take the block's rows in turn.
+//! Invariant: sums are taken in f32 and in one order, which only the shape decides: the rows of a
+//! lane, the lanes as a tree, then, in a second launch of one cube for some channels, the blocks in
+//! the same two steps. No atomics.
+//! Source: Chan, Golub and LeVeque 1983, The American Statistician 37 (3), formula 2.1, joins
+//! moments.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -12,7 +16,226 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// How a table is divided.
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use kernels::batch_norm::Rectifier;
+
+use super::{Plan, like};
+
+/// A table with the normalisation of its channels.
+pub struct Norm {
+    /// `[groups, rows, C]`.
+    pub input: CubeTensor,
+    /// `[C]`.
+    pub gamma: CubeTensor,
+    /// `[C]`.
+    pub beta: CubeTensor,
+    /// `[C]`.
+    pub mean: CubeTensor,
+    /// `[C]`, biased.
+    pub variance: CubeTensor,
+    /// Values per channel behind the statistics.
+    pub num_values: f64,
+}
+
+/// The end of a normalisation.
+#[derive(Clone, Copy, Debug)]
+pub struct NormEnd {
+    /// Added to the variance before the square root.
+    pub epsilon: f64,
+    /// True if a residual is added to the normalised values.
+    pub has_residual: bool,
+    /// Function after the sum.
+    pub rectifier: Rectifier,
+}
+
+/// Returns the mean and the biased variance of each channel, `[1, 1, C]` in f32.
+pub fn moments(table: CubeTensor) -> (CubeTensor, CubeTensor) {
+    let table = into_contiguous(table);
+    let plan = Plan::of(&table);
+    let [means, squares] = [(); 2].map(|()| plan.empty(&table, plan.blocks));
+    let [mean, variance] = [(); 2].map(|()| plan.empty(&table, 1));
+    let client = table.client.clone();
+    let address = table.required_address_type();
+    let element = dtype_to_storage_type(table.dtype);
+    block_moments::launch(
+        &client,
+        plan.all(),
+        plan.cube(),
+        address,
+        plan.vector,
+        table.into_buffer_arg(),
+        means.clone().into_buffer_arg(),
+        squares.clone().into_buffer_arg(),
+        plan.table(),
+        plan.units(),
+        element,
+    );
+    whole_moments::launch(
+        &client,
+        plan.one_block(),
+        plan.cube(),
+        address,
+        plan.vector,
+        means.into_buffer_arg(),
+        squares.into_buffer_arg(),
+        mean.clone().into_buffer_arg(),
+        variance.clone().into_buffer_arg(),
+        plan.table(),
+        plan.blocks,
+        plan.units(),
+    );
+    (mean, variance)
+}
+
+/// Returns `rectified(gamma * (x - mean) / std + beta + residual)` in the shape and format of the
+/// table. `residual`: a table of the same shape, or any tensor if the end has none.
+pub fn apply(norm: Norm, residual: CubeTensor, end: NormEnd) -> CubeTensor {
+    let table = into_contiguous(norm.input);
+    let plan = Plan::of(&table);
+    // Any tensor if there is no residual: the kernel does not read it.
+    let residual = if end.has_residual {
+        like(residual, &table)
+    } else {
+        table.clone()
+    };
+    let [mean, variance, gamma, beta] = [norm.mean, norm.variance, norm.gamma, norm.beta]
+        .map(|row| into_contiguous(row).into_buffer_arg());
+    let output = plan.empty_like(&table);
+    apply_norm::launch(
+        &output.client,
+        plan.all(),
+        plan.cube(),
+        table.required_address_type(),
+        plan.vector,
+        table.into_buffer_arg(),
+        mean,
+        variance,
+        gamma,
+        beta,
+        residual.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        plan.table(),
+        end.epsilon as f32,
+        end.has_residual,
+        end.rectifier != Rectifier::None,
+        end.rectifier == Rectifier::Relu6,
+        dtype_to_storage_type(output.dtype),
+    );
+    output
+}
+
+/// Returns the gradient behind the rectifier, whose output is `output`; its sums over the rows; and
+/// the sums of the gradient times the normalised input.
+pub fn gradient_sums(
+    norm: Norm,
+    output: CubeTensor,
+    dy: CubeTensor,
+    end: NormEnd,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let table = into_contiguous(norm.input);
+    let plan = Plan::of(&table);
+    let dy = like(dy, &table);
+    let is_rectified = end.rectifier != Rectifier::None;
+    // Without a rectifier the gradient is what it was: `output` is not read, nothing is written
+    // here.
+    let output = if is_rectified {
+        like(output, &table)
+    } else {
+        dy.clone()
+    };
+    let gated = if is_rectified {
+        plan.empty_like(&table)
+    } else {
+        plan.empty_gate(&table)
+    };
+    let [sums, sums_with_centred] = [(); 2].map(|()| plan.empty(&table, plan.blocks));
+    let [plain, with_normalised] = [(); 2].map(|()| plan.empty(&table, 1));
+    let client = table.client.clone();
+    let address = table.required_address_type();
+    let element = dtype_to_storage_type(table.dtype);
+    block_gradient_sums::launch(
+        &client,
+        plan.all(),
+        plan.cube(),
+        address,
+        plan.vector,
+        table.into_buffer_arg(),
+        into_contiguous(norm.mean).into_buffer_arg(),
+        output.into_buffer_arg(),
+        dy.clone().into_buffer_arg(),
+        gated.clone().into_buffer_arg(),
+        sums.clone().into_buffer_arg(),
+        sums_with_centred.clone().into_buffer_arg(),
+        plan.table(),
+        is_rectified,
+        end.rectifier == Rectifier::Relu6,
+        plan.units(),
+        element,
+    );
+    whole_gradient_sums::launch(
+        &client,
+        plan.one_block(),
+        plan.cube(),
+        address,
+        plan.vector,
+        sums.into_buffer_arg(),
+        sums_with_centred.into_buffer_arg(),
+        into_contiguous(norm.variance).into_buffer_arg(),
+        plain.clone().into_buffer_arg(),
+        with_normalised.clone().into_buffer_arg(),
+        plan.table(),
+        plan.blocks,
+        end.epsilon as f32,
+        plan.units(),
+    );
+    (
+        if is_rectified { gated } else { dy },
+        plain,
+        with_normalised,
+    )
+}
+
+/// Returns the gradient of the table, given the gradient behind the rectifier and both sums over
+/// all ranks.
+pub fn gradient_input(
+    norm: Norm,
+    plain: CubeTensor,
+    with_normalised: CubeTensor,
+    dy: CubeTensor,
+    end: NormEnd,
+) -> CubeTensor {
+    let table = into_contiguous(norm.input);
+    let plan = Plan::of(&table);
+    let dy = like(dy, &table);
+    let [mean, variance, gamma, plain, with_normalised] =
+        [norm.mean, norm.variance, norm.gamma, plain, with_normalised]
+            .map(|row| into_contiguous(row).into_buffer_arg());
+    let dx = plan.empty_like(&table);
+    input_gradients::launch(
+        &dx.client,
+        plan.all(),
+        plan.cube(),
+        table.required_address_type(),
+        plan.vector,
+        table.into_buffer_arg(),
+        mean,
+        variance,
+        gamma,
+        plain,
+        with_normalised,
+        dy.into_buffer_arg(),
+        dx.clone().into_buffer_arg(),
+        plan.table(),
+        end.epsilon as f32,
+        (1.0 / norm.num_values) as f32,
+        dtype_to_storage_type(dx.dtype),
+    );
+    dx
+}
+
+/// Cut of a table.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Table {
     rows: usize,
@@ -46,8 +269,9 @@ fn inverse_std<N: Size>(variance: Vector<f32, N>, epsilon: f32) -> Vector<f32, N
 
 /// The moments of each block: `[blocks, C]` means, and sums of squared deviations from them.
 ///
-/// A lane's deviations are first taken from its first value, which is one of the n they are of: so their squares add up to at most 1 + n
-/// times those from the mean, and the difference of the two loses n roundings of it, however far the mean is from zero.
+/// A lane's deviations are first taken from its first value, which is one of the n they are of: so
+/// their squares add up to at most 1 + n times those from the mean, and the difference of the two
+/// loses n roundings of it, however far the mean is from zero.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_moments<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -150,7 +374,7 @@ fn join<N: Size>(
 ) {
     let before = counts[unit];
     let all = before + count;
-    // Of nothing and nothing it is 0.
+    // Without values the share is 0.
     let share = count / select(all > 0.0f32, all, 1.0f32);
     let distance = mean - means[unit];
     counts[unit] = all;
@@ -183,7 +407,7 @@ fn join_lanes<N: Size>(
 
 /// `rectified((input - mean) * gamma / std + beta + residual)` in the input's type.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn apply<E: Float, N: Size>(
+pub(super) fn apply_norm<E: Float, N: Size>(
     input: &[Vector<E, N>],
     mean: &[Vector<f32, N>],
     variance: &[Vector<f32, N>],
@@ -231,8 +455,8 @@ fn open_above_zero<N: Size>(gate: Vector<f32, N>, value: Vector<f32, N>) -> Vect
     select_many(gate.less_equal(&zero), zero, value)
 }
 
-/// The output's gradient `dy` behind the rectifier, if there is one, and its sums over each block, `[blocks, C]`: of itself, and times the
-/// input's deviation from the mean.
+/// The output's gradient `dy` behind the rectifier, if there is one, and its sums over each block,
+/// `[blocks, C]`: of itself, and times the input's deviation from the mean.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_gradient_sums<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -280,7 +504,8 @@ pub(super) fn block_gradient_sums<E: Float, N: Size>(
     }
 }
 
-/// The blocks' sums added: `[C]` sums of the gradient, and of the gradient times the normalised input.
+/// The blocks' sums added: `[C]` sums of the gradient, and of the gradient times the normalised
+/// input.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_gradient_sums<N: Size>(
     block_sums: &[Vector<f32, N>],
@@ -340,9 +565,10 @@ pub(super) fn add_lanes<N: Size>(
     (lefts[unit], rights[unit])
 }
 
-/// `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type; `share` is 1 / n.
+/// `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type; `share` is 1
+/// / n.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn gradient_input<E: Float, N: Size>(
+pub(super) fn input_gradients<E: Float, N: Size>(
     input: &[Vector<E, N>],
     mean: &[Vector<f32, N>],
     variance: &[Vector<f32, N>],

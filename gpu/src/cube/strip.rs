@@ -1,8 +1,10 @@
 //! Rows of a table in a cube's shared memory, as factors for matrix units.
 //!
-//! In: a table `[N, H, W, C]`, channels in sixteens. Out: some of an image's rows, pixel after pixel, with a pixel of zeros between rows.
-//! Invariant: so a pixel of one strip and the pixel under a 3x3 kernel's tap in another lie the same distance apart for all pixels, and what a
-//! tap multiplies is a plain matrix. Values are rounded to TF32 (f32), or stay what they are (bf16, f16).
+//! In: a table `[N, H, W, C]`, channels in sixteens.
+//! Out: some of an image's rows, pixel after pixel, with a pixel of zeros between rows.
+//! Invariant: so a pixel of one strip and the pixel under a 3x3 kernel's tap in another lie the
+//! same distance apart for all pixels, and what a tap multiplies is a plain matrix. Values are
+//! rounded to TF32 (f32), or stay what they are (bf16, f16).
 
 // The macro makes of each function a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -16,13 +18,13 @@ use cubecl::prelude::*;
 
 /// Rows and columns of a product.
 pub(super) const TILE: usize = 16;
-/// Of a unit, at a time.
+/// Reads of a unit at a time.
 pub(super) const READS: usize = 8;
 /// Units that have a matrix together.
 pub(super) const PLANE: usize = 32;
-/// Of a cube.
+/// Planes of a cube.
 pub(super) const PLANES: usize = 8;
-/// Of a 3x3 kernel.
+/// Taps of a 3x3 kernel.
 pub(super) const TAPS: usize = 9;
 
 /// The numbers that matrix units multiply.
@@ -30,7 +32,7 @@ pub(super) const TAPS: usize = 9;
 pub(super) struct Factors {
     /// In 16 bytes.
     pub(super) vector: usize,
-    /// Of a product's inner side.
+    /// Values of a product's inner side.
     pub(super) depth: usize,
 }
 
@@ -50,7 +52,8 @@ impl Factors {
         }
     }
 
-    /// What a device's matrix units take for values of a type, if it has such units.
+    /// Returns the type that a device's matrix units use for values of a type, if it has such
+    /// units.
     pub(super) fn staged(self, dtype: DType, device: &DeviceProperties) -> Option<ElemType> {
         let staged = match dtype {
             DType::F32 => ElemType::Float(FloatKind::TF32),
@@ -72,7 +75,8 @@ impl Factors {
         has_units.then_some(staged)
     }
 
-    /// Vectors from a row of factors to the next: an odd number of 32 bytes, which products must begin at, so that rows lie in other banks.
+    /// Vectors from a row of factors to the next: an odd number of 32 bytes, which products must
+    /// begin at, so that rows lie in other banks.
     pub(super) fn stride(self, channels: usize) -> usize {
         2 * ((channels / self.vector).div_ceil(2) | 1)
     }
@@ -85,7 +89,7 @@ pub(super) struct Strip {
     pub(super) height: usize,
     pub(super) width: usize,
     pub(super) channels: usize,
-    /// Of the table, without those of the border.
+    /// Rows of the table, without those of the border.
     pub(super) rows: usize,
     /// Further rows and columns at each side: 1 for what lies under a kernel, 0 for its outputs.
     pub(super) border: usize,
@@ -104,12 +108,12 @@ impl Strip {
         self.factors.stride(self.channels)
     }
 
-    /// Of the shared memory.
+    /// Vectors of the shared memory.
     pub(super) fn vectors(&self) -> usize {
         self.pixels * self.stride()
     }
 
-    /// Of the shared memory.
+    /// Vectors of the shared memory.
     pub(super) fn bytes(&self) -> usize {
         self.vectors() * 16
     }
@@ -151,8 +155,10 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
                 UNIT_POS as usize + comptime!((first * READS + turn) * units),
                 comptime!(values - 1),
             );
-            let (pixel, column) = (value / columns, value % columns);
-            let (row, x) = (pixel / width, pixel % width);
+            let pixel = value / columns;
+            let column = value % columns;
+            let row = pixel / width;
+            let x = pixel % width;
             let is_inside = top + row >= border && top + row < height + border;
             let from = ((image * height + top + row) * width + x) * columns + column
                 - border * width * columns;
@@ -165,8 +171,10 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
                 UNIT_POS as usize + comptime!((first * READS + turn) * units),
                 comptime!(values - 1),
             );
-            let (pixel, column) = (value / columns, value % columns);
-            let (row, x) = (pixel / width, pixel % width);
+            let pixel = value / columns;
+            let column = value % columns;
+            let row = pixel / width;
+            let x = pixel % width;
             let at =
                 (row * comptime!(strip.pitch()) + border + x) * comptime!(strip.stride()) + column;
             staged[at] = Vector::cast_from(read[turn]);

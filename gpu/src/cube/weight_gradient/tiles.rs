@@ -1,9 +1,11 @@
 //! The weight's gradient of a 3x3 convolution with stride 1 by matrix units.
 //!
-//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H, W, C_out]`; channels in sixteens. Out: the sums of each block,
-//! `[blocks, C_out, 9, C_in]` in f32.
-//! A cube brings strips of both into its shared memory; a plane has a pair of tiles of sixteen channels, and keeps the nine sums of its
-//! taps while strips pass. Invariant: sums are f32, in an order that only the shapes decide.
+//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H, W, C_out]`; channels in
+//! sixteens.
+//! Out: the sums of each block, `[blocks, C_out, 9, C_in]` in f32. A cube brings strips of both
+//! into its shared memory; a plane has a pair of tiles of sixteen channels, and keeps the nine sums
+//! of its taps while strips pass.
+//! Invariant: sums are f32, in an order that only the shapes decide.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -12,17 +14,15 @@ use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use crate::ops::cube::empty;
-use crate::ops::cube::strip::{
-    Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros,
-};
+use crate::cube::empty;
+use crate::cube::strip::{Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros};
 
 /// Two for each multiprocessor of an H100.
 const MOST_CUBES: usize = 264;
-/// Of a cube: three have room on a multiprocessor.
+/// Shared memory of a cube: three cubes fit on a multiprocessor.
 const MOST_SHARED_BYTES: usize = 56 << 10;
 
-/// How a convolution is divided; constants of the compiled kernel.
+/// Cut of a convolution; constants of the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tiles {
     of_input: Strip,
@@ -83,7 +83,7 @@ impl Tiles {
         self.of_output.pixels / self.of_output.factors.depth
     }
 
-    /// Of an image.
+    /// Returns the strips of an image.
     fn strips(&self) -> usize {
         self.of_output.height.div_ceil(self.of_output.rows)
     }
@@ -110,9 +110,11 @@ impl Tiles {
     }
 }
 
-/// The sums of each block, and how many blocks there are; `None` where there is no way by matrix units.
+/// The sums of each block, and how many blocks there are; `None` where there is no way by matrix
+/// units.
 pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTensor, usize)> {
-    let (of_input, of_output) = (input.shape().dims::<4>(), dy.shape().dims::<4>());
+    let of_input = input.shape().dims::<4>();
+    let of_output = dy.shape().dims::<4>();
     let tiles = Tiles::new(of_input, of_output[3], input.dtype)?;
     let device = input.client.properties();
     let staged = tiles.of_input.factors.staged(input.dtype, device)?;
@@ -179,7 +181,8 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
     let plane = UNIT_POS_Y as usize;
     let first_pair = CUBE_POS_X as usize * pairs;
     let pair = first_pair + plane % pairs;
-    let (tile_out, tile_in) = (pair / tiles_in, pair % tiles_in);
+    let tile_out = pair / tiles_in;
+    let tile_in = pair % tiles_in;
     let taps = zeros(TAPS, depth);
     sync_cube();
 

@@ -9,7 +9,7 @@ use burn::backend::{Cube, Flex};
 use burn::tensor::FloatDType;
 
 use crate::ops::LayerOps;
-use crate::ops::cube::tests::{adapter, distance, has_units, launches, read, upload, values};
+use super::{adapter, distance, has_units, launches, read, upload, values};
 
 /// A convolution whose weight's gradient is ours: input, kernel, channels out, stride, padding.
 const CONVOLUTIONS: [([usize; 4], usize, usize, usize, usize); 7] = [
@@ -34,11 +34,9 @@ fn a_weights_gradient_is_two_launches_that_agree_with_flex_and_give_equal_bits_t
         let of_weight = [channels_out, shape[3], kernel, kernel];
         let options = ConvOptions::new([stride; 2], [padding; 2], [1, 1], 1);
         let tensor = |seed, shape: &[usize]| (values(seed, shape.iter().product()), shape.to_vec());
-        let (input, dy, weight) = (
-            tensor(1, &shape),
-            tensor(2, &of_output),
-            tensor(3, &of_weight),
-        );
+        let input = tensor(1, &shape);
+        let dy = tensor(2, &of_output);
+        let weight = tensor(3, &of_weight);
         fn on<B: LayerOps>(
             [input, weight, dy]: [&(Vec<f32>, Vec<usize>); 3],
             options: &ConvOptions<2>,
@@ -63,7 +61,8 @@ fn a_weights_gradient_is_two_launches_that_agree_with_flex_and_give_equal_bits_t
             on::<Cube>([&input, &weight, &dy], &options, &device),
             "{case:?}"
         );
-        // Sixteens of channels with stride 1 are for matrix units, where the adapter has them: TF32.
+        // Sixteens of channels with stride 1 are for matrix units, where the adapter has them:
+        // TF32.
         let distance = distance(&found, &expected);
         let sixteens = [channels_out, shape[3]]
             .iter()
