@@ -379,7 +379,7 @@ pub fn relu(features: impl Into<Features>) -> Features {
 /// ```
 /// # use burn::tensor::{Device, FloatDType, Tensor};
 /// # let x = Tensor::<4>::ones([2, 3, 3, 5], &Device::flex());
-let scale = Tensor::<4>::ones([1, 1, 1, 5], &Device::flex());
+/// # let scale = Tensor::<4>::ones([1, 1, 1, 5], &Device::flex());
 /// let y = layers::in_f32(x.cast(FloatDType::BF16), |x| x * scale);
 /// ```
 pub fn in_f32<const D: usize>(

@@ -25,13 +25,13 @@ use crate::ops::{GradientHook, gated};
 /// ```
 /// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
 /// # let x = Tensor::<2>::ones([4, 3], &Device::flex());
-let linear = LinearConfig::new(3, 2).init(&Device::flex());
+/// # let linear = LinearConfig::new(3, 2).init(&Device::flex());
 /// let y = layers::with_gradient_hook(&linear, &x).forward(x);
 /// ```
 ///
 /// The hook gets one gradient per parameter and call, summed over all uses in that copy. A
 /// parameter that is also used outside the copy, or in two copies, has no single gradient: pass a
-/// module that contains all uses, or none. `distributed::GradientReducer` rejects a second gradient
+/// module that contains all uses, or none. `distributed::gradients::GradientReducer` rejects a second gradient
 /// and names the parameter. Frozen parameters stay unchanged.
 ///
 /// # Shapes

@@ -78,7 +78,7 @@ impl Isa {
     ];
 
     /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX,
-    /// where its products were measured to be no faster than those of widened values (docs/log.md,
+    /// where its products were measured to be no faster than those of widened values (docs/decisions/kernels.md,
     /// 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {

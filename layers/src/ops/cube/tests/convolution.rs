@@ -8,8 +8,8 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Cube, Flex};
 use burn::tensor::FloatDType;
 
-use crate::ops::LayerOps;
 use super::{adapter, distance, has_units, launches, read, upload, values};
+use crate::ops::LayerOps;
 
 /// Inputs and channels out: a CIFAR ResNet's stages, images that fill no strips, one image, wider
 /// ones, batches beyond a GPU's cubes.

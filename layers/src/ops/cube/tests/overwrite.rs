@@ -4,8 +4,8 @@
 
 use burn::tensor::{Device, DeviceKind, Tensor};
 
-use crate::backend::overwrite;
 use super::adapter;
+use crate::backend::overwrite;
 use gpu::CapturedStep;
 
 #[test]

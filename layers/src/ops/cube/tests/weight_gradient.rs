@@ -8,8 +8,8 @@ use burn::backend::tensor::Device;
 use burn::backend::{Cube, Flex};
 use burn::tensor::FloatDType;
 
-use crate::ops::LayerOps;
 use super::{adapter, distance, has_units, launches, read, upload, values};
+use crate::ops::LayerOps;
 
 /// A convolution whose weight's gradient is ours: input, kernel, channels out, stride, padding.
 const CONVOLUTIONS: [([usize; 4], usize, usize, usize, usize); 7] = [
