@@ -63,6 +63,7 @@ impl Convolution {
 /// PyTorch's activation checkpointing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recompute {
+    /// No activation.
     #[default]
     None,
     /// Outputs of normalisations with their residual and ReLU: a residual network keeps only the
