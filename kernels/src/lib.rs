@@ -1,20 +1,21 @@
-//! The CPU kernels of a training step: slices in, slices out; knows no tensor library.
+//! The CPU kernels of a training step: slices in, slices out, without a tensor library.
 //!
-//! In: contiguous slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents,
-//! PyTorch's weights, and a workspace from the caller.
-//! Out: the caller's slices; nothing is allocated in a hot path. Activations may start anywhere,
-//! though those of an [`arena::Arena`] are fastest; packed weights and workspaces of floats must
-//! start on a cache line, as [`scratch::Scratch`] gives them, and are refused elsewhere. A
-//! normalisation's workspace of doubles is too small to matter. Activations and their gradients are
-//! stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32, but for convolutions
-//! planned for bf16, which multiply pairs of bf16 where the processor can
-//! ([`conv2d::Conv2d::new`]).
-//! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so
-//! no result depends on the number of threads. Convolutions differ between instruction sets by
-//! rounding, everything else does not (but AVX512-BF16 stores what is subnormal in bf16 as zero).
+//! In: contiguous slices, PyTorch's weights, and a workspace from the caller. Activations are
+//! channels-last `[N, H, W, C]` or `[rows, C]`, with any extents.
+//! Out: the caller's slices. A hot path allocates nothing.
+//! Invariant: work is cut into pieces of fixed size, and partial sums are added in the order of the
+//! pieces. So no result depends on the number of threads. Convolutions differ between instruction
+//! sets by rounding; all other kernels have the same bits, except that AVX512-BF16 stores subnormal
+//! bf16 values as zero.
 //!
-//! One of the few places with `unsafe`: vector instructions and unchecked addresses. Lengths are
-//! checked once at each public entry.
+//! - Alignment: activations may start anywhere; those of an [`arena::Arena`] are fastest. Packed
+//!   weights and workspaces of floats must start on a cache line, as [`scratch::Scratch`] gives
+//!   them, and are rejected elsewhere. A workspace of doubles may start anywhere.
+//! - Number formats: activations and their gradients are f32 or bf16 ([`Element`]). All other
+//!   values, and all arithmetic, are f32. Convolutions planned for bf16 multiply pairs of bf16 if
+//!   the processor can ([`conv2d::Conv2d::new`]).
+//! - Safety: `unsafe` code is vector instructions and unchecked addresses. Each public entry checks
+//!   all lengths once.
 #![allow(
     unsafe_code,
     reason = "vector instructions; each block says why it is sound"

@@ -28,6 +28,16 @@ pub struct PassContext {
     pub hook: Option<Arc<dyn GradientHook>>,
 }
 
+impl From<Computation> for PassContext {
+    /// Returns the context of a single process with this computation.
+    fn from(computation: Computation) -> Self {
+        Self {
+            computation,
+            ..Self::default()
+        }
+    }
+}
+
 impl PassContext {
     /// Runs `forward` with this context for the layers of this thread.
     pub fn scope<T>(self, forward: impl FnOnce() -> T) -> T {

@@ -1,12 +1,11 @@
-//! Layers of convolutional networks on this workspace's kernels, for any burn module.
+//! Layers of neural networks on this workspace's kernels, for any burn module.
 //!
-//! In: `[N, H, W, C]` tensors, and modules with burn's names, which hold burn's own.
+//! In: `[N, H, W, C]` tensors, and modules with burn's names, which contain burn's own modules.
 //! Out: [`Features`], tensors.
 //! Invariant: a layer computes the same function on every backend: by our kernels on Flex and, for
-//! a normalisation, on GPUs, by burn's operations elsewhere; no communication but through what a
-//! [`PassContext`] holds.
-//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section
-//! 3.2.3.
+//! normalisations, on GPUs; by burn's operations elsewhere. Layers communicate only through the
+//! reducer and the hook of the [`PassContext`].
+//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
 
 mod attention;
 mod choices;

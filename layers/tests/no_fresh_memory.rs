@@ -110,10 +110,7 @@ fn after_the_first_steps_no_layer_asks_for_memory_as_large_as_its_tensors() {
             activations,
             ..Computation::default()
         };
-        let context = PassContext {
-            computation,
-            ..PassContext::default()
-        };
+        let context = PassContext::from(computation);
         let images = images.clone().inner().cast(dtype);
         for (name, layer) in layers(&device) {
             let step = || {

@@ -295,12 +295,11 @@ fn networks_compute_what_burns_own_modules_do() {
             };
             let ours = ours.load_record(stock.clone().into_record());
             assert_same(&tensors(&ours, None), &tensors(&stock, None), case.name);
-            let context = || PassContext {
-                computation: Computation {
+            let context = || {
+                PassContext::from(Computation {
                     kernels,
                     ..Computation::default()
-                },
-                ..PassContext::default()
+                })
             };
             // Two steps: the second reads what the first left behind.
             for _ in 0..2 {
@@ -414,12 +413,11 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
             .collect(),
     };
     let run = |activations| {
-        let context = || PassContext {
-            computation: Computation {
+        let context = || {
+            PassContext::from(Computation {
                 activations,
                 ..Computation::default()
-            },
-            ..PassContext::default()
+            })
         };
         let x = images(&device).require_grad();
         // One reader in another format, then two of them, and a residual in the other one.

@@ -26,12 +26,11 @@ fn features_of_two_number_formats_are_added_in_that_of_the_pass() {
         (Activations::Bf16, DType::BF16),
         (Activations::F32, DType::F32),
     ] {
-        let of = |activations| PassContext {
-            computation: Computation {
+        let of = |activations| {
+            PassContext::from(Computation {
                 activations,
                 ..Computation::default()
-            },
-            ..PassContext::default()
+            })
         };
         let x = random(SHAPE, &device).require_grad();
         let narrow: Features = of(Activations::Bf16)
@@ -85,11 +84,9 @@ fn factors_of_channels_and_norms_of_burns_take_features_of_16_bits() {
             activations,
             ..Computation::default()
         };
-        let y = PassContext {
-            computation,
-            ..PassContext::default()
-        }
-        .scope(|| Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone())))));
+        let y = PassContext::from(computation).scope(|| {
+            Tensor::from(conv.forward(excited(&norm, &linears, conv.forward(x.clone()))))
+        });
         let dtype = y.dtype();
         let y = y.cast(FloatDType::F32);
         let gradients = y.clone().powi_scalar(2).sum().backward();

@@ -316,10 +316,7 @@ fn layers_that_differ_in_what_they_compute_again_agree_to_the_bit() {
                 recompute,
                 ..Computation::default()
             };
-            let context = PassContext {
-                computation,
-                ..PassContext::default()
-            };
+            let context = PassContext::from(computation);
             (
                 context,
                 Conv2d::from(conv),

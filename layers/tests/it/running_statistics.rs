@@ -99,11 +99,7 @@ fn a_norm_that_is_used_twice_moves_its_statistics_in_the_order_of_the_program_wh
                 kernels,
                 ..Computation::default()
             };
-            PassContext {
-                computation,
-                ..PassContext::default()
-            }
-            .scope(|| part(&shared, &device));
+            PassContext::from(computation).scope(|| part(&shared, &device));
             let running = [&shared.norm.running_mean, &shared.norm.running_var];
             running.map(|running| values(running.value_sync().inner()))
         });

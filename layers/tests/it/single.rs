@@ -51,10 +51,7 @@ fn run<const D: usize>(
     layer: impl Fn(Tensor<D>) -> Tensor<D>,
 ) -> [Vec<f32>; 2] {
     let x = x.clone().detach().require_grad();
-    let context = PassContext {
-        computation,
-        ..PassContext::default()
-    };
+    let context = PassContext::from(computation);
     let y = context.scope(|| layer(x.clone()));
     let count = y.shape().num_elements();
     let weights: Vec<f32> = (0..count)
@@ -130,10 +127,7 @@ fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack
         let bias = conv.bias.as_ref().expect("burn's default").val();
         let weight = conv.weight.val();
         let gradients = |computation| {
-            let context = PassContext {
-                computation,
-                ..PassContext::default()
-            };
+            let context = PassContext::from(computation);
             let gradients = context.scope(|| forward(x.clone()).powi_scalar(2).sum().backward());
             [
                 values(weight.grad(&gradients).expect("weight")),
@@ -157,10 +151,7 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
     });
     let x = random([3, 65, 24], &device);
     let gradients = |computation, scaled: bool| {
-        let context = PassContext {
-            computation,
-            ..PassContext::default()
-        };
+        let context = PassContext::from(computation);
         let y = context.scope(|| {
             if scaled {
                 linear.forward_scaled(x.clone(), &scale)
@@ -204,10 +195,7 @@ fn layer_norm_activations_and_attention_equal_burns() {
     });
     let x = random([400, 40], &device);
     let gradients = |computation| {
-        let context = PassContext {
-            computation,
-            ..PassContext::default()
-        };
+        let context = PassContext::from(computation);
         let gradients = context
             .scope(|| norm.forward(x.clone()))
             .powi_scalar(3)
@@ -263,10 +251,7 @@ fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
     let x = random([5, 6, 7, 12], &device);
     check("norm", x.clone(), |x| norm.forward(x).into());
     let gradients = |computation| {
-        let context = PassContext {
-            computation,
-            ..PassContext::default()
-        };
+        let context = PassContext::from(computation);
         let y = context.scope(|| Tensor::from(norm.forward(x.clone())));
         let gradients = y.powi_scalar(3).sum().backward();
         [norm.gamma.val(), norm.beta.val()]
@@ -355,13 +340,10 @@ fn a_relu6_behind_a_norm_has_no_gradient_at_its_corners_whether_the_norm_is_trai
                 training,
                 ..(*norm).clone()
             });
-            let context = PassContext {
-                computation: Computation {
-                    kernels,
-                    ..Computation::default()
-                },
-                ..PassContext::default()
-            };
+            let context = PassContext::from(Computation {
+                kernels,
+                ..Computation::default()
+            });
             let conv = conv([8, 8], 3, 1, Same, 1);
             let y =
                 context.scope(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
