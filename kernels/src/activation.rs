@@ -27,7 +27,7 @@ pub enum Function {
     Silu,
 }
 
-/// y = f(x).
+/// Computes y = f(x).
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
@@ -49,7 +49,7 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
         });
 }
 
-/// dx = f'(x) dy. Where ReLU has a corner the derivative is 0, as in PyTorch.
+/// Computes dx = f'(x) dy. Where ReLU has a corner the derivative is 0, as in PyTorch.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
@@ -168,7 +168,7 @@ fn relu6_slope(x: f32, dy: f32) -> f32 {
     if (x > 0.0) & (x < 6.0) { dy } else { 0.0 }
 }
 
-/// Φ(x) and e^(-x²/2).
+/// Returns Φ(x) and e^(-x²/2).
 /// Source: Abramowitz and Stegun 1964, formula 7.1.26, whose error is 1.5e-7.
 #[inline(always)]
 fn normal(x: f32) -> (f32, f32) {

@@ -74,13 +74,14 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena without memory.
+    /// Returns an arena without memory.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A block of `len` values of unspecified content: zeros or what an earlier holder wrote.
+    /// Returns a block of `len` values of unspecified content: zeros or what an earlier holder
+    /// wrote.
     ///
     /// # Panics
     /// If so many values fit no slice.
@@ -107,7 +108,7 @@ impl Arena {
         }
     }
 
-    /// Bytes that are in no block.
+    /// Returns bytes that are in no block.
     #[cfg(test)]
     fn free_bytes(&self) -> usize {
         self.lock()
@@ -141,7 +142,7 @@ impl Region {
         region
     }
 
-    /// The first of so many lines, the first that are free.
+    /// Returns the first of so many lines, the first that are free.
     fn take(&mut self, num_lines: usize) -> Option<usize> {
         let index = self.free.iter().position(|free| free.len() >= num_lines)?;
         let first = self.free[index].start;
@@ -230,7 +231,7 @@ unsafe impl<E: Element> Send for Buffer<E> {}
 unsafe impl<E: Element> Sync for Buffer<E> {}
 
 impl<E: Element> Buffer<E> {
-    /// The values as bytes, in the machine's order.
+    /// Returns the values as bytes, in the machine's order.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the block's lines hold `len` values, all initialised, and any byte is a u8.

@@ -17,7 +17,7 @@ const PIECE_ROWS: usize = 128;
 /// Independent running sums.
 const LANES: usize = 16;
 
-/// Elements of workspace of [`backward`].
+/// Returns elements of workspace of [`backward`].
 pub fn backward_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * 2 * channels
 }
@@ -33,7 +33,7 @@ pub struct Gradients<'a, E = f32> {
     pub d_beta: &'a mut [f32],
 }
 
-/// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with the biased variance.
+/// Computes y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with the biased variance.
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, C]`. `gamma`, `beta`: `[C]`.
@@ -70,7 +70,7 @@ pub fn forward<E: Element>(
         });
 }
 
-/// All gradients.
+/// Computes all gradients.
 ///
 /// # Shapes
 /// `x`, `dy`: `[rows, C]`. `gamma`: `[C]`. `workspace`: [`backward_workspace_len`] values.
@@ -225,7 +225,7 @@ impl<E: Element> Task for RowGradients<'_, E> {
     }
 }
 
-/// Mean and 1 / sqrt(variance + epsilon) of a row, in two passes.
+/// Returns mean and 1 / sqrt(variance + epsilon) of a row, in two passes.
 #[inline(always)]
 fn statistics<E: Element>(x: &[E], epsilon: f32) -> (f32, f32) {
     let count = x.len() as f32;
@@ -238,7 +238,7 @@ fn statistics<E: Element>(x: &[E], epsilon: f32) -> (f32, f32) {
     (mean, 1.0 / (squares / count + epsilon).sqrt())
 }
 
-/// Two sums over a row, each in [`LANES`] lanes.
+/// Returns two sums over a row, each in [`LANES`] lanes.
 #[inline(always)]
 fn sums(len: usize, term: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
     let mut lanes = [[0.0; LANES]; 2];

@@ -15,7 +15,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The loss of all rows. A logit that is not finite gives a sum that is not.
+    /// Returns the loss of all rows. A logit that is not finite gives a sum that is not.
     ///
     /// # Panics
     /// Unless there are as many targets as logits, in whole rows.
@@ -26,7 +26,7 @@ impl Loss {
             .sum::<f64>() as f32
     }
 
-    /// The gradient of `scale` times [`Loss::sum`] by the logits.
+    /// Computes the gradient of `scale` times [`Loss::sum`] by the logits.
     ///
     /// # Panics
     /// Unless there are as many targets and gradients as logits, in whole rows.

@@ -14,8 +14,8 @@ use crate::scratch::LINE_FLOATS;
 /// Beyond so many, elements of eight bytes, the largest, fit no slice.
 const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 
-/// The elements of these extents: their product, since one that wrapped would be the length of
-/// slices far too short.
+/// Returns the elements of these extents: their product, since one that wrapped would be the length
+/// of slices far too short.
 ///
 /// # Panics
 /// If so many fit no slice.
@@ -29,12 +29,12 @@ pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
     product
 }
 
-/// Elements in whole cache lines, at least `len`: where a workspace is cut.
+/// Returns elements in whole cache lines, at least `len`: where a workspace is cut.
 pub(crate) const fn whole_lines(len: usize) -> usize {
     len.next_multiple_of(LINE_FLOATS)
 }
 
-/// Elements of slots of `slot_len` for each of `num_workers`.
+/// Returns elements of slots of `slot_len` for each of `num_workers`.
 pub(crate) const fn slots_len(num_workers: usize, slot_len: usize) -> usize {
     num_workers * whole_lines(slot_len)
 }
@@ -106,7 +106,7 @@ impl<T> SharedMut<T> {
         }
     }
 
-    /// The address of the elements from `offset` on, of which `len` must exist.
+    /// Returns the address of the elements from `offset` on, of which `len` must exist.
     ///
     /// # Safety
     /// No other piece touches what is accessed through it, and the slice outlives the access.

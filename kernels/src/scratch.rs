@@ -32,13 +32,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// An empty one.
+    /// Returns an empty one.
     #[must_use]
     pub const fn new() -> Self {
         Self { lines: Vec::new() }
     }
 
-    /// The first `len` floats, 64-byte aligned.
+    /// Returns the first `len` floats, 64-byte aligned.
     pub fn floats(&mut self, len: usize) -> &mut [f32] {
         let start = self.grown(len.div_ceil(LINE_FLOATS)).cast();
         // SAFETY: the lines hold `len` floats, aligned and initialised, and any bits are one; they
@@ -46,14 +46,14 @@ impl Scratch {
         unsafe { core::slice::from_raw_parts_mut(start, len) }
     }
 
-    /// The first `len` doubles, 64-byte aligned.
+    /// Returns the first `len` doubles, 64-byte aligned.
     pub fn doubles(&mut self, len: usize) -> &mut [f64] {
         let start = self.grown(len.div_ceil(LINE_DOUBLES)).cast();
         // SAFETY: as for floats.
         unsafe { core::slice::from_raw_parts_mut(start, len) }
     }
 
-    /// The first of at least `num_lines` lines.
+    /// Returns the first of at least `num_lines` lines.
     fn grown(&mut self, num_lines: usize) -> *mut Line {
         if self.lines.len() < num_lines {
             // The old content need not be copied.

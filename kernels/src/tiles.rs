@@ -77,12 +77,12 @@ pub(crate) trait PerChannel {
         }
     }
 
-    /// Called after every few tiles: puts sums away.
+    /// Puts sums away, after every few tiles.
     #[inline(always)]
     fn flush(&mut self, _columns: Columns) {}
 }
 
-/// Rows in a tile below 128 channels.
+/// Returns rows in a tile below 128 channels.
 fn tile_rows(channels: usize) -> usize {
     let divisor = 1 << channels.trailing_zeros().min(4);
     let aligned = WIDE / divisor;
@@ -140,7 +140,7 @@ fn walk_tiles<K: PerChannel>(kernel: &mut K, columns: Columns, stride: usize, co
     }
 }
 
-/// Rows in a piece of an operation without sums.
+/// Returns rows in a piece of an operation without sums.
 pub(crate) fn piece_rows(channels: usize) -> usize {
     let tile_rows = if channels < 128 {
         tile_rows(channels)
@@ -150,7 +150,7 @@ pub(crate) fn piece_rows(channels: usize) -> usize {
     (PIECE_VALUES / (tile_rows * channels)).max(1) * tile_rows
 }
 
-/// Rows in a piece of an operation with sums.
+/// Returns rows in a piece of an operation with sums.
 pub(crate) fn summed_piece_rows(rows: usize, channels: usize) -> usize {
     let tile_rows = if channels < 128 {
         tile_rows(channels)
@@ -199,7 +199,7 @@ impl<'a, E: Copy> Read<'a, E> {
 }
 
 impl<'a, E> Write<'a, E> {
-    /// A stream that is not there.
+    /// Returns a stream that is not there.
     pub(crate) fn absent() -> Self {
         Self {
             values: &mut [],

@@ -11,7 +11,7 @@ use burn::tensor::activation::softmax;
 use crate::context::PassContext;
 use crate::ops::single::{Operation, computes, single};
 
-/// `softmax(q k^T / sqrt(width)) v` of each image and head.
+/// Returns `softmax(q k^T / sqrt(width)) v` of each image and head.
 ///
 /// # Shapes
 /// `qkv`: `[N, tokens, 3 * heads * width]`, the last axis as `[3, heads, width]`: queries, keys,

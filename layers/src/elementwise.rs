@@ -64,18 +64,18 @@ impl Elementwise for Features {
     }
 }
 
-/// `min(max(x, 0), 6)`.
+/// Returns `min(max(x, 0), 6)`.
 pub fn relu6<T: Elementwise>(x: T) -> T {
     x.apply(Function::Relu6)
 }
 
-/// `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default (Hendrycks
-/// and Gimpel 2016, arXiv 1606.08415).
+/// Returns `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default
+/// (Hendrycks and Gimpel 2016, arXiv 1606.08415).
 pub fn gelu<T: Elementwise>(x: T) -> T {
     x.apply(Function::Gelu)
 }
 
-/// `x / (1 + exp(-x))`, also named swish (Elfwing et al. 2017, arXiv 1702.03118).
+/// Returns `x / (1 + exp(-x))`, also named swish (Elfwing et al. 2017, arXiv 1702.03118).
 pub fn silu<T: Elementwise>(x: T) -> T {
     x.apply(Function::Silu)
 }

@@ -164,9 +164,9 @@ impl Features {
         self.values().tensor.dims()
     }
 
-    /// Shortcut A: every second row and column, and `channels` channels, of which those that are
-    /// missing are zeros, half in front and half behind (He et al. 2015, arXiv 1512.03385, section
-    /// 3.3). No parameters.
+    /// Returns shortcut A: every second row and column, and `channels` channels, of which those
+    /// that are missing are zeros, half in front and half behind (He et al. 2015, arXiv 1512.03385,
+    /// section 3.3). No parameters.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, ceil(H / 2), ceil(W / 2), channels]`.
@@ -266,8 +266,8 @@ impl Features {
 impl Add for Features {
     type Output = Self;
 
-    /// The sum; where one side ends in a normalisation, it and the ReLU that may follow are one
-    /// operation with that layer.
+    /// Returns the sum; where one side ends in a normalisation, it and the ReLU that may follow are
+    /// one operation with that layer.
     fn add(self, other: Self) -> Self {
         match (self.into_state(), other.into_state()) {
             (State::Normalised(layer), other) if layer.can_take_residual() => {
@@ -334,8 +334,8 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     State::Normalised(layer).into()
 }
 
-/// In the memory order of those who made them; of two number formats in f32, and then in that of
-/// the pass.
+/// Applies an operation in the memory order of the operands; for two number formats in f32, then
+/// rounded to the format of the pass.
 fn binary(
     left: Tensor<4>,
     right: Tensor<4>,
@@ -368,7 +368,7 @@ fn halved(values: &Values) -> [usize; 3] {
     [n, height.div_ceil(2), width.div_ceil(2)]
 }
 
-/// `max(x, 0)`.
+/// Returns `max(x, 0)`.
 pub fn relu(features: impl Into<Features>) -> Features {
     features.into().apply(Function::Relu)
 }

@@ -80,7 +80,7 @@ impl LayerNorm {
         }
     }
 
-    /// Each row less its mean, divided by its standard deviation, times gamma, plus beta.
+    /// Returns each row less its mean, divided by its standard deviation, times gamma, plus beta.
     ///
     /// # Shapes
     /// `[.., C]` to the same.

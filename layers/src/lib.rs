@@ -5,7 +5,8 @@
 //! Invariant: a layer computes the same function on every backend: by our kernels on Flex and, for
 //! normalisations, on GPUs; by burn's operations elsewhere. Layers communicate only through the
 //! reducer and the hook of the [`PassContext`].
-//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
+//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section
+//! 3.2.3.
 
 mod attention;
 mod choices;

@@ -11,7 +11,8 @@ use kernels::loss::Loss;
 use crate::choices::Computation;
 use crate::ops::single::{Operation, computes, single};
 
-/// The loss by our kernel; nothing on devices that are not its own. The targets get no gradient.
+/// Returns the loss by our kernel; nothing on devices that are not its own. The targets get no
+/// gradient.
 ///
 /// # Shapes
 /// `logits` and `targets`: `[N, K]`; returns `[1]`.

@@ -124,10 +124,10 @@ around!(
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
-    /// The convolution; computed together with the normalisation, residual and ReLU that follow it,
-    /// if it has no bias and one group. Square kernels with stride 1 or 2, the same padding on all
-    /// sides and no dilation are our kernels', in one group or depthwise; all others are burn's own
-    /// operation, which on Flex is several times slower.
+    /// Returns the convolution; computed together with the normalisation, residual and ReLU that
+    /// follow it, if it has no bias and one group. Square kernels with stride 1 or 2, the same
+    /// padding on all sides and no dilation are our kernels', in one group or depthwise; all others
+    /// are burn's own operation, which on Flex is several times slower.
     ///
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`.
@@ -159,7 +159,7 @@ impl BatchNorm {
 }
 
 impl Linear {
-    /// `x W + b`.
+    /// Returns `x W + b`.
     ///
     /// # Shapes
     /// `[.., C]` to `[.., K]`.
@@ -170,8 +170,9 @@ impl Linear {
         self.forward_with(x, |parameters| parameters)
     }
 
-    /// `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021, arXiv
-    /// 2103.17239, equation 2), put into the weights, so that it costs no pass over activations.
+    /// Returns `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021,
+    /// arXiv 2103.17239, equation 2), put into the weights, so that it costs no pass over
+    /// activations.
     ///
     /// # Shapes
     /// `x`: `[.., C]`; `scale`: `[K]`. Returns `[.., K]`.

@@ -66,8 +66,8 @@ pub(crate) fn update_running(norm: &BatchNorm, batch: LayerTrain) -> Tensor<4> {
     batch.output
 }
 
-/// `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone leaves
-/// the value pending until the next forward pass, where readers and `map` would miss it.
+/// Computes `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone
+/// leaves the value pending until the next forward pass, where readers and `map` would miss it.
 fn update(running: &RunningState<Tensor<1>>, momentum: f64, batch: Tensor<1>) {
     let updated = in_f32(running.value_sync(), |running| {
         running * (1.0 - momentum) + batch * momentum

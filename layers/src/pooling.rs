@@ -60,14 +60,15 @@ impl AvgPool2dConfig {
 }
 
 impl AdaptiveAvgPool2dConfig {
-    /// To an output of this height and width.
+    /// Returns the configuration for an output of this height and width.
     pub fn new(output_size: [usize; 2]) -> Self {
         Self(pool::AdaptiveAvgPool2dConfig::new(output_size))
     }
 }
 
 impl MaxPool2d {
-    /// The maxima. 3x3 windows with stride 2 and padding 1, those of ResNets, are our kernel's.
+    /// Returns the maxima. 3x3 windows with stride 2 and padding 1, those of ResNets, are our
+    /// kernel's.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -93,7 +94,7 @@ impl MaxPool2d {
 }
 
 impl AvgPool2d {
-    /// The means, by burn's operation.
+    /// Returns the means, by burn's operation.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -108,8 +109,8 @@ impl AvgPool2d {
 }
 
 impl AdaptiveAvgPool2d {
-    /// The means; to one pixel by our kernel, as [`global_avg_pool`], but in the number format of
-    /// the features.
+    /// Returns the means; to one pixel by our kernel, as [`global_avg_pool`], but in the number
+    /// format of the features.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -132,7 +133,7 @@ impl AdaptiveAvgPool2d {
     }
 }
 
-/// By burn's operation on planes, which is noted where our kernels compute the rest.
+/// Runs burn's operation on planes, and notes it as a fallback if our kernels compute the rest.
 fn by_burn(
     tensor: Tensor<4>,
     name: impl FnOnce() -> String,
@@ -144,7 +145,7 @@ fn by_burn(
     stock::in_planes(tensor, operation).into()
 }
 
-/// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
+/// Returns the mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
 pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
     let tensor = features.into().into_values().tensor;
     let computation = PassContext::current().computation;

@@ -8,8 +8,8 @@
 
 use burn::tensor::{Distribution, Tensor};
 
-/// `branch` with each sample left out with `probability`, 0 up to but not 1, and divided by the
-/// share of those that stay. Outside training, on a device without autodiff, it is the branch
+/// Returns `branch` with each sample left out with `probability`, 0 up to but not 1, and divided by
+/// the share of those that stay. Outside training, on a device without autodiff, it is the branch
 /// itself.
 ///
 /// It draws from burn's random numbers, as burn's `Dropout`: another stream on each rank.

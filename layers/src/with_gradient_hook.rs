@@ -31,8 +31,8 @@ use crate::ops::{GradientHook, gated};
 ///
 /// The hook gets one gradient per parameter and call, summed over all uses in that copy. A
 /// parameter that is also used outside the copy, or in two copies, has no single gradient: pass a
-/// module that contains all uses, or none. `distributed::gradients::GradientReducer` rejects a second gradient
-/// and names the parameter. Frozen parameters stay unchanged.
+/// module that contains all uses, or none. `distributed::gradients::GradientReducer` rejects a
+/// second gradient and names the parameter. Frozen parameters stay unchanged.
 ///
 /// # Shapes
 /// `input`: any; it only fixes the time.

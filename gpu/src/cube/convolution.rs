@@ -43,8 +43,8 @@ pub(super) fn keeps_size(weight: &Shape, options: &ConvOptions<2>) -> bool {
     [kernel, kernel_width] == [3, 3] && *options == ConvOptions::new([1, 1], [1, 1], [1, 1], 1)
 }
 
-/// The output, or with `is_gradient` the input's gradient of a table that is the output's; `None`
-/// for what burn computes as well.
+/// Returns the output, or with `is_gradient` the input's gradient of a table that is the output's;
+/// `None` for what burn computes as well.
 pub fn convolve(
     table: &CubeTensor,
     weight: &CubeTensor,
@@ -124,7 +124,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For a device, with what its matrix units take.
+    /// Returns the plan for a device, with the type that its matrix units use.
     fn on(
         device: &DeviceProperties,
         shape: [usize; 4],
@@ -142,8 +142,8 @@ impl Plan {
             .map(|staged| (plan, staged))
     }
 
-    /// `None` where matrix units don't take this type, channels are no sixteens or too many, or no
-    /// strip fits.
+    /// Returns `None` where matrix units don't take this type, channels are no sixteens or too
+    /// many, or no strip fits.
     fn new(
         [_, height, width, channels]: [usize; 4],
         channels_of_result: usize,
@@ -184,22 +184,22 @@ impl Plan {
         self.strip.height.div_ceil(self.strip.rows)
     }
 
-    /// Tiles of pixels in a strip.
+    /// Returns tiles of pixels in a strip.
     fn tiles(&self) -> usize {
         (self.strip.rows * self.strip.pitch()).div_ceil(TILE)
     }
 
-    /// Planes with the same channels.
+    /// Returns the planes with the same channels.
     fn lanes(&self) -> usize {
         PLANES / (self.channels / TILE)
     }
 
-    /// Tiles of pixels of a plane.
+    /// Returns tiles of pixels of a plane.
     fn sums(&self) -> usize {
         self.tiles().div_ceil(self.lanes())
     }
 
-    /// Rows of a tap's factors in the weight: the output's channels, in either direction.
+    /// Returns rows of a tap's factors in the weight: the output's channels, in either direction.
     fn rows(&self, is_gradient: bool) -> usize {
         if is_gradient {
             self.strip.channels
@@ -217,7 +217,7 @@ impl Plan {
         }
     }
 
-    /// Factors from a row of the weight to the next.
+    /// Returns the factors from a row of the weight to the next.
     fn row_pitch(&self, is_gradient: bool) -> usize {
         self.strip.factors.stride(self.columns(is_gradient)) * self.strip.factors.vector
     }
@@ -236,7 +236,7 @@ impl Plan {
 }
 
 // tidy: long function because its sums live in registers, which no other function could be given.
-/// One convolution: `[N, H, W, C']`.
+/// Computes one convolution: `[N, H, W, C']`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
     table: &[Vector<E, V>],

@@ -158,7 +158,7 @@ impl Plan {
     }
 }
 
-/// Channels in a vector.
+/// Returns channels in a vector.
 fn vector_of(channels: usize) -> usize {
     [4, 2]
         .into_iter()

@@ -249,13 +249,13 @@ fn this_column() -> usize {
     (CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X) as usize
 }
 
-/// This lane's first row.
+/// Returns this lane's first row.
 #[cube]
 fn first_row(table: &Table) -> usize {
     CUBE_POS_Y as usize * table.rows_of_block + UNIT_POS_Y as usize
 }
 
-/// Behind the block's last row.
+/// Returns the row behind the block's last row.
 #[cube]
 fn last_row(table: &Table) -> usize {
     let end = (CUBE_POS_Y as usize + 1) * table.rows_of_block;
@@ -267,7 +267,8 @@ fn inverse_std<N: Size>(variance: Vector<f32, N>, epsilon: f32) -> Vector<f32, N
     Vector::new(1.0f32) / (variance + Vector::new(epsilon)).sqrt()
 }
 
-/// The moments of each block: `[blocks, C]` means, and sums of squared deviations from them.
+/// Computes the moments of each block: `[blocks, C]` means, and sums of squared deviations from
+/// them.
 ///
 /// A lane's deviations are first taken from its first value, which is one of the n they are of: so
 /// their squares add up to at most 1 + n times those from the mean, and the difference of the two
@@ -317,7 +318,7 @@ pub(super) fn block_moments<E: Float, N: Size>(
     }
 }
 
-/// The blocks' moments joined: `[C]` means and biased variances.
+/// Computes the blocks' moments joined: `[C]` means and biased variances.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_moments<N: Size>(
     means: &[Vector<f32, N>],
@@ -405,7 +406,7 @@ fn join_lanes<N: Size>(
     }
 }
 
-/// `rectified((input - mean) * gamma / std + beta + residual)` in the input's type.
+/// Computes `rectified((input - mean) * gamma / std + beta + residual)` in the input's type.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn apply_norm<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -448,15 +449,15 @@ pub(super) fn apply_norm<E: Float, N: Size>(
     }
 }
 
-/// `value` where `gate` is not below or at zero; so one that is no number stays.
+/// Returns `value` where `gate` is not below or at zero; so one that is no number stays.
 #[cube]
 fn open_above_zero<N: Size>(gate: Vector<f32, N>, value: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::new(0.0f32);
     select_many(gate.less_equal(&zero), zero, value)
 }
 
-/// The output's gradient `dy` behind the rectifier, if there is one, and its sums over each block,
-/// `[blocks, C]`: of itself, and times the input's deviation from the mean.
+/// Computes the output's gradient `dy` behind the rectifier, if there is one, and its sums over
+/// each block, `[blocks, C]`: of itself, and times the input's deviation from the mean.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_gradient_sums<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -504,8 +505,8 @@ pub(super) fn block_gradient_sums<E: Float, N: Size>(
     }
 }
 
-/// The blocks' sums added: `[C]` sums of the gradient, and of the gradient times the normalised
-/// input.
+/// Computes the blocks' sums added: `[C]` sums of the gradient, and of the gradient times the
+/// normalised input.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_gradient_sums<N: Size>(
     block_sums: &[Vector<f32, N>],
@@ -537,7 +538,7 @@ pub(super) fn whole_gradient_sums<N: Size>(
     }
 }
 
-/// Two values added over all lanes, a tree; only the first lane gets the sums.
+/// Returns two values added over all lanes, a tree; only the first lane gets the sums.
 #[cube]
 pub(super) fn add_lanes<N: Size>(
     left: Vector<f32, N>,
@@ -565,8 +566,8 @@ pub(super) fn add_lanes<N: Size>(
     (lefts[unit], rights[unit])
 }
 
-/// `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type; `share` is 1
-/// / n.
+/// Computes `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type;
+/// `share` is 1 / n.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn input_gradients<E: Float, N: Size>(
     input: &[Vector<E, N>],

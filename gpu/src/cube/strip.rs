@@ -37,7 +37,7 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// `None` for types that matrix units don't multiply.
+    /// Returns `None` for types that matrix units don't multiply.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self {
@@ -75,8 +75,8 @@ impl Factors {
         has_units.then_some(staged)
     }
 
-    /// Vectors from a row of factors to the next: an odd number of 32 bytes, which products must
-    /// begin at, so that rows lie in other banks.
+    /// Returns vectors from a row of factors to the next: an odd number of 32 bytes, which products
+    /// must begin at, so that rows lie in other banks.
     pub(super) fn stride(self, channels: usize) -> usize {
         2 * ((channels / self.vector).div_ceil(2) | 1)
     }
@@ -98,28 +98,28 @@ pub(super) struct Strip {
 }
 
 impl Strip {
-    /// Pixels from one row to the next.
+    /// Returns pixels from one row to the next.
     pub(super) fn pitch(&self) -> usize {
         self.width + 1
     }
 
-    /// Vectors from one pixel to the next.
+    /// Returns vectors from one pixel to the next.
     pub(super) fn stride(&self) -> usize {
         self.factors.stride(self.channels)
     }
 
-    /// Vectors of the shared memory.
+    /// Returns vectors of the shared memory.
     pub(super) fn vectors(&self) -> usize {
         self.pixels * self.stride()
     }
 
-    /// Vectors of the shared memory.
+    /// Returns vectors of the shared memory.
     pub(super) fn bytes(&self) -> usize {
         self.vectors() * 16
     }
 }
 
-/// Zeros for the whole strip, of which those between rows and behind the last one stay.
+/// Computes zeros for the whole strip, of which those between rows and behind the last one stay.
 #[cube]
 pub(super) fn clear<S: Float, V: Size>(staged: &mut [Vector<S, V>], #[comptime] strip: Strip) {
     let mut at = UNIT_POS as usize;
@@ -182,7 +182,7 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
     }
 }
 
-/// So many sums of products, each of zeros.
+/// Returns so many sums of products, each zero.
 #[cube]
 pub(super) fn zeros(
     #[comptime] count: usize,
@@ -203,7 +203,7 @@ pub(super) fn zeros(
     sums
 }
 
-/// A factor of a product, from a strip's vector `start` on.
+/// Returns a factor of a product, from a strip's vector `start` on.
 #[cube]
 pub(super) fn factor<S: Float, V: Size>(
     staged: &[Vector<S, V>],

@@ -43,7 +43,8 @@ const LARGEST_KERNEL: usize = 3;
 /// they lose by the columns that are made for them.
 const MOST_CHANNELS: usize = 64;
 
-/// The gradient of a weight `[C_out, C_in, k, k]`; `None` for one that burn computes as well.
+/// Returns the gradient of a weight `[C_out, C_in, k, k]`; `None` for one that burn computes as
+/// well.
 pub fn weight_gradient(
     input: &CubeTensor,
     weight: &Shape,
@@ -90,7 +91,7 @@ pub fn weight_gradient(
     Some(CubeBackend::float_permute(whole, &[0, 3, 1, 2]))
 }
 
-/// The sums of each block, without matrix units, and how many there are.
+/// Returns the sums of each block, without matrix units, and how many there are.
 fn block_sums(
     input: &CubeTensor,
     kernel: usize,
@@ -214,7 +215,7 @@ pub(super) struct Window {
 }
 
 // tidy: long function because its sums live in registers, which no other function could be given.
-/// The sums of each block: `[blocks, C_out, taps, C_in]`.
+/// Computes the sums of each block: `[blocks, C_out, taps, C_in]`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
     input: &[Vector<E, I>],
@@ -304,7 +305,7 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
     }
 }
 
-/// The blocks' sums added: `[C_out, taps, C_in]`, of `columns` vectors.
+/// Computes the blocks' sums added: `[C_out, taps, C_in]`, of `columns` vectors.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_weight_gradient<I: Size>(
     sums: &[Vector<f32, I>],

@@ -35,7 +35,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Elements of the result.
+    /// Returns elements of the result.
     ///
     /// # Panics
     /// If so many fit no slice.
@@ -47,7 +47,8 @@ impl Attention {
         )
     }
 
-    /// Elements of workspace with which both passes use every thread of the current rayon pool.
+    /// Returns elements of workspace with which both passes use every thread of the current rayon
+    /// pool.
     ///
     /// # Panics
     /// If so many fit no slice.
@@ -56,7 +57,7 @@ impl Attention {
         slots_len(rayon::current_num_threads(), self.slot_len())
     }
 
-    /// softmax(q k^T / sqrt(width)) v.
+    /// Computes softmax(q k^T / sqrt(width)) v.
     ///
     /// # Panics
     /// If an extent of an image is zero, a length is not that of the shape, the workspace has no
@@ -82,7 +83,7 @@ impl Attention {
         });
     }
 
-    /// The gradient `d_qkv`, like `qkv`, from that of the result.
+    /// Computes the gradient `d_qkv`, like `qkv`, from that of the result.
     ///
     /// # Panics
     /// As [`Attention::forward`].

@@ -76,7 +76,7 @@ impl<E: Element> Task for Scatter<'_, E> {
     }
 }
 
-/// The matrix the other way round.
+/// Computes the matrix the other way round.
 pub(super) fn transpose(from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
     for (column, to) in to.chunks_exact_mut(to_stride).enumerate() {
         for (to, from) in to.iter_mut().zip(from.chunks_exact(from_stride)) {
@@ -130,8 +130,8 @@ impl<S: Simd> Kernel<S> for Product<'_> {
 }
 
 impl Product<'_> {
-    /// In blocks of `R` rows, at most [`ROWS`], and two vectors; the last rows may be computed
-    /// twice.
+    /// Computes the product in blocks of `R` rows, at most [`ROWS`], and two vectors; the last rows
+    /// may be computed twice.
     ///
     /// # Safety
     /// The processor has the features of `S`; the slices hold what the entry asserts.
@@ -155,7 +155,7 @@ impl Product<'_> {
         }
     }
 
-    /// `R` rows and `NV` vectors of columns.
+    /// Computes `R` rows and `NV` vectors of columns.
     ///
     /// # Safety
     /// As [`blocks`](Self::blocks).
@@ -268,7 +268,7 @@ impl Task for SoftmaxGradient<'_> {
     }
 }
 
-/// A sum or maximum of a row of whole blocks in lanes of a block.
+/// Returns a sum or maximum of a row of whole blocks in lanes of a block.
 #[inline(always)]
 fn lanes(row: &[f32], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut sums = [start; COLUMNS];

@@ -27,8 +27,8 @@ pub enum ResidualGradient<'a, E = f32> {
     WriteOptionA(ShortcutA, &'a mut [E]),
 }
 
-/// Second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's gradient
-/// g.
+/// Runs the second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's
+/// gradient g.
 ///
 /// # Shapes
 /// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The

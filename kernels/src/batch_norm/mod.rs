@@ -52,7 +52,7 @@ pub struct Affine<'a> {
 }
 
 impl Affine<'_> {
-    /// The number of channels.
+    /// Returns the number of channels.
     pub fn num_channels(&self) -> usize {
         self.mean.len()
     }

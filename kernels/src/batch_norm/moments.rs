@@ -14,12 +14,12 @@ use crate::simd::Isa;
 /// Rows of a piece, whose sums are taken in f32.
 const PIECE_ROWS: usize = 1024;
 
-/// The f32 values that [`moments`] needs as a workspace for `rows` of `channels`.
+/// Returns the f32 values that [`moments`] needs as a workspace for `rows` of `channels`.
 pub fn moments_workspace_len(rows: usize, channels: usize) -> usize {
     partials_len(rows.div_ceil(PIECE_ROWS), channels)
 }
 
-/// The sum and the centred sum of squares of each channel.
+/// Computes the sum and the centred sum of squares of each channel.
 ///
 /// # Shapes
 /// `x`: `[rows, C]`. `moments`: `[2, C]`. `workspace`: [`moments_workspace_len`] values.

@@ -36,7 +36,7 @@ pub enum Residual<'a, E = f32> {
     OptionA(ShortcutA, &'a [E]),
 }
 
-/// y = rectified(gamma · (x - mean) · invstd + beta + residual).
+/// Computes y = rectified(gamma · (x - mean) · invstd + beta + residual).
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, C]`.
@@ -57,7 +57,8 @@ pub fn normalize<E: Element>(
     run(isa, Coefficients::of(affine), x, residual, rectifier, y);
 }
 
-/// y = rectified(scale · x + shift + residual): inference with folded parameters, each `[C]`.
+/// Computes y = rectified(scale · x + shift + residual): inference with folded parameters, each
+/// `[C]`.
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, C]`.

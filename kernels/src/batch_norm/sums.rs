@@ -13,18 +13,18 @@ use crate::scratch::LINE_DOUBLES;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
 
-/// The f64 values that [`backward_sums`] needs as a workspace for `rows` of `channels`.
+/// Returns the f64 values that [`backward_sums`] needs as a workspace for `rows` of `channels`.
 pub fn workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(summed_piece_rows(rows, channels)) * piece_len(channels)
 }
 
-/// Elements from one piece's sums to the next's: whole cache lines.
+/// Returns elements from one piece's sums to the next's: whole cache lines.
 fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }
 
-/// First backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the gate is
-/// open, else 0.
+/// Runs the first backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the
+/// gate is open, else 0.
 ///
 /// On one rank S1 is the gradient of beta and S2 that of gamma.
 ///
@@ -170,7 +170,7 @@ impl<E: Element> GateSums<'_, E> {
     }
 }
 
-/// `T` runs of `width` values, each `stride` after the one before.
+/// Returns `T` runs of `width` values, each `stride` after the one before.
 #[inline(always)]
 fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize) -> [&[E]; T] {
     let mut tiles: [&[E]; T] = [&[]; T];
@@ -182,8 +182,8 @@ fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize
     tiles
 }
 
-/// gamma · invstd of each lane; one expression for all passes, so that a recomputed gate is the
-/// forward's.
+/// Computes gamma · invstd of each lane; one expression for all passes, so that a recomputed gate
+/// is the forward's.
 #[inline(always)]
 pub(super) fn fill_scale(
     columns: Columns,

@@ -32,13 +32,13 @@ impl<E: Element> Task for AddBias<'_, E> {
     }
 }
 
-/// Elements of workspace of [`bias_gradient`].
+/// Returns elements of workspace of [`bias_gradient`].
 #[must_use]
 pub fn bias_gradient_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * channels
 }
 
-/// The gradient of a bias: the sums over all rows.
+/// Computes the gradient of a bias: the sums over all rows.
 ///
 /// # Shapes
 /// `dy`: `[rows, C]`. `db`: `[C]`. `workspace`: [`bias_gradient_workspace_len`] values.

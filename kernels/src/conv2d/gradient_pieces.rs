@@ -30,7 +30,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// `num_units` units in at most `most` pieces.
+    /// Returns `num_units` units in at most `most` pieces.
     pub(super) fn new(weight_len: usize, num_units: usize, most: usize) -> Self {
         let most = most.min(PARTIAL_ELEMENTS / weight_len).clamp(1, MAX_PIECES);
         let units_of_piece = num_units.div_ceil(most);
@@ -47,7 +47,8 @@ impl Pieces {
         first..(first + self.units_of_piece).min(self.num_units)
     }
 
-    /// Gradients of pieces, if there is more than one, in whole cache lines.
+    /// Returns the elements of the pieces' gradients, if there is more than one piece, in whole
+    /// cache lines.
     fn partials_len(&self) -> usize {
         if self.num_pieces > 1 {
             whole_lines(self.num_pieces * self.weight_len)
@@ -193,13 +194,13 @@ pub(super) trait WeightPlan {
 
     fn pieces(&self) -> &Pieces;
 
-    /// Input and output channels of a task.
+    /// Returns input and output channels of a task.
     fn blocks(&self) -> [usize; 2];
 
-    /// Elements of a task's sums, and of the scratch that a unit needs.
+    /// Returns elements of a task's sums, and of the scratch that a unit needs.
     fn lens(&self) -> [usize; 2];
 
-    /// Elements of the sums of all tasks, and of the scratch to add to them:
+    /// Returns elements of the sums of all tasks, and of the scratch to add to them:
     /// [`WeightTarget::Sums`].
     fn sums_lens(&self) -> [usize; 2] {
         let [sums, scratch] = self.lens();
@@ -348,13 +349,13 @@ impl<'a, E> Tasks<'a, E> {
     }
 }
 
-/// The pairs of a block of input channels and one of output channels.
+/// Returns the pairs of a block of input channels and one of output channels.
 fn num_tasks(shape: &Conv2dShape, [in_block, out_block]: [usize; 2]) -> usize {
     shape.in_channels.div_ceil(in_block) * shape.out_channels.div_ceil(out_block)
 }
 
 impl<E> Task<'_, E> {
-    /// The elements before the task's first one in filters of `taps` weights a channel.
+    /// Returns the elements before the task's first one in filters of `taps` weights a channel.
     pub(super) fn first_weight(&self, s: &Conv2dShape, taps: usize) -> usize {
         (self.out_c * s.in_channels + self.in_c) * taps
     }

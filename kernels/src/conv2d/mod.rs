@@ -159,7 +159,7 @@ impl Conv2d {
         }
     }
 
-    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as
+    /// Plans direct convolution of bf16 by the emulation of tiles if they can be filled, else as
     /// [`Conv2d::new`]; None if a pass would be without dot products.
     #[cfg(test)]
     fn with_emulated_tiles(shape: Conv2dShape, isa: Isa) -> Option<Self> {
@@ -174,19 +174,19 @@ impl Conv2d {
             .then_some(conv)
     }
 
-    /// The shape it was planned for.
+    /// Returns the shape it was planned for.
     #[must_use]
     pub fn shape(&self) -> &Conv2dShape {
         &self.shape
     }
 
-    /// Elements of the weights packed for the forward pass.
+    /// Returns elements of the weights packed for the forward pass.
     #[must_use]
     pub fn packed_forward_len(&self) -> usize {
         self.forward.packed_len()
     }
 
-    /// Elements of the weights packed for the data gradient.
+    /// Returns elements of the weights packed for the data gradient.
     #[must_use]
     pub fn packed_data_gradient_len(&self) -> usize {
         self.data_gradient.packed_len()
@@ -250,22 +250,22 @@ impl Conv2d {
         }
     }
 
-    /// Elements of workspace with which [`Conv2d::forward`] uses every thread of the current rayon
-    /// pool. With the statistics epilogue and without it.
+    /// Returns elements of workspace with which [`Conv2d::forward`] uses every thread of the
+    /// current rayon pool. With the statistics epilogue and without it.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         self.forward_partials_len() + self.forward_slots_len(rayon::current_num_threads())
     }
 
-    /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current
-    /// rayon pool.
+    /// Returns elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the
+    /// current rayon pool.
     #[must_use]
     pub fn data_gradient_workspace_len(&self) -> usize {
         self.data_gradient_slots_len(rayon::current_num_threads())
     }
 
-    /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the
-    /// current rayon pool.
+    /// Returns elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of
+    /// the current rayon pool.
     #[must_use]
     pub fn weight_gradient_workspace_len(&self) -> usize {
         self.weight_gradient
@@ -273,8 +273,8 @@ impl Conv2d {
             .workspace_len(rayon::current_num_threads())
     }
 
-    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what the
-    /// epilogue says.
+    /// Computes the output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what
+    /// the epilogue says.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache
@@ -320,8 +320,8 @@ impl Conv2d {
         reduce_partials(partials, num_pieces, moments);
     }
 
-    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`),
-    /// plus the addend.
+    /// Computes the gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out,
+    /// C_out]`), plus the addend.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache
@@ -381,7 +381,8 @@ impl Conv2d {
         }
     }
 
-    /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.
+    /// Computes the gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and
+    /// `dy`.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache
@@ -405,12 +406,12 @@ impl Conv2d {
         );
     }
 
-    /// Pieces of the forward pass.
+    /// Returns pieces of the forward pass.
     pub(crate) fn num_forward_pieces(&self) -> usize {
         self.forward.num_pieces()
     }
 
-    /// [`Conv2d::forward`] with a workspace of slots only; `after_piece(piece, first element,
+    /// Runs [`Conv2d::forward`] with a workspace of slots only; `after_piece(piece, first element,
     /// elements)` is called on each finished piece of the output.
     pub(crate) fn forward_pieces<E: Element>(
         &self,
@@ -434,17 +435,17 @@ impl Conv2d {
         self.forward.run(self.isa, operands, after_piece);
     }
 
-    /// Elements of the slots of so many threads.
+    /// Returns elements of the slots of so many threads.
     pub(crate) fn forward_slots_len(&self, num_threads: usize) -> usize {
         slots_len(num_threads, self.forward.slot_len())
     }
 
-    /// Elements of the slots of so many threads.
+    /// Returns elements of the slots of so many threads.
     pub(crate) fn data_gradient_slots_len(&self, num_threads: usize) -> usize {
         slots_len(num_threads, self.data_gradient.slot_len())
     }
 
-    /// Elements of the sums, and of the scratch, of [`Conv2d::add_weight_gradient`].
+    /// Returns elements of the sums, and of the scratch, of [`Conv2d::add_weight_gradient`].
     pub(crate) fn weight_sums_lens(&self) -> [usize; 2] {
         self.weight_gradient.plan().sums_lens()
     }
@@ -473,7 +474,7 @@ impl Conv2d {
     }
 }
 
-/// `dw` = the sum of the gradients in `parts`, one behind the other, in their order.
+/// Computes `dw` = the sum of the gradients in `parts`, one behind the other, in their order.
 pub(crate) fn add_weight_gradients(isa: Isa, parts: &[f32], dw: &mut [f32]) {
     isa.run(AddPieces { parts, dw });
 }

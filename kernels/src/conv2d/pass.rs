@@ -30,7 +30,8 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Direct convolution; of activations stored as bf16 by dot products, if there are any.
+    /// Returns direct convolution; for activations stored as bf16 by dot products, if there are
+    /// any.
     pub(super) fn direct(plan: Plan, isa: Isa, storage: Storage) -> Self {
         let dot = if storage == Storage::Bf16 {
             Dot::new(plan, isa)
@@ -40,7 +41,7 @@ impl Pass {
         dot.map_or(Self::Direct(plan), Self::Dot)
     }
 
-    /// Multiply-adds of a lane in the time of one of f32, roughly.
+    /// Returns multiply-adds of a lane in the time of one of f32, roughly.
     pub(super) fn per_instruction(&self) -> usize {
         if let Self::Dot(dot) = self {
             dot.per_instruction()
@@ -128,7 +129,7 @@ pub(super) enum WeightPass {
 }
 
 impl WeightPass {
-    /// By tiles, of activations stored as bf16 where `isa` has them.
+    /// Returns the gradient by tiles, for activations stored as bf16 if `isa` has tiles.
     pub(super) fn tiles(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Option<Self> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if storage == Storage::Bf16 && isa.has_tiles() {
@@ -138,7 +139,8 @@ impl WeightPass {
         None
     }
 
-    /// By vectors: of activations stored as bf16 by dot products where `isa` has them.
+    /// Returns the gradient by vectors; for activations stored as bf16 by dot products if `isa` has
+    /// them.
     pub(super) fn direct(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Self {
         Self::Direct(weight_gradient::Plan::new(
             shape,

@@ -82,13 +82,13 @@ impl Plan {
         &self.classes[..self.num_classes]
     }
 
-    /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be
-    /// widened.
+    /// Returns scratch elements of one worker: the padded band. Borrowed rows use it where they
+    /// have to be widened.
     pub(super) fn slot_len(&self) -> usize {
         self.images_of_part * self.band_len()
     }
 
-    /// Elements of the padded bands of a part in one image.
+    /// Returns elements of the padded bands of a part in one image.
     pub(super) fn band_len(&self) -> usize {
         self.padded_rows * self.band_width() * self.in_c
     }
@@ -97,17 +97,17 @@ impl Plan {
         self.images * self.num_bands
     }
 
-    /// Parts of the work: runs of pieces.
+    /// Returns parts of the work: runs of pieces.
     pub(super) fn num_parts(&self) -> usize {
         self.images.div_ceil(self.images_of_part) * self.parts_of_image()
     }
 
-    /// Parts of an image; 1 where a part is some images.
+    /// Returns parts of an image; 1 where a part is some images.
     pub(super) fn parts_of_image(&self) -> usize {
         self.num_bands.div_ceil(self.bands_of_part)
     }
 
-    /// The same plan for weights of which each run of a kernel row makes `vectors(run)` vectors.
+    /// Returns the plan for weights whose runs of a kernel row make `vectors(run)` vectors each.
     pub(super) fn repacked(mut self, vectors: fn(usize) -> usize) -> Self {
         self.packed_len = 0;
         for class in &mut self.classes[..self.num_classes] {
@@ -118,7 +118,7 @@ impl Plan {
         self
     }
 
-    /// Kernel rows of the tallest class.
+    /// Returns kernel rows of the tallest class.
     pub(super) fn max_taps_h(&self) -> usize {
         self.classes()
             .iter()
@@ -127,7 +127,7 @@ impl Plan {
             .unwrap_or(0)
     }
 
-    /// Pixels of a row as the kernel reads it.
+    /// Returns pixels of a row as the kernel reads it.
     pub(super) fn band_width(&self) -> usize {
         if self.borrows_input {
             self.in_w
@@ -383,7 +383,7 @@ impl PixelRows {
         self.shape.kernel == 1 && self.shape.stride == 1
     }
 
-    /// Elements of all inputs.
+    /// Returns elements of all inputs.
     pub(super) fn input_len(&self) -> usize {
         if self.is_flat() {
             self.pixels * self.shape.in_channels
@@ -392,7 +392,7 @@ impl PixelRows {
         }
     }
 
-    /// Elements of all outputs.
+    /// Returns elements of all outputs.
     pub(super) fn output_len(&self) -> usize {
         self.pixels * self.shape.out_channels
     }

@@ -30,38 +30,38 @@ pub struct Conv2dShape {
 }
 
 impl Conv2dShape {
-    /// Rows of an output image.
+    /// Returns rows of an output image.
     #[must_use]
     pub fn out_height(&self) -> usize {
         self.out_extent(self.height)
     }
 
-    /// Pixels of an output row.
+    /// Returns pixels of an output row.
     #[must_use]
     pub fn out_width(&self) -> usize {
         self.out_extent(self.width)
     }
 
-    /// Elements of the input.
+    /// Returns elements of the input.
     #[must_use]
     pub fn input_len(&self) -> usize {
         self.batch * self.height * self.width * self.in_channels
     }
 
-    /// Elements of the output.
+    /// Returns elements of the output.
     #[must_use]
     pub fn output_len(&self) -> usize {
         self.batch * self.out_height() * self.out_width() * self.out_channels
     }
 
-    /// Elements of the weights.
+    /// Returns elements of the weights.
     #[must_use]
     pub fn weight_len(&self) -> usize {
         self.out_channels * self.taps()
     }
 
-    /// Floating-point operations of one pass, counted as direct convolution with its padding: 2 a
-    /// multiply-add.
+    /// Returns floating-point operations of one pass, counted as direct convolution with its
+    /// padding: 2 a multiply-add.
     #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * self.taps() as f64

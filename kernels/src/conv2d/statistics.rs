@@ -29,7 +29,7 @@ pub(crate) struct Statistics {
     counts: usize,
 }
 
-/// Elements of the partial sums of `num_pieces`, in whole cache lines.
+/// Returns elements of the partial sums of `num_pieces`, in whole cache lines.
 pub(crate) fn partials_len(num_pieces: usize, channels: usize) -> usize {
     whole_lines(num_pieces * (PARTS * channels + 1))
 }
@@ -49,7 +49,7 @@ impl Statistics {
         }
     }
 
-    /// Sums over the pixels of one finished piece.
+    /// Takes the sums over the pixels of one finished piece.
     pub(crate) fn of_piece<E: Element>(&self, piece: usize, pixels: &[E]) {
         let len = PARTS * self.channels;
         // SAFETY: each piece has its own partial sums and count, and the slice outlives the pass.
@@ -85,7 +85,8 @@ pub(crate) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut
     }
 }
 
-/// The moments, sum and centred sum of squares, of `count` and `other_count` values together.
+/// Returns the moments, sum and centred sum of squares, of `count` and `other_count` values
+/// together.
 fn merged(moments: [f64; 2], count: f64, other: [f64; 2], other_count: f64) -> [f64; 2] {
     if count == 0.0 {
         return other;

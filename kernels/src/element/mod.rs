@@ -39,7 +39,7 @@ impl Storage {
         E::STORAGE
     }
 
-    /// Bytes of an element.
+    /// Returns bytes of an element.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -54,7 +54,7 @@ pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + '
     /// Rounds to the nearest, ties to even; a NaN stays one.
     fn from_f32(value: f32) -> Self;
 
-    /// The same value.
+    /// Widens the value.
     fn to_f32(self) -> f32;
 }
 
@@ -72,10 +72,10 @@ pub trait Stored: Sized + 'static {
     /// Runs work that stores these elements.
     fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output;
 
-    /// The values in place, if they are f32.
+    /// Returns the values in place, if they are f32.
     fn as_f32(values: &[Self]) -> Option<&[f32]>;
 
-    /// The values in place, if they are bf16.
+    /// Returns the values in place, if they are bf16.
     fn as_bf16(values: &[Self]) -> Option<&[bf16]>;
 
     /// Copies values of one number.

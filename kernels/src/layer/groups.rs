@@ -60,7 +60,7 @@ impl Groups {
         Self::of_images(whole, plan, images.min(shape.batch))
     }
 
-    /// Groups of so many images.
+    /// Returns groups of so many images.
     pub(super) fn of_images(
         whole: &Conv2d,
         plan: impl Fn(Conv2dShape) -> Conv2d,
@@ -98,8 +98,8 @@ impl Groups {
         self.num_pieces
     }
 
-    /// Threads among which groups are shared out: none where there is only one, whose passes use
-    /// them all.
+    /// Returns threads among which groups are shared out: none where there is only one, whose
+    /// passes use them all.
     pub(super) fn num_threads(&self) -> usize {
         if self.num_groups == 1 {
             1
@@ -108,7 +108,7 @@ impl Groups {
         }
     }
 
-    /// The groups of a piece.
+    /// Returns the groups of a piece.
     pub(super) fn of_piece(&self, piece: usize) -> Range<usize> {
         let first = piece * self.groups_of_piece;
         first..(first + self.groups_of_piece).min(self.num_groups)
@@ -129,12 +129,13 @@ impl Groups {
         }
     }
 
-    /// Pieces of the forward passes of all groups.
+    /// Returns pieces of the forward passes of all groups.
     pub(super) fn num_forward_pieces(&self) -> usize {
         (self.num_groups - 1) * self.conv.num_forward_pieces() + self.last.num_forward_pieces()
     }
 
-    /// The most that a group needs of what the convolution and the number of threads for it say.
+    /// Returns the most that a group needs of what the convolution and the number of threads for it
+    /// say.
     pub(super) fn most(&self, len: impl Fn(&Conv2d, usize) -> usize) -> usize {
         let num_threads = if self.num_groups == 1 {
             rayon::current_num_threads()
@@ -154,22 +155,22 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Its elements among those of the input.
+    /// Returns its range among the elements of the input.
     pub(super) fn input(&self) -> Range<usize> {
         self.images_of(self.conv.shape().input_len() / self.conv.shape().batch)
     }
 
-    /// Its elements among those of the output.
+    /// Returns its range among the elements of the output.
     pub(super) fn output(&self) -> Range<usize> {
         self.images_of(self.conv.shape().output_len() / self.conv.shape().batch)
     }
 
-    /// Its elements in an activation of so many for each image.
+    /// Returns its range in an activation with so many elements per image.
     pub(super) fn images_of(&self, image_len: usize) -> Range<usize> {
         self.images.start * image_len..self.images.end * image_len
     }
 
-    /// A normalisation of the part that lies in `range`.
+    /// Returns a normalisation of the part that lies in `range`.
     pub(super) fn norm<'a, E: Element>(
         &self,
         norm: &Saved<'a, E>,
@@ -187,7 +188,7 @@ impl Group<'_> {
     }
 }
 
-/// The elements of `range`, mutably.
+/// Returns the elements of `range`, mutably.
 ///
 /// # Safety
 /// No other piece has any of them, and what `values` was made of outlives them.
@@ -196,7 +197,7 @@ pub(super) unsafe fn part_of<'a, E>(values: SharedMut<E>, range: Range<usize>) -
     unsafe { core::slice::from_raw_parts_mut(values.at(range.start, range.len()), range.len()) }
 }
 
-/// The first `len` elements of scratch memory.
+/// Returns the first `len` elements of scratch memory.
 pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
     assert!(
         len * size_of::<E>() <= size_of_val(floats),
@@ -207,12 +208,12 @@ pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
 }
 
-/// Floats of scratch memory for so many doubles, wherever it starts.
+/// Returns floats of scratch memory for so many doubles, wherever it starts.
 pub(super) fn doubles_len(len: usize) -> usize {
     whole_lines(2 * len + 1)
 }
 
-/// The doubles in scratch memory.
+/// Returns the doubles in scratch memory.
 pub(super) fn doubles(floats: &mut [f32]) -> &mut [f64] {
     // SAFETY: any bits are a double.
     unsafe { floats.align_to_mut().1 }

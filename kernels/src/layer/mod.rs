@@ -84,7 +84,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// As [`Conv2d::new`], which also says when it panics.
+    /// Plans a layer, as [`Conv2d::new`], with the same panics.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         let whole = Conv2d::new(shape, algorithm, isa, storage);
@@ -99,7 +99,7 @@ impl Layer {
         }
     }
 
-    /// The convolution over the whole batch, whose packed weights serve here.
+    /// Returns the convolution over the whole batch, whose packed weights serve here.
     #[must_use]
     pub fn conv(&self) -> &Conv2d {
         &self.whole
@@ -112,8 +112,8 @@ impl Layer {
         self.groups.num_groups() > 1 || self.whole.shape().batch == 1
     }
 
-    /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon
-    /// pool.
+    /// Returns elements of workspace with which [`Layer::forward`] uses every thread of the current
+    /// rayon pool.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         let partials = partials_len(
@@ -125,8 +125,8 @@ impl Layer {
         self.whole.forward_workspace_len().max(partials + slots)
     }
 
-    /// Elements of workspace with which [`Layer::backward`] uses every thread of the current rayon
-    /// pool.
+    /// Returns elements of workspace with which [`Layer::backward`] uses every thread of the
+    /// current rayon pool.
     #[must_use]
     pub fn backward_workspace_len(&self) -> usize {
         let num_workers = self.groups.num_threads().min(self.groups.num_pieces());
@@ -134,8 +134,8 @@ impl Layer {
         self.partial_dw_len() + self.partial_sums_len() + slots
     }
 
-    /// The raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments of each
-    /// channel as [`Conv2d::forward`] says.
+    /// Computes the raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments
+    /// of each channel as [`Conv2d::forward`] says.
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
@@ -191,7 +191,7 @@ impl Layer {
         reduce_partials(partials, num_pieces, moments);
     }
 
-    /// All gradients of the layer.
+    /// Computes all gradients of the layer.
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
@@ -252,7 +252,7 @@ impl Layer {
         }
     }
 
-    /// The groups of one piece, one after the other.
+    /// Computes the groups of one piece, one after the other.
     fn backward_piece<E: Element>(
         &self,
         given: &Backward<'_, E>,
@@ -370,8 +370,8 @@ impl Layer {
         self.input_scratch_len() + self.groups.most(Conv2d::forward_slots_len)
     }
 
-    /// A slot of the backward pass: dz, x, sums of the gradient of the weights, those of the
-    /// normalisation, workspace.
+    /// Returns a slot of the backward pass: dz, x, sums of the gradient of the weights, those of
+    /// the normalisation, workspace.
     fn slot_lens(&self) -> [usize; 5] {
         let channels = self.whole.shape().in_channels;
         let [sums, scratch] = if self.groups.num_groups() == 1 {
@@ -392,7 +392,7 @@ impl Layer {
         ]
     }
 
-    /// Elements of the pieces' gradients, if there is more than one.
+    /// Returns elements of the pieces' gradients, if there is more than one.
     fn partial_dw_len(&self) -> usize {
         let num_pieces = self.groups.num_pieces();
         if num_pieces > 1 {
@@ -402,7 +402,7 @@ impl Layer {
         }
     }
 
-    /// Elements of the pieces' sums for the normalisation before.
+    /// Returns elements of the pieces' sums for the normalisation before.
     fn partial_sums_len(&self) -> usize {
         doubles_len(self.groups.num_pieces() * 2 * self.whole.shape().in_channels)
     }

@@ -46,8 +46,8 @@ impl AdamDirection {
     }
 }
 
-/// Factors on the first moment and on the root of the second one in update number `num_updates`,
-/// from 1, which take away that both began at zero.
+/// Returns the factors on the first moment and on the root of the second one in update number
+/// `num_updates`, from 1, which take away that both began at zero.
 pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
     let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
     let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));
@@ -66,8 +66,8 @@ pub struct AdamWUpdate {
     pub direction: AdamDirection,
 }
 
-/// One update: m, v = their means with the gradient and its square; w = kept · w − learning_rate ·
-/// m̂ / (√v̂ + epsilon).
+/// Applies one update: m, v = their means with the gradient and its square; w = kept · w −
+/// learning_rate · m̂ / (√v̂ + epsilon).
 ///
 /// # Shapes
 /// Four slices of one length.

@@ -30,8 +30,8 @@ pub struct LambUpdate {
     pub adapts: bool,
 }
 
-/// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) +
-/// weight_decay · w; r = ‖w‖ / ‖u‖, 1 where a norm is 0; w −= learning_rate · r · u.
+/// Applies one update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon)
+/// + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where a norm is 0; w −= learning_rate · r · u.
 ///
 /// # Shapes
 /// Five slices of one length, one whole tensor. `scratch` is given the direction u; what it held

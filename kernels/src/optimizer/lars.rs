@@ -13,8 +13,8 @@ use super::sgd::SgdUpdate;
 use super::{PIECE_VALUES, check_lengths, norm, trust_ratio};
 use crate::simd::{Isa, Task, vectorized};
 
-/// One update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is 0; g' =
-/// r · (g + weight_decay · w); the rest as [`sgd::step`](super::sgd::step) does with g'.
+/// Applies one update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is
+/// 0; g' = r · (g + weight_decay · w); the rest as [`sgd::step`](super::sgd::step) does with g'.
 ///
 /// # Shapes
 /// Three slices of one length, one whole tensor.

@@ -35,7 +35,7 @@ fn check_lengths<const N: usize>(what: &str, num_parameters: usize, others: [(&s
     }
 }
 
-/// The ratio by which a step is scaled, 1 where it has no meaning: where a norm is 0.
+/// Returns the ratio by which a step is scaled, 1 where it has no meaning: where a norm is 0.
 fn trust_ratio(of_parameters: f64, of_direction: f64, ratio: impl FnOnce() -> f64) -> f32 {
     if of_parameters > 0.0 && of_direction > 0.0 {
         ratio() as f32
@@ -44,7 +44,7 @@ fn trust_ratio(of_parameters: f64, of_direction: f64, ratio: impl FnOnce() -> f6
     }
 }
 
-/// The L2 norm of `values`.
+/// Returns the L2 norm of `values`.
 fn norm(isa: Isa, values: &[f32]) -> f64 {
     let mut sum = 0.0;
     for round in values.chunks(ROUND_VALUES) {

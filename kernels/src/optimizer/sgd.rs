@@ -23,7 +23,7 @@ pub struct SgdUpdate {
     pub nesterov: bool,
 }
 
-/// One update: g' = g + weight_decay · w; v = momentum · v + g'; w -= learning_rate · (g' +
+/// Applies one update: g' = g + weight_decay · w; v = momentum · v + g'; w -= learning_rate · (g' +
 /// momentum · v or v).
 ///
 /// # Shapes

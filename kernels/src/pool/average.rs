@@ -38,7 +38,7 @@ pub fn global_average<E: Element>(
     images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
 }
 
-/// dx = dy / pixels for every pixel.
+/// Computes dx = dy / pixels for every pixel.
 ///
 /// # Shapes
 /// `dy`: `[N, channels]`. `dx`: `[N, pixels, channels]`.

@@ -28,17 +28,17 @@ pub struct MaxPoolShape {
 }
 
 impl MaxPoolShape {
-    /// Height of the output.
+    /// Returns height of the output.
     pub fn height_out(&self) -> usize {
         self.height.div_ceil(2)
     }
 
-    /// Width of the output.
+    /// Returns width of the output.
     pub fn width_out(&self) -> usize {
         self.width.div_ceil(2)
     }
 
-    /// Values of the input.
+    /// Returns values of the input.
     ///
     /// # Panics
     /// If so many fit no slice.
@@ -49,7 +49,7 @@ impl MaxPoolShape {
         )
     }
 
-    /// Values of the output.
+    /// Returns values of the output.
     ///
     /// # Panics
     /// If so many fit no slice.
@@ -66,7 +66,7 @@ impl MaxPoolShape {
     }
 }
 
-/// Maxima, and the tap 3·row + column of each for the backward pass.
+/// Computes maxima, and the tap 3·row + column of each for the backward pass.
 ///
 /// # Shapes
 /// `x`: `[N, H, W, C]`. `y`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`.
@@ -104,7 +104,7 @@ pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E],
     });
 }
 
-/// Gradient of the input: each window's goes to the value it chose.
+/// Computes gradient of the input: each window's goes to the value it chose.
 ///
 /// # Shapes
 /// `dy`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`. `dx`: `[N, H, W, C]`, every value written.
@@ -207,7 +207,7 @@ impl<E: Element> Task for OutputRow<'_, E> {
     }
 }
 
-/// The largest value of a window, and its tap, for `N` channels from `first` on.
+/// Computes the largest value of a window, and its tap, for `N` channels from `first` on.
 #[inline(always)]
 fn choose<E: Element, const N: usize>(
     window: &[(&[E], u8)],
@@ -305,7 +305,7 @@ fn gather<E: Element, const N: usize>(windows: &[Window<'_, E>], first: usize, d
     }
 }
 
-/// The windows that contain `position`, each with the tap at which it does.
+/// Returns the windows that contain `position`, each with the tap at which it does.
 #[inline(always)]
 fn windows(position: usize, count: usize) -> [Option<(usize, usize)>; 2] {
     let window = position / 2;

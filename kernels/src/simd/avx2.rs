@@ -41,7 +41,7 @@ unsafe fn widen(bits: __m128i) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))) }
 }
 
-/// The number of lanes of a mask, which are the first ones.
+/// Returns the number of lanes of a mask, which are the first ones.
 #[inline(always)]
 unsafe fn count(mask: __m256i) -> usize {
     // SAFETY: features by the caller's contract.

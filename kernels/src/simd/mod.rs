@@ -77,9 +77,9 @@ impl Isa {
         Self::Portable,
     ];
 
-    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX,
-    /// where its products were measured to be no faster than those of widened values (docs/decisions/kernels.md,
-    /// 2026-11-25).
+    /// Returns the best instruction set of this processor: not AVX512-BF16 on Intel's that show no
+    /// AMX, where its products were measured to be no faster than those of widened values
+    /// (docs/decisions/kernels.md, 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {
         let pays = |isa: &Self| *isa != Self::Avx512Bf16 || !*IS_INTEL;
@@ -88,7 +88,7 @@ impl Isa {
             .expect("portable code runs everywhere")
     }
 
-    /// Every instruction set of this processor, the best first.
+    /// Returns every instruction set of this processor, the best first.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
@@ -150,7 +150,7 @@ impl Isa {
         }
     }
 
-    /// [`Isa::run`] for work that stores bf16: with AVX512-BF16 where it is there.
+    /// Does the same as [`Isa::run`] for work that stores bf16: with AVX512-BF16 if available.
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
@@ -173,8 +173,8 @@ impl Isa {
     }
 }
 
-/// The value, of which the compiler knows nothing: addresses made of it are computed where they are
-/// used, not before the loop for all its rounds, on the stack.
+/// Returns the value, of which the compiler knows nothing: addresses made of it are computed where
+/// they are used, not before the loop for all its rounds, on the stack.
 #[inline(always)]
 pub(crate) fn opaque(value: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -246,29 +246,29 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn splat(value: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
-    /// The first `n` lanes, all if `n >= LANES`.
+    /// Returns the first `n` lanes, all if `n >= LANES`.
     unsafe fn mask(n: usize) -> Self::Mask;
-    /// The masked lanes; zero elsewhere, without touching memory there.
+    /// Returns the masked lanes; zero elsewhere, without touching memory there.
     unsafe fn load_masked(p: *const f32, mask: Self::Mask) -> Self::V;
     unsafe fn store_masked(p: *mut f32, mask: Self::Mask, v: Self::V);
     /// Widens bf16, given as bits.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
-    /// As [`Simd::load_masked`].
+    /// Loads as [`Simd::load_masked`].
     unsafe fn load_bf16_masked(p: *const u16, mask: Self::Mask) -> Self::V;
     /// Rounds to the nearest bf16, ties to even; a NaN stays one. Subnormal values may become zero.
     unsafe fn store_bf16(p: *mut u16, v: Self::V);
     unsafe fn store_bf16_masked(p: *mut u16, mask: Self::Mask, v: Self::V);
-    /// The bits of two vectors of widened bf16 in one: those of `low` in the low half of each lane,
-    /// of `high` in the high.
+    /// Returns the bits of two vectors of widened bf16 in one: those of `low` in the low half of
+    /// each lane, of `high` in the high.
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
-    /// 0 where `v` is below 0; a NaN stays one, so that a diverged run is seen.
+    /// Returns 0 where `v` is below 0; a NaN stays one, so that a diverged run is seen.
     unsafe fn relu(v: Self::V) -> Self::V;
-    /// `limit` where `v` is above it; a NaN stays one.
+    /// Returns `limit` where `v` is above it; a NaN stays one.
     unsafe fn at_most(v: Self::V, limit: Self::V) -> Self::V;
-    /// `v` where `gate` is above 0, else 0.
+    /// Returns `v` where `gate` is above 0, else 0.
     unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
     /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the
     /// instruction set can.
@@ -276,13 +276,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Asks for the cache line at `p`, which need not exist.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}
-    /// The same for a line that is to be written: a store then need not wait for it.
+    /// Asks for a line that will be written, so that a store need not wait for it.
     #[inline(always)]
     unsafe fn prefetch_write(_p: *const f32) {}
-    /// `a * b + c`, in one rounding where the instruction set has it.
+    /// Returns `a * b + c`, in one rounding where the instruction set has it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// In each lane `c` plus the products of two pairs of bf16, rounded to f32 in between; what is
-    /// subnormal is zero. `a` should be the broadcast one.
+    /// Returns in each lane `c` plus the products of two pairs of bf16, rounded to f32 in between;
+    /// what is subnormal is zero. `a` should be the broadcast one.
     #[inline(always)]
     unsafe fn dot_bf16(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
         unreachable!("only planned where `Isa::has_dot_products`")

@@ -7,8 +7,8 @@ use std::time::Instant;
 const CHAINS: usize = 12;
 const ROUNDS: usize = 200_000;
 
-/// Measured multiply-adds of registers of one core, in GFLOP/s; the best of `repetitions` runs of
-/// about a millisecond.
+/// Returns measured multiply-adds of registers of one core, in GFLOP/s; the best of `repetitions`
+/// runs of about a millisecond.
 ///
 /// # Panics
 /// If the processor lacks `isa`.

@@ -14,8 +14,8 @@ unsafe fn entry<K: Kernel<Portable>>(kernel: K) {
     unsafe { kernel.run() }
 }
 
-/// One rounding where the target has the instruction; elsewhere two, since a library call for each
-/// would be 50 x slower.
+/// Multiplies and adds with one rounding where the target has the instruction; elsewhere two, since
+/// a library call for each would be 50 x slower.
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {

@@ -13,8 +13,8 @@ pub trait Task {
     /// Result of the work.
     type Output;
 
-    /// The work; implementations say `#[inline(always)]`, as does all they call in a loop, or it is
-    /// compiled portably.
+    /// Returns the work; implementations say `#[inline(always)]`, as does all they call in a loop,
+    /// or it is compiled portably.
     fn run(self) -> Self::Output;
 }
 

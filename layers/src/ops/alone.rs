@@ -212,7 +212,8 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
     }
 }
 
-/// The gradients of a layer's input, weights and residual: one call of the layer's backward pass.
+/// Returns the gradients of a layer's input, weights and residual: one call of the layer's backward
+/// pass.
 fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
     let layer = call.plan();
     let shape = call.shape;
@@ -281,7 +282,7 @@ fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
     })
 }
 
-/// Values of both signs, none of them subnormal.
+/// Returns values of both signs, none of them subnormal.
 fn filled<E: Element>(arena: &Arena, len: usize) -> Buffer<E> {
     let mut block = arena.take::<E>(len);
     for (index, value) in block.iter_mut().enumerate() {

@@ -65,7 +65,8 @@ pub struct KernelTime {
     pub seconds: f64,
 }
 
-/// The time of each kind of kernel since the process began; two snapshots bound a measurement.
+/// Returns the time of each kind of kernel since the process began; two snapshots bound a
+/// measurement.
 pub fn kernel_times() -> Vec<KernelTime> {
     let nanoseconds = NANOSECONDS
         .iter()
@@ -106,7 +107,7 @@ pub(super) fn calls_of<T>(work: impl FnOnce() -> T) -> (T, Vec<(Kernel, LayerCal
     (result, lock().take().unwrap_or_default())
 }
 
-/// A list of calls is whole after any panic.
+/// Returns a list of calls is whole after any panic.
 fn lock() -> MutexGuard<'static, Option<Vec<(Kernel, LayerCall)>>> {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }

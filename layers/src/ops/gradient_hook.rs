@@ -20,9 +20,9 @@ use super::joined_gradients::{Joined, JoinedGradients, to_data};
 
 /// Takes gradients out of a backward pass.
 pub trait GradientHook: Debug + Send + Sync {
-    /// `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's layout
-    /// and memory order, and it will not change. Called once for each parameter and backward pass,
-    /// on the thread that computes it.
+    /// Computes `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's
+    /// layout and memory order, and it will not change. Called once for each parameter and backward
+    /// pass, on the thread that computes it.
     ///
     /// A GPU may not have computed it yet: the first reader of the values waits for it and copies
     /// them.
@@ -34,7 +34,7 @@ pub trait GradientHook: Debug + Send + Sync {
         None
     }
 
-    /// As [`on_gradient`](GradientHook::on_gradient), of all gradients of a group; called where
+    /// Takes all gradients of a group, as [`on_gradient`](GradientHook::on_gradient); called where
     /// [`joined`](GradientHook::joined) is one.
     ///
     /// # Panics

@@ -54,7 +54,7 @@ impl Waiting {
 }
 
 impl JoinedGradients {
-    /// In groups by `group_of`, which is asked for each gradient.
+    /// Returns empty groups; `group_of` is called for each gradient.
     pub fn new(
         group_of: impl Fn(ParamId) -> Option<(usize, usize)> + Send + Sync + 'static,
     ) -> Self {
@@ -64,7 +64,8 @@ impl JoinedGradients {
         }
     }
 
-    /// The groups that are not whole, at the end of a pass: of parameters without a gradient.
+    /// Returns the groups that are not whole, at the end of a pass: of parameters without a
+    /// gradient.
     pub fn rest(&self) -> Vec<Joined> {
         mem::take(&mut *self.lock())
             .into_values()
@@ -72,7 +73,7 @@ impl JoinedGradients {
             .collect()
     }
 
-    /// The whole group that `gradient` completes, if it does.
+    /// Returns the whole group that `gradient` completes, if it does.
     pub(super) fn add<B: Backend>(
         &self,
         parameter: ParamId,

@@ -41,32 +41,32 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
     result
 }
 
-/// The tensor in memory order.
+/// Returns the tensor in memory order.
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }
 
-/// A view of one zero as a tensor of this shape and type.
+/// Returns a view of one zero as a tensor of this shape and type.
 pub(super) fn only_shape(tensor: &FlexTensor) -> FlexTensor {
     let zero = Flex::float_zeros(Shape::new([1; 4]), &tensor.device(), tensor.dtype().into());
     Flex::float_expand(zero, tensor.shape())
 }
 
-/// The values of what [`contiguous`] returned.
+/// Returns the values of what [`contiguous`] returned.
 pub(super) fn floats(contiguous: &FlexTensor) -> &[f32] {
     contiguous
         .as_slice()
         .expect("contiguous and f32: the input's type is checked, the others have the same")
 }
 
-/// A tensor of few values.
+/// Returns a tensor of few values.
 pub(super) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
 /// A type that our kernels store activations in.
 pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
-    /// The tensor contiguous and of this type.
+    /// Returns the tensor contiguous and of this type.
     fn activations(tensor: FlexTensor) -> FlexTensor {
         let dtype = <Self as burn::tensor::Element>::dtype();
         match (tensor.dtype(), dtype) {
@@ -76,7 +76,7 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
         }
     }
 
-    /// The values of what [`Activation::activations`] returned.
+    /// Returns the values of what [`Activation::activations`] returned.
     fn values(activations: &FlexTensor) -> &[Self] {
         activations.as_slice().expect("contiguous and of this type")
     }
@@ -93,7 +93,7 @@ fn widened(tensor: &FlexTensor) -> FlexTensor {
     activation(values, tensor.shape())
 }
 
-/// The tensor of f32 rounded to f16: what our kernels compute of activations in f16.
+/// Returns the tensor of f32 rounded to f16: what our kernels compute of activations in f16.
 pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
     let tensor = contiguous(tensor);
     let values = floats(&tensor);
@@ -102,8 +102,8 @@ pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(halves, tensor.shape()))
 }
 
-/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is
-/// dropped. burn copies such a tensor before it writes in place.
+/// Returns a tensor over a block of the arena, which gets it back when the last clone of the tensor
+/// is dropped. burn copies such a tensor before it writes in place.
 pub(super) fn activation<E: Activation>(block: Buffer<E>, shape: impl Into<Shape>) -> FlexTensor {
     struct Owner<E: Element>(Buffer<E>);
     impl<E: Element> AsRef<[u8]> for Owner<E> {

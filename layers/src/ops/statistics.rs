@@ -41,7 +41,8 @@ impl Moments {
         }
     }
 
-    /// From sums and centred sums of squares, `[2, C]`, over `count` values of each channel.
+    /// Returns the moments from sums and centred sums of squares, `[2, C]`, over `count` values of
+    /// each channel.
     #[cfg(feature = "flex")]
     pub(super) fn of_sums(count: f64, mut sums: Vec<f64>) -> Self {
         let squares = sums.split_off(sums.len() / 2);
@@ -52,7 +53,7 @@ impl Moments {
         }
     }
 
-    /// The moments of the union of all ranks' values.
+    /// Returns the moments of the union of all ranks' values.
     ///
     /// # Panics
     /// When no rank counts.
@@ -83,7 +84,7 @@ impl Moments {
         }
     }
 
-    /// The biased variance.
+    /// Returns the biased variance.
     pub(super) fn variance(&self) -> Vec<f64> {
         self.squares
             .iter()
@@ -100,7 +101,7 @@ pub(super) struct GradientSums {
 }
 
 impl GradientSums {
-    /// From the kernels' `[2, C]`.
+    /// Returns the sums from the kernels' `[2, C]`.
     #[cfg(feature = "flex")]
     pub(super) fn of(mut sums: Vec<f64>) -> Self {
         let with_normalised = sums.split_off(sums.len() / 2);

@@ -15,7 +15,7 @@ use burn::tensor::{FloatDType, Slice, Tensor};
 
 use super::{GradientHook, gated};
 
-/// Any convolution of burn's.
+/// Runs any convolution of burn's.
 pub(crate) fn conv(
     conv: &Conv2d,
     input: Tensor<4>,
@@ -40,7 +40,7 @@ pub(crate) fn conv(
     )
 }
 
-/// Linear layer, `[.., C]` to `[.., K]`, in the number format of x.
+/// Runs a linear layer, `[.., C]` to `[.., K]`, in the number format of x.
 pub(crate) fn linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -50,7 +50,7 @@ pub(crate) fn linear<const D: usize>(
     multiply_add(x, weight.cast(dtype), bias.map(|bias| bias.cast(dtype)))
 }
 
-/// An operation on the planes.
+/// Returns an operation on the planes.
 pub(crate) fn in_planes(
     input: Tensor<4>,
     operation: impl FnOnce(Tensor<4>) -> Tensor<4>,
@@ -58,7 +58,7 @@ pub(crate) fn in_planes(
     to_channels_last(operation(to_planes(input)))
 }
 
-/// An operation of two sides on their planes.
+/// Returns an operation of two sides on their planes.
 pub(crate) fn binary(
     left: Tensor<4>,
     right: Tensor<4>,
@@ -67,15 +67,16 @@ pub(crate) fn binary(
     to_channels_last(operation(to_planes(left), to_planes(right)))
 }
 
-/// `input * scale + shift`, per channel.
+/// Returns `input * scale + shift`, per channel.
 pub(crate) fn scale_shift(input: Tensor<4>, scale: Tensor<1>, shift: Tensor<1>) -> Tensor<4> {
     let [channels] = scale.dims();
     let per_channel = |values: Tensor<1>| values.reshape([1, channels, 1, 1]);
     to_channels_last(to_planes(input) * per_channel(scale) + per_channel(shift))
 }
 
-/// Shortcut A: every second row and column, `zero_channels` channels of zeros on either side, as
-/// the published code's `F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, planes // 4, planes // 4))`.
+/// Returns shortcut A: every second row and column, `zero_channels` channels of zeros on either
+/// side, as the published code's `F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, planes // 4, planes //
+/// 4))`.
 pub(crate) fn subsample_and_pad(input: Tensor<4>, zero_channels: usize) -> Tensor<4> {
     let every_second = Slice::new(0, None, 2);
     let kept = to_planes(input).slice([Slice::full(), Slice::full(), every_second, every_second]);
@@ -84,7 +85,7 @@ pub(crate) fn subsample_and_pad(input: Tensor<4>, zero_channels: usize) -> Tenso
     to_channels_last(Tensor::cat(vec![zeros.clone(), kept, zeros], 1))
 }
 
-/// The mean over all pixels: `[N, H, W, C]` to `[N, C]`.
+/// Returns the mean over all pixels: `[N, H, W, C]` to `[N, C]`.
 pub(crate) fn global_average(input: Tensor<4>) -> Tensor<2> {
     let [n, h, w, channels] = input.dims();
     to_planes(input)

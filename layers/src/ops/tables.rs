@@ -45,8 +45,8 @@ impl Tables {
         }
     }
 
-    /// As many groups as leave neither too many values nor too few rows, and divide the rows;
-    /// images in a batch or their sides mostly do.
+    /// Returns as many groups as leave neither too many values nor too few rows, and divide the
+    /// rows; images in a batch or their sides mostly do.
     fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
         let most = if has_two_stages {
             (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS)
@@ -64,22 +64,22 @@ impl Tables {
         }
     }
 
-    /// Values of each channel.
+    /// Returns values of each channel.
     pub(super) fn num_rows(self) -> usize {
         self.groups * self.rows
     }
 
-    /// `[N, H, W, C]` as `[groups, rows, C]`.
+    /// Returns `[N, H, W, C]` as `[groups, rows, C]`.
     pub(super) fn view<B: Backend>(self, tensor: FloatTensor<B>) -> FloatTensor<B> {
         B::float_reshape(tensor, Shape::new([self.groups, self.rows, self.channels]))
     }
 
-    /// The mean of each channel, `[1, 1, C]`: all groups have equally many rows.
+    /// Returns the mean of each channel, `[1, 1, C]`: all groups have equally many rows.
     pub(super) fn mean<B: Backend>(self, table: FloatTensor<B>) -> FloatTensor<B> {
         self.reduce::<B>(table, B::float_mean_dim)
     }
 
-    /// The sum of each channel, `[1, 1, C]`.
+    /// Returns the sum of each channel, `[1, 1, C]`.
     pub(super) fn sum<B: Backend>(self, table: FloatTensor<B>) -> FloatTensor<B> {
         self.reduce::<B>(table, B::float_sum_dim)
     }
@@ -98,13 +98,13 @@ impl Tables {
     }
 }
 
-/// `[C]` as `[1, 1, C]`.
+/// Returns `[C]` as `[1, 1, C]`.
 pub(super) fn as_row<B: Backend>(values: FloatTensor<B>) -> FloatTensor<B> {
     let channels = values.shape().num_elements();
     B::float_reshape(values, Shape::new([1, 1, channels]))
 }
 
-/// `[1, 1, C]` as `[C]`.
+/// Returns `[1, 1, C]` as `[C]`.
 pub(super) fn as_vector<B: Backend>(row: FloatTensor<B>) -> FloatTensor<B> {
     let channels = row.shape().num_elements();
     B::float_reshape(row, Shape::new([channels]))

@@ -30,7 +30,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// `None` where matrix units don't take this type, channels are no sixteens, or no strip fits.
+    /// Returns `None` where matrix units don't take this type, channels are no sixteens, or no
+    /// strip fits.
     fn new(
         [_, height, width, channels_in]: [usize; 4],
         channels_out: usize,
@@ -100,7 +101,7 @@ impl Tiles {
         self.pairs().min(PLANES)
     }
 
-    /// Planes with the same pair, which take its products in turn.
+    /// Returns the planes with the same pair, which take its products in turn.
     fn lanes(&self) -> usize {
         PLANES / self.pairs_of_cube()
     }
@@ -110,8 +111,8 @@ impl Tiles {
     }
 }
 
-/// The sums of each block, and how many blocks there are; `None` where there is no way by matrix
-/// units.
+/// Returns the sums of each block, and how many blocks there are; `None` where there is no way by
+/// matrix units.
 pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTensor, usize)> {
     let of_input = input.shape().dims::<4>();
     let of_output = dy.shape().dims::<4>();
@@ -152,7 +153,7 @@ pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTen
 }
 
 // tidy: long function because its sums live in registers, which no other function could be given.
-/// The sums of each block: `[blocks, C_out, 9, C_in]`.
+/// Computes the sums of each block: `[blocks, C_out, 9, C_in]`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
     input: &[Vector<E, V>],

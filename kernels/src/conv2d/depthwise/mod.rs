@@ -58,7 +58,7 @@ impl Plan {
         }
     }
 
-    /// A pass of stride 1 over the spread gradient of the output.
+    /// Returns a pass of stride 1 over the spread gradient of the output.
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
         let Self { from, to, .. } = Self::forward(s);
         let border = s.kernel - 1 - s.padding;
@@ -77,12 +77,12 @@ impl Plan {
         self.num_blocks() * self.block_len()
     }
 
-    /// Elements of the ring.
+    /// Returns elements of the ring.
     pub(super) fn slot_len(&self) -> usize {
         self.kernel * self.row_len()
     }
 
-    /// Bands of all images.
+    /// Returns bands of all images.
     pub(super) fn num_pieces(&self) -> usize {
         self.images * self.num_bands()
     }
@@ -108,23 +108,23 @@ impl Plan {
         self.channels.div_ceil(BLOCK)
     }
 
-    /// Packed weights, or their gradient, of a block of channels.
+    /// Returns packed weights, or their gradient, of a block of channels.
     fn block_len(&self) -> usize {
         self.kernel * self.kernel * BLOCK
     }
 
-    /// Pixels of a row of the ring: all that whole runs of output columns touch.
+    /// Returns pixels of a row of the ring: all that whole runs of output columns touch.
     fn ring_width(&self) -> usize {
         let needed = (self.to[1].next_multiple_of(COLUMNS) - 1) * self.stride + self.kernel;
         needed.max(self.border + (self.from[1] - 1) * self.spread + 1)
     }
 
-    /// Elements of a row of the ring.
+    /// Returns elements of a row of the ring.
     fn row_len(&self) -> usize {
         self.num_blocks() * self.ring_width() * BLOCK
     }
 
-    /// Elements of a row of what is written.
+    /// Returns elements of a row of what is written.
     fn out_row_len(&self) -> usize {
         self.to[1] * self.channels
     }
@@ -137,7 +137,7 @@ impl Plan {
         self.to[0].div_ceil(self.band_rows())
     }
 
-    /// The row of what is read that lies under row `tap` of the kernel at output row `row`.
+    /// Returns the row of what is read that lies under row `tap` of the kernel at output row `row`.
     fn row_under(&self, row: usize, tap: usize) -> Option<usize> {
         let at = (row * self.stride + tap).checked_sub(self.border)?;
         (at.is_multiple_of(self.spread) && at / self.spread < self.from[0])

@@ -27,7 +27,7 @@ pub(crate) trait Factor: Copy + Default + Sync + 'static {
     /// Converts activations, of a storage that is accepted, to as many factors.
     fn convert<S: Simd, E: Element>(from: &[E], to: &mut [Self]);
 
-    /// A slot of the workspace as a buffer of factors.
+    /// Returns a slot of the workspace as a buffer of factors.
     fn of_slot(slot: &mut [f32]) -> &mut [Self];
 
     /// Broadcasts `VALUES` values.
@@ -36,7 +36,7 @@ pub(crate) trait Factor: Copy + Default + Sync + 'static {
     /// Broadcasts the one value that is left of a run, and zeros.
     unsafe fn splat_single<S: Simd>(p: *const Self) -> S::V;
 
-    /// `sum` plus the products of factors and weights.
+    /// Returns `sum` plus the products of factors and weights.
     unsafe fn multiply_add<S: Simd>(factors: S::V, weights: S::V, sum: S::V) -> S::V;
 }
 

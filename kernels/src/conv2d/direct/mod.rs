@@ -41,13 +41,13 @@ pub(super) trait Products {
     /// Element of a band.
     type X: Factor;
 
-    /// Vectors of weights for a run of a kernel row.
+    /// Returns vectors of weights for a run of a kernel row.
     fn vectors(run: usize) -> usize;
 
     /// Writes a class's pixels in a band.
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, Self::X>, out: &mut [E]);
 
-    /// Elements of a worker's slot.
+    /// Returns elements of a worker's slot.
     fn slot_len(plan: &Plan) -> usize {
         (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
     }
@@ -131,8 +131,8 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
     }
 }
 
-/// Some bands of an image, or all of some: `out` starts with class row `first_row` of the first
-/// one's output.
+/// Computes some bands of an image, or all of some: `out` starts with class row `first_row` of the
+/// first one's output.
 fn run_part<S: Simd, E: Element, K: Products>(
     plan: &Plan,
     (input, images): (&[E], usize),
@@ -196,12 +196,12 @@ fn run_part<S: Simd, E: Element, K: Products>(
 }
 
 impl<X> ClassBand<'_, X> {
-    /// Values of a window in one kernel row.
+    /// Returns values of a window in one kernel row.
     pub(super) fn run(&self) -> usize {
         self.class.taps_w * self.plan.in_c
     }
 
-    /// Elements from one pixel's window to the next one's.
+    /// Returns elements from one pixel's window to the next one's.
     pub(super) fn pixel_stride(&self) -> usize {
         self.plan.step * self.plan.in_c
     }
@@ -264,8 +264,8 @@ impl<X: Factor> Products for Blocks<X> {
     }
 }
 
-/// All pixels of one class in a band, for NV vectors of output channels; their weights stay in L1
-/// or stream from L2.
+/// Computes all pixels of one class in a band, for NV vectors of output channels; their weights
+/// stay in L1 or stream from L2.
 fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
     band: &ClassBand<'_, X>,
     (channel, channels): (usize, usize),

@@ -118,7 +118,7 @@ unsafe fn accumulate<
     }
 }
 
-/// Pixels of the largest block with `num_vectors` vectors of channels.
+/// Returns pixels of the largest block with `num_vectors` vectors of channels.
 pub(crate) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
@@ -140,8 +140,8 @@ unsafe fn launch<
     unsafe { S::vectorize(Pixels::<X, E, P, NV, AHEAD>(block)) }
 }
 
-/// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way,
-/// which is right where a run is a whole pixel and seldom in a cache.
+/// Returns the kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on
+/// the way, which is right where a run is a whole pixel and seldom in a cache.
 pub(crate) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
     pixels: usize,
 ) -> unsafe fn(&PixelBlock<X, E>) {

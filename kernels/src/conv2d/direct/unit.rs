@@ -30,8 +30,8 @@ pub(super) enum Layout {
 }
 
 impl UnitPixels<'_> {
-    /// The first value of the channels `first..first + width`, `offset` further on where nothing is
-    /// packed, and its strides.
+    /// Returns the first value of the channels `first..first + width`, `offset` further on where
+    /// nothing is packed, and its strides.
     pub(super) fn block(
         &self,
         offset: usize,
@@ -63,8 +63,8 @@ impl UnitPixels<'_> {
 pub(super) struct Cut([[usize; 2]; 2]);
 
 impl Cut {
-    /// As few as can be of at most `most`, whose widths differ by one at most, the narrow ones
-    /// first.
+    /// Returns the fewest blocks of at most `most`, whose widths differ by one at most, the narrow
+    /// ones first.
     pub(super) fn evenly(len: usize, most: usize) -> Self {
         let num = len.div_ceil(most);
         let width = len / num;
@@ -80,7 +80,7 @@ impl Cut {
         ])
     }
 
-    /// The channels of each block.
+    /// Returns the channels of each block.
     #[inline(always)]
     pub(super) fn blocks(self) -> impl Iterator<Item = Range<usize>> {
         let [[num, width], [num_rest, rest]] = self.0;
@@ -94,7 +94,7 @@ impl Cut {
     }
 }
 
-/// Cache lines of so many values.
+/// Returns cache lines of so many values.
 pub(super) const fn lines_of<E>(values: usize) -> usize {
     (values * size_of::<E>()).div_ceil(LINE_FLOATS * size_of::<f32>())
 }
@@ -137,7 +137,7 @@ pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     s.kernel == 1 && is_far
 }
 
-/// The same for dy, over which `num_blocks` blocks of runs pass.
+/// Returns whether dy is packed, over which `num_blocks` blocks of runs pass.
 pub(super) fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
     let [channels, blocks] = if S::LANES < PANEL {
         [64, 16]
@@ -267,7 +267,7 @@ struct Group<E, const PIXELS: usize> {
 }
 
 impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
-    /// V vectors a value, the first value first.
+    /// Packs V vectors per value, the first value first.
     #[inline(always)]
     unsafe fn copy<S: Simd, const V: usize>(self) {
         let mut to = self.to;
@@ -285,7 +285,7 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         }
     }
 
-    /// Whole vectors as far as there are any, and masked ones.
+    /// Packs whole vectors as far as possible, then masked ones.
     #[inline(always)]
     unsafe fn copy_masked<S: Simd>(self) {
         let mut to = self.to;
@@ -310,8 +310,8 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         }
     }
 
-    /// The value of a pixel from its channel `lane` on, or of a pair of pixels, the second of which
-    /// may be missing.
+    /// Returns the value of a pixel from its channel `lane` on, or of a pair of pixels, the second
+    /// of which may be missing.
     #[inline(always)]
     unsafe fn value<S: Simd>(
         &self,

@@ -55,7 +55,8 @@ pub(crate) struct Plan {
     dots: bool,
 }
 
-/// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
+/// Returns the size of a block that cuts `channels` into equal ones of whole panels and about
+/// `most`.
 pub(crate) fn block_of(channels: usize, most: usize) -> usize {
     channels
         .div_ceil(channels.div_ceil(most))
@@ -64,7 +65,7 @@ pub(crate) fn block_of(channels: usize, most: usize) -> usize {
 }
 
 impl Plan {
-    /// With `dots`, for activations of bf16 where there are dot products, by these.
+    /// Returns the plan; with `dots`, by dot products of bf16 where they exist.
     pub(crate) fn new(s: &Conv2dShape, dots: bool) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
@@ -104,7 +105,7 @@ impl Plan {
         self.dots
     }
 
-    /// Elements of a task's sums, the first part of a slot.
+    /// Returns elements of a task's sums, the first part of a slot.
     fn sums_len(&self) -> usize {
         self.out_block.next_multiple_of(PANEL)
             * self.in_block
@@ -112,7 +113,7 @@ impl Plan {
             * self.units.rows.shape.kernel
     }
 
-    /// Room for the unit's x, and a block of its dy, as f32.
+    /// Returns room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
         let block = (PACKED_VECTORS * PANEL).min(self.out_block);
         self.x_lens().iter().sum::<usize>()
@@ -125,7 +126,7 @@ impl Plan {
         self.dots && self.units.rows.shape.kernel > 1
     }
 
-    /// Elements of a row of x as the kernel reads it.
+    /// Returns elements of a row of x as the kernel reads it.
     fn row_len(&self, channels: usize) -> usize {
         let s = &self.units.rows.shape;
         let pixels = if self.pairs_windows() {
@@ -138,8 +139,8 @@ impl Plan {
         pixels * channels
     }
 
-    /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so
-    /// that its dy starts on one.
+    /// Returns elements of a unit's x, and of a row that windows are cut from, in whole cache
+    /// lines, so that its dy starts on one.
     fn x_lens(&self) -> [usize; 2] {
         let x = self.units.images * self.padded_rows * self.row_len(self.in_block);
         let row = if self.pairs_windows() {
@@ -429,7 +430,7 @@ struct UnitView<'a> {
     next: [Option<Next>; 2],
 }
 
-/// All kernel rows and runs for NV vectors of output channels from `channel` on.
+/// Computes all kernel rows and runs for NV vectors of output channels from `channel` on.
 fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
     view: &UnitView<'_>,
     (channel, channels): (usize, usize),

@@ -90,7 +90,7 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
     }
 }
 
-/// Values of a run in the largest block with `num_vectors` vectors of channels.
+/// Returns values of a run in the largest block with `num_vectors` vectors of channels.
 pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
@@ -112,7 +112,7 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
     }
 }
 
-/// The kernel for `values` values of a run and NV vectors.
+/// Returns the kernel for `values` values of a run and NV vectors.
 pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(
     values: usize,
 ) -> unsafe fn(&WeightBlock) {

@@ -39,8 +39,8 @@ enum Unit {
 }
 
 impl Dot {
-    /// By tiles where `isa` has them and they can be filled, else by vectors; None if `isa` has no
-    /// dot products or multiplies f32 faster.
+    /// Returns a plan by tiles if `isa` has them and they can be filled, else by vectors; `None` if
+    /// `isa` has no dot products or multiplies f32 faster.
     pub(super) fn new(plan: Plan, isa: Isa) -> Option<Self> {
         if isa.has_tiles() {
             // On a processor with tiles (measured) dot products do half as many multiply-adds as
@@ -60,7 +60,8 @@ impl Dot {
             .then(|| Self::with(plan, Unit::Vectors))
     }
 
-    /// By the emulation of tiles, on any processor; None for plans that tiles do not take.
+    /// Returns a plan by the emulation of tiles, on any processor; `None` if tiles cannot be
+    /// filled.
     #[cfg(test)]
     pub(super) fn emulated(plan: Plan) -> Option<Self> {
         fills_tiles(&plan).then(|| Self::with(plan, Unit::EmulatedTiles))
@@ -77,7 +78,7 @@ impl Dot {
         &self.plan
     }
 
-    /// Multiply-adds of a lane in the time of one of f32, roughly.
+    /// Returns multiply-adds of a lane in the time of one of f32, roughly.
     pub(super) fn per_instruction(&self) -> usize {
         if self.unit == Unit::Vectors { 2 } else { 16 }
     }

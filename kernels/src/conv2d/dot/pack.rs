@@ -100,7 +100,7 @@ struct Filters<'a> {
 }
 
 impl Filters<'_> {
-    /// The values of a row of taps from `value` on, a filter in each lane.
+    /// Computes the values of a row of taps from `value` on, a filter in each lane.
     #[inline(always)]
     fn gather(&self, row: usize, value: usize, values: &mut [[f32; PANEL]]) {
         let (taps, in_c) = (self.taps, self.taps.plan.in_c);
@@ -164,7 +164,7 @@ impl<'a> Taps<'a> {
         }
     }
 
-    /// The offset of a tap in a row of them, for output channel 0 and input channel 0.
+    /// Returns the offset of a tap in a row of them, for output channel 0 and input channel 0.
     #[inline(always)]
     fn offset(&self, row: usize, column: usize) -> usize {
         let tap = |index: usize, last: usize| {

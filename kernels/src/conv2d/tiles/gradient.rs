@@ -70,12 +70,12 @@ impl Plan {
         }
     }
 
-    /// Steps of products over `images` with `rows` of `width` pixels each.
+    /// Returns steps of products over `images` with `rows` of `width` pixels each.
     fn steps(&self, images: usize, [rows, width]: [usize; 2]) -> usize {
         (((images - 1) * self.image_rows + rows - 1) * self.pitch + width).div_ceil(TILE_VALUES)
     }
 
-    /// Steps of the largest unit.
+    /// Returns steps of the largest unit.
     fn max_steps(&self) -> usize {
         self.steps(
             self.units.images,
@@ -83,7 +83,7 @@ impl Plan {
         )
     }
 
-    /// Steps of a plane of x: with the farthest tap's positions.
+    /// Returns steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
         steps
             + ((self.units.rows.shape.kernel - 1) / self.units.rows.shape.stride * (self.pitch + 1))
@@ -104,7 +104,7 @@ impl Plan {
         self.in_block.next_multiple_of(PANEL) * self.channel_stride()
     }
 
-    /// Planes in one direction.
+    /// Returns the planes in one direction.
     fn parities(&self) -> usize {
         self.units
             .rows
@@ -118,7 +118,7 @@ impl Plan {
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
-    /// Room for a unit's packed x and dy.
+    /// Returns room for a unit's packed x and dy.
     fn scratch_len(&self) -> usize {
         let planes = self.parities() * self.parities();
         planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
@@ -293,7 +293,8 @@ struct Products<'a> {
 }
 
 impl Products<'_> {
-    /// All tiles of sums: those of a pair of output panels, then channel by channel panel all taps.
+    /// Computes all tiles of sums: those of a pair of output panels, then channel by channel panel
+    /// all taps.
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
         let (plan, taps) = (
             self.plan,
@@ -341,8 +342,8 @@ impl Products<'_> {
         }
     }
 
-    /// The left factor of the tile of sums `index`, which counts the taps of one channel panel
-    /// after the other, and where these sums start in a panel's.
+    /// Returns the left factor of the tile of sums `index`, which counts the taps of one channel
+    /// panel after the other, and where these sums start in a panel's.
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
         let (plan, side, stride) = (

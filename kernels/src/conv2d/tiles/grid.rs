@@ -30,7 +30,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// The positions `p` for which `offset + stride * p` lies in `0..extent`.
+    /// Returns the positions `p` for which `offset + stride * p` lies in `0..extent`.
     pub(crate) fn inside(offset: isize, stride: usize, extent: usize) -> [usize; 2] {
         let first = |bound: isize| bound.max(0).unsigned_abs().div_ceil(stride);
         let start = first(-offset);

@@ -63,7 +63,7 @@ impl Strips {
         self.positions.div_ceil(self.tile)
     }
 
-    /// The first position of a tile.
+    /// Returns the first position of a tile.
     fn first(&self, strip: usize, tile: usize) -> usize {
         strip * self.pitch + (tile * self.tile).min(self.positions - self.tile)
     }
@@ -268,7 +268,7 @@ impl<S: Simd, E: Element> Kernel<S> for StoreTile<E> {
 }
 
 impl<E: Element> StoreTile<E> {
-    /// `WHOLE` is the number of channels, if it is known: then no store is masked.
+    /// Computes `WHOLE` is the number of channels, if it is known: then no store is masked.
     ///
     /// # Safety
     /// As [`Kernel::run`].

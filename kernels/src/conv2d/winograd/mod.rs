@@ -166,9 +166,9 @@ impl<'a, E> OutputRows<'a, E> {
     }
 }
 
-/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out
-/// channels, 36 times. Meanwhile it asks for the lines that the output tiles are written to: stores
-/// that miss the cache would take longer than all else of the transform.
+/// Computes `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x
+/// out channels, 36 times. Meanwhile it asks for the lines that the output tiles are written to:
+/// stores that miss the cache would take longer than all else of the transform.
 fn multiply<S: Simd, E>(
     plan: &Plan,
     tiles: usize,

@@ -88,7 +88,7 @@ impl<S: Simd> Kernel<S> for PackKernels<'_> {
     }
 }
 
-/// `G g G^T` of as many kernels as a vector has lanes, each of which may be mirrored.
+/// Computes `G g G^T` of as many kernels as a vector has lanes, each of which may be mirrored.
 #[inline(always)]
 unsafe fn transform<S: Simd>(
     taps: &[[f32; PANEL]],

@@ -102,8 +102,8 @@ impl Plan {
         Self::new(s.batch, input, output, 2 - s.padding, MAX_BLOCK_TILES)
     }
 
-    /// The weight gradient's tiles: those of x and of dy, at most `task_channels` of each at a
-    /// time.
+    /// Returns the weight gradient's tiles: those of x and of dy, at most `task_channels` of each
+    /// at a time.
     pub(crate) fn weight_gradient(s: &Conv2dShape, task_channels: usize) -> Self {
         let mut input = GridPlan::new(s.height, s.width, s.in_channels);
         let mut output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
@@ -163,7 +163,7 @@ impl Plan {
         self.images * self.tile_rows * self.tile_columns
     }
 
-    /// The blocks of a piece, in order.
+    /// Returns the blocks of a piece, in order.
     pub(crate) fn blocks(&self, piece: usize) -> impl Iterator<Item = TileBlock> {
         let image = piece / self.num_bands * self.images_of_piece;
         let tile_row = piece % self.num_bands * self.band_tile_rows;
@@ -197,14 +197,14 @@ impl Plan {
         )
     }
 
-    /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts
-    /// while packing.
+    /// Returns elements of the transformed weights; positions 64 bytes apart, against cache set
+    /// conflicts while packing.
     pub(crate) fn packed_len(&self) -> usize {
         POSITIONS * (self.input.channels * self.output.channels.next_multiple_of(PANEL) + PANEL)
     }
 
-    /// Elements from one position of a block to the next; 64 bytes more than the tiles, against
-    /// cache set conflicts.
+    /// Returns elements from one position of a block to the next; 64 bytes more than the tiles,
+    /// against cache set conflicts.
     pub(crate) fn position_strides(&self) -> [usize; 2] {
         [&self.input, &self.output]
             .map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)
@@ -225,7 +225,7 @@ pub(crate) struct TileBlock {
 }
 
 impl TileBlock {
-    /// The `index`-th tile of the block in a grid of images with `image_len` elements.
+    /// Returns the `index`-th tile of the block in a grid of images with `image_len` elements.
     pub(crate) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
         let index = self.first + index;
         let row = index / plan.tile_columns;

@@ -105,8 +105,8 @@ unsafe fn prefetch_tile<S: Simd, E>(start: *const E, [row, column]: [usize; 2], 
     }
 }
 
-/// The first or the last three rows of positions, for one vector of channels, whose pixels begin at
-/// `start`.
+/// Computes the first or the last three rows of positions, for one vector of channels, whose pixels
+/// begin at `start`.
 #[inline(always)]
 unsafe fn transform_input_half<S: Simd, E: Element, const PLACE: u8, const LAST: bool>(
     t: &InputTile<'_, E>,

@@ -29,7 +29,7 @@ pub(crate) const KERNEL_ROWS: [[f64; 3]; TILE] = {
     ]
 };
 
-/// `G g` of three taps.
+/// Returns `G g` of three taps.
 ///
 /// # Safety
 /// As the methods of [`Simd`].
@@ -51,7 +51,7 @@ pub(crate) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
     }
 }
 
-/// Half of `B^T d` of six values: the first three or the last three.
+/// Returns half of `B^T d` of six values: the first three or the last three.
 ///
 /// Halves, since 36 intermediate values would not fit into 32 registers: reading a tile twice costs
 /// less than a detour of half of it through the stack (on Zen 4 a 64-byte store takes two cycles, a
@@ -87,7 +87,7 @@ pub(crate) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::
     }
 }
 
-/// `B^T d` of six values.
+/// Returns `B^T d` of six values.
 ///
 /// # Safety
 /// As the methods of [`Simd`].
@@ -98,7 +98,7 @@ pub(crate) unsafe fn input_1d<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
     [a, b, c, d, e, f]
 }
 
-/// `A^T m` of six values.
+/// Returns `A^T m` of six values.
 ///
 /// # Safety
 /// As the methods of [`Simd`].
@@ -125,7 +125,7 @@ pub(crate) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
     }
 }
 
-/// `A y` of four values: the transpose of [`output_1d`], for the gradient of the output.
+/// Returns `A y` of four values: the transpose of [`output_1d`], for the gradient of the output.
 ///
 /// # Safety
 /// As the methods of [`Simd`].
@@ -150,7 +150,8 @@ pub(crate) unsafe fn gradient_1d<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
     }
 }
 
-/// `G^T m` of six values: the transpose of the kernel's transform, for the gradient of the weights.
+/// Returns `G^T m` of six values: the transpose of the kernel's transform, for the gradient of the
+/// weights.
 ///
 /// # Safety
 /// As the methods of [`Simd`].

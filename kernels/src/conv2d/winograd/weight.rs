@@ -45,7 +45,7 @@ impl Plan {
         }
     }
 
-    /// Sums of one task: `[position][panel][channel][16]`.
+    /// Returns the number of sums of one task: `[position][panel][channel][16]`.
     fn sums_len(&self) -> usize {
         POSITIONS * self.tiles.input.channels * self.tiles.output.channels.next_multiple_of(PANEL)
     }
@@ -192,7 +192,7 @@ struct Product<'a> {
     accumulate: bool,
 }
 
-/// One position's product over the block's tiles, for NV vectors of output channels.
+/// Adds one position's product over the block's tiles, for NV vectors of output channels.
 fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], channel: usize) {
     let in_count = product.in_count;
     let panel_stride = in_count * PANEL;

@@ -80,7 +80,7 @@ impl Tiles for Emulated {
     }
 }
 
-/// Zero of the same sign in place of a subnormal number.
+/// Returns zero of the same sign in place of a subnormal number.
 fn flushed(value: f32) -> f32 {
     if value.is_subnormal() {
         0.0f32.copysign(value)

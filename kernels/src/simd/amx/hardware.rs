@@ -104,7 +104,7 @@ pub(crate) fn is_available() -> bool {
     })
 }
 
-/// AMX-TILE and AMX-BF16, and that the system saves their state.
+/// Returns whether there are AMX-TILE and AMX-BF16, and the system saves their state.
 fn processor_has_tiles() -> bool {
     #[target_feature(enable = "xsave")]
     fn enabled_states() -> u64 {

@@ -35,7 +35,7 @@ pub(crate) const TILE_VALUES: usize = 32;
 /// `configure` that no other value of the trait has been configured on this thread since.
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) trait Tiles: Sized {
-    /// Tiles of 1 to 16 `rows`, all zero.
+    /// Returns tiles of 1 to 16 `rows`, all zero.
     unsafe fn configure(rows: usize) -> Self;
     unsafe fn zero<const SUM: usize>(&mut self);
     unsafe fn load<const TILE: usize>(&mut self, p: *const u8, stride: usize);

@@ -12,7 +12,7 @@ use crate::simd::bits_of;
 const STRIDE_VALUES: usize = TILE_VALUES + 5;
 const COLUMNS: usize = 16;
 
-/// The sums `[2, rows, 2, 16]` of two left and two right factors, multiplied twice.
+/// Returns the sums `[2, rows, 2, 16]` of two left and two right factors, multiplied twice.
 ///
 /// # Safety
 /// The implementation's instructions exist.
@@ -25,7 +25,7 @@ pub(super) unsafe fn of_whole_numbers<T: Tiles>(rows: usize) -> [f32; 2 * TILE_R
     }
 }
 
-/// As [`of_whole_numbers`], of any values, given as bits of bf16.
+/// Does the same as [`of_whole_numbers`] for any values, given as bits of bf16.
 ///
 /// # Safety
 /// The implementation's instructions exist.

@@ -102,7 +102,7 @@ struct Planes {
 }
 
 impl Planes {
-    /// Free for a view of such planes, one copy for any other `[N, H, W, C]` tensor.
+    /// Returns the planes: free for a view of planes, one copy for any other `[N, H, W, C]` tensor.
     fn of(channels_last: &FlexTensor) -> Self {
         let tensor = channels_last.permute(&[0, 3, 1, 2]).to_contiguous();
         let shape: [usize; 4] = tensor.shape().dims();
