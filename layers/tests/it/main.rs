@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
+mod batch_norm;
 mod differences;
 mod drop_in;
 mod every_layer;
