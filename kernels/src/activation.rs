@@ -41,11 +41,18 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
     );
     y.par_chunks_mut(PIECE_VALUES)
         .zip(x.par_chunks(PIECE_VALUES))
-        .for_each(|(y, x)| match function {
-            Function::Relu => vectorized(isa, Each { x, y, of: relu }),
-            Function::Relu6 => vectorized(isa, Each { x, y, of: relu6 }),
-            Function::Gelu => vectorized(isa, Each { x, y, of: gelu }),
-            Function::Silu => vectorized(isa, Each { x, y, of: silu }),
+        .for_each(|(y, x)| {
+            macro_rules! each {
+                ($of:expr) => {
+                    vectorized(isa, Each { x, y, of: $of })
+                };
+            }
+            match function {
+                Function::Relu => each!(relu),
+                Function::Relu6 => each!(relu6),
+                Function::Gelu => each!(gelu),
+                Function::Silu => each!(silu),
+            }
         });
 }
 
@@ -71,43 +78,18 @@ pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx:
         .par_chunks_mut(PIECE_VALUES)
         .zip(x.par_chunks(PIECE_VALUES))
         .zip(dy.par_chunks(PIECE_VALUES));
-    pieces.for_each(|((dx, x), dy)| match function {
-        Function::Relu => vectorized(
-            isa,
-            EachGradient {
-                x,
-                dy,
-                dx,
-                of: relu_slope,
-            },
-        ),
-        Function::Relu6 => vectorized(
-            isa,
-            EachGradient {
-                x,
-                dy,
-                dx,
-                of: relu6_slope,
-            },
-        ),
-        Function::Gelu => vectorized(
-            isa,
-            EachGradient {
-                x,
-                dy,
-                dx,
-                of: gelu_slope,
-            },
-        ),
-        Function::Silu => vectorized(
-            isa,
-            EachGradient {
-                x,
-                dy,
-                dx,
-                of: silu_slope,
-            },
-        ),
+    pieces.for_each(|((dx, x), dy)| {
+        macro_rules! each {
+            ($of:expr) => {
+                vectorized(isa, EachGradient { x, dy, dx, of: $of })
+            };
+        }
+        match function {
+            Function::Relu => each!(relu_slope),
+            Function::Relu6 => each!(relu6_slope),
+            Function::Gelu => each!(gelu_slope),
+            Function::Silu => each!(silu_slope),
+        }
     });
 }
 

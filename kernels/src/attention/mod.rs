@@ -65,22 +65,7 @@ impl Attention {
     #[inline(never)]
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
         self.check(qkv.len(), y.len());
-        let image = y.len() / self.images.max(1);
-        let y = SharedMut::new(y);
-        for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
-            let qkv = &qkv[index * 3 * image..][..3 * image];
-            // SAFETY: each image has its own part, and the slice outlives the pass.
-            let y = unsafe { core::slice::from_raw_parts_mut(y.at(index * image, image), image) };
-            Image {
-                shape: self,
-                isa,
-                qkv,
-                dy: None,
-                written: y,
-                slot,
-            }
-            .run();
-        });
+        self.each_image(isa, qkv, None, y, workspace);
     }
 
     /// Computes the gradient `d_qkv`, like `qkv`, from that of the result.
@@ -103,21 +88,34 @@ impl Attention {
             qkv.len(),
             d_qkv.len()
         );
-        let image = dy.len() / self.images.max(1);
-        let d_qkv = SharedMut::new(d_qkv);
+        self.each_image(isa, qkv, Some(dy), d_qkv, workspace);
+    }
+
+    /// Writes the result of each image, or its gradient if `dy` is given.
+    fn each_image<E: Element>(
+        &self,
+        isa: Isa,
+        qkv: &[E],
+        dy: Option<&[E]>,
+        written: &mut [E],
+        workspace: &mut [f32],
+    ) {
+        let images = self.images.max(1);
+        let image = qkv.len() / images / 3;
+        let written_image = written.len() / images;
+        let written = SharedMut::new(written);
         for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
-            let qkv = &qkv[index * 3 * image..][..3 * image];
-            let dy = &dy[index * image..][..image];
-            // SAFETY: as above.
-            let d_qkv = unsafe {
-                core::slice::from_raw_parts_mut(d_qkv.at(index * 3 * image, 3 * image), 3 * image)
+            // SAFETY: each image has its own part, and the slice outlives the pass.
+            let written = unsafe {
+                let first = written.at(index * written_image, written_image);
+                core::slice::from_raw_parts_mut(first, written_image)
             };
             Image {
                 shape: self,
                 isa,
-                qkv,
-                dy: Some(dy),
-                written: d_qkv,
+                qkv: &qkv[index * 3 * image..][..3 * image],
+                dy: dy.map(|dy| &dy[index * image..][..image]),
+                written,
                 slot,
             }
             .run();
