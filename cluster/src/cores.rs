@@ -1,7 +1,9 @@
-//! How many processor cores this process may use, counted as mpirun counts them, and programs on their own part of them.
+//! The CPU cores that this process may use, and programs bound to a part of them.
 //!
-//! In: a program, its place. Out: a command; cores, not hardware threads: Open MPI gives a rank a core, and refuses more ranks than cores.
-//! Invariant: at least 1; limits by affinity and by control groups are respected.
+//! In: a program, its place. Out: a command.
+//! Invariant: cores count as mpirun counts them: Open MPI gives a rank a core, not a hardware
+//! thread, and refuses more ranks than cores. At least 1; limits by affinity and control groups are
+//! respected.
 
 use std::fs;
 use std::num::NonZero;
@@ -10,7 +12,7 @@ use std::process::Command;
 
 use crate::probe;
 
-/// Cores open to this process.
+/// Returns the number of cores that this process may use.
 pub fn available() -> usize {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let cores = one_of_each().len();
@@ -21,7 +23,7 @@ pub fn available() -> usize {
     }
 }
 
-/// A hardware thread of each core open to this process.
+/// Returns one hardware thread of each core.
 fn one_of_each() -> Vec<usize> {
     by_core()
         .iter()
@@ -29,7 +31,8 @@ fn one_of_each() -> Vec<usize> {
         .collect()
 }
 
-/// The hardware threads of each core that are open to this process, in the kernel's numbers; empty where Linux does not tell.
+/// Returns the hardware threads of each core, in the kernel's numbers; empty where Linux has no
+/// topology.
 fn by_core() -> Vec<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status
@@ -47,8 +50,9 @@ fn by_core() -> Vec<Vec<usize>> {
     cores.into_iter().map(|(_, cpus)| cpus).collect()
 }
 
-/// A program on as many cores as it has threads, the first ones at place 0, with all hardware threads of each, as mpirun binds a rank:
-/// what wanders from core to core is slower by chance. It is bound to none where there are no such cores, or no taskset.
+/// Prepares a program bound to as many cores as it has threads, with all hardware threads of each,
+/// as mpirun binds a rank. The program at place 0 gets the first cores. Without such cores or
+/// without taskset the program is not bound.
 pub fn pinned(program: &Path, place: usize, threads: usize) -> Command {
     match probe::program("taskset").zip(cpus_of(&by_core(), place, threads)) {
         Some((taskset, cpus)) => {
@@ -60,7 +64,7 @@ pub fn pinned(program: &Path, place: usize, threads: usize) -> Command {
     }
 }
 
-/// The list for `taskset -c` of a place of so many cores, if there are so many.
+/// Returns the list of CPUs at a place for `taskset -c`, if there are enough cores.
 fn cpus_of(cores: &[Vec<usize>], place: usize, threads: usize) -> Option<String> {
     let own = cores.get(place * threads..(place + 1) * threads)?;
     Some(
@@ -72,7 +76,8 @@ fn cpus_of(cores: &[Vec<usize>], place: usize, threads: usize) -> Option<String>
     )
 }
 
-/// The cores in as many equal parts, as lists for `taskset -c`; none where there are fewer cores than parts.
+/// Splits the cores into equal parts, as lists for `taskset -c`; empty if there are fewer cores
+/// than parts.
 pub(crate) fn per_part(num_parts: usize) -> Vec<String> {
     let cpus = one_of_each();
     let size = cpus.len() / num_parts.max(1);
@@ -89,14 +94,14 @@ pub(crate) fn per_part(num_parts: usize) -> Vec<String> {
     }
 }
 
-/// The socket and the core that a hardware thread belongs to.
+/// Returns the socket and core of a hardware thread.
 fn core_of(cpu: usize) -> Option<(String, String)> {
     let read =
         |name| fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}")).ok();
     Some((read("physical_package_id")?, read("core_id")?))
 }
 
-/// A list in the kernel's notation, such as `0-2,5`.
+/// Expands a list in the kernel's notation, such as `0-2,5`.
 fn expanded(list: &str) -> Vec<usize> {
     let mut cpus = Vec::new();
     for part in list.trim().split(',') {

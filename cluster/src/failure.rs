@@ -1,23 +1,23 @@
-//! How a command ends badly.
+//! The error of a command.
 //!
-//! Out: a message (what failed, expected, got, remedy) and the exit code that belongs to it.
+//! Out: a message (problem, expected, got, remedy) and its exit code.
 
 use std::fmt;
 
-/// The result of everything in this crate that can fail.
+/// The result of functions that can fail.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Why a command did not succeed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The command line is wrong.
     Usage(String),
-    /// The command line is right, the work failed.
+    /// The command line is valid, but the work failed.
     Failed(String),
 }
 
 impl Failure {
-    /// 2 for a wrong command line, 1 for work that failed.
+    /// Returns 2 for a wrong command line, 1 for failed work.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,

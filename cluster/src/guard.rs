@@ -1,8 +1,10 @@
-//! Programs that end when we end, however that comes about: by their end, an error, a panic, Ctrl-C or a kill.
+//! Child processes that end with this program, also after an error, a panic, Ctrl-C or a kill.
 //!
-//! In: a prepared command. Out: [`Guarded`], and a shell command that is run when this program is gone.
-//! Invariant: the shell between us and the program holds the reading end of a pipe of which only we have the other, so that no
-//! signal has to be caught here. It sleeps until then and costs a measured program nothing.
+//! In: a prepared command. Out: [`Guarded`]; [`Afterwards`], a command that runs at the end of this
+//! program.
+//! Invariant: the shell between this program and the child holds the reading end of a pipe whose
+//! only writer is this program, so no signal is caught here. The shell sleeps and costs a measured
+//! child nothing.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,8 +15,8 @@ use std::time::{Duration, Instant};
 use crate::failure::{Failure, Outcome};
 use crate::process;
 
-/// What bash does: the program as a child, and beside it one who waits for the pipe's end. A program leads a group of its own, where
-/// the system has `setsid`, so that what it started ends with it; `set -m` would do that, too, but take the terminal from us.
+/// Runs the program as a child, and a watcher that waits for the end of the pipe. With `setsid` the
+/// program leads its own group, so that its children end with it; `set -m` would take the terminal.
 const SCRIPT: &str = r#"
 trap : INT HUP TERM
 exec 3<&0
@@ -45,11 +47,11 @@ kill -KILL "$watcher"
 exit "$code"
 "#;
 
-/// How often we look whether the program has ended; it is not disturbed by that.
+/// Interval of the looks at the child.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A program that is asked to end (SIGTERM, after 10 s SIGKILL), with what it has started, when this value is dropped or this process
-/// is gone; what it leaves behind when it ends by itself ends, too.
+/// A child that gets SIGTERM, and SIGKILL after 10 s, when this value is dropped or this process
+/// ends. Processes that the child started end with the child.
 #[derive(Debug)]
 pub struct Guarded {
     shell: Child,
@@ -57,10 +59,10 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts the command with its environment; both its streams go to the file.
+    /// Starts the command; both its streams go to the file.
     ///
     /// # Errors
-    /// A file that cannot be made, a system without bash.
+    /// The file cannot be made; the system has no bash.
     pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
         let output = create(log)?;
         let errors = output
@@ -69,8 +71,9 @@ impl Guarded {
         Self::start_into(command, output, errors)
     }
 
-    /// As [`start`](Guarded::start), for one whose output is a result: standard error goes to `NAME.err` beside the file. A launcher forwards
-    /// both streams piece by piece, and in one file a warning may stand in the middle of a line of the other. [`said`] reads both.
+    /// Starts the command with standard error in `NAME.err` next to the file, for output that is
+    /// parsed. A launcher forwards both streams in pieces, so in one file a warning may split a
+    /// line of the result. [`said`] reads both files.
     pub fn start_apart(command: &Command, log: &Path) -> Outcome<Self> {
         Self::start_into(command, create(log)?, create(&errors_beside(log))?)
     }
@@ -100,15 +103,16 @@ impl Guarded {
         })
     }
 
-    /// Whether the program is no longer there.
+    /// Returns whether the child has ended.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.shell.try_wait(), Ok(None))
     }
 
-    /// Waits for the end, at most this long: the exit code, absent where a signal or the limit ended the program.
+    /// Waits for the end, up to the limit; returns the exit code, absent if a signal or the limit
+    /// ended the child.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system cannot report the end.
     pub fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
         let mut was_asked = false;
         loop {
@@ -117,7 +121,7 @@ impl Guarded {
             })?;
             match status {
                 Some(_) if was_asked => return Ok(None),
-                // The shell tells a signal as 128 and more.
+                // The shell reports a signal as 128 and more.
                 Some(status) => return Ok(status.code().filter(|code| *code < 128)),
                 None => {}
             }
@@ -145,20 +149,20 @@ fn errors_beside(log: &Path) -> PathBuf {
     log.with_extension("err")
 }
 
-/// All that a program has said: standard output, then standard error.
+/// Returns standard output and standard error of a program.
 pub fn said(log: &Path) -> String {
     let read =
         |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
     format!("{}\n{}", read(log), read(&errors_beside(log)))
 }
 
-/// A command that is run once this value is dropped or this process is gone.
+/// A command that runs once this value is dropped or this process has ended.
 pub(crate) struct Afterwards {
     shell: Child,
 }
 
 impl Afterwards {
-    /// Prepares the command; its words must outlive us, as a path does.
+    /// Prepares the command; its files must still exist at the end of this process.
     pub(crate) fn run(program: &Path, arguments: &[&str]) -> Outcome<Self> {
         let mut shell = Command::new("bash");
         shell.args([
@@ -258,7 +262,7 @@ mod tests {
                 sleep(LOOK_EVERY);
             };
             drop(guarded);
-            // One that nobody has waited for yet has ended all the same.
+            // A zombie has ended.
             let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
             assert!(stat.is_empty() || stat.contains(") Z "), "{script}: {stat}");
         }

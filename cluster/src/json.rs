@@ -1,7 +1,8 @@
-//! JSON documents: the value of one key in what a program of ours or cargo wrote, and writing one.
+//! JSON documents: reads one key, writes a file.
 //!
-//! In: text, a key; a value, a file. Out: the first string, number or truth; the file. Invariant: keys are looked up by name at any
-//! depth, so this is only for documents where the name is unique. A written file is whole at any time.
+//! In: text, a key; a value, a file. Out: the first string, number or truth; the file.
+//! Invariant: a key is searched at any depth, so its name must be unique in the document. A reader
+//! of a file sees the old or the new document, never a part.
 
 use std::path::Path;
 
@@ -11,14 +12,15 @@ use serde_json::Value;
 use crate::failure::{Failure, Outcome};
 use crate::run_directory;
 
-/// Writes the whole file, and its directory, or leaves the old one.
+/// Replaces a file, and makes its directory.
 pub fn write(path: &Path, record: &impl Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(record);
     let text = text.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     run_directory::write(path, &format!("{text}\n"))
 }
 
-/// The value that a text begins with. A launcher may put what a program says on its other stream before the end of a line.
+/// Returns the JSON value at the begin of a text. A launcher may append standard error to the same
+/// line.
 pub fn first(text: &str) -> Result<Value, String> {
     let value = serde_json::Deserializer::from_str(text).into_iter().next();
     value
@@ -26,17 +28,17 @@ pub fn first(text: &str) -> Result<Value, String> {
         .map_err(|error| error.to_string())
 }
 
-/// The first string under this key.
+/// Returns the first string under this key.
 pub fn text(document: &str, key: &str) -> Option<String> {
     find(document, key, |value| value.as_str().map(str::to_owned))
 }
 
-/// The first number under this key.
+/// Returns the first number under this key.
 pub fn number(document: &str, key: &str) -> Option<f64> {
     find(document, key, Value::as_f64)
 }
 
-/// Whether a value under this key is `true`.
+/// Returns whether a value under this key is `true`.
 pub fn is_true(document: &str, key: &str) -> bool {
     find(document, key, |value| {
         value.as_bool().filter(|is_true| *is_true)

@@ -1,8 +1,8 @@
-//! `trainer launch`: starts any of the program's commands on any number of ranks.
+//! `trainer launch`: starts a command of this program on N ranks.
 //!
-//! In: ranks, hosts, the words of a command. Out: the ranks, in our place.
-//! Invariant: several ranks are started by mpirun or not at all; a world of one needs no launcher. Whoever is asked to
-//! stop, by Ctrl-C, a scheduler or a service, has the time to write a checkpoint: mpirun alone would not give it.
+//! In: ranks, hosts, the words of a command. Out: the ranks, in place of this process.
+//! Invariant: several ranks are started by mpirun; one rank needs no launcher. A stop by Ctrl-C, a
+//! scheduler or a service leaves time for a checkpoint, which mpirun itself would not.
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::cores;
 use crate::failure::{Failure, Outcome};
-use crate::mpirun::{Mpirun, Placement};
+use crate::mpirun::{self, Mpirun, Placement};
 use crate::options;
 use crate::output::{self, say};
 use crate::process;
@@ -38,19 +38,19 @@ pub struct LaunchArgs {
     #[arg(short = 'n', value_name = "N", value_parser = options::count)]
     ranks: usize,
 
-    /// Machines, each with or without its number of ranks [default: this one]
+    /// Hosts, each with or without its number of ranks [default: this one]
     #[arg(long, value_name = "A,B:2")]
     hosts: Option<String>,
 
-    /// Start again when it fails, at most R times [default: 0]
+    /// Restarts after a failure [default: 0]
     #[arg(long, value_name = "R", value_parser = options::count)]
     restarts: Option<usize>,
 
-    /// With --restarts: of the run's directory, runs/NAME [default: the command and the time]
+    /// With --restarts: name of the run's directory, runs/NAME [default: the command and the time]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Print the script that would be run; start nothing [default: off]
+    /// Print the script; start nothing [default: off]
     #[arg(long)]
     dry_run: bool,
 
@@ -59,30 +59,43 @@ pub struct LaunchArgs {
     words: Vec<String>,
 }
 
-/// Number of tasks that a Slurm allocation was asked for; the trainer refuses to be one process where it is larger.
+/// Tasks of a Slurm allocation; the trainer refuses to run as one process in a larger one.
 const ALLOCATION: &str = "SLURM_NTASKS";
 
-/// The script of a run that is started again, in its directory.
+/// Id of the surrounding step of Slurm; batch scripts and interactive shells have ids from
+/// [`FIRST_OWN_STEP`] on.
+const STEP: &str = "SLURM_STEP_ID";
+const FIRST_OWN_STEP: u32 = 4_294_967_290;
+
+/// Script that restarts a run, in the run's directory.
 const FILE: &str = "launch.sh";
 
-/// Ranks to be started.
+/// Ranks to start.
 struct Launch<'a> {
     ranks: usize,
     hosts: Vec<String>,
     words: &'a [String],
-    /// How often to start again, and where; else the words are passed on as they are.
+    /// Number of restarts, and the run; without restarts the words are passed unchanged.
     again: Option<(usize, Job)>,
+    /// True in a task of srun, whose slots mpirun would use.
+    is_in_step: bool,
+}
+
+fn is_step_of_srun(step: Option<&str>) -> bool {
+    let id = step.and_then(|step| step.parse::<u32>().ok());
+    id.is_some_and(|id| id < FIRST_OWN_STEP)
 }
 
 impl LaunchArgs {
-    /// Becomes the program, or the mpirun that starts it.
+    /// Replaces this process by the program, or by the mpirun that starts it.
     ///
     /// # Errors
-    /// Flags that do not go together; a missing mpirun.
+    /// Flags that contradict each other; a missing mpirun.
     pub fn run(&self) -> Outcome {
         let hosts = hosts(self.hosts.as_deref())?;
         if hosts.len() > self.ranks {
-            let (hosts, ranks) = (hosts.len(), self.ranks);
+            let hosts = hosts.len();
+            let ranks = self.ranks;
             return Err(Failure::Usage(format!(
                 "{hosts} hosts for {ranks} ranks: name at most as many as ranks"
             )));
@@ -93,6 +106,7 @@ impl LaunchArgs {
             hosts,
             words: &self.words,
             again,
+            is_in_step: is_step_of_srun(env::var(STEP).ok().as_deref()),
         };
         let command = launch.command(Mpirun::find().as_ref(), &options::trainer(None)?)?;
         if self.dry_run {
@@ -102,7 +116,7 @@ impl LaunchArgs {
     }
 }
 
-/// What a run that is started again needs to know.
+/// Returns the number of restarts and the run, if --restarts is given.
 fn again(
     restarts: Option<usize>,
     name: Option<&str>,
@@ -139,7 +153,7 @@ impl Launch<'_> {
                 bash.args(["-c", &self.script(&command)?, "launch"]);
                 replace_this_process(bash)
             }
-            // The trainer alone does on signals what is wanted.
+            // The trainer handles signals itself.
             Launcher::None | Launcher::Srun => replace_this_process(command),
         }
     }
@@ -152,7 +166,7 @@ impl Launch<'_> {
         }
     }
 
-    /// The trainer, or the mpirun that starts it.
+    /// Returns the trainer, or the mpirun that starts it.
     fn command(&self, mpirun: Option<&Mpirun>, trainer: &Path) -> Outcome<Process> {
         let words = match &self.again {
             None => self.words.to_owned(),
@@ -168,7 +182,7 @@ impl Launch<'_> {
         };
         if self.launcher() != Launcher::Mpirun {
             let mut command = Process::new(trainer);
-            // One rank is meant, whatever the allocation around it has.
+            // One rank, whatever the surrounding allocation has.
             command.args(words).env_remove(ALLOCATION);
             return Ok(command);
         }
@@ -188,7 +202,7 @@ impl Launch<'_> {
         mpirun.command(&placement, trainer, &words)
     }
 
-    /// What bash does with the command.
+    /// Returns the bash script that runs the command.
     fn script(&self, command: &Process) -> Outcome<String> {
         let line = process::shown(command);
         let restarts = self.again.as_ref().map_or(0, |(restarts, _)| *restarts);
@@ -205,7 +219,7 @@ impl Launch<'_> {
                 })?;
                 format!(
                     "#!/bin/bash\n\
-                     # Written by `trainer launch`. To go on with the same run later, give this file to bash again.\n\
+                     # Written by `trainer launch`. To resume the run later, run this file with bash.\n\
                      cd {} || exit 1\n",
                     process::quoted(folder),
                 )
@@ -216,6 +230,13 @@ impl Launch<'_> {
             Launcher::None => format!(
                 "{head}unset {ALLOCATION}  # one rank, whatever the allocation around it has\n"
             ),
+            Launcher::Mpirun if self.is_in_step && self.hosts.is_empty() => {
+                let prefixes = mpirun::OF_A_JOB.map(|prefix| format!("${{!{prefix}@}}"));
+                let prefixes = prefixes.join(" ");
+                format!(
+                    "{head}unset {prefixes}  # all ranks on this machine, not in the step of srun\n"
+                )
+            }
             Launcher::Mpirun | Launcher::Srun => head,
         };
         Ok(format!(
@@ -244,7 +265,7 @@ fn hosts(list: Option<&str>) -> Outcome<Vec<String>> {
     Ok(hosts)
 }
 
-/// The computing threads that the trainer is told to use, if it is; what is wrong is the trainer's to refuse.
+/// Returns --threads of the trainer; the trainer reports an invalid value.
 fn threads(arguments: &[String]) -> Option<usize> {
     options::value_of(arguments, "--threads").and_then(|count| count.parse().ok())
 }
@@ -279,6 +300,7 @@ mod tests {
             hosts: Vec::new(),
             words: &words,
             again: again(restarts, None, &words).unwrap(),
+            is_in_step: false,
         };
         launch
             .script(&launch.command(None, Path::new("/opt/trainer")).unwrap())
@@ -313,6 +335,7 @@ mod tests {
             hosts: Vec::new(),
             words: &words,
             again,
+            is_in_step: false,
         };
         let text = launch
             .script(&launch.command(None, Path::new("/opt/trainer")).unwrap())
@@ -369,6 +392,7 @@ mod tests {
             hosts: Vec::new(),
             words: &words("train"),
             again: None,
+            is_in_step: false,
         };
         let failure = launch.command(None, Path::new("/opt/trainer")).unwrap_err();
         assert!(
@@ -377,6 +401,37 @@ mod tests {
                 .contains("2 ranks need mpirun, not found in PATH"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn in_a_step_of_srun_ranks_start_on_this_machine_outside_of_the_step() {
+        let script = |is_in_step: bool, hosts: &[&str]| {
+            let launch = Launch {
+                ranks: 2,
+                hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+                words: &words("train"),
+                again: None,
+                is_in_step,
+            };
+            launch.script(&Process::new("mpirun")).unwrap()
+        };
+        let text = script(true, &[]);
+        assert!(text.starts_with("unset ${!OMPI_COMM_WORLD_@}"), "{text}");
+        let line = text.lines().next().unwrap();
+        let check = format!(
+            "SLURM_NTASKS=1 PMIX_RANK=0 SLURM=kept; export SLURM_NTASKS; {line}\necho \"$SLURM_NTASKS$PMIX_RANK$SLURM\""
+        );
+        assert_eq!(process::answer("bash", &["-c", &check]).unwrap(), "kept\n");
+        assert!(!script(false, &[]).contains("unset"));
+        assert!(!script(true, &["a", "b"]).contains("unset"));
+        for (step, is_step) in [
+            (Some("0"), true),
+            (Some("17"), true),
+            (Some("4294967291"), false),
+            (None, false),
+        ] {
+            assert_eq!(is_step_of_srun(step), is_step, "{step:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Starts ranks: on this machine by mpirun, on several hosts, as jobs of Slurm, on emulated hosts.
 //!
-//! In: command lines; each command is a struct of flags with `run`. Out: processes, their files, lines for the user.
-//! Invariant: knows neither tensors nor MPI; a rank is a program, known by its path, its exit code and its files.
+//! In: command lines; each command is a struct of flags with `run`. Out: processes, their files,
+//! lines for the user.
+//! Invariant: knows neither tensors nor MPI; a rank is a program, known by its path, its exit code
+//! and its files.
 #![allow(clippy::print_stderr, reason = "the commands print warnings")]
 #![allow(
     rustdoc::invalid_html_tags,

@@ -1,7 +1,8 @@
-//! mpirun's command line: the only place that builds one.
+//! The command line of mpirun.
 //!
 //! In: an mpirun of this machine, a [`Placement`], a program. Out: the command.
-//! Invariant: pure, apart from finding mpirun and its surroundings. Options beyond `-n` are Open MPI's own and given to no other.
+//! Invariant: pure, except for finding mpirun. Options other than `-n` depend on the make of
+//! mpirun.
 
 use std::env;
 use std::fmt;
@@ -13,43 +14,43 @@ use crate::probe;
 use crate::process;
 use crate::surroundings::Surroundings;
 
-/// An mpirun of this machine.
+/// The mpirun of this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mpirun {
     program: PathBuf,
     make: Make,
-    /// The line in which it names itself.
+    /// Name and version in its own words.
     version: String,
 }
 
-/// Who made an MPI.
+/// Make of an MPI.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Make {
     /// Open MPI.
     OpenMpi,
     /// MPICH with its launcher Hydra.
     Mpich,
-    /// Intel MPI and other relatives of MPICH, and whatever there is.
+    /// Intel MPI, other relatives of MPICH, and unknown ones.
     Other,
 }
 
-/// Which ranks go where.
+/// Placement of the ranks.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// All of them.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Host names, each with or without `:slots`; none is this machine alone.
+    /// Host names, each with or without `:slots`; empty for this machine.
     pub hosts: Vec<String>,
     /// Cores of one machine.
     pub cores: usize,
-    /// Computing threads of one rank; unsaid, a rank uses its share of the cores.
+    /// Compute threads of a rank; without a number a rank uses its share of the cores.
     pub threads: Option<usize>,
-    /// For tests: shares busy cores politely, whatever else is running.
+    /// For tests: shares busy cores.
     pub is_polite: bool,
 }
 
 impl Mpirun {
-    /// Finds the mpirun that the variable `MPIRUN` names, or that of the PATH, and learns whose it is.
+    /// Finds the mpirun in the variable `MPIRUN` or in PATH, and asks for its make.
     pub fn find() -> Option<Self> {
         match env::var_os("MPIRUN") {
             Some(named) => Self::at(probe::program(named)?),
@@ -66,7 +67,7 @@ impl Mpirun {
         }
     }
 
-    /// Asks the program whose it is.
+    /// Asks the program for its make.
     pub fn at(program: PathBuf) -> Option<Self> {
         let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
         Some(Mpirun {
@@ -76,22 +77,23 @@ impl Mpirun {
         })
     }
 
-    /// Who made it.
+    /// Returns the make.
     pub fn make(&self) -> Make {
         self.make
     }
 
-    /// The words in which it names itself.
+    /// Returns name and version in its own words.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// What it says of rank 1 when that was killed: MPICH's tells the process and its signal, not the rank.
+    /// Returns its message for a killed rank 1: MPICH's names the process and the signal, not the
+    /// rank.
     pub fn words_of_a_kill(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "rank 1",
@@ -99,7 +101,7 @@ impl Mpirun {
         }
     }
 
-    /// What srun's `--mpi` is for programs of this make.
+    /// Returns srun's `--mpi` for programs of this make.
     pub fn srun_kind(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "pmix",
@@ -107,7 +109,7 @@ impl Mpirun {
         }
     }
 
-    /// The command that starts this program on every rank.
+    /// Returns the command that starts a program on all ranks.
     pub fn command(
         &self,
         placement: &Placement,
@@ -147,12 +149,12 @@ impl Mpirun {
         Ok(command)
     }
 
-    /// Whether it reaches hosts by an agent that stands in for ssh.
+    /// Returns whether it reaches hosts by an agent in place of ssh.
     pub fn starts_on_emulated_hosts(&self) -> bool {
         self.make == Make::OpenMpi
     }
 
-    /// The one that was found, if any: what starts several ranks.
+    /// Returns the mpirun that was found.
     pub fn needed(found: Option<&Self>) -> Outcome<&Self> {
         found.ok_or_else(|| {
             let text =
@@ -161,7 +163,7 @@ impl Mpirun {
         })
     }
 
-    /// Refuses one that cannot start ranks on emulated hosts.
+    /// Refuses an mpirun that cannot start ranks on emulated hosts.
     pub fn expect_emulated_hosts(&self) -> Outcome {
         if self.starts_on_emulated_hosts() {
             return Ok(());
@@ -171,8 +173,8 @@ impl Mpirun {
         )))
     }
 
-    /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
-    /// where the others reach it.
+    /// Returns the command that starts a program on emulated hosts, with their agent in place of
+    /// ssh. mpirun runs on the first host, where the others reach it.
     pub fn over_emulated_hosts(
         &self,
         hosts: &[String],
@@ -193,7 +195,7 @@ impl Mpirun {
             "--host",
             &list.join(","),
         ]);
-        // Every daemon believes that it has the whole machine; the agent has bound it to its part.
+        // Every daemon assumes that it has the whole machine; the agent has bound it to its part.
         command.args(["--map-by", "node", "--bind-to", "none"]);
         command
             .args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"])
@@ -216,7 +218,7 @@ impl Mpirun {
         Ok(command)
     }
 
-    /// The variables in which a rank finds its number.
+    /// Returns the variables with the number of a rank.
     pub fn rank_variable(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "OMPI_COMM_WORLD_RANK",
@@ -247,7 +249,7 @@ impl Placement {
         let binding = match self.cores_of_a_rank() {
             Some(1) => "core",
             Some(cores) => {
-                // By default a bound rank has one core; its threads would all share it.
+                // By default a bound rank has one core, which all its threads would share.
                 options.extend(["--map-by".to_owned(), format!("slot:PE={cores}")]);
                 "core"
             }
@@ -257,10 +259,10 @@ impl Placement {
         Ok(options)
     }
 
-    /// How many cores each rank is bound to, if it is.
+    /// Returns the number of cores that each rank is bound to.
     fn cores_of_a_rank(&self) -> Option<usize> {
         let ranks_per_machine = self.ranks.div_ceil(self.hosts.len().max(1));
-        // Unsaid, a rank takes its share of the cores that it is not kept from; binding it to a part would halve that again.
+        // An unbound rank takes its share of the cores; a binding would halve that again.
         let threads = self
             .threads
             .unwrap_or(self.cores / ranks_per_machine)
@@ -269,7 +271,7 @@ impl Placement {
         (fits && (threads == 1 || self.threads.is_some())).then_some(threads)
     }
 
-    /// The binding as MPICH's launcher, Hydra, takes it.
+    /// Returns the binding for MPICH's launcher, Hydra.
     fn hydra_binding(&self) -> [String; 2] {
         let binding = match self.cores_of_a_rank() {
             Some(1) => "core".to_owned(),
@@ -279,14 +281,14 @@ impl Placement {
         ["-bind-to".to_owned(), binding]
     }
 
-    /// The hosts with their slots: a bare name would mean one rank to Open MPI.
+    /// Returns the hosts with their slots; Open MPI starts one rank on a host without slots.
     fn slots(&self) -> Outcome<Vec<String>> {
         if self.hosts.iter().any(|host| host.contains(':')) {
             return Ok(self.hosts.clone());
         }
         if !self.ranks.is_multiple_of(self.hosts.len()) {
             return Err(Failure::Usage(format!(
-                "{} ranks do not spread evenly over {} hosts: say how many go where, as in --hosts {}:{},…",
+                "{} ranks do not spread evenly over {} hosts. Give their numbers, as in --hosts {}:{},…",
                 self.ranks,
                 self.hosts.len(),
                 self.hosts[0],
@@ -302,13 +304,13 @@ impl Placement {
     }
 }
 
-/// The make of an mpirun, and the words in which it names itself, in its answer to `--version`.
+/// Returns the make and its name from the answer to `--version`.
 fn made_by(answer: &str) -> Option<(Make, String)> {
     let first = answer.lines().next()?.trim().to_owned();
     if first.contains("Open MPI") || first.contains("OpenRTE") {
         return Some((Make::OpenMpi, first));
     }
-    // MPICH's launcher tells how it was built; Intel's has the same origin and names itself otherwise.
+    // MPICH's launcher prints how it was built; Intel's has the same origin and another name.
     if first.starts_with("HYDRA") {
         let version = answer
             .lines()
@@ -318,21 +320,21 @@ fn made_by(answer: &str) -> Option<(Make, String)> {
     Some((Make::Other, first))
 }
 
-/// Removes what a surrounding job would tell a program about ranks that are not its own.
+/// Prefixes of variables by which a job describes its ranks.
+pub(crate) const OF_A_JOB: [&str; 6] = [
+    "OMPI_COMM_WORLD_",
+    "PMIX_",
+    "PMI_",
+    "MPI_LOCAL",
+    "HYDI_",
+    "SLURM_",
+];
+
+/// Removes the variables of a surrounding job: they describe other ranks.
 pub fn forget_surrounding_job(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
-        if [
-            "OMPI_COMM_WORLD_",
-            "PMIX_",
-            "PMI_",
-            "MPI_LOCAL",
-            "HYDI_",
-            "SLURM_",
-        ]
-        .iter()
-        .any(|start| text.starts_with(start))
-        {
+        if OF_A_JOB.iter().any(|start| text.starts_with(start)) {
             command.env_remove(&name);
         }
     }
@@ -432,11 +434,11 @@ mod tests {
             ..placement(4, 2)
         };
         assert!(line_of(Make::OpenMpi, &even, false).contains("--host a:2,b:2 --bind-to core"));
-        let told = Placement {
+        let given = Placement {
             hosts: vec!["a:1".into(), "b:2".into()],
             ..placement(3, 2)
         };
-        assert!(line_of(Make::OpenMpi, &told, false).contains("--host a:1,b:2"));
+        assert!(line_of(Make::OpenMpi, &given, false).contains("--host a:1,b:2"));
         let uneven = Placement { ranks: 3, ..even };
         assert_eq!(uneven.open_mpi_options().unwrap_err().exit_code(), 2);
     }

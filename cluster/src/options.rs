@@ -1,6 +1,7 @@
-//! What options of several commands share: counts, whether anything may be installed, who trains.
+//! Options of several commands: counts, installation, the path of the trainer.
 //!
-//! In: a word of the command line. Out: its value, or what was expected. Invariant: nothing is started or written.
+//! In: a word of the command line. Out: its value, or a refusal. Invariant: nothing is started or
+//! written.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +11,10 @@ use clap::{ArgAction, Args};
 use crate::failure::{Failure, Outcome};
 use crate::probe;
 
-/// Reads a count of at least one.
+/// Reads a count from 1.
 ///
 /// # Errors
-/// What was expected, for clap to say with the flag.
+/// What was expected; clap adds the flag.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
@@ -21,15 +22,15 @@ pub fn count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a whole number from 1".to_owned())
 }
 
-/// Whether something may be installed.
+/// Permission to install packages.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Installing {
-    /// Install nothing, only say what is missing; LOCKSTEP_NO_INSTALL=1 does the same [default: off]
+    /// Install nothing, only report what is missing; also LOCKSTEP_NO_INSTALL=1 [default: off]
     #[arg(long, env = "LOCKSTEP_NO_INSTALL", hide_env = true, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub no_install: bool,
 }
 
-/// The value of a flag among a command's words, in both notations.
+/// Returns the value of a flag in the words of a command, as `--flag value` or `--flag=value`.
 pub(crate) fn value_of<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
     let attached = words
         .iter()
@@ -43,7 +44,7 @@ pub(crate) fn value_of<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
     })
 }
 
-/// The trainer to start: this program, unless another one is named; absolute.
+/// Returns the absolute path of the trainer: this program, or the named one.
 pub fn trainer(named: Option<&Path>) -> Outcome<PathBuf> {
     let Some(path) = named else {
         return std::env::current_exe().map_err(|error| {
@@ -57,7 +58,7 @@ pub fn trainer(named: Option<&Path>) -> Outcome<PathBuf> {
     match probe::program(&path) {
         Some(path) => Ok(path),
         None => Err(Failure::Usage(format!(
-            "--trainer: {} is no program that can be run: name a built trainer, or leave it out to start this program",
+            "--trainer: {} is not an executable program. Name a built trainer, or remove the flag to start this program.",
             path.display()
         ))),
     }

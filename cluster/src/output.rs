@@ -1,31 +1,31 @@
-//! What the commands print on standard output.
+//! Standard output of the commands.
 //!
-//! In: text. Out: lines. Invariant: a reader who has left (`| head -1`) or a full disk ends no job; what a command was asked for is
-//! written whole, or is an error.
+//! In: text. Out: lines. Invariant: a closed pipe (`| head -1`) or a full disk ends no job. The
+//! result of a command is written completely, or is an error.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
 
 use crate::failure::{Failure, Outcome};
 
-/// Prints a line of what goes on, as far as somebody reads it.
+/// Prints a line of progress; errors are ignored.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
 }
 pub use say;
 
-/// As [`say`].
+/// Prints the line of [`say`].
 pub fn line(text: Arguments<'_>) {
     let _ = io::stdout()
         .lock()
         .write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints what the command was asked for.
+/// Prints the result of a command.
 ///
 /// # Errors
-/// When it cannot be written.
+/// The result cannot be written.
 pub fn result(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     let written = stdout
@@ -35,7 +35,7 @@ pub fn result(text: &str) -> Outcome {
         .map_err(|error| Failure::Failed(format!("standard output: {error}")))
 }
 
-/// A reader who has left has what he wanted.
+/// Ignores a closed pipe: the reader has what it needs.
 ///
 /// # Errors
 /// All others.

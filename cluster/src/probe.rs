@@ -1,6 +1,6 @@
-//! Programs of this machine.
+//! Programs in PATH.
 //!
-//! In: a name or a path, the variable PATH. Out: the program's path. Invariant: nothing is changed or started.
+//! In: a name or a path. Out: the program's path. Invariant: nothing is changed or started.
 
 use std::env;
 use std::ffi::OsStr;

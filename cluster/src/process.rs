@@ -1,7 +1,7 @@
-//! Programs that this one starts.
+//! Child processes.
 //!
-//! In: a prepared `std::process::Command`. Out: its line as a shell would read it, its success, or what it wrote.
-//! Invariant: standard input is empty, so that nothing waits for an answer that nobody gives.
+//! In: a prepared `std::process::Command`. Out: its line for a shell, its success, or its output.
+//! Invariant: standard input is empty, so that no child waits for an answer.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ pub use records::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 
-/// The command as a line that can be pasted into a shell, with the variables that were set for it.
+/// Returns the command as a line that can be pasted into a shell, with its variables.
 pub fn shown(command: &Command) -> String {
     let variables = command
         .get_envs()
@@ -44,7 +44,7 @@ pub fn run(mut command: Command) -> Outcome {
     }
 }
 
-/// The standard output of a command that is asked silently, if it can be started and succeeds.
+/// Returns the standard output of a command, if it can be started and succeeds.
 pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -57,7 +57,7 @@ pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> 
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What to say of a program that is not there or may not be run.
+/// Returns the error for a program that is absent or not executable.
 pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
     Failure::Failed(format!(
         "`{}` cannot be started: {error}",
@@ -65,23 +65,23 @@ pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// Whether this process runs as root.
+/// Returns whether this process runs as root.
 pub fn is_root() -> bool {
     answer("id", &["-u"]).is_some_and(|id| id.trim() == "0")
 }
 
-/// A command that ended, or was ended.
+/// A child that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Absent when a signal or the deadline ended it.
+    /// Absent if a signal or the deadline ended the child.
     pub code: Option<i32>,
-    /// Standard output and standard error in the order they were written.
+    /// Standard output and standard error in the order of writing.
     pub text: String,
-    /// From its start to its end.
+    /// Time from start to end.
     pub elapsed: Duration,
 }
 
-/// A command that runs beside this program and writes into a file.
+/// A child that runs while this program continues.
 pub struct Running<'a> {
     child: Child,
     log: &'a Path,
@@ -89,10 +89,10 @@ pub struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Starts it; both its streams go to the file.
+    /// Starts the command; both its streams go to the file.
     ///
     /// # Errors
-    /// A file that cannot be made, a program that cannot be started.
+    /// The file cannot be made; the program cannot be started.
     pub fn start(mut command: Command, log: &'a Path) -> Result<Self, String> {
         let file = File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
         let copy = file
@@ -109,17 +109,17 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Its process.
+    /// Returns the process number.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it is no longer there.
+    /// Returns whether the child has ended.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for the end; past the deadline the command is asked to stop, then killed.
+    /// Waits for the end; past the deadline the child gets SIGTERM, then SIGKILL.
     pub fn finish(mut self, limit: Duration) -> Result<Finished, String> {
         let mut was_asked = false;
         let status = loop {
@@ -127,7 +127,7 @@ impl<'a> Running<'a> {
                 break status;
             }
             if !was_asked && self.started.elapsed() > limit {
-                // mpirun ends its ranks when it is asked; killed outright it would leave them behind.
+                // mpirun ends its ranks on SIGTERM; SIGKILL would leave them running.
                 send_signal(self.child.id(), "TERM")?;
                 was_asked = true;
             }
@@ -149,7 +149,7 @@ impl<'a> Running<'a> {
 }
 
 impl Drop for Running<'_> {
-    /// One that was not waited for, as in a panic, is not left behind.
+    /// Ends a child that was not waited for, as in a panic.
     fn drop(&mut self) {
         if self.has_ended() {
             return;
@@ -164,7 +164,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Sends a signal by the shell's own `kill`: the standard library has none, and the program is not everywhere.
+/// Sends a signal by the shell's `kill`: the standard library has none, and not every system has
+/// the program.
 pub fn send_signal(process: u32, signal: &str) -> Result<(), String> {
     let line = format!("kill -{signal} {process}");
     let status = Command::new("sh")
@@ -178,14 +179,14 @@ pub fn send_signal(process: u32, signal: &str) -> Result<(), String> {
     }
 }
 
-/// A signal whose shell is started beforehand: it is sent within moments that are shorter than the start of a process.
+/// A signal whose shell is already running, so that it is sent faster than a process starts.
 pub struct ReadySignal(Child);
 
 impl ReadySignal {
-    /// Starts the shell that will send it.
+    /// Starts the shell.
     ///
     /// # Errors
-    /// A shell that cannot be started.
+    /// The shell cannot be started.
     pub fn new(process: u32, signal: &str) -> Result<Self, String> {
         let line = format!("read -r go && kill -{signal} {process}");
         let mut command = Command::new("sh");
@@ -200,7 +201,7 @@ impl ReadySignal {
             .map_err(|error| cannot_start(&command, &error).to_string())
     }
 
-    /// Sends it; false if the process is gone.
+    /// Sends the signal; returns false if the process has ended.
     pub fn send(mut self) -> bool {
         let asked = self
             .0
@@ -212,7 +213,7 @@ impl ReadySignal {
 }
 
 impl Drop for ReadySignal {
-    /// One that is not sent ends with its input.
+    /// Ends the shell of a signal that was not sent.
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         let _ = self.0.wait();

@@ -1,8 +1,8 @@
-//! Where a run that is started again keeps its script, its output and its checkpoints.
+//! The directory of a run: script, output and checkpoints of a run that can be started again.
 //!
-//! In: the trainer's words, perhaps a name. Out: [`Job`]: its directory, and the words without what decided it.
-//! Invariant: `train` is always given its directory and `--resume`, so that a second start goes on where the first ended;
-//! the other commands of the trainer get nothing but their own words.
+//! In: the trainer's words, perhaps a name. Out: [`Job`].
+//! Invariant: `train` always gets its directory and `--resume`, so that a second start continues
+//! the first. Other commands of the trainer get their words unchanged.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -15,12 +15,12 @@ use crate::options;
 use crate::process;
 use crate::slurm::TASK;
 
-/// One command of the trainer, with its place.
+/// A command of the trainer with its directory.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Job {
     /// `train`, `bench`, …
     pub(crate) command: String,
-    /// The words after it, without `--output-dir` and `--resume` where the script adds them.
+    /// Words after the command, without `--output-dir` and `--resume` for `train`.
     pub(crate) words: Vec<String>,
     pub(crate) name: String,
     /// Absolute.
@@ -28,7 +28,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Reads the trainer's words; without a name the job is called by its command and the time.
+    /// Reads the trainer's words; the default name is the command and the time.
     pub(crate) fn read(words: &[String], name: Option<&str>) -> Outcome<Self> {
         let Some((command, rest)) = words
             .split_first()
@@ -67,11 +67,11 @@ impl Job {
         self.command == "train"
     }
 
-    /// Refuses what only has an effect on training.
+    /// Refuses a flag that has an effect on training only.
     pub(crate) fn check_only_for_training(&self, flag: &str, is_given: bool) -> Outcome {
         if is_given && !self.trains() {
             return Err(Failure::Usage(format!(
-                "{flag} is for `train`, which goes on from its checkpoint; `{}` has none: leave {flag} out",
+                "{flag} is for `train`, which resumes from its checkpoint; `{}` has none. Remove {flag}.",
                 self.command
             )));
         }
@@ -87,7 +87,7 @@ pub fn write(path: &Path, text: &str) -> Outcome {
         .map_err(|error| Failure::Failed(error.to_string()))
 }
 
-/// Makes a directory anew, without what lay there.
+/// Makes an empty directory.
 pub fn fresh(directory: &Path) -> Outcome {
     let failed =
         |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
@@ -97,9 +97,10 @@ pub fn fresh(directory: &Path) -> Outcome {
     fs::create_dir_all(directory).map_err(failed)
 }
 
-/// Takes `--output-dir` and `--resume` out of the words of `train`.
+/// Splits `--output-dir` and `--resume` from the words of `train`.
 fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)> {
-    let (mut chosen, mut others) = (None, Vec::new());
+    let mut chosen = None;
+    let mut others = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let value = match word.split_once('=') {
@@ -126,9 +127,9 @@ fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)>
     Ok((chosen, others))
 }
 
-/// The directory that the file of `--config` names, if it does.
+/// Returns the directory in the file of `--config`.
 fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
-    // Of an array's task: it has a directory of its own.
+    // Each task of an array has its own file.
     let Some(file) = options::value_of(words, "--config").filter(|file| !file.contains(TASK))
     else {
         return Ok(None);
@@ -162,7 +163,7 @@ fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
     Ok(named.map(str::to_owned))
 }
 
-/// A name goes into file names, scripts and tables.
+/// Checks a name for file names, scripts and tables.
 fn checked_name(name: &str) -> Outcome<&str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain) {
@@ -173,12 +174,12 @@ fn checked_name(name: &str) -> Outcome<&str> {
     )))
 }
 
-/// The time as part of a name.
+/// Returns the time as a part of a name.
 fn now() -> Outcome<String> {
     let answer = process::answer("date", &["+%Y%m%d-%H%M%S"]).map(|text| text.trim().to_owned());
     answer.filter(|time| !time.is_empty()).ok_or_else(|| {
         Failure::Failed(
-            "the program `date` does not tell the time: name the run by --name".to_owned(),
+            "the program `date` does not print the time. Name the run by --name.".to_owned(),
         )
     })
 }

@@ -1,9 +1,11 @@
-//! What this machine denies to Open MPI's `mpirun`, and how the ranks of this machine are started nevertheless.
+//! Restrictions of this machine for Open MPI's `mpirun`, and the options that work around them.
 //!
-//! In: the environment, the programs in PATH, the folder for temporary files. Out: options and variables for mpirun.
-//! Invariant: where nothing is denied, nothing is added; choices that the user made by `OMPI_MCA_*` variables stay.
-//! Source: Open MPI 4.1.4, `plm_rsh_component.c` (ends mpirun without ssh and rsh), `session_dir.c` (makes a folder in TMPDIR, TEMP, TMP or
-//! `/tmp`); PMIx 4.2.2, `pmix_home_directory` (reads `pw_dir` of a user that may have no entry).
+//! In: the environment, PATH, the folder for temporary files. Out: options and variables for
+//! mpirun.
+//! Invariant: without a restriction nothing is added. The user's `OMPI_MCA_*` variables are kept.
+//! Source: Open MPI 4.1.4, `plm_rsh_component.c` (ends mpirun without ssh and rsh), `session_dir.c`
+//! (makes a folder in TMPDIR, TEMP, TMP or `/tmp`); PMIx 4.2.2, `pmix_home_directory` (reads
+//! `pw_dir` of a user that may have no entry).
 
 use std::env;
 use std::fs::File;
@@ -12,21 +14,22 @@ use std::path::{Path, PathBuf};
 use crate::probe;
 use crate::process;
 
-/// Folders for temporary files where the usual one cannot be written.
+/// Folders for temporary files if the usual one is not writable.
 const FALLBACK_FOLDERS: [&str; 2] = ["/dev/shm", "/var/tmp"];
 
-/// Variables by which a user, or Grid Engine, chooses how processes are started on other hosts.
+/// Variables by which a user or Grid Engine configures remote starts.
 const CHOICES_OF_A_SHELL: [&str; 3] = ["OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent", "PE_HOSTFILE"];
 
-/// What mpirun finds here.
+/// Properties of this machine that matter to mpirun.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Surroundings {
     pub(crate) is_root: bool,
-    /// Whether there is a program, or a choice of the user, for starting processes on other hosts.
+    /// True if a program, or a choice of the user, starts processes on other hosts.
     pub(crate) has_remote_shell: bool,
-    /// Whether this user has a home directory; a user without an entry in the password file may have none.
+    /// True if the user has a home directory; a user without an entry in the password file may have
+    /// none.
     pub(crate) has_home: bool,
-    /// A folder for temporary files, where the usual one cannot be written.
+    /// Folder for temporary files, if the usual one is not writable.
     pub(crate) temporary: Option<PathBuf>,
 }
 
@@ -49,14 +52,16 @@ impl Surroundings {
         }
     }
 
-    /// Options and variables that Open MPI needs here to start ranks; those of other hosts are started by a remote shell.
+    /// Returns the options and variables that Open MPI needs to start ranks here; other hosts need
+    /// a remote shell.
     pub(crate) fn for_open_mpi(
         &self,
         has_hosts: bool,
     ) -> (Vec<&'static str>, Vec<(&'static str, PathBuf)>) {
         let mut variables = Vec::new();
         if self.is_root {
-            // Open MPI refuses root unless both say that it is meant; in containers root is the only user.
+            // Open MPI refuses root unless both variables are set; in containers root is the only
+            // user.
             variables.extend(
                 ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
                     .map(|name| (name, "1".into())),
@@ -79,7 +84,7 @@ impl Surroundings {
     }
 }
 
-/// The first of the folders that can be written, where the usual one cannot.
+/// Returns the first writable folder, if the usual one is not writable.
 fn fallback(usual: &Path, folders: &[&Path]) -> Option<PathBuf> {
     if can_be_written(usual) {
         return None;
@@ -126,7 +131,8 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_has_the_first_fallback_that_can() {
         let folder = tempfile::tempdir().unwrap();
-        let (denied, also_denied) = (Path::new("/proc"), Path::new("/no/such"));
+        let denied = Path::new("/proc");
+        let also_denied = Path::new("/no/such");
         assert_eq!(fallback(folder.path(), &[denied]), None);
         assert_eq!(
             fallback(denied, &[also_denied, folder.path()]),

@@ -213,7 +213,7 @@ pub fn parquet(bytes: &[u8]) {
 }
 
 /// The files that `trainer watch`, `report` and `verify-run` read; the first lines of the parts of an input name them.
-const RECORDS: [&str; 20] = [
+const RECORDS: [&str; 19] = [
     "run.toml",
     "manifest.json",
     "manifest-1.json",
@@ -227,7 +227,6 @@ const RECORDS: [&str; 20] = [
     ".lock",
     "study.json",
     "records.jsonl",
-    "comparison.json",
     "predictions/a.json",
     "a/run/metrics.jsonl",
     "a/network.json",

@@ -395,14 +395,15 @@ study = {"schema": "lockstep.study/1", "name": "s", "title": "t", "machine": {"c
 records("study", **{"study.json": study, "records.jsonl": attempts, "a/run/metrics.jsonl": [epoch(0), epoch(1)], "predictions/a.json": prediction})
 records("network", **{"network.json": network})
 records("prediction", **{"prediction.json": prediction})
-row = {
-    "framework": "PyTorch", "variant": "DDP", "model": "resnet20", "dtype": "f32", "ranks": 2, "threads": 1, "images_per_second": [9.0, None],
-    "images_per_second_median": 9, "ratio_to_lockstep": 1.5, "ratio_interval": [1.4, 1.6], "peak_memory_bytes_rank": 2**20,
-    "blocks": [{"images_per_second": 9, "losses": [2.5, None], "peak_memory_bytes_rank": 1, "peak_memory_bytes_total": 2, "disturbed": False, "command": "x"}],
-}
-course = {"framework": "PyTorch", "model": "resnet20", "dtype": "f32", "num_epochs": 1, "epochs": [{"epoch": 0, "test_top1": 0.5, "elapsed_s": 9}]}
-comparison = {"schema": "lockstep.comparison/1", "created": "2026-01-01", "machine": {"cpu_count": 2}, "job": {"ranks": 2}, "rows": [row], "accuracy": [course]}
-records("comparison", **{"comparison.json": comparison})
+compared = [
+    {"id": "a", "kind": "bench", "settings": {"framework": "lockstep", "model": "resnet20", "dtype": "f32", "ranks": 2}, "repetitions": 1},
+    {"id": "b", "kind": "bench", "settings": {"framework": "jax", "model": "resnet20", "dtype": "f32", "ranks": 2}, "setting": {"xla": "on"}},
+    {"id": "c", "kind": "train", "settings": {"framework": "jax", "epochs": 1, "seed": 3}},
+]
+result = {"images_per_second": 9, "losses": [2.5, None], "peak_memory_bytes": 1, "epochs": [{"epoch": 1, "test_top1": 0.5, "elapsed_s": 9}]}
+compared_attempts = [{"cell": cell, "repetition": 1, "attempt": 1, "status": "ok", "result": result} for cell in "abc"]
+comparison = {"schema": "lockstep.study/1", "created": "2026-01-01", "machine": {"cpu_count": 2}, "cells": compared}
+records("comparison", **{"study.json": comparison, "records.jsonl": compared_attempts})
 events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0 on n1"}}]
 events += [{"name": name, "ph": "X", "ts": 0, "dur": 5, "pid": 0, "tid": 0} for name in ("forward", "backward")]
 records("trace", **{"trace.json": {"traceEvents": events}})

@@ -2,7 +2,7 @@
 //!
 //! In: the workspace, files outside it. Out: `target/gpu-check`, which needs bash and a python3
 //! with PyTorch. Invariant: the folder contains everything that runs from it; its scripts are
-//! copies from `peers/`.
+//! copies from `lab/peers/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use crate::setup;
 
 const DETAILS: &str = "\
 Builds the trainer for CUDA without LLVM, as `test --only cuda` does (about 25 minutes on 2 cores if
-nothing is compiled yet), and packs it with the scripts of peers/gpu into target/gpu-check. With a GPU
+nothing is compiled yet), and packs it with the scripts of lab/peers/gpu into target/gpu-check. With a GPU
 it runs them; otherwise copy the folder to a machine with one and run ./gpu-check.sh there: eight
 minutes at most, four with --quick. docs/gpu.md explains the output. --data-dir names a folder with
 resnet20-12fca82f.th and CIFAR-10's test_batch.bin, for the check known-answer.";
 
 const ENTRY: &str = "gpu-check.sh";
 
-/// Scripts below `peers/`.
+/// Scripts below `lab/peers/`.
 const SCRIPTS: [&str; 13] = [
     "gpu/gpu-check.sh",
     "gpu/gpu_check.py",
@@ -113,7 +113,7 @@ fn pack(built: &Built, known_answer: Option<[PathBuf; 2]>) -> Outcome<PathBuf> {
     let data = folder.join("data");
     fs::create_dir_all(&data).map_err(at(&data))?;
     for script in SCRIPTS {
-        copy(&cargo::root().join("peers").join(script), &folder)?;
+        copy(&cargo::root().join("lab/peers").join(script), &folder)?;
     }
     copy(&cargo::root().join(FIXTURE), &data)?;
     if let Some([weights, images]) = known_answer {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn peers() -> PathBuf {
-        cargo::root().join("peers")
+        cargo::root().join("lab/peers")
     }
 
     #[test]

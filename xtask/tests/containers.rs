@@ -121,11 +121,7 @@ fn both_recipes_copy_every_member_of_the_workspace() {
         .filter_map(|line| line.trim().split_once(" /build/"))
         .map(|(name, _)| name)
         .collect();
-    // The program contains the scripts of `peers`.
-    for name in members
-        .into_iter()
-        .chain(["peers", "Cargo.toml", "Cargo.lock"])
-    {
+    for name in members.into_iter().chain(["Cargo.toml", "Cargo.lock"]) {
         assert!(
             kept.contains(name),
             "Dockerfile.dockerignore leaves out {name}"

@@ -1,7 +1,7 @@
 //! The commands that make emulated hosts, and the files that programs on them see.
 //!
 //! In: numbers of hosts, from 1. Out: command lines; files below /etc/netns and /run.
-//! Invariant: apart from writing those files, pure.
+//! Invariant: pure, except for writing those files.
 //! Source: ip-netns(8), which binds /etc/netns/NAME/* over /etc/*.
 
 use std::fs;
@@ -17,7 +17,7 @@ pub(super) const SWITCH: &str = "lockstep-switch";
 pub(super) const DEVICE: &str = "eth0";
 pub(super) const NETWORK: &str = "10.98.0.0/24";
 
-/// What a host calls itself.
+/// Returns the name of a host.
 pub(super) fn name(host: usize) -> String {
     format!("h{host}")
 }
@@ -30,7 +30,7 @@ pub(super) fn address(host: usize) -> String {
     format!("10.98.0.{host}")
 }
 
-/// Names of all our namespaces that are there.
+/// Returns the names of all existing namespaces with our prefix.
 pub(super) fn spaces() -> Vec<String> {
     let list = process::answer("ip", &["netns", "list"]).unwrap_or_default();
     let names = list
@@ -42,7 +42,7 @@ pub(super) fn spaces() -> Vec<String> {
         .collect()
 }
 
-/// A command inside a host.
+/// Returns the command inside a host.
 pub(super) fn within(host: usize, words: &[&str]) -> Vec<String> {
     let space = space(host);
     ["ip", "netns", "exec", &space]
@@ -52,7 +52,8 @@ pub(super) fn within(host: usize, words: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// A switch in a namespace of its own, and hosts joined to it; nothing is connected to the machine's own network.
+/// Returns the commands that make a switch in its own namespace, and hosts joined to it, apart from
+/// the machine's network.
 pub(super) fn making(count: usize) -> Vec<Vec<String>> {
     let mut lines = vec![
         format!("ip netns add {SWITCH}"),
@@ -61,7 +62,8 @@ pub(super) fn making(count: usize) -> Vec<Vec<String>> {
         format!("ip -n {SWITCH} link set br0 up"),
     ];
     for host in 1..=count {
-        let (space, address) = (space(host), address(host));
+        let space = space(host);
+        let address = address(host);
         lines.extend([
             format!("ip netns add {space}"),
             format!("ip -n {space} link set lo up"),
@@ -77,19 +79,19 @@ pub(super) fn making(count: usize) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The files that a host sees below /etc.
+/// Returns the folder of the files that a host sees in /etc.
 pub(super) fn names_folder(space: &str) -> PathBuf {
     Path::new("/etc/netns").join(space)
 }
 
-/// Writes /etc/hosts of a host, so that all know each other by name.
+/// Writes /etc/hosts of a host with the names of all hosts.
 pub(super) fn write_names(host: usize, count: usize) -> Outcome {
     let lines = (1..=count).map(|other| format!("{} {}\n", address(other), name(other)));
     let text = format!("127.0.0.1 localhost\n{}", lines.collect::<String>());
     run_directory::write(&names_folder(&space(host)).join("hosts"), &text)
 }
 
-/// Where the agent lies while hosts are up.
+/// Returns the folder of the agent.
 pub(super) fn folder() -> PathBuf {
     PathBuf::from("/run/lockstep-hosts")
 }
@@ -98,7 +100,8 @@ pub(super) fn agent() -> PathBuf {
     folder().join("agent")
 }
 
-/// What mpirun calls instead of ssh: it runs a command on a host, with the host's name and shared memory of its own.
+/// Returns the agent that mpirun calls in place of ssh: runs a command on a host, with its name and
+/// its own shared memory.
 fn agent_text(cores: &[String]) -> String {
     let cases: String = cores
         .iter()
@@ -114,7 +117,7 @@ host=$1
 shift
 run='exec sh -c "$*"'
 [ "${{1:-}}" = --exec ] && {{ run='exec "$@"'; shift; }}
-# Hosts have cores of their own while there are enough.
+# Hosts have separate cores while there are enough.
 cores=
 case $host in
 {cases}esac
@@ -124,7 +127,7 @@ exec $cores ip netns exec "{PREFIX}$host" unshare --uts --mount --propagation pr
     )
 }
 
-/// Writes the agent; `cores` has a list of processors for each host, or nothing.
+/// Writes the agent; `cores` is empty or has a list of CPUs for each host.
 pub(super) fn write_agent(cores: &[String]) -> Outcome {
     let file = agent();
     run_directory::write(&file, &agent_text(cores))?;

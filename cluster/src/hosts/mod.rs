@@ -1,9 +1,10 @@
-//! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each sending at a
-//! limited rate. `trainer hosts up|run|down` for use by hand.
+//! Emulated hosts on this machine: network namespaces with their own names and addresses, joined by
+//! a switch, each with a limited sending rate. `trainer hosts up|run|down` is for use by hand.
 //!
 //! In: a [`Rate`], a number of hosts, root. Out: `Hosts`, and programs on them by mpirun.
-//! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
-//! taken away from it without being asked to, nor those of another living process. What is not emulated: latency (beyond the kernel's own), several processors, disks.
+//! Invariant: everything made here has our prefix, and nothing else is changed. Hosts in use, or of
+//! another living process, are removed only on request. Not emulated: latency beyond the kernel's,
+//! CPUs, disks.
 //! Source: ip-netns(8), veth(4), tc-tbf(8).
 
 mod commands;
@@ -44,27 +45,27 @@ emulated.";
 #[derive(Debug, Clone, Subcommand)]
 #[command(after_help = DETAILS)]
 pub enum HostsCommand {
-    /// Make hosts, or change the rate of those that are there.
+    /// Make hosts, or change the rate of existing ones.
     Up {
-        /// What each host sends at most, such as 200mbit or 1gbit; what several send to one is not limited.
+        /// Sending rate of each host, such as 200mbit or 1gbit; the receiving rate is not limited.
         #[arg(value_name = "RATE", default_value = "unlimited", value_parser = Rate::read)]
         rate: Rate,
-        /// How many [default: 2]
+        /// Number of hosts [default: 2]
         #[arg(long, value_name = "N", value_parser = options::count)]
         hosts: Option<usize>,
     },
     /// Start a program on the hosts by Open MPI's mpirun.
     Run {
-        /// Number of ranks, spread over the hosts in turn [default: one a host]
+        /// Number of ranks, spread over the hosts in turn [default: one for each host]
         #[arg(short = 'n', value_name = "N", value_parser = options::count)]
         ranks: Option<usize>,
         /// Program and its arguments, after `--`.
         #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
         words: Vec<String>,
     },
-    /// Remove the hosts and end what runs there.
+    /// Remove the hosts and end the processes on them.
     Down {
-        /// Only if this process has made them [default: whoever has made them]
+        /// Remove them only if this process has made them [default: any hosts]
         #[arg(long, value_name = "PID")]
         of: Option<u32>,
     },
@@ -122,7 +123,7 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     })?;
     let program = probe::program(program).ok_or_else(|| {
         Failure::Usage(format!(
-            "`{program}` is no program that can be run: write its path, or one in PATH"
+            "`{program}` is not an executable program. Give its path, or a program in PATH."
         ))
     })?;
     let program = std::path::absolute(&program)
@@ -136,7 +137,7 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     )
 }
 
-/// Refuses to go on where no hosts can be made.
+/// Refuses machines that cannot emulate hosts.
 pub fn require() -> Outcome {
     if !process::is_root() {
         let text = "emulated hosts need root: run this as root, or ask for no `hosts:…`";
@@ -155,34 +156,35 @@ pub fn require() -> Outcome {
     )))
 }
 
-/// Whether emulated hosts can be made here: root in a container may lack the rights.
+/// Returns whether hosts can be emulated: root in a container may lack the rights.
 pub fn can_be_made() -> bool {
     require().is_ok()
         && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
 }
 
-/// Whether any are there.
+/// Returns whether emulated hosts exist.
 pub fn are_there() -> bool {
     !commands::spaces().is_empty()
 }
 
-/// Emulated hosts that are up.
+/// Emulated hosts in operation.
 pub struct Hosts {
     count: usize,
-    /// What removes them when this value or this process is gone.
+    /// Removes the hosts when this value is dropped or this process has ended.
     #[expect(dead_code, reason = "its drop does the work")]
     afterwards: Option<Afterwards>,
 }
 
 impl Hosts {
-    /// Makes hosts that are removed when the value is dropped, or this process ends in any way.
+    /// Makes hosts that are removed when the value is dropped, or when this process ends in any
+    /// way.
     pub fn up(count: usize) -> Outcome<Self> {
         require()?;
         let program = std::env::current_exe()
             .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
         let owner = std::process::id().to_string();
-        // Before there is anything: what is made halfway is removed, too. Only while the hosts are ours: whoever ended us may have
-        // started the next one already.
+        // Prepared first, so that half-made hosts are removed too. `--of`: the next study may have
+        // made hosts.
         let afterwards = Afterwards::run(&program, &["hosts", "down", "--of", &owner])?;
         let made = Self::make(count, Some(&owner))?;
         Ok(Hosts {
@@ -199,7 +201,7 @@ impl Hosts {
         }
         let _lock = lock()?;
         refuse_others(&owner_file())?;
-        // Those of an interrupted run, or another number of them.
+        // Hosts of an interrupted run, or another number of them.
         down(false)?;
         if let Some(owner) = owner {
             run_directory::write(&owner_file(), owner)?;
@@ -210,7 +212,7 @@ impl Hosts {
         let cores = cores::per_part(count);
         for host in 1..=count {
             commands::write_names(host, count)?;
-            // A namespace takes only what the machine allows; reno is always allowed.
+            // A namespace allows what the machine allows; reno is always allowed.
             let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
             set("net.ipv4.tcp_congestion_control=cubic")
                 .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
@@ -228,15 +230,15 @@ impl Hosts {
         self.count
     }
 
-    /// Of the host on which [`Hosts::command`] starts a rank.
+    /// Returns the address of the host on which [`Hosts::command`] starts a rank.
     pub fn address(&self, rank: usize) -> String {
         commands::address(rank % self.count + 1)
     }
 
-    /// Limits what every host sends.
+    /// Limits the sending rate of every host.
     pub fn set_rate(&self, rate: Rate) -> Outcome {
         for host in 1..=self.count {
-            // Without a limit there is nothing to remove, which is as well.
+            // Fails if there is no limit yet.
             let _ = asked(&commands::within(
                 host,
                 &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"],
@@ -251,7 +253,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// The command that starts this program on ranks spread over the hosts in turn.
+    /// Returns the command that starts a program on ranks spread over the hosts in turn.
     pub fn command(
         &self,
         mpirun: &Mpirun,
@@ -271,7 +273,7 @@ impl Hosts {
     }
 }
 
-/// Our namespaces, those of hosts only.
+/// Returns the namespaces of hosts.
 fn standing() -> Vec<String> {
     commands::spaces()
         .into_iter()
@@ -279,7 +281,7 @@ fn standing() -> Vec<String> {
         .collect()
 }
 
-/// Which process removes the hosts at its end; there is none where they were made by hand.
+/// Returns the file with the process that removes the hosts; absent for hosts made by hand.
 fn owner_file() -> PathBuf {
     commands::folder().join("owner")
 }
@@ -288,7 +290,7 @@ fn owner(file: &Path) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Refuses hosts that another living process uses, between its runs, too.
+/// Refuses hosts that another living process uses, also between its runs.
 fn refuse_others(file: &Path) -> Outcome {
     match owner(file).filter(|owner| {
         *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists()
@@ -300,14 +302,14 @@ fn refuse_others(file: &Path) -> Outcome {
     }
 }
 
-/// Waits until nobody else makes or removes hosts; the system releases the lock with the file.
+/// Waits until no other process makes or removes hosts; the system releases the lock with the file.
 fn lock() -> Outcome<File> {
     let path = Path::new("/run/lockstep-hosts.lock");
     let locked = File::create(path).and_then(|file| file.lock().map(|()| file));
     locked.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
-/// Removes all hosts; processes in them are ended where that is asked for, else they are a reason to refuse.
+/// Removes all hosts; ends processes on them, or refuses because of them.
 fn down(ends_processes: bool) -> Outcome {
     for space in commands::spaces() {
         let pids = process::answer("ip", &["netns", "pids", &space]).unwrap_or_default();
@@ -324,7 +326,7 @@ fn down(ends_processes: bool) -> Outcome {
             )));
         }
         for pid in pids {
-            // One that has just ended is as well.
+            // Fails if the process has just ended.
             let _ = process::send_signal(pid, "KILL");
         }
         asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
@@ -342,7 +344,7 @@ fn down(ends_processes: bool) -> Outcome {
     Ok(())
 }
 
-/// Runs a command; what it complains about is the error.
+/// Runs a command; its standard error is the error.
 fn asked(words: &[String]) -> Outcome {
     let Some((program, arguments)) = words.split_first() else {
         return Ok(());
@@ -382,7 +384,7 @@ mod tests {
     fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {
         let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-owner", std::process::id()));
         refuse_others(&file).unwrap();
-        // More than any system numbers its processes with.
+        // Larger than any process number.
         for owner in [
             std::process::id().to_string(),
             "4294967295".to_owned(),

@@ -1,4 +1,4 @@
-//! How fast a link is.
+//! The rate of a link.
 //!
 //! In: a word such as `200mbit`. Out: [`Rate`], and the words for `tc`. Source: tc(8), tc-tbf(8).
 
@@ -7,9 +7,9 @@ use std::fmt;
 /// Bits per second of each direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// As fast as memory.
+    /// No limit: as fast as memory.
     Unlimited,
-    /// A whole number of a unit.
+    /// A whole number and its unit.
     Limited(u64, &'static str),
 }
 
@@ -30,8 +30,9 @@ impl Rate {
         })
     }
 
-    /// The words that limit what a host sends: at most 80 KiB pass at once. The kernel hands over 64 KiB in one piece; more would let
-    /// whole gradient buckets through at the speed of memory, which no real link does.
+    /// Returns the words that limit the sending rate, with bursts of at most 80 KiB. The kernel
+    /// sends 64 KiB in one piece. Larger bursts would pass whole gradient buckets at the speed of
+    /// memory, which no real link does.
     pub(super) fn discipline(self) -> Option<Vec<String>> {
         if self == Rate::Unlimited {
             return None;

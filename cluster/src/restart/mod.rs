@@ -1,35 +1,39 @@
-//! The part that generated scripts share: starting the program, passing signals on, starting it again when it fails.
+//! The common part of generated scripts: starts the program, passes signals, restarts after a
+//! failure.
 //!
-//! In: the command as shell text, how often it may fail. Out: bash text that leaves the program's exit code in `$code`.
-//! Invariant: bash outlives the signals that ask for a stop, so that the ranks can write their checkpoint; wrong usage
-//! and stopped runs are never started again.
+//! In: the command as shell text, the number of restarts. Out: bash text that leaves the exit code
+//! in `$code`.
+//! Invariant: bash survives the signals that ask for a stop, so that the ranks can write their
+//! checkpoint. Wrong usage and stopped runs are not restarted.
 //!
-//! Why USR1 whatever came in: mpirun (seen with Open MPI 4.1.4) answers SIGTERM and SIGINT by killing its ranks after a
-//! second, and `odls_base_sigkill_timeout` delays both of its signals instead of leaving time between them; SIGUSR1 it
-//! forwards to all ranks, as MPICH's (4.0.2) does. srun answers SIGTERM by aborting the step and forwards SIGUSR1 as well.
+//! The ranks get SIGUSR1 for each of these signals. mpirun (Open MPI 4.1.4) answers SIGTERM and
+//! SIGINT by killing its ranks after a second, and `odls_base_sigkill_timeout` delays both of its
+//! signals instead of the time between them. It forwards SIGUSR1 and SIGUSR2 to all ranks; MPICH's
+//! (4.0.2) forwards SIGUSR1. srun answers SIGTERM by aborting the step and forwards SIGUSR1.
 
-/// What a script starts, and what makes it go on.
+/// Program of a script, and its restarts.
 pub(crate) struct Start<'a> {
-    /// The command as bash reads it; continued lines are indented by the writer.
+    /// Command as bash text; the writer indents continued lines.
     pub(crate) command: &'a str,
-    /// How often it may be started again.
+    /// Number of restarts.
     pub(crate) restarts: usize,
     pub(crate) launcher: Launcher,
 }
 
-/// Who starts the ranks; it decides who else is signalled, and what a second signal does.
+/// Launcher of the ranks; decides who else gets signals, and the effect of a second signal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Launcher {
-    /// Inside a batch job: the scheduler alone ends things by force.
+    /// In a batch job: only the scheduler kills.
     Srun,
-    /// In a terminal or a service: a second SIGINT or SIGTERM ends at once.
+    /// In a terminal or a service: a second SIGINT or SIGTERM ends all ranks at once.
     Mpirun,
-    /// As with mpirun, for a world of one that is started without it.
+    /// One rank without mpirun; signals as with mpirun.
     None,
 }
 
 impl Start<'_> {
-    /// The text; a script has [`Launcher::signals`] before it, and for [`Launcher::Srun`] also `job_runs` and `usage_was_wrong`.
+    /// Returns the text. A script defines [`Launcher::signals`] before it; [`Launcher::Srun`] also
+    /// needs `job_runs` and `usage_was_wrong`.
     pub(crate) fn text(&self) -> String {
         let run = RUN.replace("COMMAND", self.command);
         let course = match self.restarts {
@@ -44,7 +48,7 @@ impl Start<'_> {
 }
 
 impl Launcher {
-    /// What a script does on signals from here on; it defines `say` before [`Start::text`].
+    /// Returns the signal handlers of a script, which defines `say` before [`Start::text`].
     pub(crate) fn signals(self) -> String {
         SIGNALS.to_owned() + &self.traps()
     }
@@ -52,7 +56,8 @@ impl Launcher {
     fn traps(self) -> String {
         match self {
             Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1 USR2 XCPU\n".to_owned(),
-            // Killed outright, mpirun would leave its ranks behind; MPICH's passes TERM on to them, to whom it is one more wish to stop.
+            // SIGKILL for mpirun would leave its ranks running. MPICH's forwards TERM, a second
+            // wish to stop.
             Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "INT"),
             Launcher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
         }
@@ -122,7 +127,7 @@ trap ask_to_end TERM INT
 const RUN: &str = r#"
 # ---- The program ---------------------------------------------------------------------------------
 run_program() {
-    # A process group of its own: a terminal's Ctrl-C then comes to this script alone, which passes it on.
+    # Its own process group: a terminal's Ctrl-C then comes to this script alone, which passes it on.
     # The group is in the background, where `stty tostop` would stop it at its first line.
     trap '' TTOU
     set -m
@@ -155,8 +160,8 @@ code=0
 "#;
 
 const AGAIN: &str = r#"
-# A program that fails goes on from its last checkpoint, at most so often. Not after a stop that somebody
-# asked for, and not when its command line is wrong: that would be wrong again.
+# A program that fails resumes from its last checkpoint, up to the number of restarts; not after a
+# stop, and not with a wrong command line.
 restarts_left=RESTARTS
 while true; do
     code=0

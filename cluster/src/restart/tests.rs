@@ -32,7 +32,8 @@ impl Stage {
         Stage { folder }
     }
 
-    /// A program that says that it was called, knows how often that was (`$n`), and then does as told in bash, in the folder.
+    /// Writes a program that records its call, counts its calls (`$n`), and runs a bash text in the
+    /// folder.
     pub(crate) fn program(&self, name: &str, course: &str) {
         let file = self.folder.join("bin").join(name);
         let folder = self.folder.display();
@@ -120,7 +121,7 @@ impl Playing {
     }
 }
 
-/// What a program does until a signal ends it; it ends by itself some time after its test.
+/// Waits for a signal; ends some time after the test.
 pub(crate) const WAIT: &str = "for _ in {1..4000}; do sleep 0.02; done";
 
 fn script(restarts: usize, launcher: Launcher) -> String {

@@ -1,33 +1,31 @@
 //! The tasks of a job array.
 //!
-//! In: a specification as sbatch takes it (`0-3`, `0,2,8-16:4`, each with or without `%LIMIT`). Out: [`Array`].
-//! Invariant: what is understood here is what Slurm will do; anything else is refused before it is submitted.
+//! In: a specification for sbatch (`0-3`, `0,2,8-16:4`, each with or without `%LIMIT`). Out:
+//! [`Array`].
+//! Invariant: Slurm reads the specification in the same way; anything else is refused before the
+//! submission.
 //! Source: sbatch(1), `--array`.
 
 use std::collections::BTreeSet;
 
-use crate::failure::{Failure, Outcome};
-
-/// Where a task's number is put into the trainer's words.
+/// Placeholder of a task's number in the trainer's words.
 pub(crate) const TASK: &str = "{task}";
-/// More tasks than any cluster takes by its default; each gets a directory.
+/// Above the default limit of clusters; each task gets a directory.
 const MOST_TASKS: usize = 100_000;
 
 /// A job array.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Array {
-    /// As given.
+    /// Specification as given.
     pub(crate) specification: String,
     pub(crate) tasks: BTreeSet<usize>,
 }
 
 impl Array {
-    pub(crate) fn read(text: &str) -> Outcome<Self> {
-        let tasks = tasks(text).filter(|tasks| !tasks.is_empty()).ok_or_else(|| {
-            Failure::Usage(format!(
-                "--array: expected tasks such as 0-3, 1,5,7 or 0-30:10, perhaps with %LIMIT at a time, got `{text}`"
-            ))
-        })?;
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        let tasks = tasks(text).filter(|tasks| !tasks.is_empty());
+        let tasks = tasks
+            .ok_or("expected tasks such as 0-3, 1,5,7 or 0-30:10, perhaps with %LIMIT at a time")?;
         Ok(Array {
             specification: text.to_owned(),
             tasks,
@@ -53,7 +51,8 @@ fn tasks(text: &str) -> Option<BTreeSet<usize>> {
             None => (part, 1),
         };
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        let first: usize = first.parse().ok()?;
+        let last: usize = last.parse().ok()?;
         if last < first || (last - first) / stride >= MOST_TASKS {
             return None;
         }
@@ -92,7 +91,7 @@ mod tests {
             "1 2",
             "0-99999999",
         ] {
-            assert_eq!(Array::read(text).unwrap_err().exit_code(), 2, "{text}");
+            assert!(Array::read(text).is_err(), "{text}");
         }
     }
 }

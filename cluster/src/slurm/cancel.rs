@@ -1,7 +1,7 @@
-//! `trainer slurm cancel`: ends a job, with a checkpoint where it can be had.
+//! `trainer slurm cancel`: ends a job, with a checkpoint if possible.
 //!
-//! In: a job's id or a run's directory. Out: the job, gone from the queue; each step said.
-//! Invariant: requeueing is turned off before anything else, so that the job does not come back.
+//! In: a job's id or a run's directory. Out: the job has left the queue; each step is printed.
+//! Invariant: requeueing is turned off first, so that the job does not come back.
 
 use std::fs;
 use std::path::Path;
@@ -18,25 +18,25 @@ use crate::options;
 use crate::output::say;
 
 const DEFAULT_WAIT_S: usize = 120;
-/// After plain scancel Slurm waits for its KillWait (by default 30 s) before it kills.
+/// Slurm kills a job KillWait (by default 30 s) after a plain scancel.
 const END_WAIT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_secs(1);
-/// A job that has only just begun loses what it is told.
+/// A job that has just begun loses signals.
 const ASK_AGAIN: Duration = Duration::from_secs(3);
 
 /// Flags of `trainer slurm cancel`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = DETAILS)]
 pub struct CancelArgs {
-    /// The job.
+    /// Id of the job, or the run's directory.
     #[arg(value_name = "JOB|DIR")]
     job: String,
 
-    /// Do not ask, cancel [default: off]
+    /// Cancel without a checkpoint [default: off]
     #[arg(long, conflicts_with = "wait")]
     now: bool,
 
-    /// How long to wait for the checkpoint [default: 120]
+    /// Longest wait for the checkpoint, seconds [default: 120]
     #[arg(long, value_name = "SECONDS", value_parser = options::count)]
     wait: Option<usize>,
 }
@@ -82,26 +82,26 @@ impl CancelArgs {
     }
 }
 
-/// Plain scancel.
+/// Cancels by a plain scancel.
 fn cancel(row: &Row) -> Outcome {
     answer("scancel", &[&row.job])?;
     say!("job {}: cancelled ({} before)", row.job, row.state);
     Ok(())
 }
 
-/// A script of ours passes the wish on to its ranks, and does not start them once it knows of it. Another's would end by it: there
-/// the ranks are asked themselves.
+/// Sends SIGUSR1 to a script written here, which passes it to its ranks; to the ranks of another
+/// script, which would end by the signal.
 fn ask_to_stop(row: &Row) {
     let is_ours = row
         .directory
         .as_deref()
         .is_some_and(|directory| directory.join(JOBS).exists());
     let script: &[&str] = if is_ours { &["--batch"] } else { &[] };
-    // Who cannot be asked yet is asked again.
+    // A failure is repeated later.
     answer("scancel", &[script, &["--signal=USR1", &row.job]].concat()).ok();
 }
 
-/// Waits for a job that was asked, and asks it again; past the deadline it is cancelled.
+/// Waits for the end of a job, and asks it again; past the deadline the job is cancelled.
 fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     let mut asked = Instant::now();
     while Instant::now() < deadline {
@@ -109,7 +109,7 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
             break;
         };
         match rows.first() {
-            // Its script had asked to be queued again just before that was turned off.
+            // Its script asked for a requeue just before that was turned off.
             Some(now) if now.state == "PENDING" => return cancel(now),
             Some(now) if now.is_in_queue() => {
                 if now.is_running() && asked.elapsed() > ASK_AGAIN {
@@ -147,15 +147,14 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
         sleep(PAUSE);
     }
     Err(Failure::Failed(format!(
-        "job {} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait; `scontrol show job {}` \
-         tells its state",
+        "job {} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait. See `scontrol show job {}`",
         row.job,
         END_WAIT.as_secs(),
         row.job
     )))
 }
 
-/// The answer of Slurm, which is asked again until the deadline where it fails: a controller that is busy or starts anew does.
+/// Asks Slurm, again until the deadline if it fails: a controller may be busy or restarting.
 fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     loop {
         match ask() {
@@ -165,13 +164,13 @@ fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcom
     }
 }
 
-/// What the run has written at its end, after that time.
+/// Returns the summary that the run has written since that time.
 fn summary_since(directory: &Path, time: SystemTime) -> Option<String> {
     let file = directory.join("summary.json");
     let written = fs::metadata(&file)
         .and_then(|found| found.modified())
         .ok()?;
-    // A file server's clock may be a little behind ours.
+    // The clock of a file server may be slow.
     if written + Duration::from_secs(5) > time {
         records::file::read_to_string(&file).ok()
     } else {

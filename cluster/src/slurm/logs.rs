@@ -1,8 +1,9 @@
-//! `trainer slurm logs`: what a job wrote, to its end or while it runs.
+//! `trainer slurm logs`: prints the output of a job, or follows it.
 //!
-//! In: a job's id or a run's directory. Out: the output file as it is, on standard output; remarks on standard error.
-//! Invariant: following ends when the job has left the queue, and not before: a job that is queued again goes on in the
-//! same file.
+//! In: a job's id or a run's directory. Out: the output file on standard output; remarks on
+//! standard error.
+//! Invariant: following ends when the job has left the queue: a requeued job continues in the same
+//! file.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -20,24 +21,24 @@ use crate::output::say;
 /// Flags of `trainer slurm logs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
-    /// The job.
+    /// Id of the job, or the run's directory.
     #[arg(value_name = "JOB|DIR")]
     job: String,
 
-    /// Until the job has left the queue, also when it is queued again [default: off]
+    /// Follow until the job has left the queue, also through a requeue [default: off]
     #[arg(long)]
     follow: bool,
 }
 
-/// Between two looks at the file.
+/// Interval of the looks at the file.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Looks at the file for one at the queue: the queue serves everybody.
+/// Looks at the file for one look at the queue, which all users share.
 const LOOKS: usize = 6;
-/// Looks at the queue in which it may fail, or show an end that turns out to be a new beginning.
+/// Consecutive failures of the queue, and ends that may turn out to be a requeue.
 const NUM_FAILURES: usize = 20;
 const NUM_ENDS: usize = 2;
 
-/// A job's output.
+/// Output of a job.
 #[derive(Debug, PartialEq)]
 struct Output {
     job: String,
@@ -66,7 +67,7 @@ impl LogsArgs {
     }
 }
 
-/// What there is now, of several tasks each under its name.
+/// Prints the present output; of several tasks each under its name.
 fn print(outputs: &[Output]) -> Outcome {
     for output in outputs {
         if outputs.len() > 1 {
@@ -78,7 +79,7 @@ fn print(outputs: &[Output]) -> Outcome {
             }
         } else if outputs.len() == 1 {
             return Err(Failure::Failed(format!(
-                "job {} has written nothing yet: {} does not exist; `trainer slurm status {}` tells why",
+                "job {} has written nothing yet: {} does not exist; see `trainer slurm status {}`",
                 output.job,
                 output.file.display(),
                 output.job
@@ -88,7 +89,7 @@ fn print(outputs: &[Output]) -> Outcome {
     Ok(())
 }
 
-/// The output of the job, or of every task of an array.
+/// Returns the output of the job, or of every task of an array.
 fn outputs(target: &Target) -> Outcome<Vec<Output>> {
     if let Some(directory) = &target.directory {
         let tasks = outputs_of_tasks(directory, &target.job);
@@ -109,14 +110,14 @@ fn outputs(target: &Target) -> Outcome<Vec<Output>> {
         .map(|row| match row.directory {
             Some(directory) => Ok(Output { file: directory.join(script::output_name(&row.job)), job: row.job }),
             None => Err(Failure::Failed(format!(
-                "job {} was not submitted by `trainer slurm submit`: `scontrol show job {}` tells its StdOut",
+                "job {} was not submitted by `trainer slurm submit`: see StdOut in `scontrol show job {}`",
                 row.job, row.job
             ))),
         })
         .collect()
 }
 
-/// The files of an array's tasks, which lie in directories beside the array's.
+/// Returns the files of an array's tasks, in directories next to the array's.
 fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
     let Ok(directory) = std::path::absolute(directory) else {
         return Vec::new();
@@ -154,8 +155,10 @@ fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
 }
 
 fn follow(output: &Output) -> Outcome {
-    let (mut position, mut shown) = (0, String::new());
-    let (mut failures, mut ends) = (0, 0);
+    let mut position = 0;
+    let mut shown = String::new();
+    let mut failures = 0;
+    let mut ends = 0;
     loop {
         match queue::of_job(&output.job) {
             Ok(rows) => {
@@ -170,7 +173,7 @@ fn follow(output: &Output) -> Outcome {
                     shown = state;
                 }
             }
-            // A busy controller is no reason to stop.
+            // A controller may be busy.
             Err(failure) => {
                 failures += 1;
                 if failures == NUM_FAILURES {
@@ -193,7 +196,7 @@ fn follow(output: &Output) -> Outcome {
     }
 }
 
-/// Copies the file from there on and returns its end; `None` where the reader has left.
+/// Copies the file from a position and returns its end; `None` if the reader has left.
 fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<Option<u64>> {
     let failed =
         |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));

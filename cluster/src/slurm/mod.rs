@@ -1,8 +1,8 @@
-//! `trainer slurm`: the trainer as a job of a cluster: submitted, watched, stopped.
+//! `trainer slurm`: submits the trainer as a job, reports it, stops it.
 //!
-//! In: the command line, Slurm's own programs. Out: a script in the run's directory, and what Slurm says.
-//! Invariant: what Slurm refuses is shown in its own words; nothing is assumed about a cluster but `sbatch`, `squeue`,
-//! `scancel` and `scontrol`.
+//! In: the command line, Slurm's programs. Out: a script in the run's directory, Slurm's answers.
+//! Invariant: a refusal by Slurm is shown in its own words. A cluster needs only `sbatch`,
+//! `squeue`, `scancel` and `scontrol`.
 
 mod array;
 mod cancel;
@@ -30,14 +30,14 @@ use self::status::StatusArgs;
 pub use self::submit::{check, submit_into};
 pub use self::target::directory_of_run;
 
-/// Commands of `trainer slurm`; a job is named by its id or by its run's directory.
+/// Commands of `trainer slurm`; a job is named by its id or its run's directory.
 #[derive(Debug, Clone, Subcommand)]
 pub enum SlurmCommand {
     /// Write a batch script into the run's directory and submit it.
     Submit(Box<SubmitArgs>),
-    /// Tell where jobs stand: state, time, nodes, last epoch.
+    /// Show jobs: state, time, nodes, last epoch.
     Status(StatusArgs),
-    /// Print a job's output, or follow it to the job's end.
+    /// Print the output of a job, or follow it to the end of the job.
     Logs(LogsArgs),
     /// End a job: with a checkpoint, or at once.
     Cancel(CancelArgs),
@@ -47,7 +47,7 @@ impl SlurmCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// A job that is not known, what Slurm refuses, files that cannot be read or written.
+    /// An unknown job; a refusal by Slurm; files that cannot be read or written.
     pub fn run(&self) -> Outcome {
         match self {
             SlurmCommand::Submit(args) => args.run(),
@@ -71,12 +71,12 @@ pub enum Stage {
     Unknown,
 }
 
-/// Where a job stands, from its queue.
+/// Returns the stage of a job.
 pub fn stage(job: &str) -> Outcome<Stage> {
     Ok(stage_and_reason(job)?.0)
 }
 
-/// Where a job stands, and why, in Slurm's word: `None` where there is nothing to say.
+/// Returns the stage of a job and Slurm's reason, `None` without a reason.
 pub fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
     let rows = queue::of_job(job)?;
     let stage = match rows.first() {
@@ -92,7 +92,7 @@ pub fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
     ))
 }
 
-/// A field of `scontrol show job`, while Slurm remembers the job.
+/// Returns a field of `scontrol show job`, while Slurm remembers the job.
 pub fn field(job: &str, name: &str) -> Option<String> {
     let text = process::answer("scontrol", &["show", "job", "--oneliner", job])?;
     let start = format!("{name}=");
@@ -101,7 +101,7 @@ pub fn field(job: &str, name: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Whether every node is this machine, so that what runs on them can be seen from here.
+/// Returns whether every node is this machine, so that its processes are visible here.
 pub fn nodes_are_this_machine() -> bool {
     let Some(list) = process::answer("sinfo", &["--noheader", "--Node", "--format=%o"]) else {
         return false;
@@ -113,7 +113,7 @@ pub fn nodes_are_this_machine() -> bool {
     !list.trim().is_empty() && list.lines().all(|address| is_own(address.trim()))
 }
 
-/// Refuses to go on where there is no Slurm.
+/// Refuses machines without Slurm.
 pub fn require() -> Outcome {
     if probe::program("sbatch").is_some() {
         return Ok(());
@@ -125,7 +125,7 @@ pub fn require() -> Outcome {
     ))
 }
 
-/// What a program of Slurm answers, or what it complains about.
+/// Runs a program of Slurm; the inner error is its complaint.
 fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
     let output = command
         .stdin(Stdio::null())
@@ -139,7 +139,7 @@ fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
         .to_owned()))
 }
 
-/// The answer of a program of Slurm that is expected to have one.
+/// Returns the answer of a program of Slurm.
 fn answer(program: &str, arguments: &[&str]) -> Outcome<String> {
     let mut command = Process::new(program);
     command.args(arguments);

@@ -1,7 +1,7 @@
-//! What Slurm's queue says of jobs.
+//! Jobs in Slurm's queue.
 //!
-//! In: a job, or nobody in particular. Out: one [`Row`] for each job or task of an array.
-//! Invariant: read-only; a job that Slurm does not know gives no row, anything else that fails is an error.
+//! In: a job, or none for all jobs of the user. Out: one [`Row`] for each job or task of an array.
+//! Invariant: read-only. An unknown job has no row; other failures are errors.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
@@ -11,11 +11,11 @@ use super::{ask, script};
 use crate::failure::{Failure, Outcome};
 use crate::process;
 
-/// Separated by a character that no name of ours has; the path, which could have it, comes last.
+/// The separator is in none of the names; the path, which may contain it, comes last.
 const FORMAT: &str = "%i|%T|%r|%M|%l|%D|%N|%j|%o";
 const NUM_FIELDS: usize = 9;
 
-/// States that a job does not leave.
+/// Final states.
 const ENDED: [&str; 10] = [
     "BOOT_FAIL",
     "CANCELLED",
@@ -29,7 +29,7 @@ const ENDED: [&str; 10] = [
     "TIMEOUT",
 ];
 
-/// A job as squeue shows it.
+/// A job in squeue's output.
 #[derive(Debug, PartialEq)]
 pub(super) struct Row {
     /// `12`, or `12_3` for a task of an array.
@@ -41,16 +41,16 @@ pub(super) struct Row {
     pub(super) num_nodes: String,
     pub(super) nodes: String,
     pub(super) name: String,
-    /// The run's directory, for jobs that were submitted from here.
+    /// Run's directory, for jobs of `trainer slurm submit`.
     pub(super) directory: Option<PathBuf>,
 }
 
-/// The caller's jobs in the queue.
+/// Returns the user's jobs in the queue.
 pub(super) fn of_user() -> Outcome<Vec<Row>> {
     rows(&["--me"])
 }
 
-/// The rows of one job, also if it has ended and Slurm still remembers it.
+/// Returns the rows of a job, also of one that has ended while Slurm remembers it.
 pub(super) fn of_job(job: &str) -> Outcome<Vec<Row>> {
     rows(&["--states=all", &format!("--jobs={job}")])
 }
@@ -125,7 +125,7 @@ impl Row {
         self.state == "RUNNING"
     }
 
-    /// The state, with its reason if it has one.
+    /// Returns the state with its reason.
     pub(super) fn explained_state(&self) -> String {
         if self.reason == "None" {
             self.state.clone()
@@ -134,7 +134,7 @@ impl Row {
         }
     }
 
-    /// State, its reason, time and place, in one line.
+    /// Returns state, reason, time and place in one line.
     pub(super) fn line(&self) -> String {
         let Row {
             job,

@@ -1,6 +1,6 @@
-//! What a job is asked for, as understood from the command line.
+//! The resources of a job.
 //!
-//! In: the flags of `slurm submit`, the words of a command. Out: [`Request`], valid by construction.
+//! In: the flags of `slurm submit`, the words of a command. Out: [`Request`].
 //! Invariant: every value fits on one line of the script, and every flag has an effect.
 
 use std::env;
@@ -14,27 +14,27 @@ use crate::options;
 use crate::run_directory::Job;
 
 const DEFAULT_WARN_S: usize = 120;
-/// Slurm looks once a minute which jobs near their limit.
+/// Slurm checks time limits once a minute.
 const EARLY_S: usize = 60;
-/// sbatch takes no more.
+/// Maximum of sbatch.
 const MOST_WARN_S: usize = 65535;
 
 const DETAILS: &str = "\
 Example: trainer slurm submit --nodes 2 --ntasks-per-node 8 --time 12:00:00 --requeue -- train --dataset cifar10
 The run's directory is --output-dir of `train`, also that of its --config, else runs/NAME; it must lie on a file system that
-all nodes share, as must the program. `train` gets --resume: the same directory submitted again goes on from its last checkpoint.
-With --array every task has a directory of its own, DIR-TASK: --array 0-3 -- train --seed {task}
+all nodes share, as must the program. `train` gets --resume: the same directory submitted again resumes from its last checkpoint.
+With --array every task has its own directory, DIR-TASK: --array 0-3 -- train --seed {task}
 The other commands (bench, eval, …) are started as they are, without --requeue and --restarts.";
 
 /// Flags of `trainer slurm submit`.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = DETAILS)]
 pub struct SubmitArgs {
-    /// Machines [default: 1]
-    #[arg(long, value_name = "N", value_parser = options::count)]
-    pub(super) nodes: Option<usize>,
+    /// Nodes [default: 1]
+    #[arg(long, value_name = "N", value_parser = options::count, default_value_t = 1, hide_default_value = true)]
+    pub(super) nodes: usize,
 
-    /// Ranks on each [required]
+    /// Ranks on each node [required]
     #[arg(long, value_name = "N", value_parser = options::count)]
     pub(super) ntasks_per_node: usize,
 
@@ -43,78 +43,78 @@ pub struct SubmitArgs {
     pub(super) cpus_per_task: Option<usize>,
 
     /// GPUs of each rank [default: none]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = one_word)]
     pub(super) gpus_per_task: Option<String>,
 
     /// Memory of each node, such as 32G [default: Slurm's own]
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = one_word)]
     pub(super) mem: Option<String>,
 
-    /// Limit, also MINUTES or DAYS-HH:MM:SS [default: Slurm's own]
-    #[arg(long, value_name = "HH:MM:SS")]
+    /// Time limit, also MINUTES or DAYS-HH:MM:SS [default: Slurm's own]
+    #[arg(long, value_name = "HH:MM:SS", value_parser = one_word)]
     pub(super) time: Option<String>,
 
-    /// The queue [default: Slurm's own]
-    #[arg(long, value_name = "P")]
+    /// Partition [default: Slurm's own]
+    #[arg(long, value_name = "P", value_parser = one_word)]
     pub(super) partition: Option<String>,
 
-    /// Who pays [default: Slurm's own]
-    #[arg(long, value_name = "A")]
+    /// Account to charge [default: Slurm's own]
+    #[arg(long, value_name = "A", value_parser = one_word)]
     pub(super) account: Option<String>,
 
     /// Quality of service [default: Slurm's own]
-    #[arg(long, value_name = "Q")]
+    #[arg(long, value_name = "Q", value_parser = one_word)]
     pub(super) qos: Option<String>,
 
     /// Features of the nodes [default: Slurm's own]
-    #[arg(long, value_name = "C")]
+    #[arg(long, value_name = "C", value_parser = one_word)]
     pub(super) constraint: Option<String>,
 
-    /// Share no node [default: off]
+    /// Exclusive nodes [default: off]
     #[arg(long)]
     pub(super) exclusive: bool,
 
-    /// Such as afterok:123 [default: none]
-    #[arg(long, value_name = "D")]
+    /// Dependency, such as afterok:123 [default: none]
+    #[arg(long, value_name = "D", value_parser = one_word)]
     pub(super) dependency: Option<String>,
 
-    /// A run for each task, such as 0-3; `{task}` in the words [default: none]
-    #[arg(long, value_name = "SPEC")]
-    pub(super) array: Option<String>,
+    /// Tasks of an array, a run for each, such as 0-3; `{task}` in the words [default: none]
+    #[arg(long, value_name = "SPEC", value_parser = Array::read)]
+    pub(super) array: Option<Array>,
 
-    /// Of the job, and of its directory runs/NAME [default: the command and the time]
+    /// Name of the job and of its directory runs/NAME [default: the command and the time]
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
 
-    /// Environment modules to load, by commas [default: none]
-    #[arg(long, value_name = "LIST")]
-    pub(super) module: Option<String>,
+    /// Environment modules to load, comma-separated [default: none]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = one_word)]
+    pub(super) module: Vec<String>,
 
-    /// Run the `trainer` inside, by apptainer [default: none]
-    #[arg(long, value_name = "IMAGE")]
+    /// Image with `trainer`, run by apptainer [default: none]
+    #[arg(long, value_name = "IMAGE", value_parser = image)]
     pub(super) container: Option<PathBuf>,
 
     /// Variables for the ranks [default: none]
-    #[arg(long, value_name = "K=V,K=V")]
-    pub(super) env: Option<String>,
+    #[arg(long, value_name = "K=V,K=V", value_delimiter = ',', value_parser = export)]
+    pub(super) env: Vec<(String, String)>,
 
-    /// How srun starts MPI programs [default: pmix]
-    #[arg(long, value_name = "KIND")]
-    pub(super) mpi: Option<String>,
+    /// MPI type of srun [default: pmix]
+    #[arg(long, value_name = "KIND", value_parser = one_word, default_value = "pmix", hide_default_value = true)]
+    pub(super) mpi: String,
 
-    /// What a rank is bound to [default: cores]
-    #[arg(long, value_name = "KIND")]
-    pub(super) cpu_bind: Option<String>,
+    /// Binding of ranks by srun [default: cores]
+    #[arg(long, value_name = "KIND", value_parser = one_word, default_value = "cores", hide_default_value = true)]
+    pub(super) cpu_bind: String,
 
-    /// Checkpoint so long before the limit [default: 120]
+    /// Time of the checkpoint before the time limit, seconds [default: 120]
     #[arg(long, value_name = "S", value_parser = options::count)]
     pub(super) warn_seconds: Option<usize>,
 
-    /// After a stop that nobody cancelled, queue again and go on [default: off]
+    /// Requeue after a stop that was not a cancellation, and resume [default: off]
     #[arg(long)]
     pub(super) requeue: bool,
 
-    /// Start again when it fails, at most R times a job start [default: 0]
+    /// Restarts after a failure within a job [default: 0]
     #[arg(long, value_name = "R", value_parser = options::count)]
     pub(super) restarts: Option<usize>,
 
@@ -122,7 +122,7 @@ pub struct SubmitArgs {
     #[arg(long)]
     pub(super) dry_run: bool,
 
-    /// Another program than this one, built already; in the image's file system with --container [default: this program]
+    /// Another built trainer; with --container a path in the image [default: this program]
     #[arg(long, value_name = "PATH")]
     pub(super) trainer: Option<PathBuf>,
 
@@ -132,41 +132,33 @@ pub struct SubmitArgs {
 }
 
 impl SubmitArgs {
-    /// Flags that sbatch has under the same name, with one word each; their values go into the script as they are.
-    fn passed(&self) -> [(&'static str, Option<&String>); 8] {
-        [
-            ("time", self.time.as_ref()),
-            ("partition", self.partition.as_ref()),
-            ("account", self.account.as_ref()),
-            ("qos", self.qos.as_ref()),
-            ("constraint", self.constraint.as_ref()),
-            ("gpus-per-task", self.gpus_per_task.as_ref()),
-            ("mem", self.mem.as_ref()),
-            ("dependency", self.dependency.as_ref()),
-        ]
+    /// Returns the flags that sbatch has under the same name, with their values.
+    pub(super) fn of_sbatch(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let flags = [
+            ("time", &self.time),
+            ("partition", &self.partition),
+            ("account", &self.account),
+            ("qos", &self.qos),
+            ("constraint", &self.constraint),
+            ("gpus-per-task", &self.gpus_per_task),
+            ("mem", &self.mem),
+            ("dependency", &self.dependency),
+        ];
+        let given = flags.into_iter();
+        given.filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    }
+
+    pub(super) fn warn_s(&self) -> usize {
+        self.warn_seconds.unwrap_or(DEFAULT_WARN_S)
     }
 }
 
-/// A job as it is to be submitted.
+/// A job to submit.
 #[derive(Debug)]
 pub(super) struct Request {
+    pub(super) args: SubmitArgs,
     pub(super) job: Job,
-    pub(super) nodes: usize,
-    pub(super) ntasks_per_node: usize,
-    pub(super) cpus_per_task: Option<usize>,
-    /// Names without their dashes, and values.
-    pub(super) passed: Vec<(&'static str, String)>,
-    pub(super) is_exclusive: bool,
-    pub(super) array: Option<Array>,
-    pub(super) modules: Vec<String>,
-    pub(super) container: Option<PathBuf>,
-    pub(super) exports: Vec<(String, String)>,
-    pub(super) mpi: String,
-    pub(super) cpu_bind: String,
-    pub(super) warn_s: usize,
-    pub(super) is_requeued: bool,
-    pub(super) restarts: usize,
-    /// Where relative paths of the trainer's words begin.
+    /// Folder of relative paths in the trainer's words.
     pub(super) working_directory: PathBuf,
 }
 
@@ -181,49 +173,31 @@ impl Request {
         for (flag, is_given) in only_for_training {
             job.check_only_for_training(flag, is_given)?;
         }
-        let passed = args
-            .passed()
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value?)));
-        let passed = passed.map(|(name, value)| Ok((name, one_word(&format!("--{name}"), value)?)));
-        let warn_s = args.warn_seconds.unwrap_or(DEFAULT_WARN_S);
         if job.trains() {
-            check_warning(warn_s, args.time.as_deref())?;
+            check_warning(args.warn_s(), args.time.as_deref())?;
         }
+        let working_directory = env::current_dir().map_err(|error| {
+            Failure::Failed(format!("cannot read the working directory: {error}"))
+        })?;
         let request = Request {
-            nodes: args.nodes.unwrap_or(1),
-            ntasks_per_node: args.ntasks_per_node,
-            cpus_per_task: args.cpus_per_task,
-            passed: passed.collect::<Outcome<_>>()?,
-            is_exclusive: args.exclusive,
-            array: args.array.as_deref().map(Array::read).transpose()?,
-            modules: modules(args.module.as_deref())?,
-            container: args.container.as_deref().map(image).transpose()?,
-            exports: exports(args.env.as_deref())?,
-            mpi: one_word("--mpi", args.mpi.as_deref().unwrap_or("pmix"))?,
-            cpu_bind: one_word("--cpu-bind", args.cpu_bind.as_deref().unwrap_or("cores"))?,
-            warn_s,
-            is_requeued: args.requeue,
-            restarts: args.restarts.unwrap_or(0),
-            working_directory: env::current_dir().map_err(|error| {
-                Failure::Failed(format!("the working directory cannot be read: {error}"))
-            })?,
+            args: args.clone(),
             job,
+            working_directory,
         };
         request.check_paths()?;
         Ok(request)
     }
 
-    /// The same with another directory for the script, its output and the list of jobs.
+    /// Returns the request with another directory for the script, its output and the list of jobs.
     pub(super) fn in_directory(mut self, directory: PathBuf) -> Outcome<Self> {
         self.job.directory = directory;
         self.check_paths()?;
         Ok(self)
     }
 
-    /// The run's directory of every task, or the only one.
+    /// Returns the run's directory of every task, or the only directory.
     pub(super) fn directories(&self) -> Vec<(Option<usize>, PathBuf)> {
-        match &self.array {
+        match &self.args.array {
             None => vec![(None, self.job.directory.clone())],
             Some(array) => array
                 .tasks
@@ -236,7 +210,7 @@ impl Request {
     fn check_paths(&self) -> Outcome {
         for path in [&self.job.directory, &self.working_directory] {
             let text = path.to_string_lossy();
-            // `:` and `,` have a meaning to apptainer's --bind, the others to sbatch's own reader of options.
+            // apptainer's --bind interprets `:` and `,`, sbatch's options the others.
             if let Some(odd) = text
                 .chars()
                 .find(|c| "\"'\\:,%".contains(*c) || c.is_control())
@@ -246,12 +220,12 @@ impl Request {
                 )));
             }
         }
-        if self.array.is_some() && self.job.directory.to_string_lossy().contains(TASK) {
+        if self.args.array.is_some() && self.job.directory.to_string_lossy().contains(TASK) {
             return Err(Failure::Usage(format!(
                 "{TASK} in --output-dir: every task's directory gets -TASK at its end by itself, leave it out"
             )));
         }
-        if self.array.is_none() && self.job.words.iter().any(|word| word.contains(TASK)) {
+        if self.args.array.is_none() && self.job.words.iter().any(|word| word.contains(TASK)) {
             return Err(Failure::Usage(format!(
                 "{TASK} is the number of an array's task: add --array, such as 0-3"
             )));
@@ -260,62 +234,42 @@ impl Request {
     }
 }
 
-/// The directory of one task of an array.
+/// Returns the directory of one task of an array.
 pub(super) fn of_task(directory: &Path, task: impl std::fmt::Display) -> PathBuf {
     let mut path = directory.as_os_str().to_owned();
     path.push(format!("-{task}"));
     PathBuf::from(path)
 }
 
-/// A value that sbatch's own lines can show without quotes.
-fn one_word(name: &str, value: &str) -> Outcome<String> {
+/// Reads a value that sbatch's lines contain without quotes.
+fn one_word(value: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_graphic() && !"\"'\\#`$;".contains(c);
-    if !value.is_empty() && value.chars().all(is_plain) {
-        return Ok(value.to_owned());
+    match !value.is_empty() && value.chars().all(is_plain) {
+        true => Ok(value.to_owned()),
+        false => Err("expected one word without blanks and quotes".to_owned()),
     }
-    Err(Failure::Usage(format!(
-        "{name}: expected one word without blanks and quotes, got `{value}`"
-    )))
 }
 
-fn modules(list: Option<&str>) -> Outcome<Vec<String>> {
-    let Some(list) = list else {
-        return Ok(Vec::new());
-    };
-    list.split(',')
-        .map(|name| one_word("--module", name))
-        .collect()
-}
-
-fn exports(list: Option<&str>) -> Outcome<Vec<(String, String)>> {
-    let Some(list) = list else {
-        return Ok(Vec::new());
-    };
-    let read = |pair: &str| {
-        let is_name = |name: &str| {
-            name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-                && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        };
-        let named = pair
-            .split_once('=')
-            .filter(|(name, value)| is_name(name) && !value.contains('\n'));
-        named.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| {
-            Failure::Usage(format!("--env: expected NAME=VALUE, several by commas, got `{pair}`; a value has no comma"))
-        })
-    };
-    list.split(',').map(read).collect()
-}
-
-fn image(path: &Path) -> Outcome<PathBuf> {
-    let path = std::path::absolute(path)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-    if path.exists() {
-        return Ok(path);
+/// Reads a variable for the ranks.
+fn export(pair: &str) -> Result<(String, String), String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_name =
+        |name: &str| name.chars().all(is_part) && name.starts_with(|c: char| !c.is_ascii_digit());
+    match pair.split_once('=') {
+        Some((name, value)) if is_name(name) && !value.contains('\n') => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("expected NAME=VALUE, several by commas; a value has no comma".to_owned()),
     }
-    Err(Failure::Usage(format!(
-        "--container: {} does not exist: expected an image or its directory",
-        path.display()
-    )))
+}
+
+/// Reads the path of an image.
+fn image(path: &str) -> Result<PathBuf, String> {
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    match path.exists() {
+        true => Ok(path),
+        false => Err("does not exist, expected an image or its directory".to_owned()),
+    }
 }
 
 /// Refuses a warning that would come at once.
@@ -340,7 +294,7 @@ fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// A time limit in Slurm's notations: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`.
+/// Reads a time limit in Slurm's notations: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`.
 fn seconds(time: &str) -> Option<usize> {
     let numbers = |text: &str| {
         text.split(':')
@@ -377,7 +331,7 @@ fn seconds(time: &str) -> Option<usize> {
 pub(super) mod tests {
     use super::*;
 
-    /// The request of a command line.
+    /// Returns the request of a command line.
     pub(crate) fn read(words: &[String]) -> Outcome<Request> {
         let line = std::iter::once("submit").chain(words.iter().map(String::as_str));
         Request::read(

@@ -1,6 +1,7 @@
-//! `trainer slurm status`: where jobs stand, in the queue and in their training.
+//! `trainer slurm status`: the state of jobs in the queue and in their training.
 //!
-//! In: nothing, a job's id, or a run's directory. Out: a line from the queue and a line from `metrics.jsonl` for each.
+//! In: nothing, a job's id, or a run's directory. Out: a line from the queue and a line from
+//! `metrics.jsonl` for each.
 //! Invariant: read-only.
 
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::output::say;
 /// Flags of `trainer slurm status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// The job; without one all of yours in the queue.
+    /// Id of the job, or the run's directory [default: all of your jobs]
     #[arg(value_name = "JOB|DIR")]
     job: Option<String>,
 }
@@ -50,14 +51,15 @@ impl StatusArgs {
 fn show(row: &queue::Row) {
     say!("{}", row.line());
     if let Some(directory) = &row.directory {
-        // A run whose files cannot be read from here still has a state.
+        // The run's files may not be readable here.
         if let Err(failure) = show_progress(directory, row.is_in_queue()) {
             say!("    {failure}");
         }
     }
 }
 
-/// The last epoch; and how the run ended, unless it goes on: then its summary is of an earlier start.
+/// Returns the last epoch, and the end of a run that has ended; the summary of a running one is an
+/// earlier start's.
 fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
     say!("    {}", directory.display());
     let read = |name: &str| {

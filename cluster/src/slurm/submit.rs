@@ -1,8 +1,9 @@
 //! `trainer slurm submit`: writes a batch script into the run's directory and submits it.
 //!
-//! In: what the job needs, the words of a command. Out: `job.sbatch` and `job-id` in the run's directory, a job in the queue.
-//! Invariant: ranks run this program, or the one that is named. A directory has one job in the queue, unless the second
-//! one depends on another.
+//! In: resources, the words of a command. Out: `job.sbatch` and `job-id` in the run's directory, a
+//! job in the queue.
+//! Invariant: ranks run this program, or the named one. A directory has one job in the queue,
+//! unless a second job depends on another.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -36,7 +37,7 @@ impl SubmitArgs {
         Ok(())
     }
 
-    /// What the ranks run; inside of an image by its name there.
+    /// Returns the program of the ranks; with an image its path there.
     fn program(&self) -> Outcome<PathBuf> {
         match (&self.container, &self.trainer) {
             (Some(_), None) => Ok(PathBuf::from("trainer")),
@@ -46,7 +47,8 @@ impl SubmitArgs {
     }
 }
 
-/// Writes the script into the run's directory, submits it and notes the job there: its id, and the script.
+/// Writes the script, submits it and records the job in the run's directory; returns its id and the
+/// script.
 fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     let file = request.job.directory.join(script::FILE);
     run_directory::write(&file, &script::text(request, trainer))?;
@@ -65,7 +67,8 @@ fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     Ok((job, file))
 }
 
-/// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
+/// Submits a job with these flags of `slurm submit`, among them --trainer, into a directory;
+/// returns its id.
 pub fn submit_into(directory: &Path, flags: &[String], words: &[String]) -> Outcome<String> {
     let args = parsed(flags, words)?;
     require()?;
@@ -73,7 +76,7 @@ pub fn submit_into(directory: &Path, flags: &[String], words: &[String]) -> Outc
     Ok(place(&request, &args.program()?)?.0)
 }
 
-/// Refuses what [`submit_into`] would refuse of flags and words.
+/// Refuses flags and words that [`submit_into`] would refuse.
 pub fn check(flags: &[String], words: &[String]) -> Outcome {
     Request::read(&parsed(flags, words)?).map(drop)
 }
@@ -110,7 +113,7 @@ fn check_free(request: &Request) -> Outcome {
 fn submit(file: &Path) -> Outcome<String> {
     let mut command = Process::new("sbatch");
     command.arg("--parsable").arg(file);
-    // Submitted from within a job, the new one would find counts in its environment that are not its own.
+    // A job submitted from within another would inherit the counts of that one.
     mpirun::forget_surrounding_job(&mut command);
     for name in ["SLURM_CONF", "SLURM_CLUSTERS"] {
         if let Some(value) = std::env::var_os(name) {
@@ -123,7 +126,7 @@ fn submit(file: &Path) -> Outcome<String> {
             "`{shown}` refused the job: {complaint}; the script is kept"
         ))
     })?;
-    // A federation's sbatch adds the cluster's name.
+    // The sbatch of a federation adds the cluster's name.
     let job = answer
         .trim()
         .split(';')
@@ -156,13 +159,16 @@ fn record(directory: &Path, job: &str) -> Outcome {
 }
 
 fn report(request: &Request, job: &str, file: &Path) -> String {
-    let task = match &request.array {
+    let task = match &request.args.array {
         Some(array) => format!("{job}_{}", array.tasks.first().copied().unwrap_or_default()),
         None => job.to_owned(),
     };
-    let ranks = records::counted(request.nodes * request.ntasks_per_node, "rank");
-    let mut size = format!("{ranks} on {}", records::counted(request.nodes, "node"));
-    if let Some(array) = &request.array {
+    let ranks = records::counted(request.args.nodes * request.args.ntasks_per_node, "rank");
+    let mut size = format!(
+        "{ranks} on {}",
+        records::counted(request.args.nodes, "node")
+    );
+    if let Some(array) = &request.args.array {
         size.push_str(&format!(
             " for each of {}",
             records::counted(array.tasks.len(), "task")

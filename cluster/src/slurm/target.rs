@@ -1,14 +1,14 @@
-//! Which job is meant: by its id, or by its run's directory.
+//! The job that a word names: by its id, or by its run's directory.
 //!
 //! In: a word. Out: [`Target`].
-//! Invariant: of a run that was submitted several times the last job is meant.
+//! Invariant: a directory names the last job of its run.
 
 use std::path::{Path, PathBuf};
 
 use super::{queue, require};
 use crate::failure::{Failure, Outcome};
 
-/// The file with the ids of a run's jobs, a line each, in the run's directory.
+/// File with the ids of a run's jobs, one on each line, in the run's directory.
 pub(super) const JOBS: &str = "job-id";
 
 /// A job, or an array's task.
@@ -16,12 +16,12 @@ pub(super) const JOBS: &str = "job-id";
 pub(super) struct Target {
     /// `12` or `12_3`.
     pub(super) job: String,
-    /// Known where the run was named by it.
+    /// Known if the word was a directory.
     pub(super) directory: Option<PathBuf>,
 }
 
 impl Target {
-    /// Reads the word that a command was given.
+    /// Reads the word.
     pub(super) fn read(word: &str) -> Outcome<Self> {
         if is_job(word) {
             return Ok(Target {
@@ -57,10 +57,10 @@ impl Target {
     }
 }
 
-/// The directory of a run, which is named by itself or by its job of Slurm.
+/// Returns the directory of a run that is named by itself or by its job.
 ///
 /// # Errors
-/// When Slurm does not know the job, or it was not submitted by `trainer slurm submit`.
+/// Slurm does not know the job; the job was not submitted by `trainer slurm submit`.
 pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
     if !is_job(word) || Path::new(word).is_dir() {
         return Ok(PathBuf::from(word));
@@ -78,7 +78,7 @@ pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
     })
 }
 
-/// The last job of a run, if it has any.
+/// Returns the last job of a run.
 pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     let file = directory.join(JOBS);
     if !file.exists() {
@@ -87,7 +87,7 @@ pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     let text = records::file::read_to_string(&file)
         .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
     match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
-        // A crash can leave it empty.
+        // A crash can leave the file empty.
         None => Ok(None),
         Some(job) if is_job(job) => Ok(Some(job.to_owned())),
         Some(other) => Err(Failure::Failed(format!(

@@ -3,7 +3,7 @@
 //!
 //! In: `cifar`, `resnet50`, `all`, or names such as `256->512@56k1s2`; `144->144@32k3s1g144` is
 //! depthwise.
-//! Out: measurements. `peers/onednn_layers.py` has the same lists.
+//! Out: measurements. `lab/peers/onednn_layers.py` has the same lists.
 //! Source: He et al., arXiv 1512.03385, table 1 and section 4.2; strides of ResNet-50 as in
 //! PyTorch.
 

@@ -8,7 +8,7 @@
 //! 1: the operations of Winograd are counted as direct convolution's.
 //! Invariant: a time is the minimum over repetitions.
 //!
-//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `peers/onednn_layers.py`
+//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `lab/peers/onednn_layers.py`
 //! joins the lines with oneDNN's.
 #![allow(clippy::print_stdout, reason = "printing is its job")]
 

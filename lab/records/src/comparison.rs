@@ -1,185 +1,152 @@
-//! A comparison with other frameworks, `comparison.json`, and what each rank of one of them tells, `rank-0.json`.
+//! A comparison with other frameworks: the cells of a study that name a framework, and their
+//! results.
 //!
-//! Invariant: a row without a number says why; images/s are the global samples over the slowest rank's time.
+//! In: a [`Study`] and its attempts. Out: [`Comparison`].
+//! Invariant: a throughput counts only if its losses agree with Lockstep's on the same job. Ratios
+//! and speedups are taken within a round, between measurements begun within an hour of each other.
 
 use crate::number::nans_if_null;
-use crate::{Estimate, Machine, Quiet};
+use crate::{
+    AttemptRecord, Estimate, Machine, Repeated, Status, Study, StudyCell, median, ratios, text,
+};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What `comparison.json` says of itself.
-pub const COMPARISON_SCHEMA: &str = "lockstep.comparison/1";
+/// Frameworks by their name in a study file, with their name in tables.
+const TITLES: [(&str, &str); 6] = [
+    ("lockstep", OURS),
+    ("pytorch", "PyTorch DDP"),
+    ("horovod", "Horovod"),
+    ("tensorflow", "TensorFlow"),
+    ("mxnet", "MXNet"),
+    ("jax", "JAX"),
+];
 
-/// What was compared, on which job.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+/// Lockstep's name in tables.
+pub const OURS: &str = "Lockstep";
+
+/// The networks with images of 224 pixels and 1,000 classes.
+pub const IMAGENET: [&str; 5] = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
+
+/// The last loss that is compared is the loss after this many updates.
+pub const LAST_COMPARED_UPDATE: usize = 5;
+
+/// Quiet rounds from which on the disturbed rounds are left out: so many have an interval.
+const ENOUGH_QUIET: usize = 6;
+
+/// Updates after which losses are compared, and their relative tolerances in f32 and in bf16.
+///
+/// Other orders of summation differ in the last bits of each step: resnet44's losses differ by up
+/// to 8e-5 after 2 and 5e-4 after 5 updates. Other samples, weights, rates or momentum differ by
+/// hundredths. A missing weight decay would not be found: its part in five steps is too small.
+const SMALL_TOLERANCES: [(usize, [f64; 2]); 2] =
+    [(2, [5e-4, 5e-3]), (LAST_COMPARED_UPDATE, [3e-3, 2e-2])];
+
+/// ImageNet's networks amplify last bits a thousandfold in one update: PyTorch's own three ways to
+/// compute ResNet-50 in f32 differ by up to 8e-3 after one update, and by 3e-6 before.
+const IMAGENET_TOLERANCES: [(usize, [f64; 2]); 2] =
+    [(0, [1e-4, 5e-3]), (LAST_COMPARED_UPDATE, [2e-2, 2e-2])];
+
+/// All frameworks on the same jobs.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// [`COMPARISON_SCHEMA`].
-    pub schema: String,
     /// Begin in UTC, RFC 3339.
     pub created: String,
-    /// Commit of our program.
+    /// Commit of Lockstep's program.
     pub commit: String,
-    /// SHA-256 of our program in hexadecimal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub program_sha256: Option<String>,
-    /// Where.
+    /// Machine of the measurements.
     pub machine: Machine,
-    /// The job that all did, by name.
-    pub job: Map<String, Value>,
-    /// One a framework and job.
+    /// What all jobs have in common, by name.
+    pub job: Vec<(String, String)>,
+    /// One row for each framework and job.
     pub rows: Vec<ComparisonRow>,
-    /// What was tried to find the setting that each framework competes with, one a setting.
+    /// Runs that searched each framework's best setting.
     pub sweep: Vec<ComparisonRow>,
-    /// The training of each framework on images.
+    /// Trainings on images.
     pub accuracy: Vec<Course>,
 }
 
-/// One framework in one setting.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+/// One framework in one setting on one job.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ComparisonRow {
-    /// Its name; `Lockstep` is ours.
+    /// Name in tables.
     pub framework: String,
-    /// Its version.
+    /// Version of the framework.
     pub version: String,
-    /// Which of its ways.
+    /// Execution mode that the framework reports.
     pub variant: String,
-    /// What was set other than the framework's own defaults, by name.
+    /// Options other than the framework's own defaults, by name.
     pub setting: BTreeMap<String, String>,
-    /// In a sweep: the name whose options were tried, the others held.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    /// Name of the option that a search varied; empty in a comparison's rounds.
     pub tried: String,
     /// Network.
     pub model: String,
     /// Number format.
     pub dtype: String,
-    /// What started the ranks.
+    /// Launcher of the ranks, or the emulated network.
     pub launcher: String,
-    /// What carried the gradients.
+    /// Library that carries the gradients.
     pub communication: String,
     /// Ranks.
     pub ranks: u64,
-    /// Compute threads of each.
+    /// Compute threads of each rank.
     pub threads: u64,
-    /// One a round.
-    pub images_per_second: Vec<Option<f64>>,
-    /// Median of the rounds, without the disturbed ones if six or more are quiet.
-    pub images_per_second_median: Option<f64>,
-    /// Median of its speed over ours in the same round.
-    pub ratio_to_lockstep: Option<f64>,
-    /// See [`Estimate::interval`].
-    pub ratio_interval: Option<[f64; 2]>,
-    /// Median of its speed over its own single rank's in the same round.
-    pub speedup: Option<f64>,
-    /// See [`Estimate::interval`].
-    pub speedup_interval: Option<[f64; 2]>,
-    /// Speedup by rank.
-    pub efficiency: Option<f64>,
-    /// Most of any round, bytes.
-    pub peak_memory_bytes_rank: Option<u64>,
-    /// Most of any round, bytes, all ranks together.
-    pub peak_memory_bytes_total: Option<u64>,
-    /// Of a rank's peak: what was there as soon as the framework had been imported, bytes.
-    pub import_memory_bytes_rank: Option<u64>,
-    /// Mean loss of the parameters after two updates, nats.
-    pub loss_after_2: Option<f64>,
-    /// Mean loss of the parameters after five updates, nats.
-    pub loss_after_5: Option<f64>,
-    /// Whether the losses are ours within rounding.
-    pub loss_agrees: Option<bool>,
-    /// Whether the number may be compared.
-    pub counts: Option<bool>,
-    /// Rounds that were measured although the machine was not quiet.
-    pub disturbed_blocks: Option<u64>,
-    /// How quiet the machine was in the last round.
-    pub quiet: Option<Quiet>,
-    /// Of the last round, as a shell reads it.
-    pub command: Option<String>,
-    /// What failed: why there is no number, or fewer rounds.
+    /// Rounds that count, ascending.
+    pub rounds: Vec<Round>,
+    /// Reason why rounds are missing.
     pub gap: Option<String>,
-    /// What was measured.
-    pub blocks: Vec<Block>,
+    /// Speed over Lockstep's.
+    pub ratio: Option<Estimate>,
+    /// Speed over the framework's own single rank.
+    pub speedup: Option<Estimate>,
+    /// Whether the losses are Lockstep's within rounding; `None` if either has none.
+    pub loss_agrees: Option<bool>,
+    /// Whether the speed may be compared.
+    pub counts: bool,
 }
 
-impl ComparisonRow {
-    /// Its speed over ours, with the interval.
-    pub fn ratio(&self) -> Option<Estimate> {
-        self.ratio_to_lockstep.map(|median| Estimate {
-            median,
-            interval: self.ratio_interval,
-        })
-    }
-
-    /// Its speed over its single rank's, with the interval.
-    pub fn speedup(&self) -> Option<Estimate> {
-        self.speedup.map(|median| Estimate {
-            median,
-            interval: self.speedup_interval,
-        })
-    }
-}
-
-/// One measurement.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Block {
-    /// Over all ranks.
+/// One measurement of a row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Round {
+    /// From 1.
+    pub number: u64,
+    /// Begin in UTC, RFC 3339; empty if unknown.
+    pub started: String,
+    /// Images/s of all ranks.
     pub images_per_second: f64,
-    /// Mean loss over all ranks of every step from the first on, nats.
-    #[serde(deserialize_with = "nans_if_null")]
+    /// Mean loss over all ranks of each step, nats.
     pub losses: Vec<f64>,
-    /// Most of any rank's process, bytes.
+    /// Peak of the largest rank, bytes.
     pub peak_memory_bytes_rank: u64,
-    /// All processes together, bytes.
+    /// Peak of all processes together, bytes.
     pub peak_memory_bytes_total: u64,
-    /// Of the largest rank's peak: what was there as soon as the framework had been imported, bytes; 0 for ours, which imports nothing.
-    #[serde(default)]
+    /// Memory of a rank after the import of the framework, bytes.
     pub import_memory_bytes_rank: u64,
-    /// Begin and end of the measured steps, seconds since 1970.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured_unix_s: Option<[f64; 2]>,
-    /// How quiet the machine was between them.
-    #[serde(default)]
-    pub quiet: Option<Quiet>,
-    /// Whether others used the processors meanwhile.
-    #[serde(rename = "disturbed")]
+    /// Whether other processes used the CPUs.
     pub is_disturbed: bool,
-    /// As a shell reads it.
-    pub command: String,
-}
-
-impl Block {
-    /// The mean loss of the parameters after this many updates, nats.
-    pub fn loss_after(&self, updates: usize) -> Option<f64> {
-        self.losses.get(updates).copied()
-    }
 }
 
 /// One framework's training on images.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Course {
-    /// Its name.
+    /// Name in tables.
     pub framework: String,
-    /// Its version, if it trained.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub version: Option<String>,
     /// Network.
     pub model: String,
     /// Number format.
     pub dtype: String,
     /// Compute threads.
     pub threads: u64,
-    /// Epochs that were asked for.
+    /// Epochs of the job.
     pub num_epochs: u64,
-    /// Of the initial weights, the order and the augmentation.
+    /// Seed of the initial weights, the order and the augmentation.
     pub seed: u64,
     /// Folder of the images.
     pub data_dir: String,
     /// Ascending.
     pub epochs: Vec<CourseEpoch>,
-    /// Why there are none.
+    /// Reason why there are no epochs.
     pub gap: Option<String>,
 }
 
@@ -193,52 +160,502 @@ pub struct CourseEpoch {
     pub train_loss: Option<f64>,
     /// Share 0..1.
     pub test_top1: Option<f64>,
-    /// Seconds of training and evaluation since the images lie decoded in memory.
+    /// Seconds of training and evaluation since the images are decoded in memory.
     pub elapsed_s: Option<f64>,
-    /// Training images by the seconds of the epoch without its evaluation.
+    /// Training images over the seconds of the epoch without its evaluation.
     pub images_per_second: Option<f64>,
 }
 
-/// What a rank or server of another framework writes at its end.
+/// The file that a rank or server of another framework writes at its end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerResult {
-    /// Of the framework.
+    /// Version of the framework.
     pub version: String,
-    /// Which of its ways.
+    /// Execution mode.
     pub variant: String,
-    /// What carried the gradients.
+    /// Library that carries the gradients.
     pub communication: String,
-    /// Of the measured steps.
+    /// Seconds of the measured steps.
     pub seconds: Option<f64>,
-    /// Of this rank in every step from the first on, nats.
+    /// Losses of this rank in all steps, nats.
     #[serde(deserialize_with = "nans_if_null")]
     pub losses: Vec<f64>,
     /// Bytes.
     pub peak_memory_bytes: u64,
-    /// Of it: what was there as soon as the framework had been imported.
+    /// Bytes after the import of the framework.
     pub import_memory_bytes: u64,
     /// Begin and end of the measured steps, seconds since 1970.
     pub measured_unix_s: Option<[f64; 2]>,
-    /// Of a training on images.
+    /// Epochs of a training on images.
     pub epochs: Vec<CourseEpoch>,
+}
+
+impl Comparison {
+    /// Returns the comparison in a study, if cells of the study name a framework.
+    pub fn of(study: &Study, attempts: &[AttemptRecord]) -> Option<Self> {
+        let cells: Vec<&StudyCell> = study
+            .cells
+            .iter()
+            .filter(|cell| cell.settings.contains_key("framework"))
+            .collect();
+        let first = cells.first()?;
+        let rows = |is_tried: bool| {
+            let benches = cells
+                .iter()
+                .filter(|cell| cell.kind == "bench" && cell.tried.is_empty() != is_tried);
+            let mut rows: Vec<ComparisonRow> = benches
+                .map(|cell| ComparisonRow::of(cell, attempts))
+                .collect();
+            judge(&mut rows);
+            rows
+        };
+        const COMMON: [&str; 4] = ["batch_size_per_rank", "steps", "warmup_steps", "threads"];
+        let common = COMMON
+            .iter()
+            .map(|key| ((*key).to_owned(), first.setting(key)))
+            .filter(|(_, value)| !value.is_empty());
+        let rounds = ("rounds".to_owned(), first.repetitions.to_string());
+        let trainings = cells.iter().filter(|cell| cell.kind == "train");
+        Some(Comparison {
+            created: study.created.clone().unwrap_or_default(),
+            commit: study.commit.clone().unwrap_or_default(),
+            machine: study.machine.clone(),
+            job: common.chain([rounds]).collect(),
+            rows: rows(false),
+            sweep: rows(true),
+            accuracy: trainings
+                .flat_map(|cell| Course::all(cell, attempts))
+                .collect(),
+        })
+    }
+}
+
+/// Returns the attempts of a cell that count, and the reason why a repetition has none.
+fn counted<'a>(
+    cell: &StudyCell,
+    attempts: &'a [AttemptRecord],
+) -> (Vec<&'a AttemptRecord>, Option<String>) {
+    let of_cell: Vec<&AttemptRecord> = attempts.iter().filter(|one| one.cell == cell.id).collect();
+    let counted = crate::repetition::counted(of_cell.iter().copied());
+    let is_counted = |number: u64| counted.iter().any(|one| one.repetition == number);
+    let gap = of_cell
+        .iter()
+        .rfind(|one| one.status == Status::Failed && !is_counted(one.repetition))
+        .map(|one| {
+            let why = one.why.clone();
+            why.unwrap_or_else(|| "reason not recorded".to_owned())
+        });
+    (counted, gap)
+}
+
+fn title(cell: &StudyCell) -> String {
+    let word = cell.setting("framework");
+    let known = TITLES.iter().find(|(known, _)| *known == word);
+    known.map_or(word.clone(), |(_, title)| (*title).to_owned())
+}
+
+impl ComparisonRow {
+    /// Returns the row of a cell, not yet judged against others.
+    pub fn of(cell: &StudyCell, attempts: &[AttemptRecord]) -> Self {
+        let (counted, gap) = counted(cell, attempts);
+        let number = |key: &str| cell.settings.get(key).and_then(Value::as_u64).unwrap_or(1);
+        let last = counted.last().map_or(&Value::Null, |one| &one.result);
+        let word = |key: &str| text(&last[key]).unwrap_or_default();
+        let ranks = number("ranks");
+        let variant = match word("kernels").as_str() {
+            "" => word("variant"),
+            kernels => format!("{kernels} kernels"),
+        };
+        // The library describes itself at length after its name and version.
+        let communication = match word("gradients").as_str() {
+            "" => word("communication"),
+            _ if ranks == 1 => "none".to_owned(),
+            gradients => {
+                let library = word("communication");
+                format!("{gradients}, {}", library.split(',').next().unwrap_or(""))
+            }
+        };
+        let launcher = match cell.setting("launcher").as_str() {
+            "hosts" => format!("hosts:{}", cell.setting("network")),
+            launcher => launcher.to_owned(),
+        };
+        ComparisonRow {
+            framework: title(cell),
+            version: word("version"),
+            variant,
+            setting: cell.setting.clone(),
+            tried: cell.tried.clone(),
+            model: cell.setting("model"),
+            dtype: cell.setting("dtype"),
+            launcher,
+            communication,
+            ranks,
+            threads: number("threads"),
+            rounds: counted.iter().filter_map(|one| Round::of(one)).collect(),
+            gap,
+            ..ComparisonRow::default()
+        }
+    }
+
+    /// Returns whether the row is Lockstep's.
+    pub fn is_ours(&self) -> bool {
+        self.framework == OURS
+    }
+
+    fn quiet_rounds(&self) -> Vec<&Round> {
+        let quiet = self.rounds.iter().filter(|round| !round.is_disturbed);
+        quiet.collect()
+    }
+
+    /// Returns the median images/s of all rounds, without disturbed ones if enough are quiet.
+    pub fn speed(&self) -> Option<f64> {
+        let quiet = self.quiet_rounds();
+        let rounds = match quiet.len() >= ENOUGH_QUIET {
+            true => quiet,
+            false => self.rounds.iter().collect(),
+        };
+        middle(&rounds)
+    }
+
+    /// Returns the median images/s of the quiet rounds, or of all if none is quiet.
+    pub fn quiet_speed(&self) -> Option<f64> {
+        middle(&self.quiet_rounds()).or_else(|| self.speed())
+    }
+
+    /// Returns the largest value of any round.
+    pub fn most(&self, of_round: impl Fn(&Round) -> u64) -> Option<u64> {
+        self.rounds.iter().map(of_round).max()
+    }
+
+    /// Returns the loss of the first round after this many updates.
+    pub fn loss_after(&self, updates: usize) -> Option<f64> {
+        self.rounds.first()?.losses.get(updates).copied()
+    }
+
+    /// Returns the efficiency: speedup over ranks.
+    pub fn efficiency(&self) -> Option<Estimate> {
+        let speedup = self.speedup?;
+        Some(speedup.scaled(1.0 / self.ranks as f64))
+    }
+
+    /// Returns whether all rounds have the losses of `ours`; `None` if either has none.
+    pub fn agrees_with(&self, ours: &ComparisonRow) -> Option<bool> {
+        let tolerances = match IMAGENET.contains(&self.model.as_str()) {
+            true => IMAGENET_TOLERANCES,
+            false => SMALL_TOLERANCES,
+        };
+        let expected = ours.rounds.first()?;
+        if self.rounds.is_empty() {
+            return None;
+        }
+        let format = usize::from(self.dtype == "bf16");
+        let is_near = |round: &Round| {
+            tolerances.iter().all(|(updates, tolerances)| {
+                let losses = [round, expected].map(|round| round.losses.get(*updates));
+                match losses {
+                    // A difference of NaN is not near.
+                    [Some(got), Some(expected)] => {
+                        (got - expected).abs() <= tolerances[format] * expected.abs()
+                    }
+                    _ => false,
+                }
+            })
+        };
+        Some(self.rounds.iter().all(is_near))
+    }
+
+    fn is_same_job(&self, other: &ComparisonRow) -> bool {
+        self.model == other.model && self.dtype == other.dtype
+    }
+
+    /// Estimates the speed over that of another row from the rounds that both have.
+    fn over(&self, other: &ComparisonRow) -> Option<Estimate> {
+        let quiet = ratios(
+            &repeated(&self.quiet_rounds()),
+            &repeated(&other.quiet_rounds()),
+        );
+        if quiet.len() >= ENOUGH_QUIET {
+            return Estimate::of(&quiet);
+        }
+        let [own, theirs] = [self, other].map(|row| row.rounds.iter().collect::<Vec<_>>());
+        Estimate::of(&ratios(&repeated(&own), &repeated(&theirs)))
+    }
+}
+
+fn repeated<'r>(rounds: &[&'r Round]) -> Vec<Repeated<'r>> {
+    let of = |round: &&'r Round| Repeated {
+        number: round.number,
+        started: &round.started,
+        speed: round.images_per_second,
+    };
+    rounds.iter().map(of).collect()
+}
+
+fn middle(rounds: &[&Round]) -> Option<f64> {
+    let mut speeds: Vec<f64> = rounds.iter().map(|one| one.images_per_second).collect();
+    (!speeds.is_empty()).then(|| median(&mut speeds))
+}
+
+/// Decides which rows count, and sets their ratios and speedups.
+fn judge(rows: &mut [ComparisonRow]) {
+    for index in 0..rows.len() {
+        let row = &rows[index];
+        let ours = ours_beside(row, rows);
+        rows[index].loss_agrees = ours.and_then(|ours| row.agrees_with(ours));
+    }
+    for row in &mut *rows {
+        row.counts = !row.rounds.is_empty() && row.loss_agrees == Some(true);
+    }
+    // By definition, not by measurement.
+    let one = Some(Estimate {
+        median: 1.0,
+        interval: None,
+    });
+    for index in 0..rows.len() {
+        let row = &rows[index];
+        if !row.counts {
+            continue;
+        }
+        let ratio = match ours_beside(row, rows) {
+            Some(ours) if std::ptr::eq(ours, row) => one,
+            ours => ours.and_then(|ours| row.over(ours)),
+        };
+        // On one rank Horovod is PyTorch.
+        let single = match row.framework.as_str() {
+            "Horovod" => "PyTorch DDP",
+            own => own,
+        };
+        let single = rows.iter().find(|other| {
+            other.framework == single && other.ranks == 1 && other.counts && other.is_same_job(row)
+        });
+        let speedup = match single {
+            Some(single) if std::ptr::eq(single, row) => one,
+            single => single.and_then(|single| row.over(single)),
+        };
+        rows[index].ratio = ratio;
+        rows[index].speedup = speedup;
+    }
+}
+
+/// Returns Lockstep's row on the same job over the same network.
+fn ours_beside<'r>(row: &ComparisonRow, rows: &'r [ComparisonRow]) -> Option<&'r ComparisonRow> {
+    let network = |row: &ComparisonRow| row.launcher.strip_prefix("hosts:").map(str::to_owned);
+    rows.iter().find(|other| {
+        other.is_ours()
+            && other.ranks == row.ranks
+            && other.is_same_job(row)
+            && network(other) == network(row)
+    })
+}
+
+impl Round {
+    fn of(attempt: &AttemptRecord) -> Option<Self> {
+        let result = &attempt.result;
+        let bytes = |key: &str| result[key].as_u64().unwrap_or(0);
+        let losses = result["losses"].as_array().into_iter().flatten();
+        Some(Round {
+            number: attempt.repetition,
+            started: attempt.started.clone().unwrap_or_default(),
+            images_per_second: attempt.images_per_second()?,
+            losses: losses
+                .map(|loss| loss.as_f64().unwrap_or(f64::NAN))
+                .collect(),
+            peak_memory_bytes_rank: bytes("peak_memory_bytes"),
+            peak_memory_bytes_total: bytes("peak_memory_bytes_total"),
+            import_memory_bytes_rank: bytes("import_memory_bytes"),
+            is_disturbed: attempt.status == Status::Disturbed,
+        })
+    }
+}
+
+impl Course {
+    /// Returns the trainings of a cell, one for each seed; one with the reason if none succeeded.
+    fn all(cell: &StudyCell, attempts: &[AttemptRecord]) -> Vec<Self> {
+        let (counted, gap) = counted(cell, attempts);
+        let number = |key: &str| cell.settings.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let course = Course {
+            framework: title(cell),
+            model: cell.setting("model"),
+            dtype: cell.setting("dtype"),
+            threads: number("threads"),
+            num_epochs: number("epochs"),
+            seed: number("seed"),
+            data_dir: cell.setting("data_dir"),
+            ..Course::default()
+        };
+        if counted.is_empty() {
+            return gap
+                .map(|gap| Course {
+                    gap: Some(gap),
+                    ..course
+                })
+                .into_iter()
+                .collect();
+        }
+        let one = |attempt: &&AttemptRecord| Course {
+            seed: course.seed + attempt.repetition.saturating_sub(1),
+            epochs: crate::from_value(attempt.result["epochs"].clone()).unwrap_or_default(),
+            ..course.clone()
+        };
+        counted.iter().map(one).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+
+    /// A row of resnet20 whose losses begin with 3 and have these values after 2 and 5 updates.
+    fn row(framework: &str, ranks: u64, speeds: &[f64], losses: [f64; 2]) -> ComparisonRow {
+        let round = |(index, speed): (usize, &f64)| Round {
+            number: index as u64 + 1,
+            images_per_second: *speed,
+            losses: vec![3.0, 3.0, losses[0], 2.0, 2.0, losses[1]],
+            ..Round::default()
+        };
+        ComparisonRow {
+            framework: framework.to_owned(),
+            model: "resnet20".to_owned(),
+            dtype: "f32".to_owned(),
+            ranks,
+            rounds: speeds.iter().enumerate().map(round).collect(),
+            ..ComparisonRow::default()
+        }
+    }
+
+    const SAME: [f64; 2] = [2.5, 2.0];
+
+    fn judged<const N: usize>(mut rows: [ComparisonRow; N]) -> [ComparisonRow; N] {
+        judge(&mut rows);
+        rows
+    }
+
+    fn near(estimate: Option<Estimate>, expected: f64) -> bool {
+        estimate.is_some_and(|estimate| (estimate.median - expected).abs() < 1e-9)
+    }
 
     #[test]
-    fn a_loss_that_is_no_number_is_null_in_the_file_and_none_again() {
-        let block = Block {
-            losses: vec![2.5, f64::NAN],
-            ..Block::default()
+    fn ratio_speedup_and_efficiency_are_taken_in_each_round() {
+        let rows = judged([
+            // The machine is three times as fast in the second round.
+            row(OURS, 1, &[100.0, 300.0, 110.0], SAME),
+            row(OURS, 2, &[200.0, 540.0, 220.0], SAME),
+            row("JAX", 1, &[50.0, 150.0, 55.0], [2.5001, 2.001]),
+            row("JAX", 2, &[80.0, 240.0], SAME),
+            row("PyTorch DDP", 1, &[50.0], SAME),
+            row("Horovod", 2, &[80.0], SAME),
+        ]);
+        assert_eq!(rows[1].speed(), Some(220.0));
+        assert!(rows[1].counts && near(rows[1].speedup, 2.0));
+        assert!(near(rows[3].ratio, (0.4 + 240.0 / 540.0) / 2.0));
+        assert!(near(rows[3].efficiency(), 0.8));
+        assert_eq!(
+            rows[3].ratio.unwrap().interval,
+            None,
+            "two rounds are too few"
+        );
+        assert!(near(rows[5].speedup, 1.6), "Horovod on one rank is PyTorch");
+    }
+
+    #[test]
+    fn imagenet_s_networks_agree_before_the_first_update_and_later_to_hundredths() {
+        let of = |first: f64, last: f64| {
+            let mut row = row("PyTorch DDP", 1, &[100.0], [2.5, last]);
+            row.model = "resnet50".to_owned();
+            row.rounds[0].losses[0] = first;
+            row
         };
-        let value = serde_json::to_value(&block).unwrap();
-        assert_eq!(value["losses"], json!([2.5, null]));
-        let read: Block = serde_json::from_value(value).unwrap();
-        assert!(read.loss_after(1).unwrap().is_nan() && read.loss_after(2).is_none());
-        assert!(serde_json::from_value::<Block>(json!({ "images_per_second": 3 })).is_err());
+        let ours = of(3.0, 2.0);
+        for (first, last, agrees) in [
+            (3.0002, 2.03, true),
+            (3.001, 2.0, false),
+            (3.0, 2.05, false),
+        ] {
+            assert_eq!(of(first, last).agrees_with(&ours), Some(agrees));
+        }
+    }
+
+    #[test]
+    fn disturbed_rounds_count_only_where_few_are_quiet_and_rounds_of_another_day_are_no_pair() {
+        let mut rows = [
+            row(OURS, 1, &[100.0; 7], SAME),
+            row("JAX", 1, &[50.0, 50.0, 50.0, 50.0, 50.0, 50.0, 1.0], SAME),
+        ];
+        rows[1].rounds[6].is_disturbed = true;
+        let ratio = |rows: &[ComparisonRow; 2]| judged(rows.clone())[1].ratio.unwrap();
+        assert_eq!(ratio(&rows).interval, Some([0.5, 0.5]), "six quiet rounds");
+        for (round, begin) in [(0, "2026-11-24T10:00:00Z"), (1, "2026-11-25T10:00:00Z")] {
+            rows[0].rounds[round].started = "2026-11-24T10:00:00Z".to_owned();
+            rows[1].rounds[round].started = begin.to_owned();
+        }
+        assert_eq!(
+            ratio(&rows).interval,
+            Some([0.01, 0.5]),
+            "the disturbed one is needed"
+        );
+        for (num_quiet, expected) in [(6, 100.0), (5, 60.0)] {
+            let speeds = [vec![100.0; num_quiet], vec![20.0; num_quiet]].concat();
+            let mut row = row(OURS, 1, &speeds, SAME);
+            for round in &mut row.rounds[num_quiet..] {
+                round.is_disturbed = true;
+            }
+            assert_eq!(row.speed(), Some(expected), "{num_quiet} quiet rounds");
+        }
+    }
+
+    #[test]
+    fn a_speed_of_other_work_does_not_count() {
+        for losses in [[2.51, 2.0], [2.5, 2.1], [f64::NAN, 2.0]] {
+            let rows = judged([
+                row(OURS, 1, &[100.0], SAME),
+                row("MXNet", 1, &[900.0], losses),
+                row("MXNet", 2, &[9.0], losses),
+            ]);
+            assert_eq!(rows[1].loss_agrees, Some(false));
+            assert_eq!(
+                (rows[1].counts, rows[1].ratio, rows[2].speedup),
+                (false, None, None)
+            );
+        }
+        let alone = judged([row("MXNet", 1, &[900.0], SAME)]);
+        assert_eq!((alone[0].loss_agrees, alone[0].counts), (None, false));
+    }
+
+    #[test]
+    fn a_study_with_frameworks_is_a_comparison_with_its_gaps() {
+        let value = serde_json::json!({
+            "cells": [
+                { "id": "a", "kind": "bench", "settings": { "framework": "lockstep", "model": "resnet20", "ranks": 2, "launcher": "mpirun", "steps": 4 } },
+                { "id": "b", "kind": "bench", "settings": { "framework": "jax", "ranks": 2 }, "setting": { "xla": "on" } },
+                { "id": "c", "kind": "train", "settings": { "framework": "jax", "epochs": 1, "seed": 7 } },
+                { "id": "d", "kind": "bench", "settings": {} },
+                { "id": "e", "kind": "bench", "settings": { "framework": "jax" }, "tried": "xla" },
+            ],
+        });
+        let study: Study = serde_json::from_value(value).unwrap();
+        let attempt = |cell: &str, status: &str, result: Value| -> AttemptRecord {
+            let record = serde_json::json!({ "cell": cell, "repetition": 2, "attempt": 1, "status": status, "why": "no JAX", "result": result });
+            serde_json::from_value(record).unwrap()
+        };
+        let ours = serde_json::json!({ "images_per_second": 9.5, "losses": [3.0, null], "kernels": "fused",
+            "gradients": "shared memory", "communication": "Open MPI 4.1, and so on" });
+        let epochs = serde_json::json!({ "epochs": [{ "epoch": 1, "test_top1": 0.5 }] });
+        let attempts = [
+            attempt("a", "disturbed", ours),
+            attempt("b", "failed", Value::Null),
+            attempt("c", "ok", epochs),
+        ];
+        let comparison = Comparison::of(&study, &attempts).unwrap();
+        let ours = &comparison.rows[0];
+        assert_eq!(ours.variant, "fused kernels");
+        assert_eq!(ours.communication, "shared memory, Open MPI 4.1");
+        assert!(ours.rounds[0].is_disturbed && ours.loss_after(1).unwrap().is_nan());
+        assert_eq!(comparison.rows[1].gap.as_deref(), Some("no JAX"));
+        assert_eq!(comparison.rows[1].setting["xla"], "on");
+        assert_eq!((comparison.rows.len(), comparison.sweep.len()), (2, 1));
+        let course = &comparison.accuracy[0];
+        assert_eq!((course.seed, course.epochs[0].test_top1), (8, Some(0.5)));
+        assert!(Comparison::of(&Study::default(), &attempts).is_none());
     }
 }

@@ -1,7 +1,8 @@
 //! A quantity that was measured several times: its middle, and where the true middle lies.
 //!
-//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 5 to 7: medians with
-//! non-parametric confidence intervals; Le Boudec 2010, Performance evaluation of computer and communication systems, appendix A.
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 5 to
+//! 7: medians with non-parametric confidence intervals; Le Boudec 2010, Performance evaluation of
+//! computer and communication systems, appendix A.
 
 use crate::median;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,8 @@ const MOST_SUMMED: usize = 1000;
 pub struct Estimate {
     /// Of the measurements.
     pub median: f64,
-    /// Two of the measurements, least and most, between which the true median lies with a probability of at least 95 %, whatever
-    /// their distribution; none for fewer than six.
+    /// Two of the measurements, least and most, between which the true median lies with a
+    /// probability of at least 95 %, whatever their distribution; none for fewer than six.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<[f64; 2]>,
 }
@@ -64,14 +65,17 @@ impl Estimate {
     }
 }
 
-/// The positions, from 0, of the two of `number` ascending values between which the true median lies with at least 95 % confidence.
+/// The positions, from 0, of the two of `number` ascending values between which the true median
+/// lies with at least 95 % confidence.
 ///
-/// The number of values below the median is binomial with probability 1/2, whatever their distribution. `None` below six values.
+/// The number of values below the median is binomial with probability 1/2, whatever their
+/// distribution. `None` below six values.
 pub fn median_interval(number: usize) -> Option<(usize, usize)> {
     let outside = (1.0 - CONFIDENCE) / 2.0;
     let from_one = if number <= MOST_SUMMED {
         let mut term = 0.5_f64.powi(i32::try_from(number).expect("at most a thousand"));
-        let (mut sum, mut rank) = (0.0, 0);
+        let mut sum = 0.0;
+        let mut rank = 0;
         while sum + term <= outside {
             sum += term;
             term *= (number - rank) as f64 / (rank + 1) as f64;
@@ -90,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_interval_needs_six_measurements_and_leaves_out_what_the_binomial_distribution_allows() {
-        // 1 - 2 x 9 / 256 = 0.93 is too little for 8 without their ends, 1 - 2 x 10 / 512 = 0.96 is enough for 9.
+        // 1 - 2 x 9 / 256 = 0.93 is too little for 8 without their ends, 1 - 2 x 10 / 512 = 0.96 is
+        // enough for 9.
         assert_eq!(
             [5, 6, 8, 9, 20].map(|n| median_interval(n).map(|(low, _)| low)),
             [None, Some(0), Some(0), Some(1), Some(5)]
@@ -111,6 +116,55 @@ mod tests {
             }
         );
         assert_eq!(estimate.scaled(0.5).shown(2), "1.75 (0.50 to 3.00)");
+    }
+
+    #[test]
+    fn the_interval_of_the_median_is_that_of_published_tables() {
+        // Number of values, and the rank from 1 of the lower end: tables of the sign test at 5 %,
+        // two-sided, such as Conover 1999, A3.
+        let numbers = [6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 50, 100];
+        let ranks = [1, 1, 1, 2, 2, 3, 4, 6, 8, 10, 18, 40];
+        for (number, rank) in numbers.into_iter().zip(ranks) {
+            assert_eq!(
+                median_interval(number),
+                Some((rank - 1, number - rank)),
+                "{number} values"
+            );
+        }
+        for number in 0..6 {
+            assert_eq!(median_interval(number), None, "{number} values");
+        }
+    }
+
+    #[test]
+    fn the_interval_holds_the_median_with_at_least_95_percent_and_is_no_wider_than_that_needs() {
+        for number in 6..200_usize {
+            let (low, high) = median_interval(number).unwrap();
+            assert_eq!(low, number - 1 - high, "symmetric");
+            // The chance that at most `count` of the values lie below the median.
+            let at_most = |count: usize| {
+                let mut term = 0.5_f64.powi(number as i32);
+                let mut sum = 0.0;
+                for below in 0..=count {
+                    sum += term;
+                    term *= (number - below) as f64 / (below + 1) as f64;
+                }
+                sum
+            };
+            assert!(1.0 - 2.0 * at_most(low) >= 0.95, "{number} values");
+            assert!(1.0 - 2.0 * at_most(low + 1) < 0.95, "{number} values");
+        }
+    }
+
+    #[test]
+    fn the_interval_of_many_values_goes_on_where_the_exact_one_ends() {
+        let exact = median_interval(1000).unwrap();
+        let normal = median_interval(1001).unwrap();
+        assert_eq!(exact, (468, 531));
+        assert!(
+            normal.0.abs_diff(exact.0) <= 1 && normal.1.abs_diff(exact.1) <= 2,
+            "{normal:?}"
+        );
     }
 
     #[test]

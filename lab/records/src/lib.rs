@@ -25,7 +25,8 @@ mod trace;
 
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{
-    Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult,
+    Comparison, ComparisonRow, Course, CourseEpoch, IMAGENET, LAST_COMPARED_UPDATE, OURS,
+    PeerResult, Round,
 };
 pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};

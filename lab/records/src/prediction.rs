@@ -75,7 +75,8 @@ pub struct PredictionRecord {
     pub scaling: String,
     /// A step, milliseconds.
     pub step_ms: Option<f64>,
-    /// What one rank alone computes of it, milliseconds: a step where communication costs nothing and no rank is slower than others.
+    /// What one rank alone computes of it, milliseconds: a step where communication costs nothing
+    /// and no rank is slower than others.
     pub compute_ms: Option<f64>,
     /// Over all ranks.
     pub images_per_second: Option<f64>,
@@ -87,7 +88,8 @@ pub struct PredictionRecord {
     pub communication_ms: Option<f64>,
     /// A step is longer by it than without the others, but for stragglers; milliseconds.
     pub exposed_ms: Option<f64>,
-    /// A step in which a rank waits, for gradients or for slower ranks, milliseconds; mean over the ranks.
+    /// A step in which a rank waits, for gradients or for slower ranks, milliseconds; mean over the
+    /// ranks.
     pub waiting_ms: Option<f64>,
     /// Limit of a bucket.
     pub bucket_bytes: Option<u64>,
@@ -156,7 +158,8 @@ pub struct PublishedFigure {
     pub assumed: String,
 }
 
-/// Whether what was created then was there before a run began, both in UTC, RFC 3339; a run that does not tell its begin has none.
+/// Whether what was created then was there before a run began, both in UTC, RFC 3339; a run that
+/// does not tell its begin has none.
 pub fn is_in_time(created: &str, started: Option<&str>) -> bool {
     started.is_some_and(|started| !started.is_empty() && created <= started)
 }

@@ -1,4 +1,5 @@
-//! Repetitions of a measurement: which attempt at each counts, and how speeds of several are compared.
+//! Repetitions of a measurement: which attempt at each counts, and how speeds of several are
+//! compared.
 //!
 //! Invariant: what drifts from one repetition to the next meets both sides of a ratio.
 
@@ -16,7 +17,8 @@ pub struct Repeated<'a> {
     pub speed: f64,
 }
 
-/// The speeds over those of `base`, in each repetition that both have, begun within an hour of each other.
+/// The speeds over those of `base`, in each repetition that both have, begun within an hour of each
+/// other.
 pub fn ratios(own: &[Repeated<'_>], base: &[Repeated<'_>]) -> Vec<f64> {
     let in_turn = own.iter().filter_map(|one| {
         let is_its = |other: &&Repeated<'_>| {
@@ -54,27 +56,33 @@ fn seconds(text: &str) -> Option<i64> {
 }
 
 impl Study {
-    /// The attempt that counts of every repetition that has one, in the order of the cells: the last that was undisturbed, else the last.
+    /// Returns the attempt that counts of each repetition, in the order of the cells.
     pub fn counted<'a>(
         &'a self,
         attempts: &'a [AttemptRecord],
     ) -> Vec<(&'a StudyCell, &'a AttemptRecord)> {
         let of_cell = |cell: &'a StudyCell| {
-            let mut counted: BTreeMap<u64, &AttemptRecord> = BTreeMap::new();
-            for attempt in attempts
-                .iter()
-                .filter(|one| one.cell == cell.id && one.status != Status::Failed)
-            {
-                let rank = |one: &AttemptRecord| (one.status == Status::Ok, one.attempt);
-                let known = counted.entry(attempt.repetition).or_insert(attempt);
-                if rank(attempt) >= rank(known) {
-                    *known = attempt;
-                }
-            }
-            counted.into_values().map(move |attempt| (cell, attempt))
+            let own = attempts.iter().filter(|one| one.cell == cell.id);
+            counted(own).into_iter().map(move |attempt| (cell, attempt))
         };
         self.cells.iter().flat_map(of_cell).collect()
     }
+}
+
+/// Returns the attempt that counts of each repetition of one cell: the last quiet one, otherwise
+/// the last disturbed one.
+pub(crate) fn counted<'a>(
+    attempts: impl Iterator<Item = &'a AttemptRecord>,
+) -> Vec<&'a AttemptRecord> {
+    let mut counted: BTreeMap<u64, &AttemptRecord> = BTreeMap::new();
+    for attempt in attempts.filter(|one| one.status != Status::Failed) {
+        let rank = |one: &AttemptRecord| (one.status == Status::Ok, one.attempt);
+        let known = counted.entry(attempt.repetition).or_insert(attempt);
+        if rank(attempt) >= rank(known) {
+            *known = attempt;
+        }
+    }
+    counted.into_values().collect()
 }
 
 #[cfg(test)]

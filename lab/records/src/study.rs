@@ -29,12 +29,14 @@ pub struct Study {
     pub created: Option<String>,
     /// Commit of the program that made the first records.
     pub commit: Option<String>,
-    /// SHA-256 of that program in hexadecimal; a commit does not tell what was changed and not committed.
+    /// SHA-256 of that program in hexadecimal; a commit does not tell what was changed and not
+    /// committed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program_sha256: Option<String>,
     /// Where it ran first.
     pub machine: Machine,
-    /// Starts by another program, or on a machine with another system, than the start before them, in time.
+    /// Starts by another program, or on a machine with another system, than the start before them,
+    /// in time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub later_starts: Vec<StudyStart>,
     /// The whole study file.
@@ -50,7 +52,8 @@ pub struct Study {
     pub target_accuracy: Option<f64>,
     /// What was to be measured.
     pub cells: Vec<StudyCell>,
-    /// What the plan has no more but records are of: such a cell may come back, and counts nowhere until then.
+    /// What the plan has no more but records are of: such a cell may come back, and counts nowhere
+    /// until then.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub earlier_cells: Vec<StudyCell>,
 }
@@ -99,8 +102,14 @@ pub struct StudyCell {
     pub settings: Map<String, Value>,
     /// The trainer's command and flags.
     pub arguments: Vec<String>,
-    /// How often it is to be measured.
+    /// Repetitions to measure.
     pub repetitions: u64,
+    /// Options of another framework that differ from its defaults, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub setting: BTreeMap<String, String>,
+    /// Name of the option that a search for another framework's best setting varied.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tried: String,
 }
 
 impl StudyCell {
@@ -169,7 +178,8 @@ pub struct AttemptRecord {
     /// How quiet the machine was, if somebody looked.
     #[serde(default)]
     pub quiet: Option<Quiet>,
-    /// What the trainer wrote: a [`crate::BenchResult`], a [`crate::Summary`], or null; of any version, so as it was.
+    /// What the trainer wrote: a [`crate::BenchResult`], a [`crate::Summary`], or null; of any
+    /// version, so as it was.
     #[serde(default)]
     pub result: Value,
 }
@@ -181,7 +191,8 @@ impl AttemptRecord {
         speed.as_f64().or_else(|| speed["mean"].as_f64())
     }
 
-    /// What its result tells of a rank's work, if it is one of `bench`, under the names that settings have.
+    /// What its result tells of a rank's work, if it is one of `bench`, under the names that
+    /// settings have.
     pub fn work(&self) -> BTreeMap<String, String> {
         let own = ["kernels", "grad_accum_steps"].map(|key| (key, &self.result[key]));
         let options = self.result["options"].as_object().into_iter().flatten();

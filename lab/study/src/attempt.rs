@@ -1,80 +1,105 @@
-//! One attempt at one repetition of a cell: where its files are, what it came to, its record.
+//! One attempt at one repetition of a cell: its directory, result and record.
 //!
-//! In: a [`Cell`], numbers, files that the trainer wrote. Out: the line of `records.jsonl`.
-//! Invariant: a result is what the trainer wrote itself; nothing is computed from it here.
+//! In: a [`Cell`], numbers, files that the program wrote. Out: the line of `records.jsonl`.
+//! Invariant: a result is what the trainer wrote. Only results of other frameworks are computed, by
+//! [`peer_result`].
 
 use std::path::{Path, PathBuf};
 
 use records::{ATTEMPT_SCHEMA, AttemptRecord, Quiet, Status};
 use serde_json::Value;
 
-use super::cell::Cell;
-use super::file::Kind;
+use crate::cell::Cell;
+use crate::file::Kind;
+use crate::peers::{our_epochs, peer_result};
 use cluster::failure::Outcome;
 use cluster::{json, run_directory};
 
-/// Which attempt.
+/// Cell, repetition and number of an attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt<'a> {
-    pub(super) cell: &'a Cell,
-    pub(super) repetition: usize,
-    pub(super) number: usize,
+pub(crate) struct Attempt<'a> {
+    pub(crate) cell: &'a Cell,
+    pub(crate) repetition: usize,
+    pub(crate) number: usize,
 }
 
-/// What came of it.
+/// The end of an attempt.
 #[derive(Debug)]
-pub(super) struct Came {
-    pub(super) status: Status,
-    /// Why it is not ok.
-    pub(super) why: Option<String>,
-    pub(super) started: Option<String>,
-    pub(super) seconds: Option<f64>,
-    pub(super) command: String,
-    pub(super) quiet: Option<Quiet>,
-    pub(super) result: Value,
+pub(crate) struct Ended {
+    pub(crate) status: Status,
+    /// Reason for a status other than ok.
+    pub(crate) why: Option<String>,
+    pub(crate) started: Option<String>,
+    pub(crate) seconds: Option<f64>,
+    pub(crate) command: String,
+    pub(crate) quiet: Option<Quiet>,
+    pub(crate) result: Value,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Ended {
+            status: Status::Ok,
+            why: None,
+            started: None,
+            seconds: None,
+            command: String::new(),
+            quiet: None,
+            result: Value::Null,
+        }
+    }
+}
+
+impl Ended {
+    pub(crate) fn failed(why: String) -> Self {
+        Ended {
+            status: Status::Failed,
+            why: Some(why),
+            ..Ended::default()
+        }
+    }
 }
 
 impl Attempt<'_> {
-    /// Relative to the study's directory.
-    pub(super) fn directory(&self) -> PathBuf {
+    /// Returns the directory, relative to the study's.
+    pub(crate) fn directory(&self) -> PathBuf {
         Path::new("runs")
             .join(&self.cell.id)
             .join(format!("r{}a{}", self.repetition, self.number))
     }
 
-    /// The mark of its processes for the watch over the machine.
-    pub(super) fn mark(&self, study: &str) -> String {
+    /// Returns the mark by which the watch recognises the processes of the attempt.
+    pub(crate) fn mark(&self, study: &str) -> String {
         format!("{study}/{}", self.directory().display())
     }
 
-    /// Makes its directory anew; what lies there is of an attempt that was interrupted.
-    pub(super) fn make_directory(&self, study: &Path) -> Outcome<PathBuf> {
+    /// Makes an empty directory; files in it are of an interrupted attempt.
+    pub(crate) fn make_directory(&self, study: &Path) -> Outcome<PathBuf> {
         let directory = study.join(self.directory());
         run_directory::fresh(&directory)?;
         Ok(directory)
     }
 
-    /// The trainer's words with the files that it writes. Each repetition of a training has a seed of its own, from the cell's on: with
-    /// the same one it would be the same training, timed again.
-    pub(super) fn words(&self, directory: &Path) -> Vec<String> {
-        let mut words = self.cell.arguments.clone();
+    /// Returns the seed of a training: each repetition has its own, beginning with the cell's. With
+    /// the same seed a repetition would be the same training.
+    pub(crate) fn seed(&self) -> u64 {
+        let seed = self.cell.settings.get("seed").and_then(Value::as_u64);
         let further = (self.repetition as u64).saturating_sub(1);
-        if self.cell.kind == Kind::Train && further > 0 {
-            match words
-                .iter()
-                .position(|word| word == "--seed")
-                .and_then(|place| words.get_mut(place + 1))
-            {
-                // What is no number is the trainer's to refuse.
-                Some(seed) => {
-                    *seed = seed.parse().map_or(seed.clone(), |seed: u64| {
-                        seed.wrapping_add(further).to_string()
-                    })
-                }
-                None => words.extend(["--seed".to_owned(), further.to_string()]),
+        seed.unwrap_or(0).wrapping_add(further)
+    }
+
+    /// Returns the words of the command, with the files that it writes.
+    pub(crate) fn words(&self, directory: &Path) -> Vec<String> {
+        let mut words = self.cell.arguments.clone();
+        if self.cell.kind == Kind::Train && self.repetition > 1 {
+            let seed = self.seed().to_string();
+            match words.iter().position(|word| word == "--seed") {
+                Some(place) => words[place + 1] = seed,
+                None => words.extend(["--seed".to_owned(), seed]),
             }
         }
         let (flag, name) = match self.cell.kind {
+            _ if self.cell.peer().is_some() => return words,
             Kind::Bench => return words,
             Kind::Train => ("--output-dir", "run"),
             Kind::Netbench => ("--output", "network.json"),
@@ -83,13 +108,16 @@ impl Attempt<'_> {
         words
     }
 
-    /// What the trainer wrote at its end; `output` is what it printed; in a job of Slurm also on standard error.
-    pub(super) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
+    /// Reads the result that the program wrote; `output` is what it printed.
+    pub(crate) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
         let read = |name: &str| -> Result<Value, String> {
             let text = records::file::read_to_string(&directory.join(name))
                 .map_err(|error| format!("{name}: {error}"))?;
             serde_json::from_str(&text).map_err(|error| format!("{name}: expected JSON: {error}"))
         };
+        if self.cell.peer().is_some() {
+            return peer_result(self.cell, directory);
+        }
         match self.cell.kind {
             Kind::Bench => output
                 .lines()
@@ -102,9 +130,13 @@ impl Attempt<'_> {
                         .to_owned()
                 }),
             Kind::Train => {
-                let summary = read("run/summary.json")?;
+                let mut summary = read("run/summary.json")?;
                 if summary["stopped_early"] == true {
                     return Err("the training was stopped before its end".to_owned());
+                }
+                if self.cell.framework.is_some() {
+                    let epochs = our_epochs(&directory.join("run/metrics.jsonl"))?;
+                    summary["epochs"] = serde_json::json!(epochs);
                 }
                 Ok(summary)
             }
@@ -112,45 +144,29 @@ impl Attempt<'_> {
         }
     }
 
-    /// The line of `records.jsonl`.
-    pub(super) fn record(&self, came: Came) -> AttemptRecord {
+    /// Returns the line of `records.jsonl`.
+    pub(crate) fn record(&self, ended: Ended) -> AttemptRecord {
         AttemptRecord {
             schema: ATTEMPT_SCHEMA.to_owned(),
             cell: self.cell.id.clone(),
             repetition: self.repetition as u64,
             attempt: self.number as u64,
-            status: came.status,
-            why: came.why,
-            started: came.started,
-            seconds: came.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
-            command: came.command,
+            status: ended.status,
+            why: ended.why,
+            started: ended.started,
+            seconds: ended.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
+            command: ended.command,
             directory: self.directory().display().to_string(),
-            quiet: came.quiet,
-            result: came.result,
+            quiet: ended.quiet,
+            result: ended.result,
         }
     }
 }
 
-/// Begin and end of the measured steps, seconds since 1970, where a result tells them.
-pub(super) fn measured_unix_s(result: &Value) -> Option<[f64; 2]> {
+/// Returns begin and end of the measured steps, seconds since 1970, if the result has them.
+pub(crate) fn measured_unix_s(result: &Value) -> Option<[f64; 2]> {
     let measured = result["measured_unix_s"].as_array()?;
     Some([measured.first()?.as_f64()?, measured.get(1)?.as_f64()?])
-}
-
-/// The last words of a program, for a message.
-pub(super) fn last_words(output: &str) -> String {
-    let lines: Vec<&str> = output
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect();
-    // An error is often followed by what a launcher says about it, and said by several ranks.
-    let error = lines.iter().find(|line| line.starts_with("error"));
-    error
-        .or(lines.last())
-        .map_or("it wrote nothing".to_owned(), |line| {
-            line.chars().take(400).collect()
-        })
 }
 
 #[cfg(test)]
@@ -216,6 +232,7 @@ mod tests {
         let mut cell = cell("train");
         let of_default = [1, 3].map(|repetition| with_seed(&cell, repetition));
         assert_eq!(of_default, [None, Some("2".to_owned())]);
+        cell.settings.insert("seed".to_owned(), json!(7));
         cell.arguments.extend(["--seed".to_owned(), "7".to_owned()]);
         assert_eq!(
             [1, 3].map(|repetition| with_seed(&cell, repetition)),
@@ -260,7 +277,7 @@ mod tests {
             repetition: 2,
             number: 1,
         };
-        let came = Came {
+        let ended = Ended {
             status: Status::Failed,
             why: Some("no".into()),
             started: None,
@@ -269,13 +286,11 @@ mod tests {
             quiet: None,
             result: Value::Null,
         };
-        let record = attempt.record(came);
+        let record = attempt.record(ended);
         assert_eq!(
             (record.schema.as_str(), record.status),
             (ATTEMPT_SCHEMA, Status::Failed)
         );
         assert_eq!((record.seconds, record.repetition), (Some(1.235), 2));
-        assert_eq!(last_words("x\nerror: y\nmpirun ended\n\n"), "error: y");
-        assert_eq!(last_words(""), "it wrote nothing");
     }
 }

@@ -1,8 +1,8 @@
-//! Runs as jobs of Slurm: all submitted, each after the one before it, then waited for.
+//! Runs as jobs of Slurm: submits all, each after the one before it, and waits for them.
 //!
-//! In: [`Attempt`]s. Out: job ids in `slurm-jobs.jsonl`, [`Came`].
-//! Invariant: a job is noted before it is waited for, so that a study that was stopped finds its jobs again and submits none twice;
-//! our jobs never run beside each other.
+//! In: [`Attempt`]s. Out: job ids in `slurm-jobs.jsonl`, [`Ended`].
+//! Invariant: a job is recorded before the study waits for it, so that a resumed study finds its
+//! jobs and submits none twice. Jobs of a study never run at the same time.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,11 +14,11 @@ use records::Status;
 use serde_json::{Value, json};
 use toml::Value as Toml;
 
-use super::attempt::{Attempt, Came, last_words, measured_unix_s};
+use super::attempt::{Attempt, Ended, measured_unix_s};
 use super::cell::{Cell, Place};
-use super::file::{Kind, StudyFile};
-use super::keys::word;
+use super::file::{Kind, StudyFile, word};
 use super::local::Local;
+use crate::processes::last_words;
 use crate::quiet::{self, MARK, Watch};
 use cluster::failure::{Failure, Outcome};
 use cluster::output::say;
@@ -27,12 +27,12 @@ use cluster::slurm::{self, Stage};
 
 const FILE: &str = "slurm-jobs.jsonl";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How many looks in turn may fail before the study does.
+/// Consecutive failures of the queue after which the study fails.
 const MOST_FAILURES: usize = 20;
-/// Files of a job that ran elsewhere come a while after its end.
+/// Files of a job on other nodes appear some time after its end.
 const FILE_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Flags that a study decides itself.
+/// Flags that only the study sets.
 const OUR_FLAGS: [&str; 8] = [
     "--nodes",
     "--ntasks-per-node",
@@ -44,14 +44,14 @@ const OUR_FLAGS: [&str; 8] = [
     "--restarts",
 ];
 
-/// The jobs of a study that were submitted.
-pub(super) struct Jobs {
+/// Submitted jobs of a study.
+pub(crate) struct Jobs {
     path: PathBuf,
     noted: Vec<(PathBuf, String)>,
 }
 
 impl Jobs {
-    pub(super) fn open(study: &Path) -> Outcome<Self> {
+    pub(crate) fn open(study: &Path) -> Outcome<Self> {
         let path = study.join(FILE);
         let text = if path.exists() {
             records::file::read_to_string(&path)
@@ -72,7 +72,7 @@ impl Jobs {
         })
     }
 
-    pub(super) fn of(&self, attempt: &Attempt<'_>) -> Option<&str> {
+    pub(crate) fn of(&self, attempt: &Attempt<'_>) -> Option<&str> {
         let directory = attempt.directory();
         self.noted
             .iter()
@@ -88,7 +88,7 @@ impl Jobs {
             .create(true)
             .append(true)
             .open(&self.path);
-        // A line feed first: what a crash has torn stays a line of its own.
+        // A line feed first: a line torn by a crash stays a separate line.
         let text = format!("\n{line}\n");
         let written = file.and_then(|mut file| {
             file.write_all(text.as_bytes())
@@ -105,21 +105,21 @@ impl Jobs {
     }
 }
 
-/// A job, and where it stood when we began to wait.
-pub(super) struct Submitted {
-    pub(super) job: String,
+/// A job, and its stage when the waiting began.
+pub(crate) struct Submitted {
+    pub(crate) job: String,
     stage: Stage,
 }
 
 impl Submitted {
-    /// Whether Slurm has it in its books.
-    pub(super) fn is_known(&self) -> bool {
+    /// Returns whether Slurm remembers the job.
+    pub(crate) fn is_known(&self) -> bool {
         self.stage != Stage::Unknown
     }
 }
 
-/// Submits an attempt's job to come after another one; one that was submitted before is found again.
-pub(super) fn submit(
+/// Submits the job of an attempt after another job, or finds the job that was submitted before.
+pub(crate) fn submit(
     jobs: &mut Jobs,
     file: &StudyFile,
     trainer: &Path,
@@ -153,8 +153,8 @@ pub(super) fn submit(
     })
 }
 
-/// Refuses what [`submit`] would refuse of the file and a cell, if that is a job.
-pub(super) fn check(file: &StudyFile, cell: &Cell) -> Outcome {
+/// Refuses a cell of Slurm whose flags [`submit`] would refuse.
+pub(crate) fn check(file: &StudyFile, cell: &Cell) -> Outcome {
     if !matches!(cell.place, Place::Slurm { .. }) {
         return Ok(());
     }
@@ -167,7 +167,7 @@ pub(super) fn check(file: &StudyFile, cell: &Cell) -> Outcome {
         .map_err(|failure| Failure::Usage(format!("{}: [slurm]: {failure}", file.path)))
 }
 
-/// The flags of `slurm submit` for a cell.
+/// Returns the flags of `slurm submit` for a cell.
 fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
     let Place::Slurm { hosts } = attempt.cell.place else {
         return Err(Failure::Failed(format!(
@@ -215,7 +215,7 @@ fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
     Ok(flags)
 }
 
-/// Where the job's script and output lie: a training's in its own directory.
+/// Returns the folder of the job's script and output: the run's own for a training.
 fn job_directory(attempt: &Attempt<'_>, directory: &Path) -> PathBuf {
     if attempt.cell.kind == Kind::Train {
         directory.join("run")
@@ -228,28 +228,31 @@ fn output_file(attempt: &Attempt<'_>, directory: &Path, job: &str) -> PathBuf {
     job_directory(attempt, directory).join(format!("slurm-{job}.out"))
 }
 
-/// Waits for a job's end, watching this machine where the nodes are on it.
-// tidy: long function because the states of one job on its way are told apart in one loop
-pub(super) fn wait(
+/// Waits for the end of a job, and watches this machine if the nodes are on it.
+// tidy: long function because one loop follows the stages of a job
+pub(crate) fn wait(
     attempt: &Attempt<'_>,
     submitted: &Submitted,
     study: &Path,
     local: &Local<'_>,
     is_here: bool,
-) -> Outcome<Came> {
-    let (job, mark) = (submitted.job.as_str(), attempt.mark(local.study_name()));
-    let (mut watch, mut told, mut failures) = (None, String::new(), 0);
+) -> Outcome<Ended> {
+    let job = submitted.job.as_str();
+    let mark = attempt.mark(&local.file.name);
+    let mut watch = None;
+    let mut last_reason = String::new();
+    let mut failures = 0;
     let stage = loop {
         let stage = match slurm::stage_and_reason(job) {
             Ok((stage, reason)) => {
                 failures = 0;
-                if stage == Stage::Waiting && reason != told && reason != "None" {
+                if stage == Stage::Waiting && reason != last_reason && reason != "None" {
                     say!("job {job} waits: {reason}");
-                    told = reason;
+                    last_reason = reason;
                 }
                 stage
             }
-            // A controller that is busy or starts anew answers again.
+            // A controller may be busy or restarting.
             Err(failure) if failures == MOST_FAILURES => return Err(failure),
             Err(_) => {
                 failures += 1;
@@ -257,7 +260,7 @@ pub(super) fn wait(
             }
         };
         match stage {
-            // What a job of an earlier session met before we looked is not known.
+            // A job that already runs was not watched from its begin.
             Stage::Running if is_here && submitted.stage == Stage::Waiting && watch.is_none() => {
                 watch = Some(Watch::start(&mark)?);
             }
@@ -280,7 +283,7 @@ pub(super) fn wait(
     let measured = result.as_ref().ok().and_then(measured_unix_s);
     let seen = looks.map(|looks| looks.seen(measured));
     let (status, why, result) = match result {
-        // A job that Slurm has forgotten is judged by what it left.
+        // The result decides about a job that Slurm has forgotten.
         Ok(result)
             if stage == Stage::Unknown
                 || state.as_deref().is_none_or(|state| state == "COMPLETED") =>
@@ -318,9 +321,9 @@ pub(super) fn wait(
         "sbatch {}",
         process::quoted(job_directory(attempt, &directory).join("job.sbatch"))
     );
-    // Before such a run nobody looked: its job starts when the one before has ended.
+    // The job starts when the one before has ended, without a look at the machine.
     let quiet = seen.map(|seen| quiet::record(None, &seen, local.limit_cores()));
-    Ok(Came {
+    Ok(Ended {
         status,
         why,
         started,
@@ -331,9 +334,9 @@ pub(super) fn wait(
     })
 }
 
-/// When the job started, in UTC, and how long it ran, while Slurm remembers.
+/// Returns start in UTC and duration of a job, while Slurm remembers it.
 fn times(job: &str) -> (Option<String>, Option<f64>) {
-    // Slurm tells the time of its own zone; `date -u` would read it as UTC.
+    // Slurm's times have no zone; `date -u` would read them as UTC.
     let seconds_of = |name: &str| {
         let time = slurm::field(job, name)?;
         process::answer("date", &["-d", &time, "+%s"])?
@@ -341,7 +344,8 @@ fn times(job: &str) -> (Option<String>, Option<f64>) {
             .parse::<f64>()
             .ok()
     };
-    let (start, end) = (seconds_of("StartTime"), seconds_of("EndTime"));
+    let start = seconds_of("StartTime");
+    let end = seconds_of("EndTime");
     let started = start.and_then(|start| {
         process::answer(
             "date",

@@ -1,13 +1,13 @@
-//! Other values for keys of a study file, from the command line.
+//! Changes of a study file from the command line.
 //!
-//! In: the text of `--set`. Out: keys and values, put into the file's table.
-//! Invariant: a key is changed wherever it stands; one that stands nowhere becomes a flag of all cells.
+//! In: the text of `--set`. Out: keys and values in the file's table.
+//! Invariant: a key is changed wherever the file has it; other keys become flags of all cells.
 
 use toml::{Table, Value};
 
 use cluster::failure::{Failure, Outcome};
 
-/// Keys of the file itself, which `--set` changes there.
+/// Keys of the file itself.
 const OF_THE_FILE: [&str; 9] = [
     "name",
     "title",
@@ -20,8 +20,8 @@ const OF_THE_FILE: [&str; 9] = [
     "target_accuracy",
 ];
 
-/// Puts the value wherever the key stands, or among the flags of all cells; `compare.KEY` into `[compare]`.
-pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
+/// Sets the value wherever the key stands, otherwise among the flags of all cells.
+pub(crate) fn apply(table: &mut Table, key: &str, value: &Value) {
     let is_key = |candidate: &str| candidate.replace('-', "_") == key.replace('-', "_");
     let place = |table: &mut Table| -> bool {
         let found = table.keys().find(|candidate| is_key(candidate)).cloned();
@@ -29,19 +29,9 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     };
     if OF_THE_FILE.iter().any(|own| is_key(own)) {
         table.insert(key.replace('-', "_"), value.clone());
-        // A matrix may have repetitions of its own.
+        // A matrix may have its own repetitions.
         for matrix in matrices(table) {
             place(matrix);
-        }
-        return;
-    }
-    // Said with the table: its keys are other flags, even where they are called alike.
-    if let Some(key) = key.strip_prefix("compare.") {
-        if let Value::Table(compare) = table
-            .entry("compare")
-            .or_insert_with(|| Value::Table(Table::new()))
-        {
-            compare.insert(key.replace('-', "_"), value.clone());
         }
         return;
     }
@@ -63,14 +53,15 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     }
 }
 
-/// Each `[[matrix]]`.
+/// Returns each `[[matrix]]`.
 fn matrices(table: &mut Table) -> impl Iterator<Item = &mut Table> {
     let all = table.get_mut("matrix").and_then(Value::as_array_mut);
     all.into_iter().flatten().filter_map(Value::as_table_mut)
 }
 
-/// Reads `key=value,key=value`; a value that is no TOML is a text, a comma inside brackets or quotes does not separate.
-pub(super) fn read(text: Option<&str>) -> Outcome<Table> {
+/// Reads `key=value,key=value`. A value that is not TOML is a text; commas in brackets or quotes do
+/// not separate.
+pub(crate) fn read(text: Option<&str>) -> Outcome<Table> {
     let mut table = Table::new();
     for pair in text.map(separated).unwrap_or_default() {
         let (key, value) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
@@ -91,7 +82,9 @@ pub(super) fn read(text: Option<&str>) -> Outcome<Table> {
 }
 
 fn separated(text: &str) -> Vec<String> {
-    let (mut parts, mut depth, mut is_quoted) = (vec![String::new()], 0, false);
+    let mut parts = vec![String::new()];
+    let mut depth = 0;
+    let mut is_quoted = false;
     for c in text.chars() {
         match c {
             '"' => is_quoted = !is_quoted,

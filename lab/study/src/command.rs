@@ -1,9 +1,11 @@
-//! `trainer study`: a matrix of runs, repeated, on a quiet machine, recorded, resumed.
+//! `trainer study`: a matrix of runs, repeated on a quiet machine, recorded and resumed.
 //!
-//! In: a study file (studies/README.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, comparisons, a report.
-//! Invariant: every attempt is kept; a repetition that is done is never run again; a study that is stopped in any way goes on
-//! where it was.
+//! In: a study file (lab/studies/README.md). Out: a directory with study.json, records.jsonl, the
+//! files of every run, predictions, a report.
+//! Invariant: every attempt is kept, and a finished repetition is never run again. A study that was
+//! stopped in any way can be resumed.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
@@ -14,17 +16,15 @@ use records::{STUDY_SCHEMA, Study};
 use crate::batch;
 use crate::cell::{Cell, Place};
 use crate::changes;
-use crate::comparisons::{Around, Comparison};
 use crate::directory;
-use crate::environment;
 use crate::file::StudyFile;
 use crate::flags;
 use crate::machine;
 use crate::plan;
+use crate::quiet::MARK;
 use crate::session::{self, Session};
 use cluster::failure::{Failure, Outcome};
 use cluster::hosts;
-use cluster::mpirun::Mpirun;
 use cluster::options;
 use cluster::output::{self, say};
 use cluster::process;
@@ -33,38 +33,38 @@ use cluster::slurm;
 const WARM_UP: &str = "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 
 const DETAILS: &str = "\
-Example: trainer study studies/two-hosts.toml
-The same command again goes on where the study stopped. Ctrl-C ends the run in progress with all its ranks.
+Example: trainer study lab/studies/two-hosts.toml
+The same command resumes a stopped study. Ctrl-C ends the run in progress with all its ranks.
 A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
 tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
 Networks hosts:RATE need root (`trainer hosts --help`); network slurm needs a cluster.
-studies/README.md tells the keys of a study file.";
+lab/studies/README.md describes the keys of a study file.";
 
 /// Flags of `trainer study`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = DETAILS)]
 pub struct StudyArgs {
-    /// The study's file.
+    /// Study file.
     #[arg(value_name = "FILE")]
     file: String,
 
-    /// Of the study [default: runs/studies/NAME]
+    /// Directory of the study [default: runs/studies/NAME]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 
-    /// Only cells, and comparisons compare-LAUNCHER, whose id has this text [default: all]
+    /// Run only cells whose id contains this text [default: all]
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
-    /// Other values for keys of the file, all in one list [default: the file's]
+    /// Changed keys of the file, in one list [default: none]
     #[arg(long, value_name = "K=V,K=V")]
     set: Option<String>,
 
-    /// Runs of each cell [default: the file's]
+    /// Repetitions of each cell [default: the file's]
     #[arg(long, value_name = "N", value_parser = options::count)]
     repetitions: Option<usize>,
 
-    /// Leave out the other frameworks of [compare] [default: off]
+    /// Leave out cells of other frameworks [default: off]
     #[arg(long)]
     no_compare: bool,
 
@@ -72,7 +72,7 @@ pub struct StudyArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// Repeat also what was disturbed in every attempt [default: off]
+    /// Repeat also runs that were disturbed in every attempt [default: off]
     #[arg(long)]
     again_disturbed: bool,
 
@@ -80,11 +80,11 @@ pub struct StudyArgs {
     #[arg(long)]
     no_quiet_check: bool,
 
-    /// Another program than this one, built already [default: this program]
+    /// Another built trainer [default: this program]
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
 
-    /// Call no `trainer report` at the end [default: off]
+    /// Write no report at the end [default: off]
     #[arg(long)]
     no_report: bool,
 }
@@ -93,83 +93,37 @@ impl StudyArgs {
     /// Runs what the study has not run yet, and reports.
     ///
     /// # Errors
-    /// A file that is not understood; a place that this machine lacks; cells with failed runs.
+    /// An invalid file; a place that this machine lacks; cells with failed runs.
     pub fn run(&self) -> Outcome {
         let file = self.read()?;
         let cells = plan::cells(&file)?;
-        let (chosen, comparisons) = self.chosen(&cells, &file.comparisons)?;
+        let chosen = self.chosen(&cells)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
-        chosen
-            .iter()
-            .try_for_each(|cell| batch::check(&file, cell))?;
-        let directory = self
-            .output
-            .clone()
-            .unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
-        let directory = std::path::absolute(&directory)
-            .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
-        let around = Around {
-            directory: &directory,
-            trainer: &trainer,
-            quiet_cores: file.quiet_cores,
-            attempts: file.attempts,
-            is_watched: !self.no_quiet_check,
-        };
-        comparisons
-            .iter()
-            .try_for_each(|comparison| comparison.check_flags(around))?;
-        if self.dry_run {
-            return output::result(&listed(&chosen, &comparisons));
+        for cell in &chosen {
+            batch::check(&file, cell)?;
         }
-        environment::refuse_switches(std::env::vars_os())?;
-        check_places(&chosen)?;
-        comparisons
-            .iter()
-            .try_for_each(|comparison| comparison.check(around))?;
-        let _lock = directory::STUDY.lock(&directory)?;
-        let mpirun = Mpirun::find();
+        if self.dry_run {
+            return output::result(&listed(&chosen));
+        }
+        let directory = match &self.output {
+            Some(directory) => directory.clone(),
+            None => Path::new("runs/studies").join(&file.name),
+        };
         let options = session::Options {
             checks_quiet: !self.no_quiet_check,
             again_disturbed: self.again_disturbed,
         };
-        let mut session = Session::open(
-            &file,
-            &cells,
-            &directory,
-            &trainer,
-            mpirun.as_ref(),
-            options,
-        )?;
-        write_study(&file, &session, &directory)?;
-        say!(
-            "study {}: {}, {}",
-            file.name,
-            counted(&chosen, &comparisons),
-            directory.display()
-        );
-        let failed = session.run(&chosen)?;
-        // With it go the emulated hosts of its cells.
-        drop(session);
+        let (failed, directory) = measure(&file, &cells, &chosen, &directory, &trainer, options)?;
         let mut failures: Vec<String> = Vec::new();
-        for comparison in &comparisons {
-            failures.extend(
-                comparison
-                    .run(around)
-                    .err()
-                    .map(|failure| failure.to_string()),
-            );
-        }
-        if !self.no_report {
-            failures.extend(
-                report(&trainer, &directory)
-                    .err()
-                    .map(|failure| failure.to_string()),
-            );
+        if !self.no_report
+            && let Err(failure) = report(&trainer, &directory)
+        {
+            failures.push(failure.to_string());
         }
         if !failed.is_empty() {
             failures.push(format!(
-                "{} of {} cells have failed runs: {}; `why` in {}/records.jsonl says more, the same command tries them again",
+                "{} of {} cells have failed runs: {}. See `why` in {}/records.jsonl; the same command tries them again.",
                 failed.len(),
                 chosen.len(),
                 failed.join(", "),
@@ -182,7 +136,7 @@ impl StudyArgs {
         }
     }
 
-    /// The file with what the command line changes.
+    /// Reads the file with the changes of the command line.
     fn read(&self) -> Outcome<StudyFile> {
         let path = &self.file;
         let text = fs::read_to_string(path)
@@ -195,70 +149,81 @@ impl StudyArgs {
         Ok(file)
     }
 
-    fn chosen<'c>(
-        &self,
-        cells: &'c [Cell],
-        comparisons: &'c [Comparison],
-    ) -> Outcome<(Vec<&'c Cell>, Vec<&'c Comparison>)> {
+    fn chosen<'c>(&self, cells: &'c [Cell]) -> Outcome<Vec<&'c Cell>> {
         let only = self.only.as_deref().unwrap_or_default();
-        let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
-        let is_chosen = |comparison: &&Comparison| !self.no_compare && comparison.id.contains(only);
-        let compared: Vec<&Comparison> = comparisons.iter().filter(is_chosen).collect();
-        if chosen.is_empty() && compared.is_empty() {
-            let of_cells = cells.iter().map(|cell| cell.id.as_str());
-            let ids: Vec<&str> = of_cells
-                .chain(comparisons.iter().map(|comparison| comparison.id.as_str()))
-                .collect();
+        let is_chosen =
+            |cell: &&Cell| cell.id.contains(only) && !(self.no_compare && cell.framework.is_some());
+        let chosen: Vec<&Cell> = cells.iter().filter(is_chosen).collect();
+        if chosen.is_empty() {
+            let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
             return Err(Failure::Usage(format!(
-                "--only: no cell or comparison has `{only}` in its id, expected one of: {}",
+                "--only: no cell has `{only}` in its id (expected one of: {})",
                 ids.join(", ")
             )));
         }
-        Ok((chosen, compared))
+        Ok(chosen)
     }
 }
 
-/// What a dry run shows.
-fn listed(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
+/// Runs what a study's directory does not have yet; returns the cells with failed runs, and the
+/// absolute directory.
+pub(crate) fn measure(
+    file: &StudyFile,
+    cells: &[Cell],
+    chosen: &[&Cell],
+    directory: &Path,
+    trainer: &Path,
+    options: session::Options,
+) -> Outcome<(Vec<String>, PathBuf)> {
+    let directory = std::path::absolute(directory)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+    refuse_switches(std::env::vars_os())?;
+    check_places(chosen)?;
+    let _lock = directory::lock(&directory)?;
+    let mut session = Session::open(file, cells, &directory, trainer, options)?;
+    write_study(file, &session, &directory)?;
+    say!(
+        "study {}: {}, {}",
+        file.name,
+        records::counted(chosen.len(), "cell"),
+        directory.display()
+    );
+    let failed = session.run(chosen)?;
+    Ok((failed, directory.clone()))
+}
+
+/// Lists the cells for a dry run.
+fn listed(cells: &[&Cell]) -> String {
     let mut text = String::new();
     for cell in cells {
-        let processes = if cell.world_size == 1 {
-            "process"
-        } else {
-            "processes"
+        let processes = match cell.world_size {
+            1 => "process",
+            _ => "processes",
         };
+        let program = match cell.peer() {
+            Some(_) => "peers/run.py",
+            None => "trainer",
+        };
+        let words: Vec<String> = cell.arguments.iter().map(process::quoted).collect();
         text.push_str(&format!(
-            "{}\n    {} times on {} {processes}, {}: trainer {}\n",
+            "{}\n    {} times on {} {processes}, {}: {program} {}\n",
             cell.id,
             cell.repetitions,
             cell.world_size,
             cell.setting("launcher"),
-            cell.arguments
-                .iter()
-                .map(process::quoted)
-                .collect::<Vec<_>>()
-                .join(" ")
+            words.join(" ")
         ));
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();
-    text.extend(comparisons.iter().map(|comparison| comparison.listed()));
     text.push_str(&format!(
         "{}, {}\n",
-        counted(cells, comparisons),
+        records::counted(cells.len(), "cell"),
         records::counted(runs, "run")
     ));
     text
 }
 
-fn counted(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
-    let cells = records::counted(cells.len(), "cell");
-    match comparisons.len() {
-        0 => cells,
-        num => format!("{cells}, {}", records::counted(num, "comparison")),
-    }
-}
-
-/// Refuses, before anything is started, places that this machine does not have.
+/// Refuses places that this machine does not have, before anything is started.
 fn check_places(cells: &[&Cell]) -> Outcome {
     if cells
         .iter()
@@ -275,13 +240,13 @@ fn check_places(cells: &[&Cell]) -> Outcome {
     Ok(())
 }
 
-/// What an earlier start wrote, if it can be understood.
+/// Returns the study.json of an earlier start, if it can be read.
 pub(crate) fn earlier(directory: &Path) -> Option<Study> {
     let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
     records::from_value(serde_json::from_str(&text).ok()?).ok()
 }
 
-/// Writes study.json; a resumed study keeps the time, the program and the machine of its beginning.
+/// Writes study.json; a resumed study keeps the time, program and machine of its first start.
 pub(crate) fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path) -> Outcome {
     let earlier = earlier(directory).unwrap_or_default();
     let first = session.starts.first.clone();
@@ -290,8 +255,8 @@ pub(crate) fn write_study(file: &StudyFile, session: &Session<'_>, directory: &P
         name: file.name.clone(),
         title: file.title.clone(),
         about: file.about.clone(),
-        cells: session.cells.iter().map(Cell::record).collect(),
-        earlier_cells: session.earlier_cells(&earlier),
+        cells: session.plan(),
+        earlier_cells: session.earlier_cells(),
         created: earlier.created.or_else(machine::now),
         commit: first.commit,
         program_sha256: first.program_sha256,
@@ -307,10 +272,6 @@ pub(crate) fn write_study(file: &StudyFile, session: &Session<'_>, directory: &P
 }
 
 fn report(trainer: &Path, directory: &Path) -> Outcome {
-    if !flags::has_command(trainer, "report") {
-        say!("note: this trainer has no `report` command: no report was written");
-        return Ok(());
-    }
     let mut command = Process::new(trainer);
     command
         .arg("report")
@@ -320,6 +281,31 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
     process::run(command)
 }
 
+/// Variables that change no measurement.
+const OF_NO_CONCERN: [&str; 6] = [
+    "LOCKSTEP_NO_INSTALL",
+    "LOCKSTEP_COMMIT",
+    "LOCKSTEP_DATA",
+    "LOCKSTEP_FUZZ_CHANGES",
+    "LOCKSTEP_TEST_PANIC",
+    MARK,
+];
+
+/// Refuses variables that change measurements, as records do not contain them.
+fn refuse_switches(variables: impl Iterator<Item = (OsString, OsString)>) -> Outcome {
+    let is_switch = |name: &str| name.starts_with("LOCKSTEP_") && !OF_NO_CONCERN.contains(&name);
+    for (name, value) in variables {
+        if let Some(name) = name.to_str().filter(|name| is_switch(name)) {
+            return Err(Failure::Usage(format!(
+                "{name}: changes measurements, and records would not contain it (got `{}`). \
+                 Unset {name}; a flag, such as --cpu, is a key of a study file",
+                value.to_string_lossy()
+            )));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,7 +313,7 @@ mod tests {
     #[test]
     fn one_cell_is_counted_as_one() {
         let (_, cells) = plan::tests::study("[[matrix]]\nbatch_size_per_rank = 8\n").unwrap();
-        let listed = listed(&cells.iter().collect::<Vec<_>>(), &[]);
+        let listed = listed(&cells.iter().collect::<Vec<_>>());
         assert!(listed.ends_with("\n1 cell, 3 runs\n"), "{listed}");
     }
 
@@ -343,16 +329,13 @@ mod tests {
                 .success()
         );
         assert!(earlier(folder.path()).is_none());
-        let refusal = directory::STUDY
-            .check(folder.path())
-            .unwrap_err()
-            .to_string();
+        let refusal = directory::check(folder.path()).unwrap_err().to_string();
         assert!(refusal.contains("choose another --output"), "{refusal}");
     }
 
     #[test]
     fn every_study_of_the_workspace_is_a_right_one() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../studies");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../studies");
         let mut num_studies = 0;
         let paths = fs::read_dir(folder)
             .unwrap()
@@ -365,9 +348,31 @@ mod tests {
             let file =
                 StudyFile::read(&path.display().to_string(), &text, &toml::Table::new()).unwrap();
             assert_eq!(path.file_stem().unwrap().to_str().unwrap(), file.name);
-            assert!(!plan::cells(&file).unwrap().is_empty());
+            assert!(!plan::cells(&file).unwrap().is_empty(), "{}", file.name);
             num_studies += 1;
         }
         assert!(num_studies >= 3);
+    }
+
+    #[test]
+    fn a_variable_that_changes_what_is_measured_is_refused_by_name() {
+        let refuse = |names: &[&str]| {
+            refuse_switches(names.iter().map(|name| (name.into(), "portable".into())))
+        };
+        refuse(&["PATH", "LOCKSTEP_NO_INSTALL", "LOCKSTEP_WATCH"]).unwrap();
+        for name in [
+            "LOCKSTEP_CPU",
+            "LOCKSTEP_NORM",
+            "LOCKSTEP_PEER_RANK",
+            "LOCKSTEP_NEW",
+        ] {
+            let failure = refuse(&["PATH", name]).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            let found = failure.to_string();
+            assert!(
+                found.starts_with(name) && found.contains("got `portable`). Unset"),
+                "{found}"
+            );
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! The directory of a study or a comparison: its lock, and how it is recognised.
+//! The directory of a study: its lock, and the check that a study made it.
 //!
-//! In: a directory. Out: a lock, or a refusal. Invariant: a study or comparison touches no folder of something else.
+//! In: a directory. Out: a lock, or a refusal. Invariant: a study changes no other folder.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -8,46 +8,30 @@ use std::path::Path;
 use std::time::Duration;
 
 use cluster::failure::{Failure, Outcome};
+use records::STUDY_SCHEMA;
 use records::file::{self, Lock};
-use records::{COMPARISON_SCHEMA, STUDY_SCHEMA};
 use serde_json::Value;
 
-/// A command that keeps a directory, and the document by which it knows that one again.
-pub(crate) struct Owner {
-    command: &'static str,
-    document: &'static str,
-    schema: &'static str,
-    /// What it writes beside that document, or removes.
-    names: &'static [&'static str],
-}
+/// The document by which a directory is recognised.
+const DOCUMENT: &str = "study.json";
 
-pub(crate) const STUDY: Owner = Owner {
-    command: "trainer study",
-    document: "study.json",
-    schema: STUDY_SCHEMA,
-    names: &[
-        "lock",
-        "records.jsonl",
-        "runs",
-        "profiles",
-        "predictions",
-        "comparisons",
-        "slurm-jobs.jsonl",
-        "report",
-    ],
-};
+/// Other names in the directory of a study.
+const OWN: [&str; 9] = [
+    "jobs",
+    "lock",
+    "peers",
+    "predictions",
+    "profiles",
+    "records.jsonl",
+    "report",
+    "runs",
+    "slurm-jobs.jsonl",
+];
 
-pub(crate) const COMPARISON: Owner = Owner {
-    command: "trainer compare",
-    document: "comparison.json",
-    schema: COMPARISON_SCHEMA,
-    names: &["lock", "jobs", "peers", "runs"],
-};
-
-/// By these a folder is a run's or one of images.
+/// Names in the folder of a run or of images.
 const OF_RUNS_AND_IMAGES: [&str; 4] = ["run.toml", "train", "test", "val"];
 
-/// Whether it is what a start leaves that is killed before its document is there.
+/// Returns whether a start that was killed before it wrote the document leaves this file.
 fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
     let name = entry.file_name();
     ["lock", "records.jsonl"].iter().any(|own| name == *own)
@@ -56,69 +40,85 @@ fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
             .is_ok_and(|of| of.is_file() && of.len() == 0)
 }
 
-impl Owner {
-    /// Keeps another process of this command out of the directory until the file is closed.
-    pub(crate) fn lock(&self, directory: &Path) -> Outcome<File> {
-        self.check(directory)?;
-        let failed = |error: std::io::Error| Failure::Failed(error.to_string());
-        file::create_folder(directory).map_err(failed)?;
-        let directory_shown = directory.display();
-        let command = self.command;
-        match file::lock(&directory.join("lock"), Duration::ZERO).map_err(failed)? {
-            Lock::Taken(file) => Ok(file),
-            Lock::Busy(_) => Err(Failure::Failed(format!(
-                "{directory_shown}: another `{command}` runs there: wait for it, or choose another --output"
-            ))),
-            Lock::Unsupported(file) => {
-                eprintln!(
-                    "warning: {directory_shown}: no working file locks, so another `{command}` in this directory is not detected"
-                );
-                Ok(file)
+/// Removes the results in the directory of a study, so that all is measured again.
+pub(crate) fn clear(directory: &Path) -> Outcome {
+    let _lock = lock(directory)?;
+    for name in OWN
+        .iter()
+        .filter(|name| **name != "lock")
+        .chain([&DOCUMENT])
+    {
+        let path = directory.join(name);
+        let removed = match path.is_dir() {
+            true => fs::remove_dir_all(&path),
+            false => fs::remove_file(&path),
+        };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Failure::Failed(format!("{}: {error}", path.display())));
             }
+            _ => {}
         }
     }
+    Ok(())
+}
 
-    /// Refuses a directory that has what this command would write over, or a run or images, and is not of an earlier start of it.
-    pub(crate) fn check(&self, directory: &Path) -> Outcome {
-        let failed =
-            |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
-        let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            entries => entries
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                .map_err(failed)?,
-        };
-        let is_in_the_way = |entry: &&fs::DirEntry| {
-            let name = entry.file_name();
-            let own = self
-                .names
-                .iter()
-                .chain(&OF_RUNS_AND_IMAGES)
-                .chain([&self.document]);
-            own.into_iter().any(|own| name == **own) && !is_left_before_the_document(entry)
-        };
-        let foreign = entries.iter().filter(is_in_the_way);
-        match foreign.map(fs::DirEntry::file_name).min() {
-            Some(foreign) if !self.has_document(directory) => Err(Failure::Usage(format!(
-                "--output {}: expected a folder without `{}`, or of an earlier `{}`, told by {} with the schema {}: choose another --output",
-                directory.display(),
-                foreign.display(),
-                self.command,
-                self.document,
-                self.schema
-            ))),
-            _ => Ok(()),
+/// Locks the directory until the file is closed; the system releases the lock with this process.
+pub(crate) fn lock(directory: &Path) -> Outcome<File> {
+    check(directory)?;
+    let failed = |error: std::io::Error| Failure::Failed(error.to_string());
+    file::create_folder(directory).map_err(failed)?;
+    match file::lock(&directory.join("lock"), Duration::ZERO).map_err(failed)? {
+        Lock::Taken(file) => Ok(file),
+        Lock::Busy(_) => Err(Failure::Failed(format!(
+            "{}: another study or comparison runs there. Wait for its end, or choose another --output.",
+            directory.display()
+        ))),
+        Lock::Unsupported(file) => {
+            eprintln!(
+                "warning: {}: this file system has no file locks, so two studies in one directory are not detected",
+                directory.display()
+            );
+            Ok(file)
         }
     }
+}
 
-    /// Of any version: whether it can be gone on with is for its reader to say.
-    fn has_document(&self, directory: &Path) -> bool {
-        let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
-        let text =
-            records::file::read_to_string(&directory.join(self.document)).unwrap_or_default();
-        let document: Value = serde_json::from_str(&text).unwrap_or_default();
-        document["schema"].as_str().and_then(kind) == kind(self.schema)
+/// Refuses a directory with files that a study would overwrite, or with a run or images, unless a
+/// study made it.
+pub(crate) fn check(directory: &Path) -> Outcome {
+    let failed =
+        |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(failed)?,
+    };
+    let is_in_the_way = |entry: &&fs::DirEntry| {
+        let name = entry.file_name();
+        let mut own = OWN.iter().chain(&OF_RUNS_AND_IMAGES).chain([&DOCUMENT]);
+        own.any(|own| name == **own) && !is_left_before_the_document(entry)
+    };
+    let foreign = entries.iter().filter(is_in_the_way);
+    match foreign.map(fs::DirEntry::file_name).min() {
+        Some(foreign) if !has_document(directory) => Err(Failure::Usage(format!(
+            "--output {}: contains `{}` and is not a study's (expected {DOCUMENT} with the schema {STUDY_SCHEMA}). \
+             choose another --output",
+            directory.display(),
+            foreign.display(),
+        ))),
+        _ => Ok(()),
     }
+}
+
+/// Returns whether a study of any version made the directory; its reader decides whether it can be
+/// resumed.
+fn has_document(directory: &Path) -> bool {
+    let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
+    let text = records::file::read_to_string(&directory.join(DOCUMENT)).unwrap_or_default();
+    let document: Value = serde_json::from_str(&text).unwrap_or_default();
+    document["schema"].as_str().and_then(kind) == kind(STUDY_SCHEMA)
 }
 
 #[cfg(test)]
@@ -130,55 +130,45 @@ mod tests {
     fn a_second_program_is_kept_out_of_a_directory() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("study");
-        let first = STUDY.lock(&directory).unwrap();
-        assert!(
-            STUDY
-                .lock(&directory)
-                .unwrap_err()
-                .to_string()
-                .contains("another `trainer study`")
-        );
+        let first = lock(&directory).unwrap();
+        let refusal = lock(&directory).unwrap_err().to_string();
+        assert!(refusal.contains("another study"), "{refusal}");
         drop(first);
-        STUDY.lock(&directory).unwrap();
+        drop(lock(&directory).unwrap());
     }
 
-    /// Locks a folder of these files, with their text; what was said, and whether they are as they were.
-    fn locked(owner: &Owner, files: &[(&str, &str)]) -> (Outcome, bool) {
+    /// Locks a folder of these files; also returns whether the files are unchanged.
+    fn locked(files: &[(&str, &str)]) -> (Outcome, bool) {
         let directory = tempfile::tempdir().unwrap();
-        files
-            .iter()
-            .for_each(|(file, text)| write(&directory.path().join(file), text).unwrap());
-        let outcome = owner.lock(directory.path()).map(drop);
-        let is_kept = files
-            .iter()
-            .all(|(file, text)| fs::read_to_string(directory.path().join(file)).unwrap() == *text);
+        let path = |file: &str| directory.path().join(file);
+        for (file, text) in files {
+            write(&path(file), text).unwrap();
+        }
+        let outcome = lock(directory.path()).map(drop);
+        let is_kept =
+            |(file, text): &(&str, &str)| fs::read_to_string(path(file)).unwrap() == *text;
         let num_files = fs::read_dir(directory.path()).unwrap().count();
-        (outcome, is_kept && num_files == files.len())
+        let all_kept = files.iter().all(is_kept) && num_files == files.len();
+        (outcome, all_kept)
     }
+
+    const STUDY: &str = r#"{"schema":"lockstep.study/1"}"#;
 
     #[test]
-    fn a_folder_of_something_else_is_refused_and_stays_as_it_is() {
-        let study = r#"{"schema":"lockstep.study/1"}"#;
-        for (owner, files) in [
-            (
-                &STUDY,
-                &[
-                    ("lock", "mine"),
-                    ("records.jsonl", "mine"),
-                    ("study.json", "{}"),
-                ][..],
-            ),
-            (&STUDY, &[("lock", ""), ("records.jsonl", "mine")]),
-            (&STUDY, &[("train/a.png", "mine")]),
-            (&STUDY, &[("run.toml", "")]),
-            (&COMPARISON, &[("lock", ""), ("peers/run.py", "mine")]),
-            (&COMPARISON, &[("jobs/mine.txt", "mine")]),
-            (
-                &COMPARISON,
-                &[("comparison.json", study), ("study.json", study)],
-            ),
+    fn a_folder_of_something_else_is_refused_and_unchanged() {
+        for files in [
+            &[
+                ("lock", "mine"),
+                ("records.jsonl", "mine"),
+                ("study.json", "{}"),
+            ][..],
+            &[("lock", ""), ("records.jsonl", "mine")],
+            &[("train/a.png", "mine")],
+            &[("run.toml", "")],
+            &[("lock", ""), ("peers/run.py", "mine")],
+            &[("jobs/mine.txt", "mine")],
         ] {
-            let (outcome, is_kept) = locked(owner, files);
+            let (outcome, is_kept) = locked(files);
             let failure = outcome.unwrap_err();
             assert!(failure.exit_code() == 2 && is_kept, "{files:?}: {failure}");
             assert!(
@@ -189,41 +179,31 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_an_earlier_start_is_gone_on_with_however_early_that_was_killed() {
-        let (study, comparison) = (
-            r#"{"schema":"lockstep.study/1"}"#,
-            r#"{"schema":"lockstep.comparison/1"}"#,
-        );
-        for (owner, files) in [
-            (
-                &STUDY,
-                &[("lock", ""), ("records.jsonl", "{"), ("study.json", study)][..],
-            ),
-            (
-                &STUDY,
-                &[
-                    ("lock", ""),
-                    ("records.jsonl", ""),
-                    ("study.json.unfinished", "{"),
-                ],
-            ),
-            (&STUDY, &[("lock", "")]),
-            (&STUDY, &[("lock", ""), ("log.txt", "mine")]),
-            (
-                &COMPARISON,
-                &[("lock", ""), ("comparison.json.unfinished", "{")],
-            ),
-            (
-                &COMPARISON,
-                &[
-                    ("lock", "kept"),
-                    ("run.py", "1"),
-                    ("comparison.json", comparison),
-                ],
-            ),
+    fn a_folder_of_an_earlier_start_is_resumed_and_can_be_cleared() {
+        for files in [
+            &[("lock", ""), ("records.jsonl", "{"), ("study.json", STUDY)][..],
+            &[
+                ("lock", ""),
+                ("records.jsonl", ""),
+                ("study.json.unfinished", "{"),
+            ],
+            &[("lock", "")],
+            &[("lock", ""), ("log.txt", "mine")],
+            &[("lock", "kept"), ("run.py", "1"), ("study.json", STUDY)],
         ] {
-            let (outcome, is_kept) = locked(owner, files);
+            let (outcome, is_kept) = locked(files);
             assert!(outcome.is_ok() && is_kept, "{files:?}: {outcome:?}");
         }
+        let directory = tempfile::tempdir().unwrap();
+        for file in ["study.json", "runs/a/output.log", "log.txt"] {
+            write(&directory.path().join(file), STUDY).unwrap();
+        }
+        clear(directory.path()).unwrap();
+        let mut left: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["lock", "log.txt"]);
     }
 }

@@ -1,7 +1,7 @@
-//! What the trainer can do, from its own help.
+//! The flags that a trainer supports, from its help.
 //!
-//! In: a trainer. Out: refusals of flags that it does not know; whether it has a command.
-//! Invariant: asked before the first run, so that a misspelt key costs no time.
+//! In: a trainer. Out: refusals of unknown flags.
+//! Invariant: checked before the first run, so that a misspelt key costs no time.
 
 use std::path::Path;
 
@@ -11,10 +11,13 @@ use super::plan;
 use cluster::failure::{Failure, Outcome};
 use cluster::process;
 
-/// Refuses flags that the trainer does not know, before the first run.
-pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
-    for kind in [Kind::Bench, Kind::Train, Kind::Netbench] {
-        let mut of_kind = cells.iter().filter(|cell| cell.kind == kind).peekable();
+/// Refuses flags that the trainer does not support.
+pub(crate) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
+    for kind in Kind::ALL {
+        let mut of_kind = cells
+            .iter()
+            .filter(|cell| cell.kind == kind && cell.peer().is_none())
+            .peekable();
         if of_kind.peek().is_none() {
             continue;
         }
@@ -41,8 +44,8 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
     Ok(())
 }
 
-/// The flags of a command of the trainer's.
-pub(super) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
+/// Returns the flags of a command of the trainer.
+pub(crate) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
     let help = process::answer(trainer, &[kind.name(), "--help"]).ok_or_else(|| {
         Failure::Failed(format!(
             "`{} {} --help` failed: rebuild the trainer",
@@ -53,7 +56,7 @@ pub(super) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
     Ok(flags_in(&help))
 }
 
-/// The long flags that a help text explains, each on a line of its own.
+/// Returns the long flags in a help text, each on its own line.
 fn flags_in(help: &str) -> Vec<String> {
     let flag = |line: &str| {
         let word = line
@@ -66,13 +69,6 @@ fn flags_in(help: &str) -> Vec<String> {
         line.trim_start().starts_with('-').then_some(name)
     };
     help.lines().filter_map(flag).collect()
-}
-
-/// Whether the trainer has this command.
-pub(super) fn has_command(trainer: &Path, name: &str) -> bool {
-    let help = process::answer(trainer, &["--help"]).unwrap_or_default();
-    help.lines()
-        .any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(name))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `records.jsonl`: a line for each attempt, written when it has ended.
 //!
-//! In: the study's directory. Out: [`Records`], and what is still to be done.
+//! In: the study's directory. Out: [`Records`], and the work that is left.
 //! Invariant: the disk has the line of an attempt before the next one starts.
 
 use std::path::Path;
@@ -10,23 +10,16 @@ use cluster::output::say;
 use records::{AttemptRecord, JsonLines, Status, read_lines};
 
 const FILE: &str = "records.jsonl";
-/// What a repetition needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Need {
-    Nothing,
-    /// Another attempt, with this number.
-    Attempt(usize),
-}
 
 /// All attempts so far.
-pub(super) struct Records {
+pub(crate) struct Records {
     file: JsonLines,
     lines: Vec<AttemptRecord>,
 }
 
 impl Records {
     /// Reads the attempts of earlier sessions.
-    pub(super) fn open(directory: &Path) -> Outcome<Self> {
+    pub(crate) fn open(directory: &Path) -> Outcome<Self> {
         let path = directory.join(FILE);
         let failed =
             |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
@@ -48,7 +41,7 @@ impl Records {
     }
 
     /// Adds an attempt. The disk has it when this returns.
-    pub(super) fn append(&mut self, record: AttemptRecord) -> Outcome {
+    pub(crate) fn append(&mut self, record: AttemptRecord) -> Outcome {
         let appended = self.file.append(std::slice::from_ref(&record));
         let was_intact = appended.map_err(|error| Failure::Failed(error.to_string()))?;
         if !was_intact {
@@ -70,15 +63,15 @@ impl Records {
             .filter(move |line| line.cell == cell && line.repetition == repetition as u64)
     }
 
-    /// What a repetition needs at the start of a session: nothing if it is done, also if it was
-    /// disturbed as often as is allowed.
-    pub(super) fn need(
+    /// Returns the number of the next attempt; none if there is a quiet result, or as many
+    /// disturbed ones as allowed.
+    pub(crate) fn need(
         &self,
         cell: &str,
         repetition: usize,
         most_attempts: usize,
         again_disturbed: bool,
-    ) -> Need {
+    ) -> Option<usize> {
         let num_disturbed = self
             .of(cell, repetition)
             .filter(|line| line.status == Status::Disturbed)
@@ -87,12 +80,12 @@ impl Records {
             .of(cell, repetition)
             .any(|line| line.status == Status::Ok);
         if is_ok || (num_disturbed >= most_attempts && !again_disturbed) {
-            return Need::Nothing;
+            return None;
         }
-        Need::Attempt(self.next_attempt(cell, repetition))
+        Some(self.next_attempt(cell, repetition))
     }
 
-    pub(super) fn next_attempt(&self, cell: &str, repetition: usize) -> usize {
+    pub(crate) fn next_attempt(&self, cell: &str, repetition: usize) -> usize {
         self.of(cell, repetition)
             .map(|line| line.attempt as usize)
             .max()
@@ -100,17 +93,20 @@ impl Records {
             + 1
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn lines(&self) -> &[AttemptRecord] {
+        &self.lines
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    pub(super) fn has_cell(&self, cell: &str) -> bool {
+    pub(crate) fn has_cell(&self, cell: &str) -> bool {
         self.lines.iter().any(|line| line.cell == cell)
     }
 
-    /// The cell's newest attempt that is ok, else the newest that was disturbed; never a failed
-    /// one.
-    pub(super) fn newest(&self, cell: &str) -> Option<&AttemptRecord> {
+    /// Returns the cell's newest quiet attempt, otherwise the newest disturbed one.
+    pub(crate) fn newest(&self, cell: &str) -> Option<&AttemptRecord> {
         let ended = self
             .lines
             .iter()
@@ -118,15 +114,16 @@ impl Records {
         ended.max_by_key(|line| (line.status == Status::Ok, line.repetition, line.attempt))
     }
 
-    /// The last attempt's status, if there is any.
-    pub(super) fn status(&self, cell: &str, repetition: usize) -> Option<Status> {
+    /// Returns the last attempt's status.
+    pub(crate) fn status(&self, cell: &str, repetition: usize) -> Option<Status> {
         self.of(cell, repetition)
             .next_back()
             .map(|line| line.status)
     }
 
-    /// Seconds of the cell's last attempt, or the mean of all, that did not fail.
-    pub(super) fn expected_seconds(&self, cell: &str) -> Option<f64> {
+    /// Returns the seconds of the cell's last attempt with a result, otherwise the mean of all
+    /// cells.
+    pub(crate) fn expected_seconds(&self, cell: &str) -> Option<f64> {
         let ended = || {
             self.lines
                 .iter()
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn done_repetitions_are_not_done_again_after_reading_the_file_anew() {
+    fn finished_repetitions_are_not_repeated_after_reading_the_file_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut records = Records::open(folder.path()).unwrap();
         for (repetition, statuses) in [
@@ -178,19 +175,30 @@ mod tests {
                 .map(|repetition| records.need("a", repetition, 2, again))
                 .collect::<Vec<_>>()
         };
-        let (nothing, attempt) = (Need::Nothing, Need::Attempt);
-        assert_eq!(
-            needs(false),
-            [nothing, nothing, attempt(2), attempt(2), attempt(1)]
-        );
-        assert_eq!(
-            needs(true),
-            [nothing, attempt(3), attempt(2), attempt(2), attempt(1)]
-        );
-        assert_eq!(records.need("b", 1, 2, false), attempt(1));
+        assert_eq!(needs(false), [None, None, Some(2), Some(2), Some(1)]);
+        assert_eq!(needs(true), [None, Some(3), Some(2), Some(2), Some(1)]);
+        assert_eq!(records.need("b", 1, 2, false), Some(1));
         assert!(records.has_cell("a") && !records.has_cell("b"));
         assert_eq!(records.status("a", 2), Some(Status::Disturbed));
         assert_eq!(records.expected_seconds("b"), Some(2.0));
+    }
+
+    #[test]
+    fn the_newest_is_the_last_quiet_attempt_otherwise_the_last_disturbed_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut records = Records::open(folder.path()).unwrap();
+        for (repetition, attempt, status, expected) in [
+            (1, 1, "failed", None),
+            (1, 2, "disturbed", Some((1, 2))),
+            (1, 10, "ok", Some((1, 10))),
+            (2, 1, "disturbed", Some((1, 10))),
+            (2, 9, "failed", Some((1, 10))),
+        ] {
+            let record = record("a", repetition, attempt, status);
+            records.append(record).unwrap();
+            let newest = records.newest("a");
+            assert_eq!(newest.map(|one| (one.repetition, one.attempt)), expected);
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Measures training: studies, and comparisons with other frameworks, on a quiet machine.
 //!
-//! In: command lines and study files; each command is a struct of flags with `run`. Out: programs that run, their records.
-//! Invariant: knows neither tensors nor MPI; a run is a program, known by its path, its exit code and its files.
+//! In: command lines and study files; each command is a struct of flags with `run`. Out: programs
+//! that run, their records.
+//! Invariant: knows neither tensors nor MPI; a run is a program, known by its path, its exit code
+//! and its files.
 #![allow(clippy::print_stderr, reason = "the commands print warnings")]
 #![allow(
     rustdoc::invalid_html_tags,
@@ -15,17 +17,16 @@ mod cell;
 mod changes;
 mod command;
 mod compare;
-mod comparisons;
 mod directory;
-mod environment;
 mod file;
 mod flags;
 mod journal;
-mod keys;
 mod local;
 mod machine;
+mod peers;
 mod plan;
 mod predict;
+mod processes;
 mod quiet;
 mod session;
 mod starts;

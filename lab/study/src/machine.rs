@@ -1,6 +1,7 @@
-//! What something was measured on and with, and when.
+//! The machine, program and time of a measurement.
 //!
-//! Out: the object `machine` of studies and comparisons, the commit, the time. Invariant: what cannot be learned is null, never a failure.
+//! Out: the object `machine` of studies, the commit, the time. Invariant: an unknown fact is null,
+//! never a failure.
 
 use std::fs::{self, File};
 use std::num::NonZero;
@@ -13,10 +14,10 @@ use records::Machine;
 use cluster::mpirun::Mpirun;
 use cluster::process;
 
-/// What studies and comparisons call images/s.
+/// Definition of images/s in studies.
 pub(crate) const IMAGES_PER_SECOND_MEANS: &str = "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
-/// Processor, memory, system and MPI.
+/// Returns CPU, memory, system and MPI.
 pub(crate) fn machine() -> Machine {
     let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);
     let memory = of("/proc/meminfo", "MemTotal")
@@ -33,7 +34,7 @@ pub(crate) fn machine() -> Machine {
     }
 }
 
-/// `Open MPI 4.1.4` of `mpirun (Open MPI) 4.1.4`; other makes name themselves otherwise.
+/// Returns `Open MPI 4.1.4` from `mpirun (Open MPI) 4.1.4`; other makes have other formats.
 fn mpi_name(line: &str) -> String {
     line.replace("mpirun ", "")
         .replace(['(', ')'], "")
@@ -41,7 +42,7 @@ fn mpi_name(line: &str) -> String {
         .to_owned()
 }
 
-/// The value of a line `key: value`.
+/// Returns the value of a line `key: value`.
 fn value_of(text: &str, key: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -50,16 +51,16 @@ fn value_of(text: &str, key: &str) -> Option<String> {
         .next()
 }
 
-/// A trainer that measures; a commit alone does not tell what was changed and not committed.
+/// Identity of a trainer; a commit does not include changes that were not committed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Program {
-    /// From which it was built, as far as it tells.
+    /// Commit of its build, if known.
     pub(crate) commit: Option<String>,
     /// SHA-256 of its file in hexadecimal.
     pub(crate) sha256: Option<String>,
 }
 
-/// This trainer.
+/// Returns the identity of a trainer.
 pub(crate) fn program(trainer: &Path) -> Program {
     Program {
         commit: commit(trainer),
@@ -67,7 +68,7 @@ pub(crate) fn program(trainer: &Path) -> Program {
     }
 }
 
-/// By the system's own program.
+/// Returns the checksum from the system's program.
 fn sha256(path: &Path) -> Option<String> {
     let output = Command::new("sha256sum")
         .stdin(File::open(path).ok()?)
@@ -79,18 +80,18 @@ fn sha256(path: &Path) -> Option<String> {
     text.split_whitespace().next().map(str::to_owned)
 }
 
-/// The commit that this trainer was built from, which it tells itself.
+/// Returns the commit in the trainer's answer to `--version`.
 fn commit(trainer: &Path) -> Option<String> {
     commit_in(&process::answer(trainer, &["--version"])?)
 }
 
-/// The beginning of the commit in the answer to `--version`, as long as tables have room for.
+/// Returns the begin of the commit, short enough for tables.
 fn commit_in(version: &str) -> Option<String> {
     let commit = version.split_once("(commit ")?.1.split(')').next()?;
     (commit != "unknown").then(|| commit.chars().take(9).collect())
 }
 
-/// Now, such as `2026-01-31T12:00:00Z`.
+/// Returns the time, such as `2026-01-31T12:00:00Z`.
 pub(crate) fn now() -> Option<String> {
     let answer = process::answer("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]);
     answer.map(|text| text.trim().to_owned())

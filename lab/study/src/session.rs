@@ -1,48 +1,58 @@
-//! The runs of a study that are not done yet, one after the other, and what is said of them.
+//! The unfinished runs of a study, one after the other.
 //!
 //! In: cells, earlier records. Out: further records; the ids of cells whose last attempts failed.
-//! Invariant: repetitions come in rounds over all cells, so that what drifts meets all cells alike; local runs before jobs of Slurm,
-//! which might use the same machine.
+//! Invariant: repetitions come in rounds over all cells, so that a drift affects all cells alike.
+//! Local runs come before jobs of Slurm, which might use the same machine.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use records::{AttemptRecord, Status, Study, StudyCell};
+use records::{AttemptRecord, ComparisonRow, Status, Study, StudyCell};
 
-use super::attempt::{Attempt, Came};
-use super::batch::{self, Jobs, Submitted};
-use super::cell::{Cell, Place};
-use super::file::{Kind, StudyFile};
-use super::journal::{Need, Records};
-use super::local::Local;
-use super::predict::Predicting;
-use super::starts::{self, Starts};
-use super::warm_up;
+use crate::attempt::{Attempt, Ended};
+use crate::batch::{self, Jobs, Submitted};
+use crate::cell::{Cell, Place};
+use crate::command;
+use crate::file::{Kind, PeerSettings, StudyFile};
+use crate::journal::Records;
+use crate::local::Local;
+use crate::peers::{Peers, Setting};
+use crate::predict::Predicting;
+use crate::starts::{self, Starts};
+use crate::warm_up;
 use cluster::failure::{Failure, Outcome};
-use cluster::mpirun::Mpirun;
 use cluster::output::say;
 use cluster::slurm;
 
-/// How the command line wants it.
+/// Choices of the command line.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Options {
-    pub(super) checks_quiet: bool,
-    pub(super) again_disturbed: bool,
+pub(crate) struct Options {
+    pub(crate) checks_quiet: bool,
+    pub(crate) again_disturbed: bool,
 }
 
 /// One start of a study.
-pub(super) struct Session<'a> {
+pub(crate) struct Session<'a> {
     file: &'a StudyFile,
-    /// All of the study, also those that were not chosen.
-    pub(super) cells: &'a [Cell],
+    /// All cells of the study, also those that were not chosen.
+    pub(crate) cells: &'a [Cell],
     directory: &'a Path,
     trainer: &'a Path,
     options: Options,
     records: Records,
     local: Local<'a>,
-    pub(super) starts: Starts,
+    pub(crate) starts: Starts,
+    earlier: Study,
+    /// Settings with which cells of other frameworks compete.
+    settings: BTreeMap<String, Setting>,
+    /// Cells of the search for these settings.
+    tried: Vec<Cell>,
+    /// Cells of other frameworks that failed in this session.
+    failed_peers: BTreeSet<String>,
 }
 
-/// A repetition of a cell that is not done, with its place in the count.
+/// An unfinished repetition of a cell.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     cell: &'a Cell,
@@ -50,25 +60,31 @@ struct Task<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Reads the records, and refuses to mix them with those of other arguments or of another machine.
-    pub(super) fn open(
+    /// Reads the records, and refuses those of other arguments or of another machine.
+    pub(crate) fn open(
         file: &'a StudyFile,
         cells: &'a [Cell],
         directory: &'a Path,
         trainer: &'a Path,
-        mpirun: Option<&'a Mpirun>,
         options: Options,
     ) -> Outcome<Self> {
         let records = Records::open(directory)?;
-        let earlier = crate::command::earlier(directory).unwrap_or_default();
+        let earlier = command::earlier(directory).unwrap_or_default();
         check_same(&earlier, cells, &records, directory)?;
         let own = starts::own(trainer);
         let starts = if records.is_empty() {
             Starts::new(own)
         } else {
-            Starts::with(&earlier, own, directory)?
+            let is_comparison = cells.iter().any(|cell| cell.framework.is_some());
+            Starts::with(&earlier, own, directory, is_comparison)?
         };
-        let local = Local::new(file, trainer, mpirun, options.checks_quiet);
+        let settings = earlier
+            .cells
+            .iter()
+            .filter(|cell| cell.tried.is_empty() && records.newest(&cell.id).is_some())
+            .map(|cell| (cell.id.clone(), Setting(cell.setting.clone())))
+            .collect();
+        let local = Local::new(file, trainer, directory, options.checks_quiet);
         Ok(Session {
             file,
             cells,
@@ -78,20 +94,80 @@ impl<'a> Session<'a> {
             records,
             local,
             starts,
+            earlier,
+            settings,
+            tried: Vec::new(),
+            failed_peers: BTreeSet::new(),
         })
     }
 
-    /// Cells of before that the study has no more but records of.
-    pub(super) fn earlier_cells(&self, earlier: &Study) -> Vec<StudyCell> {
-        let is_kept = |earlier: &&StudyCell| {
-            self.records.has_cell(&earlier.id)
-                && self.cells.iter().all(|cell| cell.id != earlier.id)
+    /// Returns the plan as study.json has it: cells, then those of the search for settings.
+    pub(crate) fn plan(&self) -> Vec<StudyCell> {
+        let of = |cell: &Cell| StudyCell {
+            setting: match self.settings.get(&cell.id) {
+                Some(setting) => setting.0.clone(),
+                None => cell.chosen.0.clone(),
+            },
+            ..cell.record()
         };
-        all_cells(earlier).filter(is_kept).cloned().collect()
+        self.cells.iter().chain(&self.tried).map(of).collect()
     }
 
-    /// Runs what is not done; the ids of cells that have a failed repetition.
-    pub(super) fn run(&mut self, cells: &[&Cell]) -> Outcome<Vec<String>> {
+    /// Returns cells of earlier plans that have records.
+    pub(crate) fn earlier_cells(&self) -> Vec<StudyCell> {
+        let is_planned = |id: &str| {
+            self.cells
+                .iter()
+                .chain(&self.tried)
+                .any(|cell| cell.id == id)
+        };
+        let is_kept =
+            |earlier: &&StudyCell| self.records.has_cell(&earlier.id) && !is_planned(&earlier.id);
+        all_cells(&self.earlier).filter(is_kept).cloned().collect()
+    }
+
+    pub(crate) fn searches(&self) -> bool {
+        self.file.peers.settings == PeerSettings::Best
+    }
+
+    pub(crate) fn gap(&self, cell: &Cell) -> Option<String> {
+        self.local.gap(cell)
+    }
+
+    /// Returns the setting of a cell with results: all of its rounds have the same one.
+    pub(crate) fn frozen_setting(&self, cell: &str) -> Option<Setting> {
+        self.settings.get(cell).cloned()
+    }
+
+    /// Runs a cell of the search for settings once, if it has no result.
+    pub(crate) fn try_out(&mut self, cell: &Cell) -> Outcome<ComparisonRow> {
+        if self.tried.iter().all(|known| known.id != cell.id) {
+            self.tried.push(cell.clone());
+            command::write_study(self.file, self, self.directory)?;
+        }
+        let task = Task {
+            cell,
+            repetition: 1,
+        };
+        if self.need(&task).is_some() {
+            self.repeat(&task, "[search]", std::iter::empty())?;
+        }
+        Ok(ComparisonRow::of(&cell.record(), self.records.lines()))
+    }
+
+    /// Runs what is not done; returns the ids of our cells that have a failed repetition.
+    pub(crate) fn run(&mut self, cells: &[&Cell]) -> Outcome<Vec<String>> {
+        let mut owned: Vec<Cell> = cells.iter().map(|cell| (*cell).clone()).collect();
+        if cells.iter().any(|cell| cell.peer().is_some()) {
+            self.local.peers = Some(Peers::prepare(self.file, cells, self.directory)?);
+            self.search_settings(&mut owned)?;
+            for cell in &owned {
+                self.settings.insert(cell.id.clone(), cell.chosen.clone());
+            }
+            command::write_study(self.file, self, self.directory)?;
+        }
+        let cells: Vec<&Cell> = owned.iter().collect();
+        let cells = cells.as_slice();
         let tasks = self.tasks(cells);
         let num_all: usize = cells.iter().map(|cell| cell.repetitions).sum();
         if tasks.len() < num_all {
@@ -102,12 +178,13 @@ impl<'a> Session<'a> {
         }
         let is_job = |task: &Task<'_>| matches!(task.cell.place, Place::Slurm { .. });
         let (jobs, here): (Vec<Task<'_>>, Vec<Task<'_>>) = tasks.into_iter().partition(is_job);
-        if let Some(task) = here.first() {
+        let mut ours = here.iter().filter(|task| task.cell.peer().is_none());
+        if let Some(task) = ours.next() {
             warm_up::run(task.cell, self.file, self.trainer, self.directory)?;
         }
         let mut round = 0;
         for (index, task) in here.iter().enumerate() {
-            // After the networks, which are measured first.
+            // Networks are measured first.
             if task.repetition != round && task.cell.kind != Kind::Netbench {
                 round = task.repetition;
                 self.freeze_predictions(&here[index..]);
@@ -123,7 +200,7 @@ impl<'a> Session<'a> {
                 left,
             )?;
         }
-        // What is predicted waits for the networks, and for its predictions.
+        // Predicted runs wait for the networks, and for their predictions.
         let (networks, runs): (Vec<Task<'_>>, Vec<Task<'_>>) = jobs
             .into_iter()
             .partition(|task| task.cell.kind == Kind::Netbench);
@@ -148,11 +225,13 @@ impl<'a> Session<'a> {
             }
             self.run_jobs(&runs)?;
         }
+        // A missing framework is a gap of the comparison.
         let is_failed = |cell: &&&Cell| {
-            (1..=cell.repetitions).any(|repetition| {
-                let status = self.records.status(&cell.id, repetition);
-                status == Some(Status::Failed)
-            })
+            cell.peer().is_none()
+                && (1..=cell.repetitions).any(|repetition| {
+                    let status = self.records.status(&cell.id, repetition);
+                    status == Some(Status::Failed)
+                })
         };
         Ok(cells
             .iter()
@@ -161,9 +240,9 @@ impl<'a> Session<'a> {
             .collect())
     }
 
-    /// Writes down, before they run, what the next of these tasks will do, as far as they are of one repetition.
+    /// Predicts those of the next tasks that belong to one repetition.
     fn freeze_predictions(&self, tasks: &[Task<'_>]) {
-        let (Some(first), Some(_)) = (tasks.first(), &self.file.profile) else {
+        let (Some(first), Some(_)) = (tasks.first(), &self.file.predict) else {
             return;
         };
         let of_round = tasks
@@ -190,20 +269,40 @@ impl<'a> Session<'a> {
         predicting.freeze(&next, first.repetition);
     }
 
-    /// First repetitions of all cells, then the second ones; in each the networks first.
+    /// Returns first repetitions of all cells, then the second ones; in each the networks first.
+    /// Frameworks take turns in an order that is random, but always the same for the same study;
+    /// their trainings on images come last.
     fn tasks<'c>(&self, cells: &[&'c Cell]) -> Vec<Task<'c>> {
-        let most = cells.iter().map(|cell| cell.repetitions).max().unwrap_or(0);
-        let mut cells = cells.to_vec();
-        cells.sort_by_key(|cell| cell.kind != Kind::Netbench);
-        let cells = &cells;
-        let all = (1..=most)
-            .flat_map(|repetition| cells.iter().map(move |&cell| Task { cell, repetition }));
-        all.filter(|task| task.repetition <= task.cell.repetitions)
-            .filter(|task| self.need(task) != Need::Nothing)
-            .collect()
+        let created = self.starts.first.since.as_deref();
+        let place = |task: &Task<'_>| {
+            let cell = task.cell;
+            let is_compared = cell.framework.is_some();
+            let job = (cell.setting("model"), cell.setting("dtype"), cell.ranks);
+            let order = [(&job, ""), (&job, cell.id.as_str())].map(|of| {
+                if is_compared {
+                    hash((created, task.repetition, of))
+                } else {
+                    0
+                }
+            });
+            (
+                is_compared && cell.kind == Kind::Train,
+                task.repetition,
+                cell.kind != Kind::Netbench,
+                is_compared,
+                order,
+            )
+        };
+        let mut tasks = Vec::new();
+        for &cell in cells {
+            let all = (1..=cell.repetitions).map(|repetition| Task { cell, repetition });
+            tasks.extend(all.filter(|task| self.need(task).is_some()));
+        }
+        tasks.sort_by_cached_key(place);
+        tasks
     }
 
-    fn need(&self, task: &Task<'_>) -> Need {
+    fn need(&self, task: &Task<'_>) -> Option<usize> {
         self.records.need(
             &task.cell.id,
             task.repetition,
@@ -212,7 +311,7 @@ impl<'a> Session<'a> {
         )
     }
 
-    /// Attempts at one repetition until one counts.
+    /// Repeats one repetition until an attempt counts.
     fn repeat<'t>(
         &mut self,
         task: &Task<'_>,
@@ -220,8 +319,12 @@ impl<'a> Session<'a> {
         left: impl Iterator<Item = &'t Task<'t>>,
     ) -> Outcome {
         let left: Vec<&str> = left.map(|task| task.cell.id.as_str()).collect();
+        let is_peer = task.cell.peer().is_some();
+        if is_peer && self.failed_peers.contains(&task.cell.id) {
+            return Ok(());
+        }
         for _ in 0..self.file.attempts {
-            let Need::Attempt(number) = self.need(task) else {
+            let Some(number) = self.need(task) else {
                 break;
             };
             let attempt = Attempt {
@@ -229,20 +332,28 @@ impl<'a> Session<'a> {
                 repetition: task.repetition,
                 number,
             };
-            let (came, code) = self.local.run(&attempt, self.directory)?;
-            let status = came.status;
-            self.keep(&attempt, came, place, &left)?;
-            // Wrong usage stays wrong.
+            let (ended, code) = match self.local.gap(task.cell) {
+                // A gap is permanent, like wrong usage.
+                Some(gap) => (Ended::failed(gap), Some(2)),
+                None => self.local.run(&attempt)?,
+            };
+            let status = ended.status;
+            self.keep(&attempt, ended, place, &left)?;
+            if status == Status::Failed && is_peer {
+                self.failed_peers.insert(task.cell.id.clone());
+            }
             if status == Status::Ok || (status == Status::Failed && code == Some(2)) {
+                self.failed_peers
+                    .retain(|id| status == Status::Failed || *id != task.cell.id);
                 break;
             }
         }
         Ok(())
     }
 
-    /// Records an attempt and says a line.
-    fn keep(&mut self, attempt: &Attempt<'_>, came: Came, place: &str, left: &[&str]) -> Outcome {
-        let record = attempt.record(came);
+    /// Records an attempt and prints a line.
+    fn keep(&mut self, attempt: &Attempt<'_>, ended: Ended, place: &str, left: &[&str]) -> Outcome {
+        let record = attempt.record(ended);
         let line = line(attempt.cell, &record);
         self.records.append(record)?;
         let left_s: f64 = left
@@ -267,7 +378,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Submits all jobs, waits for them in their order; then once more those that were disturbed or failed.
+    /// Submits all jobs and waits for them in their order; then again those that were disturbed or
+    /// failed.
     fn run_jobs(&mut self, tasks: &[Task<'_>]) -> Outcome {
         let is_here = slurm::nodes_are_this_machine();
         let mut jobs = Jobs::open(self.directory)?;
@@ -278,11 +390,11 @@ impl<'a> Session<'a> {
             }
             let mut attempts: Vec<Attempt<'_>> =
                 tasks.iter().map(|task| self.next_attempt(task)).collect();
-            // Jobs that are found again come first, so that new ones come after them and none runs beside another.
+            // Jobs of an earlier session come first: new ones start after them.
             attempts.sort_by_key(|attempt| jobs.of(attempt).is_none());
             let mut submitted: Vec<(Attempt<'_>, Submitted)> = Vec::new();
             for attempt in attempts {
-                // Slurm refuses to let a job come after one that it has forgotten.
+                // Slurm refuses a dependency on a job that it has forgotten.
                 let after = submitted
                     .iter()
                     .rfind(|(_, job)| job.is_known())
@@ -307,19 +419,19 @@ impl<'a> Session<'a> {
                 ids.join(", ")
             );
             for (index, (attempt, job)) in submitted.iter().enumerate() {
-                let came = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
+                let ended = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
                 let left: Vec<&str> = submitted[index + 1..]
                     .iter()
                     .map(|(next, _)| next.cell.id.as_str())
                     .collect();
                 self.keep(
                     attempt,
-                    came,
+                    ended,
                     &format!("[job {}, {}/{}]", job.job, index + 1, submitted.len()),
                     &left,
                 )?;
             }
-            tasks.retain(|task| self.need(task) != Need::Nothing);
+            tasks.retain(|task| self.need(task).is_some());
             if tasks.is_empty() {
                 break;
             }
@@ -328,7 +440,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is said of an attempt.
+/// Returns the line about an attempt.
 fn line(cell: &Cell, record: &AttemptRecord) -> String {
     let again = if record.attempt > 1 {
         format!(", attempt {}", record.attempt)
@@ -362,6 +474,13 @@ fn line(cell: &Cell, record: &AttemptRecord) -> String {
     line
 }
 
+/// Returns a number that orders things at random, the same for the same keys.
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn span(seconds: f64) -> String {
     if seconds < 90.0 {
         format!("{seconds:.0} s")
@@ -370,12 +489,12 @@ fn span(seconds: f64) -> String {
     }
 }
 
-/// Those of a study's plan, then those of earlier plans.
+/// Returns the cells of the plan, then those of earlier plans.
 fn all_cells(study: &Study) -> impl Iterator<Item = &StudyCell> {
     study.cells.iter().chain(&study.earlier_cells)
 }
 
-/// Refuses to go on with another study's records: a cell of the same id must have been run with the same arguments.
+/// Refuses records of other arguments for a cell of the same id.
 fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
     for cell in cells.iter().filter(|cell| records.has_cell(&cell.id)) {
         let earlier = all_cells(study).find(|earlier| earlier.id == cell.id);
@@ -388,10 +507,9 @@ fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path
             "{}: cell {} has records of {}, expected `{}`: choose another --output, or remove the directory",
             directory.display(),
             cell.id,
-            earlier.map_or(
-                "arguments that study.json does not tell".to_owned(),
-                |earlier| { format!("`{}`", earlier.arguments.join(" ")) }
-            ),
+            earlier.map_or("arguments missing in study.json".to_owned(), |earlier| {
+                format!("`{}`", earlier.arguments.join(" "))
+            }),
             cell.arguments.join(" ")
         )));
     }
@@ -439,27 +557,25 @@ mod tests {
             text.contains("--steps 5") && text.contains("--steps 6"),
             "{text}"
         );
-        // Without the arguments of a record nobody knows what it is of.
+        // Without arguments the meaning of a record is unknown.
         let text = check_same(&Study::default(), &cells(5), &records, directory.path())
             .unwrap_err()
             .to_string();
-        assert!(
-            text.contains("arguments that study.json does not tell"),
-            "{text}"
-        );
+        assert!(text.contains("arguments missing in study.json"), "{text}");
     }
 
-    /// A start of a study of these batches: what is not done gets a record.
+    /// Starts a study of these batches, and records what is not done.
     fn start(directory: &Path, batches: &str, steps: usize) -> Outcome {
         let text =
             format!("[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = {batches}\n");
-        let ((file, cells), trainer) = (study(&text)?, Path::new("/bin/true"));
+        let (file, cells) = study(&text)?;
+        let trainer = Path::new("/bin/true");
         let options = Options {
             checks_quiet: false,
             again_disturbed: false,
         };
-        let mut session = Session::open(&file, &cells, directory, trainer, None, options)?;
-        crate::command::write_study(&file, &session, directory)?;
+        let mut session = Session::open(&file, &cells, directory, trainer, options)?;
+        command::write_study(&file, &session, directory)?;
         for task in session.tasks(&cells.iter().collect::<Vec<_>>()) {
             let record = serde_json::json!({ "cell": task.cell.id, "repetition": task.repetition, "attempt": 1, "status": "ok" });
             session
@@ -474,23 +590,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let text =
             "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         for set in [None, Some("steps=5,cpu=portable")] {
             let file =
                 StudyFile::read("s.toml", text, &crate::changes::read(set).unwrap()).unwrap();
-            let (cells, trainer) = (crate::plan::cells(&file).unwrap(), Path::new("/bin/true"));
+            let cells = crate::plan::cells(&file).unwrap();
+            let trainer = Path::new("/bin/true");
             let options = Options {
                 checks_quiet: false,
                 again_disturbed: false,
             };
-            let session =
-                Session::open(&file, &cells, directory.path(), trainer, None, options).unwrap();
-            crate::command::write_study(&file, &session, directory.path()).unwrap();
-            let study = crate::command::earlier(directory.path()).unwrap();
+            let session = Session::open(&file, &cells, directory.path(), trainer, options).unwrap();
+            command::write_study(&file, &session, directory.path()).unwrap();
+            let study = command::earlier(directory.path()).unwrap();
             assert_eq!(study.toml, text);
-            told.push(study.set);
+            found.push(study.set);
         }
-        assert_eq!(told, ["", "cpu = \"portable\"\nsteps = 5\n"]);
+        assert_eq!(found, ["", "cpu = \"portable\"\nsteps = 5\n"]);
     }
 
     #[test]
@@ -498,13 +614,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         start(directory.path(), "[4, 8]", 2).unwrap();
         start(directory.path(), "8", 2).unwrap();
-        let without = crate::command::earlier(directory.path()).unwrap();
+        let without = command::earlier(directory.path()).unwrap();
         start(directory.path(), "8", 2).unwrap();
         let other = start(directory.path(), "[4, 8]", 50)
             .unwrap_err()
             .to_string();
         let same = start(directory.path(), "[4, 8]", 2);
-        let ids: Vec<String> = all_cells(&crate::command::earlier(directory.path()).unwrap())
+        let ids: Vec<String> = all_cells(&command::earlier(directory.path()).unwrap())
             .map(|cell| cell.id.clone())
             .collect();
         assert!(

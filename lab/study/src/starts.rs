@@ -1,7 +1,8 @@
-//! By which program and on which machine a study's attempts were made.
+//! The programs and machines of a study's attempts.
 //!
-//! In: what study.json says of earlier starts, this program, this machine. Out: the list of them that differ.
-//! Invariant: what is known of earlier attempts is kept; those of another processor, or of another number of them, are not gone on with.
+//! In: earlier starts in study.json, this program, this machine. Out: the list of different starts.
+//! Invariant: facts about earlier attempts are kept; records of another CPU, or of another number
+//! of CPUs, are refused.
 
 use std::path::Path;
 
@@ -11,15 +12,15 @@ use crate::machine;
 use cluster::failure::{Failure, Outcome};
 use cluster::output::say;
 
-/// Starts of a study, each other than the one before it.
+/// Starts of a study, each different from the one before it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Starts {
-    pub(super) first: StudyStart,
-    pub(super) later: Vec<StudyStart>,
+pub(crate) struct Starts {
+    pub(crate) first: StudyStart,
+    pub(crate) later: Vec<StudyStart>,
 }
 
-/// This start.
-pub(super) fn own(trainer: &Path) -> StudyStart {
+/// Returns this start.
+pub(crate) fn own(trainer: &Path) -> StudyStart {
     let program = machine::program(trainer);
     StudyStart {
         since: machine::now(),
@@ -30,16 +31,22 @@ pub(super) fn own(trainer: &Path) -> StudyStart {
 }
 
 impl Starts {
-    /// Of a study that has no records.
-    pub(super) fn new(own: StudyStart) -> Self {
+    /// Returns the starts of a study without records.
+    pub(crate) fn new(own: StudyStart) -> Self {
         Starts {
             first: own,
             later: Vec::new(),
         }
     }
 
-    /// Of a study that has some: refuses those of another processor, and says where they are another program's.
-    pub(super) fn with(study: &Study, own: StudyStart, directory: &Path) -> Outcome<Self> {
+    /// Returns the starts of a study with records; refuses another CPU, and for comparisons another
+    /// program.
+    pub(crate) fn with(
+        study: &Study,
+        own: StudyStart,
+        directory: &Path,
+        is_comparison: bool,
+    ) -> Outcome<Self> {
         check_machine(study, &own, directory)?;
         let first = StudyStart {
             since: study.created.clone(),
@@ -49,6 +56,15 @@ impl Starts {
         };
         let mut later = study.later_starts.clone();
         let last = later.last().unwrap_or(&first);
+        if program(last) != program(&own) && is_comparison {
+            return Err(Failure::Failed(format!(
+                "{}: records of another program (expected {}, got {}). Choose another --output, or measure again \
+                 with --again.",
+                directory.display(),
+                named(&own),
+                named(last)
+            )));
+        }
         if program(last) != program(&own) {
             say!(
                 "note: earlier records are of another program, {}; this is {}: study.json keeps both and since when",
@@ -76,9 +92,10 @@ fn named(start: &StudyStart) -> String {
     )
 }
 
-/// What a machine does not tell is no reason.
+/// Refuses another CPU, or another number of them; an unknown fact is accepted.
 fn check_machine(study: &Study, own: &StudyStart, directory: &Path) -> Outcome {
-    let (theirs, own) = (&study.machine, &own.machine);
+    let theirs = &study.machine;
+    let own = &own.machine;
     let refused = |theirs: String, own: String| {
         let text =
             format!("records are of `{theirs}`, this machine is `{own}`: choose another --output");
@@ -134,6 +151,7 @@ mod tests {
                     ..StudyStart::default()
                 },
                 Path::new("d"),
+                false,
             )
             .map(drop)
         };
@@ -168,7 +186,7 @@ mod tests {
             (start("4", "b", "k"), 1),
             (start("5", "b", "l"), 2),
         ] {
-            let starts = Starts::with(&study, own.clone(), Path::new("d")).unwrap();
+            let starts = Starts::with(&study, own.clone(), Path::new("d"), false).unwrap();
             assert_eq!(
                 (&starts.first, starts.later.len()),
                 (&first, num_later),
@@ -182,5 +200,11 @@ mod tests {
             .filter_map(|start| start.since.as_deref())
             .collect();
         assert_eq!(since, ["3", "5"]);
+        let compared = Starts::with(&study, start("6", "c", "l"), Path::new("d"), true);
+        let text = compared.unwrap_err().to_string();
+        assert!(
+            text.contains("another program") && text.contains("--again"),
+            "{text}"
+        );
     }
 }

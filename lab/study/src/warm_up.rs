@@ -1,7 +1,7 @@
-//! One short run before the first, so that no measured one finds the caches cold.
+//! One short run before the first one, so that no measured run finds cold caches.
 //!
 //! In: the first cell. Out: `warm-up.log` in the study's directory.
-//! Invariant: it is recorded nowhere, and its failure is no reason to run nothing: what the cell's own attempts come to tells more.
+//! Invariant: not recorded; a failure is printed, and the attempts of the cell decide.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use cluster::failure::Outcome;
 use cluster::guard::Guarded;
 use cluster::output::say;
 
-/// Brings the program and the network into the caches; its time counts nowhere. Whether the cell can be run its own attempts tell.
-pub(super) fn run(cell: &Cell, file: &StudyFile, trainer: &Path, study: &Path) -> Outcome {
+/// Loads program and network into the caches.
+pub(crate) fn run(cell: &Cell, file: &StudyFile, trainer: &Path, study: &Path) -> Outcome {
     let words = match cell.kind {
         Kind::Netbench => vec!["--version".to_owned()],
         _ => words(cell, &flags::known(trainer, Kind::Bench)?),
@@ -31,7 +31,7 @@ pub(super) fn run(cell: &Cell, file: &StudyFile, trainer: &Path, study: &Path) -
     Ok(())
 }
 
-/// One step of a cell on one rank: its own arguments, as far as `bench` knows them.
+/// Returns one step of a cell on one rank, with the arguments that `bench` supports.
 fn words(cell: &Cell, known: &[String]) -> Vec<String> {
     let mut words = vec![Kind::Bench.name().to_owned()];
     let mut is_kept = false;

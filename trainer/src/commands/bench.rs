@@ -1,7 +1,8 @@
-//! `trainer bench`: the speed of the whole training step on random pixels made once.
+//! `trainer bench`: the speed of a training step on random pixels.
 //!
-//! In: flags. Out: images/s over all ranks, step times, memory; a file with the step, a prediction for more ranks.
-//! Invariant: an output that cannot be written is refused before anything is measured.
+//! In: flags. Out: images/s over all ranks, step times, memory; a file with the step, a prediction
+//! for more ranks.
+//! Invariant: an output that cannot be written is refused before the measurement.
 
 use anyhow::Result;
 
@@ -14,11 +15,11 @@ use crate::tools::predict_scaling::step_of;
 use crate::tools::simulation;
 use crate::world::ranks::World;
 
-/// Measures training steps.
-/// Collective: all ranks.
+/// Measures training steps. Collective: all ranks.
 ///
 /// # Errors
-/// When flags contradict each other or differ between the ranks, the profile cannot be written, or a step fails.
+/// Flags contradict each other or differ between the ranks; the profile cannot be written; a step
+/// fails.
 pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout())?;
@@ -30,7 +31,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         return world.end_watch(watchdog);
     };
     measurement.add_alone();
-    tell(&measurement, world);
+    print(&measurement, world);
     let Measurement {
         result, profile, ..
     } = &measurement;
@@ -54,8 +55,8 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     world.end_watch(watchdog)
 }
 
-/// Prints what was measured.
-pub(super) fn tell(
+/// Prints the measurement.
+pub(super) fn print(
     Measurement {
         result,
         stats,

@@ -1,6 +1,8 @@
-//! `trainer predict-scaling`: the speed of more ranks from the step of one; measured and published figures beside it.
+//! `trainer predict-scaling`: predicts the speed of more ranks; compares measured and published
+//! figures.
 //!
-//! In: flags. Out: tables, a JSON file a network. Invariant: an output that cannot be written is refused before anything is measured.
+//! In: flags. Out: tables, a JSON file for each network. Invariant: an output that cannot be
+//! written is refused before the measurement.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use records::{PredictionFile, ProfileFile, PublishedFigure};
 use serde::Serialize;
 
-use super::bench::tell;
+use super::bench::print;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{
     BenchConfig, Family, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
@@ -22,10 +24,10 @@ use crate::tools::predict_scaling::{
 };
 use crate::world::ranks::World;
 
-/// Strong scaling measures a second step with so much smaller a batch.
+/// Divisor of the batch in the second step, which strong scaling measures.
 const SECOND_BATCH: usize = 8;
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct All {
     predictions: Vec<PredictionFile>,
@@ -36,7 +38,8 @@ struct All {
 /// Predicts, compares, prints.
 ///
 /// # Errors
-/// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
+/// Flags contradict each other; there are several ranks; a file cannot be read or written; a step
+/// fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
     let config =
         PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
@@ -69,7 +72,7 @@ pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World)
     Ok(())
 }
 
-/// Predicts for every network, and writes what `--output` asks for.
+/// Predicts for every network, and writes the output.
 fn predict<F: ModelFamily>(
     config: &ScalingConfig,
     published: &[PublishedFigure],
@@ -100,7 +103,8 @@ fn predict<F: ModelFamily>(
     Ok(files)
 }
 
-/// The file of `--output`, or one for each network: `scaling-10gbe.json` for `scaling.json`.
+/// Returns the file of `--output`, or one for each network: `scaling-10gbe.json` for
+/// `scaling.json`.
 fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf> {
     let path = config.output.as_deref()?;
     if config.networks.len() == 1 {
@@ -149,7 +153,7 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
     }
 }
 
-/// Refuses a second step that is not the first one's with another batch, as far as both tell.
+/// Refuses a second step that is not the first one with another batch.
 fn expect_pair(
     (first, its): (&ProfileFile, &Path),
     (second, path): (&ProfileFile, &Path),
@@ -164,7 +168,8 @@ fn expect_pair(
         facts.insert("threads".to_owned(), profile.threads.to_string());
         facts
     };
-    let (expected, got) = (facts(first), facts(second));
+    let expected = facts(first);
+    let got = facts(second);
     let both = expected
         .iter()
         .filter_map(|(key, there)| Some((key, there, got.get(key)?)));
@@ -190,6 +195,6 @@ fn expect_pair(
 fn measured<F: ModelFamily>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
     let measurement =
         measure::<F>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
-    tell(&measurement, world);
+    print(&measurement, world);
     Ok(measurement.profile)
 }

@@ -1,6 +1,7 @@
-//! The configuration of `netbench`, and the networks that it has measured.
+//! The configuration of `netbench`, and measured networks.
 //!
-//! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and differ.
+//! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and
+//! differ.
 
 use super::checks::{at_least, in_range, invalid, no_effect};
 use super::commands::file_name;
@@ -13,41 +14,33 @@ use simulate::NetworkModel;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The largest message.
+/// Largest message, bytes.
 const MOST_BYTES: usize = 1 << 30;
 
-/// The largest of the sizes that are measured by default.
+/// Largest default size, bytes.
 const DEFAULT_MOST_BYTES: usize = 64 << 20;
 
-/// The longest time of a point, seconds.
+/// Longest time of a point, seconds.
 const MOST_SECONDS: f64 = 3600.0;
 
-/// What `trainer netbench` measures.
+/// The measurement of `trainer netbench`, and its output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetbenchConfig {
-    /// Bytes, ascending.
-    pub sizes: Vec<usize>,
-    /// Time of a point whose median stays unsure.
-    pub time_per_point: Duration,
-    /// Most pairs that send to each other.
-    pub most_pairs: usize,
-    /// Numbers of ranks of the collectives, ascending; none in a world of one.
-    pub ranks: Vec<usize>,
-    /// Algorithms of all-reduce, each once.
-    pub reductions: Vec<ReductionChoice>,
-    /// Where the result is written.
+    /// What is measured.
+    pub plan: netbench::Plan,
+    /// File of the result.
     pub output: Option<PathBuf>,
     /// Longest wait for another rank.
     pub timeout: Duration,
-    /// End with a JSON line.
+    /// Whether a JSON line is printed.
     pub json: bool,
 }
 
 impl NetbenchConfig {
-    /// Decides the measurement.
+    /// Resolves the flags.
     ///
     /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
+    /// A [`ConfigError`] with the option and the remedy.
     pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let expected = format!("above 0 and at most {MOST_SECONDS}");
         let seconds = args.seconds_per_point.unwrap_or(1.0);
@@ -64,51 +57,48 @@ impl NetbenchConfig {
                 format!("{} s", timeout.as_secs()),
             ));
         }
-        let all = || {
-            ReductionChoice::value_variants()
-                .iter()
-                .copied()
-                .filter(|choice| choice.kind().is_some())
-                .collect()
+        let given = match &args.reductions {
+            Some(given) => given.clone(),
+            None => ReductionChoice::value_variants().to_vec(),
         };
-        let mut reductions: Vec<ReductionChoice> = args.reductions.clone().unwrap_or_else(all);
-        if let Some(other) = reductions.iter().find(|choice| choice.kind().is_none()) {
-            return Err(invalid(
-                "--reductions",
-                "algorithms over the ranks' network, as GPUs are not measured",
-                other,
-            ));
-        }
-        let mut seen = Vec::new();
-        reductions.retain(|choice| {
-            !seen.contains(choice) && {
-                seen.push(*choice);
-                true
+        let mut reductions = Vec::new();
+        for choice in given {
+            let one = choice.kind().map(|kind| (kind, choice.to_string()));
+            match one {
+                Some(one) if !reductions.contains(&one) => reductions.push(one),
+                None if args.reductions.is_some() => {
+                    let expected = "algorithms over the ranks' network, as GPUs are not measured";
+                    return Err(invalid("--reductions", expected, choice));
+                }
+                _ => {}
             }
-        });
-        Ok(Self {
+        }
+        let plan = netbench::Plan {
             sizes: sizes(args)?,
             time_per_point: Duration::from_secs_f64(seconds),
             most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
             ranks: ranks(args, world_size)?,
             reductions,
+        };
+        Ok(Self {
+            plan,
             output: file_name("--output", args.output.as_ref())?,
             timeout,
             json: args.json,
         })
     }
 
-    /// What must be equal on all ranks, as (option, value).
+    /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let settings = [
-            ("--sizes", format!("{:?}", self.sizes)),
+            ("--sizes", format!("{:?}", self.plan.sizes)),
             (
                 "--seconds-per-point",
-                self.time_per_point.as_secs_f64().to_string(),
+                self.plan.time_per_point.as_secs_f64().to_string(),
             ),
-            ("--pairs", self.most_pairs.to_string()),
-            ("--ranks", format!("{:?}", self.ranks)),
-            ("--reductions", format!("{:?}", self.reductions)),
+            ("--pairs", self.plan.most_pairs.to_string()),
+            ("--ranks", format!("{:?}", self.plan.ranks)),
+            ("--reductions", format!("{:?}", self.plan.reductions)),
             ("--timeout", self.timeout.as_secs().to_string()),
         ];
         settings
@@ -133,7 +123,7 @@ fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {
     if most.is_some() {
         return Err(no_effect(
             "--max-bytes",
-            "with --sizes, which tells every size",
+            "with --sizes, which lists all sizes",
             "leave one of them out",
         ));
     }
@@ -203,12 +193,12 @@ fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigErr
     }
 }
 
-/// Whether the text of `--simulate-network` names a file of `trainer netbench`.
+/// Returns whether the text of `--simulate-network` names a file of `trainer netbench`.
 pub(super) fn names_a_measurement(text: &str) -> bool {
     text.trim().to_ascii_lowercase().ends_with(".json")
 }
 
-/// The network in a file that `trainer netbench --output` wrote.
+/// Reads the network in a file of `trainer netbench --output`.
 pub(super) fn measured_network(
     option: &'static str,
     path: &Path,
@@ -228,7 +218,7 @@ pub(super) fn measured_network(
             network.parse().map_err(|error| refuse(format!("{error}")))
         }
         Some(serde_json::Value::Null) => Err(refuse(
-            "its sizes or its one rank tell no network; measure larger ones on several ranks"
+            "its sizes or its one rank determine no network; measure larger sizes on several ranks"
                 .to_owned(),
         )),
         _ => Err(refuse("no network in it".to_owned())),
@@ -253,7 +243,7 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_four_up_to_64_mib_unless_bounded_or_told() {
-        let sizes = |args| resolve(args, 2).unwrap().sizes;
+        let sizes = |args| resolve(args, 2).unwrap().plan.sizes;
         let all = sizes(NetbenchArgs::default());
         assert_eq!((all[0], all[1], all.len(), all[13]), (1, 4, 14, 64 << 20));
         let bounded = NetbenchArgs {
@@ -303,14 +293,15 @@ mod tests {
             ranks: Some(ranks.to_vec()),
             ..NetbenchArgs::default()
         };
-        assert_eq!(resolve(NetbenchArgs::default(), 4).unwrap().ranks, [4]);
+        assert_eq!(resolve(NetbenchArgs::default(), 4).unwrap().plan.ranks, [4]);
         assert!(
             resolve(NetbenchArgs::default(), 1)
                 .unwrap()
+                .plan
                 .ranks
                 .is_empty()
         );
-        assert_eq!(resolve(given(&[4, 2, 4]), 4).unwrap().ranks, [2, 4]);
+        assert_eq!(resolve(given(&[4, 2, 4]), 4).unwrap().plan.ranks, [2, 4]);
         assert!(
             resolve(given(&[1]), 4)
                 .unwrap_err()
@@ -329,8 +320,10 @@ mod tests {
         assert!(
             !resolve(NetbenchArgs::default(), 2)
                 .unwrap()
+                .plan
                 .reductions
-                .contains(&ReductionChoice::Nccl)
+                .iter()
+                .any(|(_, name)| *name == ReductionChoice::Nccl.to_string())
         );
         let args = NetbenchArgs {
             reductions: Some(vec![ReductionChoice::Nccl]),
@@ -409,7 +402,7 @@ mod tests {
         assert!(
             read("{\"network\": null}")
                 .unwrap_err()
-                .contains("tell no network")
+                .contains("determine no network")
         );
         assert!(
             read("{\"network\": \"token-ring\"}")

@@ -1,6 +1,7 @@
 //! The configuration of `predict-scaling`.
 //!
-//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend and differ; networks have names of their own.
+//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend and differ; names of
+//! networks differ.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +17,10 @@ use super::sync::SyncConfig;
 use crate::config::choices::ScalingKind;
 use crate::config::cli::{BenchArgs, ComputeArgs, PredictScalingArgs, SyncArgs};
 
-/// The networks without any flag.
+/// Default networks.
 const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
 
-/// The methods without any flag: each of them, and compression of either sort.
+/// Default methods: each of them, and compression of either sort.
 const METHODS: [&str; 9] = [
     "allreduce:hierarchical",
     "allreduce:ring",
@@ -32,21 +33,21 @@ const METHODS: [&str; 9] = [
     "local-sgd:8",
 ];
 
-/// Where the step comes from.
+/// Source of the step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProfileSource {
-    /// Files, of which the second tells what does not depend on the batch.
+    /// Files; a second one has the part that does not depend on the batch.
     Files(Vec<PathBuf>),
-    /// It is measured now; strong scaling measures a second one with fewer samples.
+    /// Measured now; strong scaling measures a second one with fewer samples.
     Measured(Box<BenchConfig>),
 }
 
-/// Where a network comes from.
+/// Source of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkSource {
-    /// A name that is built in.
+    /// Built in.
     Named,
-    /// Numbers of the flag.
+    /// Numbers in the flag.
     Flags,
     /// A file of `trainer netbench`.
     Measured(PathBuf),
@@ -57,47 +58,47 @@ pub enum NetworkSource {
 pub struct NamedNetwork {
     /// As typed, or the file's name.
     pub name: String,
-    /// Where it comes from.
+    /// Source.
     pub source: NetworkSource,
-    /// Its links and nodes.
+    /// Links and nodes.
     pub model: NetworkModel,
 }
 
-/// What is predicted.
+/// The predictions to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScalingConfig {
-    /// The step.
+    /// Step.
     pub profile: ProfileSource,
-    /// The networks, at least one.
+    /// Networks, at least one.
     pub networks: Vec<NamedNetwork>,
-    /// Numbers of ranks that train, ascending.
+    /// Numbers of training ranks, ascending.
     pub ranks: Vec<usize>,
     /// Methods with their buckets.
     pub methods: Vec<SyncConfig>,
-    /// What stays.
+    /// Batch that stays the same.
     pub scaling: ScalingKind,
-    /// Where it is written.
+    /// Output.
     pub output: Option<PathBuf>,
 }
 
-/// What `trainer predict-scaling` does.
+/// Configuration of `trainer predict-scaling`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PredictScalingConfig {
-    /// What is predicted; none where only measured or published figures are looked at.
+    /// Predictions; none if only measured or published figures are shown.
     pub scaling: Option<ScalingConfig>,
     /// Measured runs.
     pub measured: Vec<PathBuf>,
     /// Whether published figures are compared.
     pub published: bool,
-    /// End with a JSON line.
+    /// Whether a JSON line is printed.
     pub json: bool,
 }
 
 impl PredictScalingConfig {
-    /// Decides the predictions.
+    /// Resolves the flags.
     ///
     /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
+    /// A [`ConfigError`] with the option and the remedy.
     pub fn resolve(
         args: &PredictScalingArgs,
         family: &Family,
@@ -129,7 +130,7 @@ impl PredictScalingConfig {
     }
 }
 
-/// What only predictions take.
+/// Options of predictions only.
 fn reject_inapplicable_options(args: &PredictScalingArgs) -> Result<(), ConfigError> {
     let given = [
         ("--network", args.network.is_some()),
@@ -155,7 +156,7 @@ fn reject_inapplicable_options(args: &PredictScalingArgs) -> Result<(), ConfigEr
     }
 }
 
-/// What only a measurement takes.
+/// Options of a measurement only.
 fn measuring(args: &PredictScalingArgs) -> [(&'static str, bool); 5] {
     [
         ("--batch-size-per-rank", args.batch_size_per_rank.is_some()),
@@ -248,7 +249,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
         .unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
-        // Latency and bandwidth have a comma between them, as names of a list have.
+        // A comma separates latency and bandwidth, and also names in a list.
         let first = text.split(',').next().unwrap_or_default().trim();
         let begins_with_latency = first.starts_with(|c: char| c.is_ascii_digit())
             && first.parse::<NetworkModel>().is_err();

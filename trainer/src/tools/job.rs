@@ -1,9 +1,11 @@
-//! The measured job as files, so that another program can do the same: `--export-job`.
+//! The measured job as files for other programs: `--export-job`.
 //!
-//! In: what `trainer bench` is about to do. Out: `job.json`, `weights.safetensors` (the initial weights under PyTorch's names) and a
-//! `batches-rank<R>.safetensors` of each rank: `images` `[B, N, H, W, C]`, normalised, and `labels` `[B, N]`, in the order in which
-//! they come; after the last batch the first follows.
-//! Invariant: the numbers are those that this program computes with, bit by bit; a file is there whole or not at all.
+//! In: the job of `trainer bench`. Out: `job.json`, `weights.safetensors` (the initial weights
+//! under PyTorch's names) and a `batches-rank<R>.safetensors` of each rank: `images` `[B, N, H, W,
+//! C]`, normalised, and `labels` `[B, N]`, in the order of use; after the last batch the first
+//! follows.
+//! Invariant: the numbers have the bits that this program computes with. A file is complete or
+//! absent.
 
 use std::path::Path;
 
@@ -20,7 +22,7 @@ use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, ShortcutKind};
 use crate::step::optimizer::SgdConfig;
 
-/// What these flags of a residual network mean for `ranks` that train with this optimizer.
+/// Returns the job of these flags of a residual network for `ranks` that train with this optimizer.
 pub fn job(
     config: &BenchConfig,
     ranks: usize,
@@ -60,7 +62,7 @@ pub fn job(
     })
 }
 
-/// Writes the job of all ranks into a directory, which is made.
+/// Writes the job of all ranks into a directory, and makes it.
 pub fn export(
     directory: &Path,
     job: &Job,
@@ -156,10 +158,8 @@ mod tests {
         };
         let bytes = batches_to_bytes(&two_ranks(), &[step(0, 7), step(1, 3)]).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
-        let (images, labels) = (
-            read.tensor("images").unwrap(),
-            read.tensor("labels").unwrap(),
-        );
+        let images = read.tensor("images").unwrap();
+        let labels = read.tensor("labels").unwrap();
         assert_eq!(
             (images.shape(), labels.shape()),
             (&[2, 1, 2, 2, 3][..], &[2, 1][..])

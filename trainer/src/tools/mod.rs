@@ -4,7 +4,6 @@ pub mod bench;
 pub mod device_kernels;
 pub mod doctor;
 pub mod job;
-pub mod netbench;
 pub mod predict_scaling;
 pub mod simulation;
 pub mod verify;

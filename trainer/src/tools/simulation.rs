@@ -1,10 +1,10 @@
 //! The speed of many ranks, predicted from the step of one.
 //!
-//! In: a measured step, the method, a network. Out: the method as a simulation takes it; a table.
+//! In: a measured step, the method, a network. Out: the method for a simulation; a table.
 //! Invariant: every line of the table says that it is simulated.
 //!
-//! What compression costs a rank is measured here and now, with the real compressor on one rank: encoding and decoding its own part,
-//! beside nothing else. Decoding what other ranks send by top-k is not in it.
+//! The cost of compression is measured with the real compressor on one rank: encoding and decoding
+//! its own part. Decoding what other ranks send by top-k is not included.
 
 use std::time::Instant;
 
@@ -18,13 +18,13 @@ use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};
 use crate::step::sync_plan::consistency;
 
-/// Times that a compressor is measured; the fastest counts, as others were disturbed.
+/// Measurements of a compressor; the fastest counts.
 const NUM_ENCODINGS: usize = 5;
 
-/// One line a number of ranks.
+/// Returns one line for each number of ranks.
 ///
 /// # Errors
-/// When there are fewer ranks than servers beside them, or the profile has impossible times.
+/// Fewer ranks than servers on them; impossible times in the profile.
 pub fn lines(
     profile: &StepProfile,
     sync: &SyncConfig,
@@ -56,7 +56,7 @@ pub fn lines(
     Ok(lines)
 }
 
-/// The method as a simulation takes it.
+/// Returns the method for a simulation.
 pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchronisation> {
     Ok(match sync.method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
@@ -88,7 +88,7 @@ pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synch
     })
 }
 
-/// Seconds a byte of gradients that one rank takes to encode and decode them alone.
+/// Returns the seconds per byte of gradients that one rank needs to encode and decode.
 fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f64> {
     let layout = profile.layout().unwrap_or_default();
     if layout.num_elements() == 0 {
@@ -97,7 +97,7 @@ fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f
     let mut compressor = BucketCompressor::new(kind, tensor_spans(layout.entries()), 0);
     let mut fastest_s = f64::INFINITY;
     for _ in 0..NUM_ENCODINGS {
-        // Different magnitudes and signs, so that no path is shorter than with gradients.
+        // Different magnitudes and signs, as in gradients.
         let mut values: Vec<f32> = (0..layout.num_elements())
             .map(|index| ((index * 7919) % 997) as f32 / 499.0 - 1.0)
             .collect();

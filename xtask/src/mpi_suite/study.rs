@@ -94,16 +94,15 @@ fn compared_on_hosts(suite: &Suite) -> Checked {
     let ended = suite.finish(command, "compare-hosts", LIMIT_S)?;
     ended.expect_success()?;
     ended.expect(!hosts::are_there(), "no host left")?;
-    let text = read(&folder.join("comparison.json"))?;
-    let document: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    // The order of the rows is random, as in the first round.
-    let rows = document["rows"].as_array().into_iter().flatten();
-    let mut launchers: Vec<(Option<u64>, Option<&str>)> = rows
-        .map(|row| (row["ranks"].as_u64(), row["launcher"].as_str()))
+    let text = read(&folder.join("study.json"))?;
+    let study: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let cells = study["cells"].as_array().into_iter().flatten();
+    let launchers: Vec<(Option<u64>, Option<&str>)> = cells
+        .map(|cell| &cell["settings"])
+        .map(|settings| (settings["ranks"].as_u64(), settings["launcher"].as_str()))
         .collect();
-    launchers.sort_unstable();
     ended.expect(
-        launchers == [(Some(1), Some("plain")), (Some(2), Some("hosts:1gbit"))],
-        "a row of one rank and one of two on hosts",
+        launchers == [(Some(1), Some("plain")), (Some(2), Some("hosts"))],
+        "a cell of one rank and one of two on hosts",
     )
 }

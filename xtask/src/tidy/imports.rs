@@ -4,7 +4,7 @@ use super::source::member;
 use super::{File, Finding};
 
 /// Crates of this workspace that a member may import, by their names in manifests.
-const MAY_IMPORT: [(&str, &[&str]); 11] = [
+const MAY_IMPORT: [(&str, &[&str]); 12] = [
     ("burn-resnet", &["layers"]),
     ("cluster", &["records"]),
     ("datasets", &["kernels"]),
@@ -12,6 +12,7 @@ const MAY_IMPORT: [(&str, &[&str]); 11] = [
     ("gpu", &["kernels"]),
     ("kernels", &[]),
     ("layers", &["gpu", "kernels"]),
+    ("netbench", &["distributed", "kernels", "records", "simulate"]),
     ("records", &[]),
     ("report", &["records"]),
     ("simulate", &["distributed", "records"]),

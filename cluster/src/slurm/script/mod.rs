@@ -1,15 +1,19 @@
-//! The batch script: pure text made from a request.
+//! The batch script.
 //!
-//! In: a [`Request`], the trainer's path. Out: what sbatch reads and a person can read, too.
-//! Invariant: what the script does on a signal was seen on a real cluster; the comments say what Slurm does by itself.
+//! In: a [`Request`], the trainer's path. Out: text for sbatch that a person can read, too.
+//! Invariant: pure. The handling of signals follows a real cluster; comments say what Slurm does by
+//! itself.
 //!
-//! What was seen with Slurm 22.05 (state of the job in parentheses, who gets what signal):
-//! - a limit's warning without `B:`, `scancel --signal=USR1`: the ranks USR1; neither srun nor this script (`RUNNING`);
-//! - preemption with a time of grace: the ranks CONT and TERM, this script nothing; if it ends within that time the job
-//!   is complete and Slurm does not queue it again by itself (`RUNNING`);
-//! - plain scancel, `scontrol requeue`, end of the time limit: ranks, srun and this script CONT and TERM, after
-//!   KillWait KILL (`COMPLETING`);
-//! - a rank that dies: with `--kill-on-bad-exit` the others TERM, so that srun tells 143 where one rank ended with 2.
+//! Slurm 22.05 was seen to send these signals (state of the job in parentheses):
+//! - a limit's warning without `B:`, `scancel --signal=USR1`: the ranks get USR1, srun and this
+//!   script nothing (`RUNNING`);
+//! - preemption with a time of grace: the ranks get CONT and TERM, this script nothing; if the
+//!   script ends within that time, the job is complete and Slurm does not requeue it by itself
+//!   (`RUNNING`);
+//! - plain scancel, `scontrol requeue`, end of the time limit: ranks, srun and this script get CONT
+//!   and TERM, after KillWait KILL (`COMPLETING`);
+//! - a rank that dies: with `--kill-on-bad-exit` the others get TERM, so that srun returns 143
+//!   where one rank ended with 2.
 
 use std::path::Path;
 
@@ -20,12 +24,12 @@ use crate::restart::{Launcher, Start};
 
 pub(super) const FILE: &str = "job.sbatch";
 
-/// The script for a trainer at this path.
+/// Returns the script for a trainer at this path.
 pub(super) fn text(request: &Request, trainer: &Path) -> String {
     let command = command(request, trainer);
     let start = Start {
         command: &command,
-        restarts: request.restarts,
+        restarts: request.args.restarts.unwrap_or(0),
         launcher: Launcher::Srun,
     };
     // A signal may come while modules are loaded.
@@ -40,7 +44,8 @@ pub(super) fn text(request: &Request, trainer: &Path) -> String {
     .concat()
 }
 
-/// The name of a job's output in its directory: `slurm-12.out`, for a task of an array `slurm-12_3.out`.
+/// Returns the name of a job's output in its directory: `slurm-12.out`, for a task of an array
+/// `slurm-12_3.out`.
 pub(super) fn output_name(job: &str) -> String {
     format!("slurm-{job}.out")
 }
@@ -50,7 +55,7 @@ fn directives(request: &Request) -> String {
     let script = directory.join(FILE);
     let mut text = format!(
         "#!/bin/bash\n\
-         # Written by `trainer slurm submit`. To go on with the same run later: sbatch {}\n\n",
+         # Written by `trainer slurm submit`. To resume the run later: sbatch {}\n\n",
         quoted(&script)
     );
     let mut line = |name: &str, value: &str| {
@@ -59,25 +64,25 @@ fn directives(request: &Request) -> String {
         text.push('\n');
     };
     line("job-name", &request.job.name);
-    line("nodes", &request.nodes.to_string());
-    line("ntasks-per-node", &request.ntasks_per_node.to_string());
-    if let Some(count) = request.cpus_per_task {
+    line("nodes", &request.args.nodes.to_string());
+    line("ntasks-per-node", &request.args.ntasks_per_node.to_string());
+    if let Some(count) = request.args.cpus_per_task {
         line("cpus-per-task", &count.to_string());
     }
-    for (name, value) in &request.passed {
+    for (name, value) in request.args.of_sbatch() {
         line(name, value);
     }
-    if request.is_exclusive {
+    if request.args.exclusive {
         line("exclusive", "");
     }
-    if let Some(array) = &request.array {
+    if let Some(array) = &request.args.array {
         line("array", &array.specification);
     }
     line(
         "chdir",
         &directive_word(&request.working_directory.to_string_lossy()),
     );
-    let (end, job) = if request.array.is_some() {
+    let (end, job) = if request.args.array.is_some() {
         ("-%a", "%A_%a")
     } else {
         ("", "%j")
@@ -90,9 +95,9 @@ fn directives(request: &Request) -> String {
             output_name(job)
         )),
     );
-    text.push_str("# A job that is queued again goes on in the same file.\n");
+    text.push_str("# A requeued job continues in the same file.\n");
     text.push_str("#SBATCH --open-mode         append\n");
-    if request.is_requeued {
+    if request.args.requeue {
         text.push_str(
             "# After a preemption, a node's failure, or a stop (see the end of this script).\n",
         );
@@ -107,13 +112,13 @@ fn directives(request: &Request) -> String {
         );
         text.push_str(&format!(
             "#SBATCH --signal            USR1@{}\n",
-            request.warn_s
+            request.args.warn_s()
         ));
     }
     text
 }
 
-/// A value with blanks in sbatch's quotes; other odd characters were refused.
+/// Returns a value in sbatch's quotes if it has blanks; other special characters were refused.
 fn directive_word(value: &str) -> String {
     if value.contains(|c: char| !c.is_ascii_graphic() || "#;&|<>()$`*?".contains(c)) {
         format!("\"{value}\"")
@@ -125,8 +130,8 @@ fn directive_word(value: &str) -> String {
 fn surroundings(request: &Request) -> String {
     let mut text = String::new();
     let directory = quoted(&request.job.directory);
-    let (job, suffix) = match request.array {
-        // The bare id would mean every task of the array.
+    let (job, suffix) = match request.args.array {
+        // The id without a task would mean all tasks of the array.
         Some(_) => (
             "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
             "-\"$SLURM_ARRAY_TASK_ID\"",
@@ -136,12 +141,12 @@ fn surroundings(request: &Request) -> String {
     text.push_str(&format!(
         "\njob=\"{job}\"\nrun_dir={directory}{suffix}\nmkdir -p \"$run_dir\" || exit 1\n"
     ));
-    if !request.modules.is_empty() || !request.exports.is_empty() {
+    if !request.args.module.is_empty() || !request.args.env.is_empty() {
         text.push_str(
             "\n# ---- Environment ---------------------------------------------------------------------------------\n",
         );
     }
-    if !request.modules.is_empty() {
+    if !request.args.module.is_empty() {
         text.push_str(
             "# A batch shell may not know `module` before it has read the system's profile.\n",
         );
@@ -149,28 +154,29 @@ fn surroundings(request: &Request) -> String {
         text.push_str(&format!(
             "module load {} || exit 1\n",
             request
-                .modules
+                .args
+                .module
                 .iter()
                 .map(quoted)
                 .collect::<Vec<_>>()
                 .join(" ")
         ));
     }
-    for (name, value) in &request.exports {
+    for (name, value) in &request.args.env {
         text.push_str(&format!("export {name}={}\n", quoted(value)));
     }
     text.push_str(
         "\nsay() { echo \"$(date '+%F %T') job $job: $*\"; }\n\
          \n\
-         # Whether Slurm says this of the job, such as `JobState=RUNNING`.\n\
+         # Whether the job has this field, such as `JobState=RUNNING`.\n\
          slurm_says() { scontrol --oneliner show job \"$job\" | grep -q \" $1 \"; }\n",
     );
-    if request.restarts > 0 {
+    if request.args.restarts.is_some() {
         text.push_str(&format!(
             "\n# A job that was cancelled, queued again by hand or timed out does not run any more, though this script does.\n\
              job_runs() {{ slurm_says JobState=RUNNING; }}\n\
              \n\
-             # The first rank to leave with code 2 makes Slurm end the others, and srun tells the larger code of those;\n\
+             # The first rank to leave with code 2 makes Slurm end the others, and srun returns the larger code of those;\n\
              # what it writes about the first is in the output.\n\
              output=\"$run_dir/{}\"\n\
              size_before=$(stat -c %s \"$output\" 2>/dev/null || echo 0)\n\
@@ -183,24 +189,20 @@ fn surroundings(request: &Request) -> String {
     text
 }
 
-/// srun's line, continued over several.
+/// Returns the line of srun, continued over several lines.
 fn command(request: &Request, trainer: &Path) -> String {
     let mut srun = format!(
         "srun --mpi={} --kill-on-bad-exit=1 --cpu-bind={}",
-        quoted(&request.mpi),
-        quoted(&request.cpu_bind)
+        quoted(&request.args.mpi),
+        quoted(&request.args.cpu_bind)
     );
-    if let Some(count) = request.cpus_per_task {
-        // Since 22.05 srun does not take it from the job.
+    if let Some(count) = request.args.cpus_per_task {
+        // Since 22.05 srun does not inherit it from the job.
         srun.push_str(&format!(" --cpus-per-task={count}"));
     }
     let mut lines = vec![srun];
-    if let Some(image) = &request.container {
-        let gpus = if request
-            .passed
-            .iter()
-            .any(|(name, _)| *name == "gpus-per-task")
-        {
+    if let Some(image) = &request.args.container {
+        let gpus = if request.args.gpus_per_task.is_some() {
             " --nv"
         } else {
             ""
@@ -223,7 +225,7 @@ fn command(request: &Request, trainer: &Path) -> String {
     lines.join(" \\\n        ")
 }
 
-/// A word for bash, with the task's number where it is asked for.
+/// Returns a word for bash, with the task's number in place of the placeholder.
 fn with_task(word: &str) -> String {
     let literal = |part: &str| {
         if part.is_empty() {
@@ -252,11 +254,11 @@ was_stopped() {
     [ -z \"$program\" ] || grep -q '\"stopped_early\": *true' \"$run_dir/summary.json\"
 }
 ";
-    let stopped = if request.is_requeued {
+    let stopped = if request.args.requeue {
         "
 if [ \"$code\" = 0 ] && was_stopped; then
     if slurm_says JobState=RUNNING && slurm_says Requeue=1; then
-        say \"stopped before its end: back into the queue, to go on from the checkpoint\"
+        say \"stopped before its end: back into the queue, to resume from the checkpoint\"
         scontrol requeue \"$job\" || { say \"could not be queued again\"; exit 1; }
         # Were this script to end first, the job would count as complete. Slurm ends the sleep.
         trap - TERM INT HUP USR1 USR2 XCPU
@@ -268,7 +270,7 @@ fi
     } else {
         "
 if [ \"$code\" = 0 ] && was_stopped; then
-    say \"stopped before its end; this script submitted again goes on from the checkpoint\"
+    say \"stopped before its end; this script submitted again resumes from the checkpoint\"
 fi
 "
     };

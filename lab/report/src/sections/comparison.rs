@@ -1,112 +1,78 @@
-//! Lockstep beside other frameworks on the same job.
+//! Lockstep compared with other frameworks on the same job.
 //!
-//! In: comparisons. Out: bars and a table. Invariant: a framework without a number is named with the reason.
+//! In: comparisons. Out: bars and tables. Invariant: a framework without a number is named with the reason.
 
 use super::{Facts, MOST_SERIES};
 use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
 use crate::document::{Block, Cell, Figure, Table};
-use crate::measurements::{median, range};
-use crate::sources::{course_name, row_name, setting};
+use crate::measurements::range;
 use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate};
-use serde_json::Value;
 use std::collections::BTreeMap;
+
+/// The job that all frameworks do.
+const JOB: &str = "SGD with momentum 0.9 and weight decay 1e-4 on all parameters, at 0.01; the same initial weights and batches for all, random pixels and labels";
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let comparisons = &facts.sources.comparisons;
-    let one = |(index, comparison)| {
-        let prefix = if comparisons.len() > 1 {
-            format!("comparison-{}", index + 1)
-        } else {
-            "comparison".to_owned()
+    let mut blocks = Vec::new();
+    for (index, comparison) in comparisons.iter().enumerate() {
+        let prefix = match comparisons.len() {
+            1 => "comparison".to_owned(),
+            _ => format!("comparison-{}", index + 1),
         };
-        one(comparison, &prefix, &rows_of_last(comparisons, index))
-    };
-    comparisons.iter().enumerate().flat_map(one).collect()
+        blocks.extend(one(comparison, &prefix));
+    }
+    blocks
 }
 
-/// The rows of all comparisons that differ in their launchers alone, such as those over several networks, at the last of them: one table.
-/// Each with what started its comparison, as a single rank needs no network; in the order of networks, formats and ranks.
-fn rows_of_last(comparisons: &[Comparison], index: usize) -> Vec<(String, &ComparisonRow)> {
-    /// What must be the same.
-    fn job(of: &Comparison) -> (Vec<(&String, &Value)>, &str, Option<&str>, u64) {
-        let job = of
-            .job
-            .iter()
-            .filter(|(key, _)| *key != "launcher")
-            .collect();
-        (
-            job,
-            &of.commit,
-            of.machine.cpu_model.as_deref(),
-            of.machine.cpu_count,
-        )
-    }
-    let launcher = |of: &Comparison| of.job.get("launcher").map(plain).unwrap_or_default();
-    let is_alike = |&other: &usize| {
-        let [one, other] = [index, other].map(|index| &comparisons[index]);
-        std::ptr::eq(one, other) || (launcher(one) != launcher(other) && job(one) == job(other))
-    };
-    if (index + 1..comparisons.len()).any(|other| is_alike(&other)) {
-        return Vec::new();
-    }
-    let alike = (0..=index)
-        .filter(is_alike)
-        .map(|index| &comparisons[index]);
-    let mut rows: Vec<_> = alike
-        .flat_map(|of| of.rows.iter().map(move |row| (launcher(of), row)))
-        .collect();
-    rows.sort_by_key(|(_, row)| (row.model.as_str(), row.dtype.as_str(), row.ranks));
-    rows
-}
-
-/// One comparison, with a table of these rows.
-fn one(comparison: &Comparison, prefix: &str, rows: &[(String, &ComparisonRow)]) -> Vec<Block> {
-    let job: Vec<String> = comparison
+fn one(comparison: &Comparison, prefix: &str) -> Vec<Block> {
+    let mut job: Vec<String> = comparison
         .job
         .iter()
-        .map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value)))
+        .map(|(key, value)| format!("{} {value}", key.replace('_', " ")))
         .collect();
+    job.push(JOB.to_owned());
+    let job = job.join(", ");
     let machine = &comparison.machine;
     let mut blocks = vec![Block::Paragraph(format!(
-        "Every framework did the same job on {} ({} processors): {}.",
+        "Every framework did the same job on {} ({} CPUs): {job}.",
         machine.cpu_model.as_deref().unwrap_or_default(),
         machine.cpu_count,
-        job.join(", ")
     ))];
-    let mut facets: BTreeMap<(&str, &str, u64), Vec<&ComparisonRow>> = BTreeMap::new();
+    let mut facets: BTreeMap<(&str, &str, u64, &str), Vec<&ComparisonRow>> = BTreeMap::new();
     for row in &comparison.rows {
-        facets
-            .entry((&row.model, &row.dtype, row.ranks))
-            .or_default()
-            .push(row);
+        let network = row.launcher.strip_prefix("hosts:").unwrap_or_default();
+        let facet = (row.model.as_str(), row.dtype.as_str(), row.ranks, network);
+        facets.entry(facet).or_default().push(row);
     }
-    for (number, ((model, dtype, ranks), rows)) in facets.iter().enumerate() {
-        let title = format!(
-            "{model} {dtype}, {}",
-            records::counted(*ranks as usize, "rank")
-        );
+    for (number, ((model, dtype, ranks, network), rows)) in facets.iter().enumerate() {
+        let ranks = records::counted(*ranks as usize, "rank");
+        let mut title = format!("{model} {dtype}, {ranks}");
+        if !network.is_empty() {
+            title.push_str(&format!(", {network}"));
+        }
         let figure = bars(&format!("{prefix}-{}", number + 1), &title, rows, &job);
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
+    let rows: Vec<&ComparisonRow> = facets.into_values().flatten().collect();
     if !rows.is_empty() {
-        blocks.push(Block::Table(table(prefix, rows)));
+        blocks.push(Block::Table(table(prefix, &rows)));
     }
-    blocks.extend(
-        Some(sweep(prefix, &comparison.sweep))
-            .filter(|table| !table.rows.is_empty())
-            .map(Block::Table),
-    );
-    let mut differing: Vec<String> = comparison
-        .rows
+    let sweep = sweep(prefix, &comparison.sweep);
+    if !sweep.rows.is_empty() {
+        blocks.push(Block::Table(sweep));
+    }
+    let is_differing = |row: &&&ComparisonRow| row.loss_agrees == Some(false);
+    let mut differing: Vec<String> = rows
         .iter()
-        .filter(|row| row.loss_agrees == Some(false))
-        .map(row_name)
+        .filter(is_differing)
+        .map(|row| row_name(row))
         .collect();
     differing.sort();
     differing.dedup();
     if !differing.is_empty() {
         blocks.push(Block::Warning(format!(
-            "Losses that are not ours within rounding, so that the job was not quite the same: {}.",
+            "The losses differ from Lockstep's by more than rounding, so the job was not the same: {}.",
             differing.join(", ")
         )));
     }
@@ -114,138 +80,162 @@ fn one(comparison: &Comparison, prefix: &str, rows: &[(String, &ComparisonRow)])
     blocks
 }
 
-fn plain(value: &Value) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
+/// Returns the framework with its version, mode and setting.
+fn row_name(row: &ComparisonRow) -> String {
+    let name = in_words([&row.framework, &row.version, &row.variant]);
+    match setting(row) {
+        setting if setting.is_empty() => name,
+        setting => format!("{name} ({setting})"),
+    }
+}
+
+fn setting(row: &ComparisonRow) -> String {
+    let words: Vec<String> = row
+        .setting
+        .iter()
+        .map(|(name, option)| format!("{name} {option}"))
+        .collect();
+    words.join(", ")
+}
+
+/// Returns the framework with what it trained, and what differs between the trainings.
+fn course_name(course: &Course, all: &[Course]) -> String {
+    let mut name = in_words([&course.framework, &course.model, &course.dtype]);
+    if all
+        .iter()
+        .any(|other| other.num_epochs != course.num_epochs)
+    {
+        name.push_str(&format!(", epochs {}", course.num_epochs));
+    }
+    if all.iter().any(|other| other.data_dir != course.data_dir) {
+        name.push_str(&format!(", {}", course.data_dir));
+    }
+    name
+}
+
+fn in_words(parts: [&str; 3]) -> String {
+    let known: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    known.join(" ")
 }
 
 fn speeds(row: &ComparisonRow) -> Vec<f64> {
-    row.images_per_second
+    row.rounds
         .iter()
-        .flatten()
-        .copied()
-        .filter(|speed| speed.is_finite())
+        .map(|round| round.images_per_second)
         .collect()
 }
 
-fn speed(row: &ComparisonRow) -> Option<f64> {
-    row.images_per_second_median
-        .or_else(|| median(&speeds(row)))
-}
-
-fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Option<Figure> {
+fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &str) -> Option<Figure> {
     let mut sorted: Vec<&ComparisonRow> = rows.to_vec();
-    let is_uncounted = |row: &ComparisonRow| row.counts == Some(false);
+    let is_uncounted = |row: &ComparisonRow| !row.counts && row.speed().is_some();
     sorted.sort_by(|a, b| {
-        let by_speed = speed(b).unwrap_or(0.0).total_cmp(&speed(a).unwrap_or(0.0));
-        is_uncounted(a).cmp(&is_uncounted(b)).then(by_speed)
+        let by_speed = b
+            .speed()
+            .unwrap_or(0.0)
+            .total_cmp(&a.speed().unwrap_or(0.0));
+        a.counts.cmp(&b.counts).reverse().then(by_speed)
     });
-    let mut data = Table::new(
-        id,
-        title,
-        &["framework", "images/s, median", "least", "most", "gap"],
-    );
+    let columns = ["framework", "images/s, median", "least", "most", "gap"];
+    let mut data = Table::new(id, title, &columns);
     let mut plotted = Vec::new();
     for row in sorted {
-        let how = [row.launcher.as_str(), row.communication.as_str()]
-            .iter()
-            .filter(|word| !word.is_empty())
-            .copied()
-            .collect::<Vec<_>>()
-            .join(", ");
-        let mut label = if how.is_empty() {
-            row_name(row)
-        } else {
-            format!("{} ({how})", row_name(row))
-        };
-        let (speed, range) = (speed(row), range(&speeds(row)));
-        if is_uncounted(row) && speed.is_some() {
+        let how = [row.launcher.as_str(), row.communication.as_str()];
+        let how: Vec<&str> = how.into_iter().filter(|word| !word.is_empty()).collect();
+        let mut label = row_name(row);
+        if !how.is_empty() {
+            label.push_str(&format!(" ({})", how.join(", ")));
+        }
+        if is_uncounted(row) {
             label.push_str(" – does not count: losses differ or are unknown");
         }
-        let gap = match speed {
-            None => Some(format!(
-                "no number: {}",
-                row.gap.as_deref().unwrap_or("not said why")
-            )),
-            Some(_) => None,
-        };
+        let range = range(&speeds(row));
+        let reason = row.gap.as_deref().unwrap_or("reason not recorded");
+        let gap = row
+            .speed()
+            .is_none()
+            .then(|| format!("no number: {reason}"));
         data.push(vec![
             Cell::text(label.clone()),
-            Cell::number(speed, 1),
+            Cell::number(row.speed(), 1),
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
             gap.clone().map_or(Cell::Missing, Cell::Text),
         ]);
         plotted.push(Bar {
             label,
-            values: speed.into_iter().collect(),
+            values: row.speed().into_iter().collect(),
             range,
             gap,
-            is_ours: row.framework == "Lockstep",
+            is_ours: row.is_ours(),
             ..Bar::default()
         });
     }
-    plotted.iter().any(|bar| bar.gap.is_none()).then(|| Figure {
+    if plotted.iter().all(|bar| bar.gap.is_some()) {
+        return None;
+    }
+    Some(Figure {
         caption: format!(
-            "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the rounds, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {}.",
-            job.join(", ")
+            "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the rounds, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {job}."
         ),
-        plot: Plot::Bars(BarPlot { x: Axis::from_zero("images/s, all ranks"), parts: Vec::new(), rows: plotted }),
+        plot: Plot::Bars(BarPlot {
+            x: Axis::from_zero("images/s, all ranks"),
+            parts: Vec::new(),
+            rows: plotted,
+        }),
         data,
     })
 }
 
-fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
-    let row = |(comparison, row): &(String, &ComparisonRow)| {
+fn text(text: &str) -> Cell {
+    match text {
+        "" => Cell::Missing,
+        text => Cell::text(text),
+    }
+}
+
+fn truth(truth: Option<bool>) -> Cell {
+    truth.map_or(Cell::Missing, |truth| {
+        Cell::text(if truth { "yes" } else { "no" })
+    })
+}
+
+fn estimate(estimate: Option<Estimate>) -> Cell {
+    estimate.map_or(Cell::Missing, |estimate| Cell::Text(estimate.shown(2)))
+}
+
+fn table(id: &str, rows: &[&ComparisonRow]) -> Table {
+    let row = |row: &&ComparisonRow| {
         let range = range(&speeds(row));
-        let text = |text: &str| {
-            if text.is_empty() {
-                Cell::Missing
-            } else {
-                Cell::text(text)
-            }
-        };
-        let truth = |truth: Option<bool>| {
-            truth.map_or(Cell::Missing, |truth| {
-                Cell::text(if truth { "yes" } else { "no" })
-            })
-        };
-        let peak = row.peak_memory_bytes_rank;
-        let beyond_import = peak
-            .map(|bytes| bytes.saturating_sub(row.import_memory_bytes_rank.unwrap_or(0)) as f64);
+        let peak = row.most(|round| round.peak_memory_bytes_rank);
+        let beyond_import = row.most(|round| {
+            let import = round.import_memory_bytes_rank;
+            round.peak_memory_bytes_rank.saturating_sub(import)
+        });
+        let mebibytes = |bytes: Option<u64>| Cell::mebibytes(bytes.map(|bytes| bytes as f64));
+        let efficiency = row.efficiency().map(|share| 100.0 * share.median);
+        let disturbed = row.rounds.iter().filter(|round| round.is_disturbed).count();
         vec![
             ("framework", Cell::text(row_name(row))),
             ("model", text(&row.model)),
             ("format", text(&row.dtype)),
-            ("comparison", text(comparison)),
             ("launcher", text(&row.launcher)),
             ("communication", text(&row.communication)),
             ("ranks", Cell::count(row.ranks)),
             ("threads", Cell::count(row.threads)),
-            ("rounds", Cell::count(speeds(row).len() as u64)),
-            ("images/s, median", Cell::number(speed(row), 1)),
+            ("rounds", Cell::count(row.rounds.len() as u64)),
+            ("images/s, median", Cell::number(row.speed(), 1)),
             ("least", Cell::number(range.map(|range| range.0), 1)),
             ("most", Cell::number(range.map(|range| range.1), 1)),
-            ("ratio to Lockstep (95 %)", estimate(row.ratio())),
-            ("speedup (95 %)", estimate(row.speedup())),
-            (
-                "efficiency, %",
-                Cell::number(row.efficiency.map(|share| 100.0 * share), 1),
-            ),
-            (
-                "memory of a rank, MiB",
-                Cell::mebibytes(peak.map(|bytes| bytes as f64)),
-            ),
-            (
-                "of it beyond the import, MiB",
-                Cell::mebibytes(beyond_import),
-            ),
-            ("loss after 2", Cell::number(row.loss_after_2, 4)),
-            ("loss after 5", Cell::number(row.loss_after_5, 4)),
+            ("ratio to Lockstep (95 %)", estimate(row.ratio)),
+            ("speedup (95 %)", estimate(row.speedup)),
+            ("efficiency, %", Cell::number(efficiency, 1)),
+            ("memory of a rank, MiB", mebibytes(peak)),
+            ("of it beyond the import, MiB", mebibytes(beyond_import)),
+            ("loss after 2", Cell::number(row.loss_after(2), 4)),
+            ("loss after 5", Cell::number(row.loss_after(5), 4)),
             ("losses agree", truth(row.loss_agrees)),
-            ("counts", truth(row.counts)),
-            ("disturbed rounds", Cell::count(row.disturbed_blocks)),
+            ("counts", truth(Some(row.counts))),
+            ("disturbed rounds", Cell::count(disturbed as u64)),
             (
                 "what failed",
                 row.gap.as_deref().map_or(Cell::Missing, Cell::text),
@@ -255,42 +245,29 @@ fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
     Table::of(id, "Frameworks on the same job", rows.iter().map(row))
 }
 
-fn estimate(estimate: Option<Estimate>) -> Cell {
-    estimate.map_or(Cell::Missing, |estimate| Cell::Text(estimate.shown(2)))
-}
-
-/// The settings among which each framework's was chosen.
+/// Returns the table of the settings that were tried.
 fn sweep(prefix: &str, rows: &[ComparisonRow]) -> Table {
     let row = |row: &ComparisonRow| {
-        let setting = setting(row);
+        let setting = match setting(row) {
+            setting if setting.is_empty() => "defaults".to_owned(),
+            setting => setting,
+        };
         vec![
-            ("framework", Cell::text(row.framework.as_str())),
-            ("model", Cell::text(row.model.as_str())),
-            ("format", Cell::text(row.dtype.as_str())),
+            ("framework", text(&row.framework)),
+            ("model", text(&row.model)),
+            ("format", text(&row.dtype)),
             ("ranks", Cell::count(row.ranks)),
-            ("tried", Cell::text(row.tried.as_str())),
-            (
-                "setting",
-                Cell::text(if setting.is_empty() {
-                    "defaults"
-                } else {
-                    &setting
-                }),
-            ),
-            ("images/s", Cell::number(speed(row), 1)),
-            (
-                "losses agree",
-                row.loss_agrees.map_or(Cell::Missing, |agrees| {
-                    Cell::text(if agrees { "yes" } else { "no" })
-                }),
-            ),
+            ("tried", text(&row.tried)),
+            ("setting", Cell::text(setting)),
+            ("images/s", Cell::number(row.speed(), 1)),
+            ("losses agree", truth(row.loss_agrees)),
             (
                 "what failed",
                 row.gap.as_deref().map_or(Cell::Missing, Cell::text),
             ),
         ]
     };
-    let others = rows.iter().filter(|row| row.framework != "Lockstep");
+    let others = rows.iter().filter(|row| !row.is_ours());
     Table::of(
         format!("{prefix}-settings"),
         "Settings that were tried, one run each",
@@ -298,7 +275,7 @@ fn sweep(prefix: &str, rows: &[ComparisonRow]) -> Table {
     )
 }
 
-/// Test accuracies by epoch and by time, in as many figures as they need, a line a seed; a framework without any is named with the reason.
+/// Returns figures of test accuracy by epoch and by time, one line for each seed.
 fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     let is_drawn = |course: &&Course| course.epochs.iter().any(|epoch| epoch.test_top1.is_some());
     let (drawn, empty): (Vec<&Course>, Vec<&Course>) =
@@ -326,7 +303,7 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
         );
     }
     blocks.extend(empty.into_iter().map(|course| {
-        let gap = course.gap.as_deref().unwrap_or("not said why");
+        let gap = course.gap.as_deref().unwrap_or("reason not recorded");
         Block::Warning(format!(
             "{}: no accuracy: {gap}",
             course_name(course, &comparison.accuracy)
@@ -382,7 +359,7 @@ fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str
         .into_iter()
         .filter(|(_, _, series)| series.iter().any(|series| series.lines.iter().any(|line| !line.is_empty())))
         .map(|(label, title, series)| Figure {
-            caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training; a line a seed. Everybody decodes the images before the clock starts.".to_owned(),
+            caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training; one line for each seed. All decode the images before the clock starts.".to_owned(),
             plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
             data: Table { id: format!("{prefix}-accuracy-{label}{suffix}"), title: title.to_owned(), ..data.clone() },
         })
@@ -392,111 +369,78 @@ fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use records::Round;
 
-    fn row(framework: &str, speed: Option<f64>, counts: bool) -> ComparisonRow {
+    fn row(framework: &str, speeds: &[f64], counts: bool) -> ComparisonRow {
+        let round = |speed: &f64| Round {
+            images_per_second: *speed,
+            peak_memory_bytes_rank: 5 << 20,
+            import_memory_bytes_rank: 2 << 20,
+            ..Round::default()
+        };
         ComparisonRow {
             framework: framework.to_owned(),
-            images_per_second_median: speed,
-            counts: Some(counts),
-            gap: speed.is_none().then(|| "not installed".to_owned()),
+            rounds: speeds.iter().map(round).collect(),
+            counts,
+            gap: speeds.is_empty().then(|| "not installed".to_owned()),
             ..ComparisonRow::default()
         }
     }
 
     #[test]
     fn what_does_not_count_stands_last_and_is_marked() {
-        let mut rows = [
-            row("fast", Some(900.0), false),
-            row("none", None, false),
-            row("Lockstep", Some(100.0), true),
+        let rows = [
+            row("fast", &[900.0], false),
+            row("none", &[], false),
+            row("Lockstep", &[99.0, 101.0], true),
         ];
-        let figure = bars("id", "title", &rows.iter().collect::<Vec<_>>(), &[]).unwrap();
+        let rows: Vec<&ComparisonRow> = rows.iter().collect();
+        let figure = bars("id", "title", &rows, "").unwrap();
         let labels: Vec<String> = figure.data.rows.iter().map(|row| row[0].shown()).collect();
+        let marked = "fast – does not count: losses differ or are unknown";
+        assert_eq!(labels, ["Lockstep", marked, "none"]);
+        let table = table("id", &rows);
+        let shown = |row: usize, name: &str| {
+            let column = table.columns.iter().position(|column| column == name);
+            table.rows[row][column.unwrap()].shown()
+        };
         assert_eq!(
-            labels,
-            [
-                "Lockstep",
-                "fast – does not count: losses differ or are unknown",
-                "none"
-            ]
+            [0, 1, 2].map(|row| shown(row, "counts")),
+            ["no", "no", "yes"]
         );
-        rows[2].images_per_second = vec![Some(99.0), None, Some(101.0)];
-        (
-            rows[2].peak_memory_bytes_rank,
-            rows[2].import_memory_bytes_rank,
-        ) = (Some(5 << 20), Some(2 << 20));
-        let table = table(
-            "id",
-            &rows
-                .iter()
-                .map(|row| (String::new(), row))
-                .collect::<Vec<_>>(),
-        );
-        let counts = table
-            .columns
-            .iter()
-            .position(|column| column == "counts")
-            .unwrap();
-        let shown: Vec<String> = table.rows.iter().map(|row| row[counts].shown()).collect();
-        assert_eq!(shown, ["no", "no", "yes"]);
-        let ours = [
+        let names = [
             "rounds",
             "memory of a rank, MiB",
             "of it beyond the import, MiB",
-        ]
-        .map(|name| {
-            table.rows[2][table
-                .columns
-                .iter()
-                .position(|column| column == name)
-                .unwrap()]
-            .shown()
-        });
-        assert_eq!(ours, ["2", "5.0", "3.0"]);
+        ];
+        assert_eq!(names.map(|name| shown(2, name)), ["2", "5.0", "3.0"]);
     }
 
     #[test]
-    fn comparisons_over_several_networks_are_one_table() {
-        let over = |launcher: &str, batch: u64| Comparison {
-            job: serde_json::Map::from_iter([
-                ("launcher".to_owned(), launcher.into()),
-                ("batch".to_owned(), batch.into()),
-            ]),
-            rows: [2, 1]
-                .map(|ranks| ComparisonRow {
-                    ranks,
-                    ..ComparisonRow::default()
-                })
-                .into(),
-            ..Comparison::default()
+    fn trainings_on_other_images_or_for_other_epochs_have_other_names() {
+        let course = |data_dir: &str, num_epochs: u64| Course {
+            framework: "JAX".to_owned(),
+            dtype: "f32".to_owned(),
+            data_dir: data_dir.to_owned(),
+            num_epochs,
+            ..Course::default()
         };
-        let all = ["hosts:1gbit 8", "plain 128", "hosts:10gbit 8", "plain 128"].map(|text| {
-            text.split_once(' ')
-                .map(|(launcher, batch)| over(launcher, batch.parse().unwrap()))
-                .unwrap()
-        });
-        let of = |index| {
-            let rows = rows_of_last(&all, index);
-            rows.into_iter()
-                .map(|(launcher, row)| format!("{launcher} {}", row.ranks))
-                .collect::<Vec<_>>()
-        };
-        assert!(of(0).is_empty());
-        assert_eq!(
-            of(1),
-            ["plain 1", "plain 2"],
-            "twice the same is no other network"
-        );
-        assert_eq!(
-            of(2),
-            [
-                "hosts:1gbit 1",
-                "hosts:10gbit 1",
-                "hosts:1gbit 2",
-                "hosts:10gbit 2"
-            ]
-        );
-        assert_eq!(of(3), of(1));
+        for (all, expected) in [
+            ([course("/dA", 2), course("/dA", 2)], ["JAX f32", "JAX f32"]),
+            (
+                [course("/dA", 2), course("/dB", 2)],
+                ["JAX f32, /dA", "JAX f32, /dB"],
+            ),
+            (
+                [course("/dA", 2), course("/dA", 3)],
+                ["JAX f32, epochs 2", "JAX f32, epochs 3"],
+            ),
+        ] {
+            assert_eq!(
+                all.each_ref().map(|course| course_name(course, &all)),
+                expected
+            );
+        }
     }
 
     #[test]

@@ -295,7 +295,7 @@ fn comparisons(facts: &Facts<'_>) -> Table {
                     comparison
                         .rows
                         .iter()
-                        .filter(|row| row.images_per_second_median.is_none())
+                        .filter(|row| row.speed().is_none())
                         .count() as u64,
                 ),
             ),

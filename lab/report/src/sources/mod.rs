@@ -3,13 +3,11 @@
 //! In: paths, recognised by what they hold. Out: [`Sources`]. Invariant: nothing is taken for what it is not; what is torn or missing
 //! is left out and said, and unknown fields are passed over.
 
-mod comparison;
 mod prediction;
 mod run;
 mod study;
 mod trace;
 
-pub(crate) use comparison::{course_name, row_name, setting};
 pub(crate) use prediction::{Predictions, Round};
 pub(crate) use run::{Run, RunGroup};
 pub(crate) use study::{StudyFolder, is_judged};
@@ -40,8 +38,7 @@ pub(crate) struct Sources {
     pub(crate) remarks: Vec<String>,
 }
 
-const EXPECTED: &str =
-    "a run's, study's or comparison's directory, a prediction, a file of netbench or a trace";
+const EXPECTED: &str = "a run's or study's directory, a prediction, a file of netbench or a trace";
 
 impl Sources {
     /// Reads all paths, each of any kind.
@@ -99,19 +96,12 @@ impl Sources {
         if path.is_dir() {
             return match () {
                 () if path.join("study.json").is_file() => self.add_study(path),
-                () if path.join("comparison.json").is_file() => {
-                    self.comparisons.push(comparison::read(
-                        &path.join("comparison.json"),
-                        &mut self.remarks,
-                    )?);
-                    Ok(())
-                }
                 () if Run::is_in(path) => {
                     self.runs.push(Run::read(path)?);
                     Ok(())
                 }
                 () => Err(unknown(
-                    "which has no study.json, comparison.json, run.toml, manifest.json or metrics.jsonl",
+                    "which has no study.json, run.toml, manifest.json or metrics.jsonl",
                 )),
             };
         }
@@ -127,10 +117,6 @@ impl Sources {
                     .push(Predictions::from_value(path, value, &mut self.remarks)?);
             }
             () if schema.starts_with("lockstep.study/") => self.add_study(folder)?,
-            () if schema.starts_with("lockstep.comparison/") => {
-                self.comparisons
-                    .push(comparison::read(path, &mut self.remarks)?);
-            }
             () if value["point_to_point"].is_array() => self
                 .networks
                 .push((network_name(path), parsed(path, value)?)),
@@ -142,7 +128,7 @@ impl Sources {
         Ok(())
     }
 
-    /// A study with the runs, network measurements, predictions and comparisons below it.
+    /// Adds a study with its runs, network measurements, predictions and comparison.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
         let study = StudyFolder::read(directory, &mut self.remarks)?;
         let number = self.studies.len() + 1;
@@ -160,6 +146,9 @@ impl Sources {
                 _ => format!("{name} #{}", record.repetition),
             };
             let label = repeated(cell.id.clone());
+            if cell.settings.contains_key("framework") {
+                continue;
+            }
             match cell.kind.as_str() {
                 "train" if Run::is_in(&place.join("run")) => match Run::read(&place.join("run")) {
                     Ok(run) => {
@@ -206,19 +195,15 @@ impl Sources {
             }
         }
         self.add_predictions(&study, number);
-        for folder in sorted(&directory.join("comparisons")) {
-            let file = folder.join("comparison.json");
-            // One that has not begun has none.
-            if file.is_file() {
-                match comparison::read(&file, &mut self.remarks) {
-                    Ok(comparison) => self.comparisons.push(comparison),
-                    Err(error) => self
-                        .remarks
-                        .push(format!("{error:#}, so that it is left out")),
-                }
-            }
+        let mut study = study;
+        self.comparisons
+            .extend(Comparison::of(&study.plan, &study.attempts));
+        // Sections about training show Lockstep's cells only.
+        let is_training = |cell: &StudyCell| !cell.settings.contains_key("framework");
+        study.plan.cells.retain(is_training);
+        if !study.plan.cells.is_empty() || self.comparisons.is_empty() {
+            self.studies.push(study);
         }
-        self.studies.push(study);
         Ok(())
     }
 
@@ -245,10 +230,10 @@ impl Sources {
     }
 }
 
-/// Where an input is, whatever it is called: of the file that makes a directory a study or comparison, the directory.
+/// Returns the place of an input; of the file that makes a directory a study, the directory.
 fn place(path: &Path) -> PathBuf {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let is_of_folder = whole.ends_with("study.json") || whole.ends_with("comparison.json");
+    let is_of_folder = whole.ends_with("study.json");
     whole
         .parent()
         .filter(|_| is_of_folder)

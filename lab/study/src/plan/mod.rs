@@ -1,19 +1,20 @@
-//! From a study file to its cells: every matrix multiplied out.
+//! The cells of a study file: every matrix multiplied out.
 //!
-//! In: a [`StudyFile`]. Out: cells in the order in which they are run.
-//! Invariant: pure; ids are unique; every entry of `skip` and `overrides` meets at least one point.
+//! In: a [`StudyFile`]. Out: cells in the order of their runs.
+//! Invariant: pure; ids are unique; every entry of `skip` and `overrides` applies to at least one
+//! point.
 
 use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::cell::{Cell, OWN_KEYS, Place, Point};
-use super::file::{Kind, Matrix, Scaling, StudyFile};
-use super::keys::shown;
+use crate::cell::{Cell, OWN_KEYS, Place, Point};
+use crate::file::{Kind, Matrix, Override, StudyFile, shown};
 use cluster::failure::{Failure, Outcome};
 
-/// Keys that every id has, so that they need no part of their own.
-const IN_EVERY_ID: [&str; 9] = [
+/// Keys in every id.
+const IN_EVERY_ID: [&str; 10] = [
+    "framework",
     "model",
     "dtype",
     "batch_size_per_rank",
@@ -25,23 +26,23 @@ const IN_EVERY_ID: [&str; 9] = [
     "network",
 ];
 
-/// More are a mistake in a list.
+/// Limit that finds mistakes in lists.
 const MOST_CELLS: usize = 10_000;
 
-/// All cells, those of the measured networks for the predictions last.
-pub(super) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
+/// Returns all cells; those that measure networks for predictions come last.
+pub(crate) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
     let mut cells = Vec::new();
     for matrix in &file.matrices {
         cells.extend(cells_of(file, matrix)?);
     }
-    if file.profile.is_some() {
+    if file.predict.is_some() {
         let networks = measured_networks(file, &cells)?;
         cells.extend(networks);
     }
     for (index, cell) in cells.iter().enumerate() {
         if cells[..index].iter().any(|other| other.id == cell.id) {
             return Err(Failure::Usage(format!(
-                "{}: two cells are `{}`: expected that ranks, sizes, methods or other lists tell them apart; skip one of them",
+                "{}: two cells are `{}` (expected different ranks, sizes, methods or other keys). Skip one of them.",
                 file.path, cell.id
             )));
         }
@@ -61,8 +62,8 @@ fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
             "{text}: expected one or several, correct it or remove it"
         )))
     };
-    for (when, set) in &matrix.overrides {
-        // Those before it have been applied.
+    for Override { when, set } in &matrix.overrides {
+        // Overrides apply in their order.
         if !points.iter().any(|(values, _)| holds(when, values)) {
             return unmet("overrides", when);
         }
@@ -96,7 +97,7 @@ fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     points.into_iter().map(cell).collect()
 }
 
-/// Whether the point has all these values; a list means any of them.
+/// Returns whether the point has all these values; a list means any of them.
 fn holds(when: &Table, values: &Table) -> bool {
     when.iter()
         .all(|(key, expected)| match (expected, values.get(key)) {
@@ -114,7 +115,7 @@ fn name<'k>(named: &mut Vec<String>, keys: impl Iterator<Item = &'k String>) {
     }
 }
 
-/// Refuses a key that two lists set, one of them in a table: one of the two would be lost.
+/// Refuses a key in two lists: one of its values would be lost.
 fn check_apart(matrix: &Matrix) -> Outcome {
     let mut set_by: BTreeMap<&str, &str> = BTreeMap::new();
     for (axis, value) in &matrix.axes {
@@ -140,9 +141,9 @@ fn check_apart(matrix: &Matrix) -> Outcome {
     Ok(())
 }
 
-/// Every combination of the lists' values, over the flags of all cells.
+/// Returns every combination of the lists' values, with the flags of all cells.
 fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)>> {
-    let shared = file.flags.get(&matrix.kind).cloned().unwrap_or_default();
+    let shared = file.flags(matrix.kind);
     let mut points = vec![(shared, Vec::new())];
     check_apart(matrix)?;
     for (key, value) in &matrix.axes {
@@ -170,7 +171,8 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
         let mut next = Vec::with_capacity(points.len() * values.len());
         for (point, named) in &points {
             for value in &values {
-                let (mut point, mut named) = (point.clone(), named.clone());
+                let mut point = point.clone();
+                let mut named = named.clone();
                 match value {
                     // Several keys that change together.
                     Value::Table(together) => {
@@ -189,7 +191,7 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
     }
     for (point, _) in &mut points {
         for kind_only in ["global_batch_size", "batch_size_per_rank"] {
-            // What a matrix says of the batch replaces what all cells have.
+            // The batch of a matrix replaces the batch of all cells.
             let other = if kind_only == "global_batch_size" {
                 "batch_size_per_rank"
             } else {
@@ -203,7 +205,7 @@ fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)
     Ok(points)
 }
 
-/// A measurement of each network that a predicted cell uses and that the file does not measure itself.
+/// Returns a measurement of each network that a predicted cell uses and the file does not measure.
 fn measured_networks(file: &StudyFile, cells: &[Cell]) -> Outcome<Vec<Cell>> {
     let mut found: Vec<Cell> = Vec::new();
     for cell in cells.iter().filter(|cell| is_predicted(cell)) {
@@ -246,29 +248,27 @@ fn measured_networks(file: &StudyFile, cells: &[Cell]) -> Outcome<Vec<Cell>> {
         let matrix = Matrix {
             place: format!("{}: [predict]", file.path),
             kind: Kind::Netbench,
-            scaling: Scaling::None,
             repetitions: Some(1),
             axes,
-            skip: Vec::new(),
-            overrides: Vec::new(),
+            ..Matrix::default()
         };
         found.extend(cells_of(file, &matrix)?);
     }
     Ok(found)
 }
 
-/// Whether a prediction can be made: one step's profile stands for all ranks.
-pub(super) fn is_predicted(cell: &Cell) -> bool {
-    cell.kind == Kind::Bench && cell.ranks > 1
+/// Returns whether a cell can be predicted: the profile of one step stands for all ranks.
+pub(crate) fn is_predicted(cell: &Cell) -> bool {
+    cell.kind == Kind::Bench && cell.ranks > 1 && cell.framework.is_none()
 }
 
-/// Whether one cell measures the network that the other runs over.
-pub(super) fn measures_network_of(measuring: &Cell, cell: &Cell) -> bool {
+/// Returns whether one cell measures the network of the other.
+pub(crate) fn measures_network_of(measuring: &Cell, cell: &Cell) -> bool {
     measuring.kind == Kind::Netbench && measuring.place == cell.place && measuring.ranks > 1
 }
 
-/// The flags of a cell that are the trainer's to know, with their dashes.
-pub(super) fn flags_of(cell: &Cell) -> impl Iterator<Item = &str> {
+/// Returns the flags of the trainer, with their dashes.
+pub(crate) fn flags_of(cell: &Cell) -> impl Iterator<Item = &str> {
     debug_assert!(
         OWN_KEYS
             .iter()
@@ -279,4 +279,4 @@ pub(super) fn flags_of(cell: &Cell) -> impl Iterator<Item = &str> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -1,9 +1,9 @@
-//! Linux's accounts of processor time.
+//! Linux's accounts of CPU time.
 //!
 //! In: /proc/stat, /proc/PID/stat, /proc/PID/environ, /proc/cpuinfo. Out: [`Accounts`].
-//! Invariant: no process counts twice, and what has counted stays. A process that has ended counts in its parent's time of children
-//! that it has waited for; where no process of ours was there to wait, its time stays what it was at the last look. Times are in the
-//! kernel's 1/100 s.
+//! Invariant: no process counts twice, and the sum never falls. A process that has ended counts in
+//! its parent's time of children. If no process of the run waited for it, its time of the last look
+//! counts. Times are in the kernel's 1/100 s.
 //! Source: proc(5).
 
 use std::collections::HashMap;
@@ -12,31 +12,32 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::MARK;
 
-/// USER_HZ, which Linux has fixed for all programs.
+/// USER_HZ, fixed by Linux for all programs.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Processor seconds since some time long ago.
+/// CPU seconds since a fixed time.
 #[derive(Clone, Debug)]
 pub(super) struct Accounts {
     pub(super) at: Instant,
-    /// The same moment, since 1970.
+    /// The same moment in seconds since 1970.
     pub(super) unix_s: f64,
     /// In user and kernel mode, without interrupts.
     pub(super) busy_s: f64,
     pub(super) steal_s: f64,
-    /// Of it by processes of ours, also ended ones; it never falls.
+    /// Part of processes of the run, also of ended ones; never falls.
     pub(super) own_s: f64,
-    /// Of it by ended ones whose end nobody of ours has waited for: what they did after the look before is missing.
+    /// Part of ended processes that no process of the run waited for; their time after the last
+    /// look is missing.
     pub(super) lost_s: f64,
-    /// How many processes of ours there are, this one left out.
+    /// Number of processes of the run, without this one.
     pub(super) num_own: usize,
     pub(super) mhz: Option<(f64, f64)>,
 }
 
-/// Tells our processes from others.
+/// Recognises processes of the run.
 pub(super) struct Own {
     mark: Vec<u8>,
-    /// Our processes at the last look, by their number.
+    /// Processes of the run at the last look, by their number.
     living: HashMap<u32, Process>,
     lost_ticks: u64,
     most_ticks: u64,
@@ -55,7 +56,8 @@ impl Own {
     pub(super) fn look(&mut self) -> Accounts {
         let (busy_s, steal_s) =
             machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
-        let (at, now) = (Instant::now(), SystemTime::now());
+        let at = Instant::now();
+        let now = SystemTime::now();
         let unix_s = now
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -78,7 +80,8 @@ impl Own {
             .count();
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let mhz = megahertz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
-        let (own_s, lost_s) = (seconds(self.most_ticks), seconds(self.lost_ticks));
+        let own_s = seconds(self.most_ticks);
+        let lost_s = seconds(self.lost_ticks);
         Accounts {
             at,
             unix_s,
@@ -91,7 +94,7 @@ impl Own {
         }
     }
 
-    /// Takes the processes of ours that there are now for those of the last look.
+    /// Replaces the processes of the last look by the present ones.
     fn count(&mut self, own: Vec<Process>) {
         let now: HashMap<u32, Process> = own
             .into_iter()
@@ -102,7 +105,7 @@ impl Own {
                 .is_some_and(|process| process.start == known.start)
         };
         for ended in self.living.values().filter(|known| !is_there(known)) {
-            // Parents that have ended meanwhile have handed on what they knew of their children.
+            // Ended parents have passed on the time of their children.
             let mut above = self.living.get(&ended.parent);
             let mut steps = 0..self.living.len();
             while let Some(parent) =
@@ -115,7 +118,7 @@ impl Own {
             }
         }
         self.living = now;
-        // A child that ends between looking at its parent and at it is missing once.
+        // A child that ends between the looks at its parent and at itself is missing once.
         let ticks = self.lost_ticks + self.living.values().map(Process::all_ticks).sum::<u64>();
         self.most_ticks = self.most_ticks.max(ticks);
     }
@@ -128,18 +131,18 @@ impl Own {
     }
 }
 
-/// What one process says of itself.
+/// One process in /proc.
 #[derive(Clone, Debug, PartialEq)]
 struct Process {
     id: u32,
     parent: u32,
-    /// Ticks from the machine's start to that of the process.
+    /// Ticks from the machine's start to the process's.
     start: u64,
-    /// Of its own.
+    /// Its own ticks.
     ticks: u64,
-    /// Of its children that have ended and that it has waited for, with theirs.
+    /// Ticks of ended children that it has waited for, with theirs.
     waited_ticks: u64,
-    /// Ended, not yet waited for.
+    /// True if it has ended and its parent has not waited for it.
     has_ended: bool,
 }
 
@@ -159,10 +162,10 @@ fn processes() -> Vec<Process> {
 /// Reads /proc/PID/stat.
 fn process(stat: &str) -> Option<Process> {
     let id = stat.split(' ').next()?.parse().ok()?;
-    // The name is in parentheses and may hold any character.
+    // The name is in parentheses and may contain any character.
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();
-    // Numbered from the third of the manual's fields.
+    // The manual counts fields from 1; these begin with the third.
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(Process {
         id,
@@ -176,7 +179,7 @@ fn process(stat: &str) -> Option<Process> {
 
 fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
     let mut id = process.id;
-    // Bounded, as the list is no picture of one moment.
+    // Bounded, as the list changes meanwhile.
     for _ in 0..all.len() {
         if id == of {
             return true;
@@ -189,7 +192,7 @@ fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
     false
 }
 
-/// Busy and stolen seconds of all processors.
+/// Returns busy and stolen seconds of all CPUs.
 fn machine_seconds(stat: &str) -> (f64, f64) {
     let line = stat.lines().next().unwrap_or_default();
     let ticks: Vec<f64> = line
@@ -202,7 +205,7 @@ fn machine_seconds(stat: &str) -> (f64, f64) {
     (of(0) + of(1) + of(2), of(7))
 }
 
-/// Lowest and highest clock rate of the processors.
+/// Returns the lowest and highest clock rate of the CPUs.
 fn megahertz(cpuinfo: &str) -> Option<(f64, f64)> {
     let lines = cpuinfo.lines().filter(|line| line.starts_with("cpu MHz"));
     let rates: Vec<f64> = lines
@@ -264,7 +267,7 @@ mod tests {
     #[test]
     fn an_ended_process_counts_once_in_its_parents_time_or_as_it_was_last_seen() {
         let mut own = Own::new("-");
-        // A program with a child and its child, and a daemon with a child; 1 is not ours.
+        // A program with a child and its child, and a daemon with a child; 1 is not of the run.
         own.count(vec![
             process_of(5, 1, 10, 0),
             process_of(6, 5, 20, 0),
@@ -273,17 +276,17 @@ mod tests {
             process_of(9, 8, 50, 0),
         ]);
         assert_eq!((own.most_ticks, own.lost_ticks), (153, 0));
-        // 6 and 7 have ended, each waited for by its parent, having done 5 more.
+        // 6 and 7 have ended after 5 more ticks, each waited for by its parent.
         own.count(vec![
             process_of(5, 1, 10, 55),
             process_of(8, 1, 40, 3),
             process_of(9, 8, 50, 0),
         ]);
         assert_eq!((own.most_ticks, own.lost_ticks), (158, 0));
-        // The daemon and its child have ended, and nobody of ours knows what they did since.
+        // The daemon and its child have ended; their ticks since the last look are unknown.
         own.count(vec![process_of(5, 1, 10, 55)]);
         assert_eq!((own.most_ticks, own.lost_ticks), (158, 93));
-        // A child is missing where its parent was looked at before it ended.
+        // A child is missing if its parent was read before the child ended.
         own.count(vec![process_of(5, 1, 5, 0)]);
         assert_eq!(own.most_ticks, 158);
     }

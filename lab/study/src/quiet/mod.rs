@@ -1,9 +1,10 @@
-//! Whether a machine is quiet enough to measure on: who else uses its processors.
+//! The use of the machine by other processes.
 //!
-//! In: Linux's accounts below /proc. Out: [`Quiet`] of a moment and of a run, [`Watch`].
-//! Invariant: looking costs a few milliseconds every half second. Time that the kernel takes for interrupts, as for an emulated
-//! network, is nobody's; where there is no /proc nothing is known and nothing counts as disturbed.
-//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rule 9 (document the environment).
+//! In: Linux's accounts in /proc. Out: [`Quiet`] of a moment and of a run, [`Watch`].
+//! Invariant: a look costs a few milliseconds every half second. The kernel's time for interrupts,
+//! as for an emulated network, counts for no process. Without /proc nothing counts as disturbed.
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rule 9
+//! (document the environment).
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, Builder, JoinHandle};
@@ -16,20 +17,20 @@ use cluster::failure::{Failure, Outcome};
 
 mod accounts;
 
-/// The variable by which a process says whose run it belongs to, where it is no descendant: on another emulated host, under Slurm.
+/// Variable with the run of a process that is not a descendant: on an emulated host, under Slurm.
 pub(crate) const MARK: &str = "LOCKSTEP_WATCH";
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long a look at a machine on which nothing of ours runs takes.
+/// Duration of a look at a machine without runs of this program.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// What others took of the processors, in cores.
+/// Use of the CPUs by others, in cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Quiet {
-    /// Processor time of all processes that are not ours, by wall-clock time.
+    /// CPU time of other processes over wall-clock time.
     pub(crate) other_cores: f64,
-    /// Time that a hypervisor gave to other machines.
+    /// Time that a hypervisor gave to other virtual machines.
     pub(crate) steal_cores: f64,
 }
 
@@ -46,7 +47,7 @@ impl Quiet {
         }
     }
 
-    /// What all others together took.
+    /// Returns the use by all others.
     pub(crate) fn cores(&self) -> f64 {
         self.other_cores + self.steal_cores
     }
@@ -60,9 +61,11 @@ impl Quiet {
     }
 }
 
-/// Waits until others take at most `limit_cores`, for at most `patience`: what they took in the last second of it.
+/// Waits until others use at most `limit_cores`, for at most `patience`; returns their use in the
+/// last second.
 pub(crate) fn wait(limit_cores: f64, patience: Duration) -> Quiet {
-    let (start, mut own) = (Instant::now(), Own::new("-"));
+    let start = Instant::now();
+    let mut own = Own::new("-");
     loop {
         let first = own.look();
         thread::sleep(FIRST_LOOK);
@@ -73,25 +76,26 @@ pub(crate) fn wait(limit_cores: f64, patience: Duration) -> Quiet {
     }
 }
 
-/// What was seen while a run went on.
+/// Observations during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) quiet: Quiet,
-    /// Lowest and highest clock rate of any processor, megahertz; absent where Linux does not tell.
+    /// Lowest and highest clock rate of any CPU, megahertz; absent if unknown.
     pub(crate) mhz: Option<(f64, f64)>,
 }
 
-/// Looks at the machine beside a run.
+/// Observes the machine during a run.
 pub(crate) struct Watch {
     stop: Sender<()>,
     looks: JoinHandle<Vec<Accounts>>,
 }
 
 impl Watch {
-    /// Begins to look. Descendants of this process are ours, and processes whose environment has [`MARK`] with the value `mark`.
+    /// Begins to observe. Descendants of this process, and processes with [`MARK`] set to `mark`,
+    /// belong to the run.
     ///
     /// # Errors
-    /// When the operating system refuses a thread.
+    /// The operating system refuses a thread.
     pub(crate) fn start(mark: &str) -> Outcome<Self> {
         let mut own = Own::new(mark);
         let (stop, stopped) = mpsc::channel();
@@ -115,23 +119,24 @@ impl Watch {
         })
     }
 
-    /// Ends looking.
+    /// Ends the observation.
     pub(crate) fn finish(self) -> Looks {
         let _ = self.stop.send(());
         Looks(self.looks.join().unwrap_or_default())
     }
 }
 
-/// The looks at the machine beside a run that has ended.
+/// Looks at the machine during a run that has ended.
 #[derive(Debug)]
 pub(crate) struct Looks(Vec<Accounts>);
 
 impl Looks {
-    /// What was seen during the run, or between the looks around the begin and end of its measured part, seconds since 1970, if
-    /// that is known: others may work while it starts.
+    /// Returns the use during the run, or between the looks around its measured part (seconds since
+    /// 1970): others may work while the run starts.
     ///
-    /// The time up to the last look counts where all that ended was waited for by processes of ours. Else what some did between
-    /// a look and their end is not known, and the last look counts at which processes of ours ran.
+    /// The time up to the last look counts if processes of the run waited for all others that
+    /// ended. Otherwise the CPU time between a look and an end is unknown, and the last look with a
+    /// living process of the run counts.
     pub(crate) fn seen(&self, measured_unix_s: Option<[f64; 2]>) -> Seen {
         let looks = measured_unix_s
             .and_then(|measured| self.around(measured))
@@ -159,7 +164,7 @@ impl Looks {
         seen
     }
 
-    /// From the last look before to the first one after.
+    /// Returns the looks from the last one before to the first one after.
     fn around(&self, [begin, end]: [f64; 2]) -> Option<&[Accounts]> {
         let first = self.0.iter().rposition(|look| look.unix_s <= begin)?;
         let last = self.0.iter().position(|look| look.unix_s >= end)?;
@@ -167,7 +172,8 @@ impl Looks {
     }
 }
 
-/// What a record says of it; before a run that waited its turn elsewhere nobody looked, and without a check there is no limit.
+/// Returns the entry of a record; a run of a queue has no look before, and without a check there is
+/// no limit.
 pub(crate) fn record(
     before: Option<Quiet>,
     during: &Seen,
@@ -187,7 +193,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Takes the processor until it has used 1 s of it.
+    /// Uses the CPU for 1 s of its time.
     const BURN: &str = "while [ $(cut -d' ' -f14 /proc/$$/stat) -lt 100 ]; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done";
 
     fn accounts(seconds: u64, busy_s: f64, steal_s: f64, own_s: f64) -> Accounts {
@@ -221,7 +227,7 @@ mod tests {
 
     #[test]
     fn others_count_while_steps_are_measured_and_not_while_a_run_starts() {
-        // Others took a whole core in the first 10 of 30 seconds.
+        // Others used a whole core in the first 10 of 30 seconds.
         let at = |seconds: u64, busy_s: f64| accounts(seconds, busy_s, 0.0, seconds as f64);
         let looks = Looks(vec![at(0, 0.0), at(10, 20.0), at(20, 30.0), at(30, 40.0)]);
         let others = |measured: Option<[f64; 2]>| looks.seen(measured).quiet.other_cores;
@@ -233,7 +239,7 @@ mod tests {
         );
         assert!(
             (others(Some([-5.0, 15.0])) - 1.0 / 3.0).abs() < 1e-3,
-            "nobody looked before: the whole run counts"
+            "without an earlier look the whole run counts"
         );
     }
 
@@ -243,14 +249,15 @@ mod tests {
         let mut own = Own::new(&mark);
         let first = own.look();
         let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
-        // The second one's parent ends at once, as a daemon's does.
+        // The parent of the second one ends at once, like a daemon's.
         let mut daemon = Command::new("setsid");
         daemon
             .args(["sh", "-c", "sh -c \"$1\" >/dev/null 2>&1 &", "daemon", BURN])
             .env(MARK, &mark);
         assert!(daemon.status().unwrap().success());
-        let (start, mut last) = (Instant::now(), own.look());
-        // One alone takes hardly more than 1 s.
+        let start = Instant::now();
+        let mut last = own.look();
+        // One of them uses hardly more than 1 s.
         while last.own_s - first.own_s < 1.9 {
             assert!(
                 start.elapsed() < Duration::from_secs(60),

@@ -1,7 +1,8 @@
-//! The speed of the whole training step on random pixels made once.
+//! The speed of a training step on random pixels.
 //!
-//! In: what to measure, the ranks. Out: [`BenchResult`], and the step without its waiting for a prediction.
-//! Invariant: the step is the one `train` makes; only the input costs nothing but a copy.
+//! In: the configuration, the ranks. Out: [`BenchResult`], and the step without waiting for a
+//! prediction.
+//! Invariant: the step is that of `train`; only the input costs nothing but a copy.
 
 mod profile;
 
@@ -46,15 +47,15 @@ use crate::tools::device_kernels::observed;
 use crate::tools::job;
 use crate::world::ranks::{Role, World};
 
-/// Different batches in turn, so that no step repeats the one before.
+/// Number of different batches.
 const NUM_BATCHES: usize = 4;
 
-/// Further steps, in which the kernels of a GPU are counted and timed.
+/// Further steps that count and time the kernels of a GPU.
 const NUM_OBSERVED: usize = 4;
 
-/// Small, so that random labels do not blow the loss up.
+/// Small, so that random labels do not make the loss diverge.
 const LEARNING_RATE: f64 = 0.01;
-/// What a measured step does with gradients.
+/// Use of the gradients in a measured step.
 const SGD: SgdConfig = SgdConfig {
     momentum: 0.9,
     nesterov: false,
@@ -62,22 +63,24 @@ const SGD: SgdConfig = SgdConfig {
     decay_norm_and_bias: true,
 };
 
-/// What was measured on a rank that trains.
+/// Measurement on a training rank.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// As it is printed.
+    /// Printed result.
     pub result: BenchResult,
     /// Speed over the slowest rank's steps.
     pub stats: ThroughputStats,
     /// This rank's seconds in steps.
     pub own_seconds: f64,
-    /// The step without its waiting: times of the slowest rank, arrivals of gradients and kernels of this one.
+    /// Step without waiting: times of the slowest rank, arrivals of gradients and kernels of this
+    /// one.
     pub profile: ProfileFile,
     calls: KernelCalls,
 }
 
 impl Measurement {
-    /// Measures the step's kernels by themselves, too. All ranks of a machine should do so together, as they share its memory.
+    /// Measures the step's kernels separately. All ranks of a machine do so together, as they share
+    /// its memory.
     pub fn add_alone(&mut self) {
         self.result.activation_walks = self.calls.walks();
         for kernel in self.calls.alone() {
@@ -153,13 +156,14 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         trace.as_ref(),
         &*communicator,
     )?;
-    // Before further steps, which are made launch by launch and take memory beside that of a recorded one.
+    // Before further steps, which launch each kernel and use memory in addition to a captured
+    // step's.
     let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let device_kernels = observed(num_observed, || {
         let timer = Timer::default();
         for step in num_steps..num_steps + num_observed {
             let loaded = next_step(&mut input, &timer)?;
-            // A step whose gradients are kept is none that was recorded, in which no launch is seen.
+            // A step that keeps gradients is not captured, so its launches are visible.
             stepper.step(
                 StepContext {
                     keeps_gradients: true,
@@ -205,31 +209,31 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }))
 }
 
-/// What this rank measured, its warm-up left out but in the scores.
+/// This rank's measurement, without the warm-up except in the scores.
 struct Measured {
     times: OwnTimes,
     used: Used,
-    /// Of each step that had samples here.
+    /// Scores of each step with samples on this rank.
     scores: Vec<ScoreSums>,
-    /// Mean time of each parameter's gradient after the beginning of the last backward pass.
+    /// Mean time of each parameter's gradient since the begin of the last backward pass.
     ready_s: Vec<f64>,
     traffic: StepTraffic,
-    /// How gradients reach the other ranks.
+    /// Synchronisation of the gradients.
     gradients: &'static str,
-    /// Of further steps on a GPU.
+    /// Kernels of further steps on a GPU.
     device_kernels: Option<DeviceKernels>,
-    /// What the device's pools held when the measured steps were over.
+    /// Memory of the device's pools after the measured steps.
     device_memory_bytes: Option<u64>,
 }
 
-/// The accounts of this rank when the measured steps begin.
+/// Counters of this rank at the begin of the measured steps.
 struct Before {
     unix_s: f64,
     kernels: Vec<KernelTime>,
     num_page_faults: u64,
 }
 
-/// What they took.
+/// Differences of the counters.
 struct Used {
     /// Begin and end.
     unix_s: [f64; 2],
@@ -255,7 +259,7 @@ impl Before {
     }
 }
 
-/// Makes the steps that are measured, after those of the warm-up; also what the last one called.
+/// Makes the warm-up and the measured steps; also returns the result of the last one.
 fn measure_steps<M: ImageClassifier>(
     config: &BenchConfig,
     world: &World,
@@ -270,7 +274,7 @@ fn measure_steps<M: ImageClassifier>(
     let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
     let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
-    // Where a device updates, a step's scores come with the next step.
+    // On a device that updates, the scores of a step come with the next step.
     let mut scores = Vec::with_capacity(num_steps);
     let mut calls = KernelCalls::default();
     let mut ready_s = vec![0.0; stepper.layout().entries().len()];
@@ -319,7 +323,8 @@ fn measure_steps<M: ImageClassifier>(
             .for_each(|warning| world.reporter.warn(warning));
         trace.write(&spans, communicator)?;
     }
-    let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
+    let traffic = stepper.take_traffic();
+    let gradients = stepper.gradient_route();
     let measured = Measured {
         times,
         used,
@@ -333,8 +338,8 @@ fn measure_steps<M: ImageClassifier>(
     Ok((measured, calls))
 }
 
-/// As it is printed; `stats` are of the slowest rank of `times`, `num_nodes` those of all ranks.
-/// Collective: all ranks.
+/// Returns the printed result; `stats` are of the slowest rank of `times`, `num_nodes` is the
+/// number of all ranks' nodes. Collective: all ranks.
 fn result(
     config: &BenchConfig,
     (device, threads): (&Device, usize),
@@ -346,7 +351,7 @@ fn result(
     Ok(BenchResult {
         model: config.model_name.clone(),
         dtype: config.compute.dtype().to_string(),
-        // A family that leaves no choice is made of burn's layers.
+        // A family without this choice uses burn's layers.
         kernels: config
             .compute
             .kernels
@@ -390,7 +395,7 @@ fn result(
     })
 }
 
-/// Mean over the ranks. What a rank that meets nobody spends there is no waiting.
+/// Returns the mean over the ranks; on one rank there is no waiting.
 fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     let has_servers = matches!(
         config.sync.method,
@@ -408,7 +413,7 @@ fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     }
 }
 
-/// How many further steps all ranks make: none if one of them computes on a processor.
+/// Returns the number of further steps of all ranks: none if one of them computes on a CPU.
 fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
     let mut with_kernels = [u64::from(config.compute.device.launches_kernels())];
     communicator.all_reduce_sum_u64(&mut with_kernels)?;
@@ -434,7 +439,7 @@ fn context(step: usize) -> StepContext {
     }
 }
 
-/// The mean loss of each step over the samples of all ranks.
+/// Returns the mean loss of each step over the samples of all ranks.
 fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<Vec<f64>> {
     let mut sums: Vec<f64> = own.iter().map(|scores| scores.loss_sum).collect();
     let mut counts: Vec<u64> = own.iter().map(|scores| scores.num_samples).collect();
@@ -455,7 +460,7 @@ fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<Strin
     spent.filter(|(_, seconds)| *seconds > 0.0).collect()
 }
 
-/// This rank's share of a few global batches.
+/// Returns this rank's share of a few global batches.
 fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
     let global_batch_size = config.samples_per_rank() * communicator.world_size();
     let side = config.image_size;

@@ -1,6 +1,7 @@
-//! The measured step without its waiting, for a prediction of more ranks.
+//! The measured step without waiting, for predictions.
 //!
-//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the mean step, as what will be measured are means.
+//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the mean
+//! step, as measured runs report means.
 
 use std::time::SystemTime;
 
@@ -13,11 +14,12 @@ use crate::measure::manifest::cpu_model;
 use crate::step::sync_plan::bucket_cap_bytes;
 use crate::tools::predict_scaling::step_of;
 
-/// Standard deviation of normal numbers over the mean difference of two of them, half the root of pi (von Neumann et al. 1941, The mean
-/// square successive difference). What drifts does so on all ranks of a machine, and keeps none waiting.
+/// Standard deviation of normal numbers over the mean difference of two of them: half the root of
+/// pi (von Neumann et al. 1941, The mean square successive difference). Drift affects all ranks of
+/// a machine alike, so it delays none.
 const OF_DIFFERENCES: f64 = 0.886_227;
 
-/// The step of the slowest rank; `ready_s` of each parameter of `layout`.
+/// Returns the step of the slowest rank; `ready_s` is for each parameter of `layout`.
 pub(super) fn of(
     result: &BenchResult,
     slowest: &RankTimes,
@@ -29,16 +31,18 @@ pub(super) fn of(
     let mean_s = slowest.steps.total.as_secs_f64() / steps;
     let part = |seconds: f64| seconds / steps;
     let seconds = &slowest.seconds;
-    // What one rank alone spends there is no waiting.
+    // On one rank there is no waiting.
     let waiting_s = if result.ranks > 1 {
         part(seconds.communication)
     } else {
         0.0
     };
-    let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
-    let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
+    let forward_s = part(seconds.forward);
+    let backward_s = part(seconds.backward);
+    let optimizer_s = part(seconds.optimizer);
+    let input_s = part(seconds.data);
     let step_s = mean_s - waiting_s;
-    // Gradients leave in the last of the backward passes.
+    // Gradients are sent in the last of the backward passes.
     let passes = config.grad_accum_steps as f64;
     let before_last_s = backward_s * (passes - 1.0) / passes;
     let parameters = layout

@@ -1,7 +1,8 @@
-//! Predictions, and the file they are written to.
+//! Predictions, and their file.
 //!
 //! In: a measured step, a network, methods, numbers of ranks. Out: [`Forecast`].
-//! Invariant: the same step, network and method give the same numbers, but for what encoding takes, which is measured each time.
+//! Invariant: the same step, network and method give the same numbers, except for the measured time
+//! of encoding.
 
 use std::time::SystemTime;
 
@@ -21,18 +22,18 @@ use crate::config::{
 use crate::step::sync_plan::bucket_cap_bytes;
 use crate::tools::simulation::synchronisation;
 
-/// The predictions for one network, and what was left out of them.
+/// The predictions for one network, and what was left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     pub file: PredictionFile,
-    /// Why, in words.
+    /// Reasons.
     pub left_out: Vec<String>,
 }
 
 /// Predicts for one network; `profiles` has one step, or a second one for strong scaling.
 ///
 /// # Errors
-/// When a time of a profile or of the network is negative or not finite.
+/// A time of a profile or of the network is negative or not finite.
 pub fn forecast(
     profiles: &[ProfileFile],
     network: &NamedNetwork,
@@ -40,8 +41,11 @@ pub fn forecast(
     published: Vec<PublishedFigure>,
 ) -> Result<Forecast> {
     let profile = &profiles[0];
-    let (step, second) = (step_of(profile), profiles.get(1).map(step_of));
-    let (mut syncs, mut scenarios, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let step = step_of(profile);
+    let second = profiles.get(1).map(step_of);
+    let mut syncs = Vec::new();
+    let mut scenarios = Vec::new();
+    let mut left_out = Vec::new();
     for sync in &config.methods {
         for scenario in scenarios_of(&step, sync, config)? {
             match scenario.why_not(step.batch_size_per_rank) {
@@ -69,7 +73,7 @@ pub fn forecast(
     })
 }
 
-/// One way to synchronise, on every number of ranks.
+/// One method on every number of ranks.
 fn scenarios_of(
     step: &StepProfile,
     sync: &SyncConfig,
@@ -193,7 +197,7 @@ fn file(
     }
 }
 
-/// The step that all of it was predicted from.
+/// Returns the computing time of the predicted step.
 pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
     profile.forward_s
         + profile.backward_s
@@ -278,7 +282,8 @@ mod tests {
             left_out,
             ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]
         );
-        // What the optimizer and the rest take is not shared: Amdahl's law, as the network is fast next to 50 ms.
+        // Optimizer and rest are not shared: Amdahl's law, as the network is fast compared with 50
+        // ms.
         let speedup = file.predictions[1].speedup.unwrap();
         assert!(
             speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6,

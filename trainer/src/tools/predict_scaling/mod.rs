@@ -1,8 +1,10 @@
-//! How fast more ranks would train, from the step of one: what `trainer predict-scaling` tells.
+//! Predictions for more ranks from the step of one: `trainer predict-scaling`.
 //!
-//! In: a measured step, networks, methods of synchronisation; measured runs. Out: [`records::PredictionFile`]s, tables.
-//! Invariant: a prediction says that it is one; a figure of somebody else's says whose.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990, Measuring parallel processor performance.
+//! In: a measured step, networks, methods of synchronisation; measured runs. Out:
+//! [`records::PredictionFile`]s, tables.
+//! Invariant: predictions and published figures are marked as such, the latter with their source.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990,
+//! Measuring parallel processor performance.
 
 mod forecast;
 mod measured;

@@ -1,6 +1,6 @@
-//! The measured step of a rank as a file, and as a simulation takes it.
+//! The measured step of a rank: its file, and its form for a simulation.
 //!
-//! In: what `trainer bench` measured. Out: [`ProfileFile`], read and checked; [`StepProfile`].
+//! In: a file of `trainer bench`. Out: [`ProfileFile`], read and checked; [`StepProfile`].
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail, ensure};
 use records::{PROFILE_SCHEMA, ProfileFile};
 use simulate::StepProfile;
 
-/// More bytes of gradients no rank has.
+/// Largest size of a rank's gradients.
 const MOST_BYTES: u128 = 1 << 40;
 
-/// Reads a file that `bench --profile-output` wrote.
+/// Reads a file of `bench --profile-output`.
 ///
 /// # Errors
-/// When it cannot be read, is none of these, or a number in it cannot be.
+/// The file cannot be read, is another file, or has impossible numbers.
 pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     let expected = || {
         format!(
@@ -94,14 +94,14 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     Ok(file)
 }
 
-/// What two measured steps must have alike to be of the same work, under the names that a study has for it.
+/// Returns the work of a step, under the names of a study: equal for steps of the same work.
 pub fn work_of(file: &ProfileFile) -> BTreeMap<String, String> {
     let mut work = file.options.clone();
     work.insert("kernels".to_owned(), file.kernels.clone());
     work
 }
 
-/// As a simulation takes it, in the buckets that were measured.
+/// Returns the step for a simulation, in the measured buckets.
 pub fn step_of(file: &ProfileFile) -> StepProfile {
     StepProfile {
         forward_s: file.forward_s,
@@ -120,7 +120,8 @@ pub(super) mod tests {
     use super::*;
     use records::{BucketRecord, ParameterRecord};
 
-    /// 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and one of 4 KiB.
+    /// Returns 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and
+    /// one of 4 KiB.
     pub(in crate::tools::predict_scaling) fn profile() -> ProfileFile {
         let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
             name: name.to_owned(),

@@ -1,12 +1,13 @@
 //! Predictions and measurements as tables.
 //!
-//! In: forecasts, measured groups, published figures. Out: lines. Invariant: each line of a prediction says that it is one.
+//! In: forecasts, measured groups, published figures. Out: lines. Invariant: each line of a
+//! prediction is marked as one.
 
 use super::forecast::{Forecast, compute_s};
 use super::measured::Measured;
 use records::{PublishedFigure, bytes};
 
-/// One line a method and number of ranks.
+/// Returns one line for each method and number of ranks.
 pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     let file = &forecast.file;
     let ranks_per_node = file.network.ranks_per_node.unwrap_or(1);
@@ -71,7 +72,7 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     lines
 }
 
-/// One line a group, and one for each of its numbers of ranks.
+/// Returns one line for each group, and one for each of its numbers of ranks.
 pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
     let mut lines = Vec::new();
     for group in groups {
@@ -118,10 +119,10 @@ pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
     lines
 }
 
-/// A few lines a figure.
+/// Returns a few lines for each figure.
 pub fn published_lines(answers: &[PublishedFigure]) -> Vec<String> {
     let mut lines = vec![
-        "published figures, and what the simulation makes of the assumptions beside each (a check of plausibility):"
+        "published figures, and what the simulation makes of the assumptions next to each (a check of plausibility):"
             .to_owned(),
     ];
     for answer in answers {

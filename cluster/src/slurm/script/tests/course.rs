@@ -17,7 +17,7 @@ struct Cluster {
 const SUMMARY: &str = "echo '{ \"steps\": 3, \"stopped_early\": true }' >run/summary.json";
 
 impl Cluster {
-    /// What srun does, and what scontrol says of the job.
+    /// Makes a cluster from the text of srun and the answer of scontrol.
     fn new(name: &str, srun: &str, says: &str) -> Self {
         let stage = Stage::new(name);
         let run = stage.folder.join("run");
@@ -101,7 +101,7 @@ fn a_stopped_run_without_requeueing_says_how_to_go_on() {
     let cluster = Cluster::new("job-plain", SUMMARY, RUNNING);
     let (code, text) = cluster.play("");
     assert_eq!((code, cluster.stage.num_calls("scontrol")), (Some(0), 0));
-    assert!(text.contains("submitted again goes on"), "{text}");
+    assert!(text.contains("submitted again resumes"), "{text}");
 }
 
 #[test]

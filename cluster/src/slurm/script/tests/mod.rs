@@ -212,7 +212,7 @@ fn what_slurm_would_misunderstand_is_refused() {
             "--ntasks-per-node 1 --account x#y -- train",
             "expected one word",
         ),
-        ("--ntasks-per-node 1 --env 1A=2 -- train", "got `1A=2`"),
+        ("--ntasks-per-node 1 --env 1A=2 -- train", "'1A=2'"),
         ("--ntasks-per-node 1 --time soon -- train", "got `soon`"),
         (
             "--ntasks-per-node 1 --time 00:02:00 -- train",

@@ -1,7 +1,8 @@
-//! Runs that were measured, grouped by what they have in common.
+//! Measured runs, grouped by their settings.
 //!
-//! In: files of `bench --json`, directories of studies; predictions. Out: [`Measured`] groups with speedups.
-//! Invariant: a speed is compared with that of one rank of the same work only.
+//! In: files of `bench --json`, directories of studies; predictions. Out: [`Measured`] groups with
+//! speedups.
+//! Invariant: a speed is compared only with one rank of the same work.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use simulate::karp_flatt;
 
-/// What differs within a group, and what only says how it was started.
+/// Settings that differ within a group, or that describe only the start.
 const NO_PART_OF_A_GROUP: [&str; 6] = [
     "ranks",
     "launcher",
@@ -28,9 +29,9 @@ const NO_PART_OF_A_GROUP: [&str; 6] = [
 /// Runs that differ in their ranks only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// What they have in common.
+    /// Common settings.
     pub settings: BTreeMap<String, String>,
-    /// By ranks.
+    /// Ascending by ranks.
     pub runs: Vec<Run>,
 }
 
@@ -44,24 +45,25 @@ pub struct Run {
     pub images_per_second: f64,
     pub repetitions: usize,
     pub disturbed: bool,
-    /// Next to one rank, if that was measured.
+    /// Comparison with one rank, if that was measured.
     pub scaled: Option<Scaled>,
-    /// Predicted over measured images a second, less 1, if there is a prediction; of several for single repetitions the median.
+    /// Predicted over measured images/s, minus 1; the median of several repetitions.
     pub gap: Option<f64>,
 }
 
-/// What a speed on several ranks tells, next to that on one.
+/// A speed on several ranks compared with one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaled {
-    /// Times as fast as one rank.
+    /// Speed over one rank's.
     pub speedup: f64,
-    /// Speedup a rank.
+    /// Speedup over ranks.
     pub efficiency: f64,
-    /// Karp and Flatt's serial share of a work of fixed size; none for one rank, or where the work grows with the ranks.
+    /// Karp and Flatt's serial share for work of a fixed size; none for one rank, or if the work
+    /// grows with the ranks.
     pub serial_fraction: Option<f64>,
 }
 
-/// What so many times the speed of one rank tells of `ranks` ranks.
+/// Returns efficiency and serial share of a speedup.
 fn scaled(speedup: f64, ranks: usize, is_strong: bool) -> Scaled {
     let serial_fraction = karp_flatt(speedup, ranks).filter(|_| is_strong);
     Scaled {
@@ -71,17 +73,17 @@ fn scaled(speedup: f64, ranks: usize, is_strong: bool) -> Scaled {
     }
 }
 
-/// One configuration as it was measured.
+/// One measured configuration.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     id: Option<String>,
-    /// Of a study's cell with its [`ORIGIN`]; files of `bench` belong together.
+    /// Settings; a study's cell also has its [`ORIGIN`].
     settings: BTreeMap<String, String>,
-    /// Of a study's cell, what a result tells of a rank's work that settings may leave out.
-    told: BTreeMap<String, String>,
-    /// By repetition.
+    /// Parts of a rank's work that the result of a cell reports and its settings may leave out.
+    reported_work: BTreeMap<String, String>,
+    /// Speed of each repetition, and whether it was disturbed.
     speeds: BTreeMap<u64, (f64, bool)>,
-    /// When these began, as far as that is told.
+    /// Begin of each repetition, if known.
     started: BTreeMap<u64, String>,
 }
 
@@ -99,7 +101,7 @@ impl Cell {
             .is_some_and(|scaling| scaling == "strong")
     }
 
-    /// The batch that stays as ranks are added.
+    /// Returns the batch that stays as ranks are added.
     fn fixed_batch(&self) -> usize {
         if self.is_strong() {
             self.number("global_batch_size")
@@ -121,7 +123,8 @@ impl Cell {
             .collect()
     }
 
-    /// How many times as fast as `base`: of a study in each repetition of both, of lines of `bench`, which tell of none, by their medians.
+    /// Returns the speedup over `base`: of a study within repetitions, of lines of `bench` by
+    /// medians.
     fn speedup(&self, base: &Self) -> Option<f64> {
         if self.id.is_none() {
             return Some(self.median() / base.median());
@@ -160,11 +163,11 @@ const SIZES: [&str; 4] = [
     "global_batch_size",
 ];
 
-/// Reads measured runs, and compares them with `predictions` and with those that lie in a study, of which `warn` is told what cannot
-/// be read.
+/// Reads measured runs, and compares them with `predictions` and with those in a study. `warn` gets
+/// what cannot be read.
 ///
 /// # Errors
-/// When a file cannot be read, or there is no run in it.
+/// A file cannot be read, or has no run.
 pub fn read(
     paths: &[impl AsRef<Path>],
     predictions: &[PredictionFile],
@@ -200,7 +203,7 @@ pub fn read(
     Ok(groups(&cells, &predictions))
 }
 
-/// A study as [`ORIGIN`] names it.
+/// Returns the name of a study in [`ORIGIN`].
 fn study_name(directory: &Path) -> String {
     directory.display().to_string()
 }
@@ -212,14 +215,14 @@ fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Lines, of which one that a crash tore is no record, whatever bytes it has.
+/// Reads lines; a line torn by a crash may have any bytes.
 fn text(path: &Path) -> Result<String> {
     let bytes =
         records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Every line that is a result of `bench`.
+/// Returns every line that is a result of `bench`.
 fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
     let text = text(path)?;
     let mut cells: Vec<Cell> = Vec::new();
@@ -261,7 +264,7 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// The cells of a study with their runs that counted.
+/// Returns the cells of a study with their runs that count.
 fn study(directory: &Path) -> Result<Vec<Cell>> {
     let path = directory.join("study.json");
     let context = || {
@@ -299,7 +302,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
             .is_none_or(|last| last.id.as_ref() != Some(&planned.id))
         {
             cells.push(Cell {
-                told: attempt.work(),
+                reported_work: attempt.work(),
                 ..cell(planned)
             });
         }
@@ -386,13 +389,14 @@ fn run(
     all: &[Cell],
     predictions: &[(Option<String>, PredictionFile)],
 ) -> Run {
-    let (ranks, speed) = (cell.number("ranks"), cell.median());
+    let ranks = cell.number("ranks");
+    let speed = cell.median();
     let is_base = |other: &&Cell| {
         other.number("ranks") == 1
             && other.work() == cell.work()
             && other.number("batch_size_per_rank") == cell.fixed_batch()
     };
-    // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
+    // One rank sends nothing, so network and method may differ, but no other option.
     let may_differ = |key: &&str| SIZES.contains(key) || records::is_of_several(key);
     let is_alike = |other: &&Cell| {
         differences(&cell.settings, &other.settings)
@@ -406,7 +410,7 @@ fn run(
         .filter(is_base)
         .filter(is_alike);
     let base = alone.min_by_key(|other| differences(&cell.settings, &other.settings).len());
-    // What lies in a study stands for the study's own cells.
+    // A prediction in a study is for the study's own cells.
     let is_its =
         |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();
@@ -415,7 +419,7 @@ fn run(
         .filter(|(study, _)| is_its(study))
         .map(|(_, file)| file);
     for (file, record) in files.filter_map(|file| Some((file, predicted(cell, file)?))) {
-        // One that was made for a repetition stands for that alone, if it was there before that began.
+        // A prediction for a repetition counts if it was written before the repetition began.
         let measured = match record.repetition {
             Some(repetition) => {
                 let started = cell.started.get(&repetition).map(String::as_str);
@@ -447,7 +451,7 @@ fn run(
     }
 }
 
-/// The prediction for a cell: the one that names it, else one of the same configuration.
+/// Returns the prediction that names a cell, otherwise one of the same configuration.
 fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
     let is_named = |index: usize| {
         file.cell(index)
@@ -465,9 +469,9 @@ fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a Prediction
         && cell
             .network()
             .is_none_or(|network| *network == file.network.name)
-        && [&cell.settings, &cell.told]
+        && [&cell.settings, &cell.reported_work]
             .iter()
-            .all(|told| is_of_work(told, &file.work)))
+            .all(|work| is_of_work(work, &file.work)))
     {
         return None;
     }

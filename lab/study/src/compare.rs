@@ -1,0 +1,662 @@
+//! `trainer compare`: a study of the same job in other frameworks.
+//!
+//! In: frameworks, networks, ranks. Out: a study with a `framework` axis in the output directory; a
+//! table.
+//! Invariant: the study's file has all that the flags ask for; [`command::measure`] runs it like
+//! any other.
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 1, 2
+//! and 4.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use records::{Comparison, ComparisonRow, IMAGENET, Study};
+use toml::{Table, Value};
+
+use crate::command;
+use crate::directory;
+use crate::file::StudyFile;
+use crate::flags;
+use crate::journal::Records;
+use crate::plan;
+use crate::session::Options;
+use cluster::cores;
+use cluster::failure::{Failure, Outcome};
+use cluster::options::{self, Installing};
+use cluster::output::say;
+
+const DETAILS: &str = "\
+Example: trainer compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
+
+The output directory is that of a study: `trainer report` shows it, and the same command resumes it with the same
+program. Environments of other frameworks are made below --peers-dir where they are missing (PyTorch takes 5.5 GB,
+TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built with mpicxx). A throughput counts only if its losses after
+2 and 5 steps agree with Lockstep's. Each framework competes with the best of its usual settings (layout, compiler,
+allocator, buckets), found by one run of each option; --all-variants prints all. Ratios are taken within a round: the
+table shows their median and an interval that contains the true median with 95 %. Several ranks of Lockstep and of
+Horovod are always started by mpirun or srun.";
+
+/// Small images have 10 classes, and trainings start from weights for as many.
+const NUM_CLASSES: usize = 10;
+
+/// Longest epoch of a training, seconds.
+const EPOCH_LIMIT_S: usize = 3600;
+
+/// Flags of `trainer compare`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = DETAILS)]
+pub struct CompareArgs {
+    /// Other frameworks [default: pytorch,horovod,tensorflow,mxnet,jax]
+    #[arg(long, value_name = "LIST")]
+    with: Option<String>,
+
+    /// Networks: resnet<6n+2>; with PyTorch and Horovod also ImageNet's resnet18, 34, 50, 101, 152
+    /// [default: resnet20]
+    #[arg(long, value_name = "LIST")]
+    models: Option<String>,
+
+    /// Numbers of ranks [default: 1,2]
+    #[arg(long, value_name = "LIST")]
+    ranks: Option<String>,
+
+    /// Compute threads of a rank [default: 1]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    threads: Option<usize>,
+
+    /// Images of a rank's step [default: 128]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    batch_size_per_rank: Option<usize>,
+
+    /// Number formats: f32, bf16 or both [default: f32]
+    #[arg(long, value_name = "LIST")]
+    dtype: Option<String>,
+
+    /// Measured steps of a round [default: 8]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    steps: Option<usize>,
+
+    /// Steps before the measured ones [default: 2]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    warmup_steps: Option<usize>,
+
+    /// Rounds over all frameworks; intervals need 6 [default: 6]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    rounds: Option<usize>,
+
+    /// Settings of other frameworks: the best of the usual ones, or defaults [default: best]
+    #[arg(long, value_name = "NAME")]
+    peer_settings: Option<String>,
+
+    /// Print the settings that lost, too [default: off]
+    #[arg(long)]
+    all_variants: bool,
+
+    /// Launcher: plain, mpirun, srun, or hosts:RATE for emulated hosts, which need root [default:
+    /// plain]
+    #[arg(long, value_name = "NAME")]
+    launcher: Option<String>,
+
+    /// Epochs of trainings on images, for accuracy [default: none]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    epochs: Option<usize>,
+
+    /// Seeds of these trainings [default: 3]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    seeds: Option<usize>,
+
+    /// Folder of their images: train/<class>/* and test/<class>/* [default: none]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Directory of the results [default: runs/comparison]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Remove the results in --output and measure again [default: off]
+    #[arg(long)]
+    again: bool,
+
+    /// Folder of the environments [default: ~/.cache/lockstep/peers]
+    #[arg(long, value_name = "DIR")]
+    peers_dir: Option<PathBuf>,
+
+    /// Another built trainer [default: this program]
+    #[arg(long, value_name = "FILE")]
+    trainer: Option<PathBuf>,
+
+    /// Limit of a measurement, seconds [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = options::count)]
+    timeout: Option<usize>,
+
+    /// Cores that others may use during a run [default: 0.2]
+    #[arg(long, value_name = "CORES")]
+    quiet_cores: Option<f64>,
+
+    /// Attempts at a disturbed or failed measurement [default: 3]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    attempts: Option<usize>,
+
+    /// Permission to make environments.
+    #[command(flatten)]
+    installing: Installing,
+}
+
+impl CompareArgs {
+    /// Measures what the output directory does not have, in turn with the other frameworks.
+    ///
+    /// # Errors
+    /// Flags that contradict each other; Lockstep's own measurement failed. What another framework
+    /// lacks is a gap in the table.
+    pub fn run(&self) -> Outcome {
+        let text = self.study()?;
+        let file = StudyFile::read("trainer compare", &text, &Table::new())?;
+        let cells = plan::cells(&file)?;
+        let chosen: Vec<_> = cells.iter().collect();
+        let trainer = options::trainer(self.trainer.as_deref())?;
+        let directory = self
+            .output
+            .as_deref()
+            .unwrap_or(Path::new("runs/comparison"));
+        directory::check(directory)?;
+        flags::check(&file, &trainer, &chosen)?;
+        if self.again {
+            directory::clear(directory)?;
+        }
+        let options = Options {
+            checks_quiet: true,
+            again_disturbed: false,
+        };
+        let (failed, directory) =
+            command::measure(&file, &cells, &chosen, directory, &trainer, options)?;
+        let study = command::earlier(&directory).unwrap_or_default();
+        self.print(&study, &directory)?;
+        match failed.first() {
+            None => Ok(()),
+            Some(cell) => Err(Failure::Failed(format!(
+                "{cell}: Lockstep's own measurement failed. See `why` in {}/records.jsonl.",
+                directory.display()
+            ))),
+        }
+    }
+
+    fn print(&self, study: &Study, directory: &Path) -> Outcome {
+        let records = Records::open(directory)?;
+        let comparison = Comparison::of(study, records.lines()).unwrap_or_default();
+        say!("\n{}", table(&comparison.rows).trim_end());
+        if self.all_variants && !comparison.sweep.is_empty() {
+            say!("\n{}", table(&comparison.sweep).trim_end());
+        }
+        for course in &comparison.accuracy {
+            let last = course.epochs.last().and_then(|epoch| epoch.test_top1);
+            let result = match (last, &course.gap) {
+                (Some(share), _) => format!("{:.1} % of the test images", 100.0 * share),
+                (None, gap) => format!("gap: {}", gap.as_deref().unwrap_or("no epochs")),
+            };
+            say!(
+                "{} {} {}, seed {}: {result}",
+                course.framework,
+                course.model,
+                course.dtype,
+                course.seed
+            );
+        }
+        say!(
+            "\nwritten: {0}; see it with `trainer report {0}`",
+            directory.display()
+        );
+        Ok(())
+    }
+
+    /// Returns the text of the study's file.
+    fn study(&self) -> Outcome<String> {
+        let with = self
+            .with
+            .as_deref()
+            .unwrap_or("pytorch,horovod,tensorflow,mxnet,jax");
+        let mut frameworks = vec!["lockstep".to_owned()];
+        if !with.trim().is_empty() {
+            frameworks.extend(words("--with", with)?);
+        }
+        let frameworks = texts(&frameworks);
+        let models = words("--models", self.models.as_deref().unwrap_or("resnet20"))?;
+        let dtypes = texts(&words("--dtype", self.dtype.as_deref().unwrap_or("f32"))?);
+        let mut ranks = Vec::new();
+        for word in words("--ranks", self.ranks.as_deref().unwrap_or("1,2"))? {
+            match word.parse::<i64>() {
+                Ok(count) if count > 0 => ranks.push(Value::Integer(count)),
+                _ => {
+                    let text = format!("--ranks: expected whole numbers from 1, got `{word}`");
+                    return Err(Failure::Usage(text));
+                }
+            }
+        }
+        let launcher = self.launcher.as_deref().unwrap_or("plain");
+        let place = match launcher.split_once(':') {
+            Some(_) => ("network", launcher),
+            None => ("launcher", launcher),
+        };
+        let model = |model: &String| {
+            let mut together = Table::new();
+            together.insert("model".to_owned(), Value::from(model.as_str()));
+            if IMAGENET.contains(&model.as_str()) {
+                together.insert("image_size".to_owned(), Value::Integer(224));
+                together.insert("num_classes".to_owned(), Value::Integer(1000));
+            }
+            Value::Table(together)
+        };
+        let count =
+            |given: Option<usize>, default: usize| Value::Integer(given.unwrap_or(default) as i64);
+        let batch = count(self.batch_size_per_rank, 128);
+        let bench = table_of([
+            ("framework", frameworks.clone()),
+            ("model", Value::Array(models.iter().map(model).collect())),
+            ("dtype", dtypes.clone()),
+            ("ranks", Value::Array(ranks)),
+            ("threads", count(self.threads, 1)),
+            ("batch_size_per_rank", batch.clone()),
+            ("steps", count(self.steps, 8)),
+            ("warmup_steps", count(self.warmup_steps, 2)),
+            (place.0, Value::from(place.1)),
+        ]);
+        let mut matrices = vec![bench];
+        let mut limit_s = self.timeout.unwrap_or(300);
+        if let Some((epochs, data_dir)) = self.images()? {
+            limit_s = limit_s.max(EPOCH_LIMIT_S * epochs);
+            matrices.push(table_of([
+                ("kind", Value::from("train")),
+                ("framework", frameworks),
+                ("model", texts(&models)),
+                ("dtype", dtypes),
+                ("threads", Value::Integer(cores::available() as i64)),
+                ("batch_size_per_rank", batch),
+                ("epochs", Value::Integer(epochs as i64)),
+                ("data_dir", Value::from(data_dir.display().to_string())),
+                ("repetitions", count(self.seeds, 3)),
+            ]));
+        }
+        let settings = self.peer_settings.as_deref().unwrap_or("best");
+        let mut peers = Table::new();
+        peers.insert("settings".to_owned(), Value::from(settings));
+        peers.insert(
+            "install".to_owned(),
+            Value::from(!self.installing.no_install),
+        );
+        if let Some(folder) = &self.peers_dir {
+            let folder = std::path::absolute(folder)
+                .map_err(|error| Failure::Usage(format!("--peers-dir: {error}")))?;
+            peers.insert(
+                "folder".to_owned(),
+                Value::from(folder.display().to_string()),
+            );
+        }
+        let file = table_of([
+            ("name", Value::from("comparison")),
+            ("title", Value::from("The same job in other frameworks")),
+            ("about", Value::from("Written by `trainer compare`.")),
+            ("repetitions", count(self.rounds, 6)),
+            ("attempts", count(self.attempts, 3)),
+            ("quiet_cores", Value::Float(self.quiet_cores.unwrap_or(0.2))),
+            ("quiet_patience_s", Value::Integer(30)),
+            ("limit_s", Value::Integer(limit_s as i64)),
+            ("peers", Value::Table(peers)),
+            (
+                "matrix",
+                Value::Array(matrices.into_iter().map(Value::Table).collect()),
+            ),
+        ]);
+        toml::to_string(&file).map_err(|error| Failure::Failed(error.to_string()))
+    }
+
+    /// Returns the epochs and the folder of the trainings, if they are asked for.
+    fn images(&self) -> Outcome<Option<(usize, PathBuf)>> {
+        let refused = |text: &str| Err(Failure::Usage(text.to_owned()));
+        let (epochs, folder) = match (self.epochs, &self.data_dir) {
+            (None, None) if self.seeds.is_some() => {
+                return refused("--seeds has no effect without --epochs and --data-dir. Add both.");
+            }
+            (None, None) => return Ok(None),
+            (Some(_), None) => return refused("--epochs needs the images: add --data-dir."),
+            (None, Some(_)) => {
+                return refused("--data-dir has no effect without --epochs. Add --epochs.");
+            }
+            (Some(epochs), Some(folder)) => (epochs, folder),
+        };
+        let failed = |error: std::io::Error| {
+            Failure::Usage(format!("--data-dir: {}: {error}", folder.display()))
+        };
+        // Absolute, as records name the folder and peers may start elsewhere.
+        let folder = std::path::absolute(folder).map_err(failed)?;
+        for split in ["train", "test"] {
+            if !folder.join(split).is_dir() {
+                return Err(Failure::Usage(format!(
+                    "--data-dir: {}: no {split} (expected train/<class>/* and test/<class>/*)",
+                    folder.display()
+                )));
+            }
+        }
+        let entries = fs::read_dir(folder.join("train")).map_err(failed)?;
+        let mut num_classes = 0;
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            num_classes += usize::from(entry.path().is_dir() && !is_hidden);
+        }
+        if num_classes != NUM_CLASSES {
+            return Err(Failure::Usage(format!(
+                "--data-dir: {}: the initial weights have {NUM_CLASSES} classes (expected {NUM_CLASSES} class folders \
+                 in train, got {num_classes})",
+                folder.display()
+            )));
+        }
+        Ok(Some((epochs, folder)))
+    }
+}
+
+/// Returns the words of a comma-separated list, each once.
+fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
+    let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
+    for (index, word) in words.iter().enumerate() {
+        if word.is_empty() {
+            let text = format!("{flag}: expected words between the commas, got `{list}`");
+            return Err(Failure::Usage(text));
+        }
+        if words[..index].contains(word) {
+            return Err(Failure::Usage(format!(
+                "{flag}: `{word}` is given twice. Keep one."
+            )));
+        }
+    }
+    Ok(words)
+}
+
+fn texts(words: &[String]) -> Value {
+    Value::Array(
+        words
+            .iter()
+            .map(|word| Value::from(word.as_str()))
+            .collect(),
+    )
+}
+
+fn table_of<const N: usize>(entries: [(&str, Value); N]) -> Table {
+    let entries = entries
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value));
+    entries.collect()
+}
+
+/// Returns the rows as Markdown: in each job ours first, then what counts by its speed, then the
+/// rest.
+fn table(rows: &[ComparisonRow]) -> String {
+    let mut text = "\
+| model | dtype | ranks | framework | launcher | images/s | of Lockstep (95 %) | speedup (95 %) | memory, MiB | note |
+|---|---|---|---|---|---|---|---|---|---|
+"
+    .to_owned();
+    let mut sorted: Vec<&ComparisonRow> = rows.iter().collect();
+    sorted.sort_by(|a, b| {
+        let job = |row: &ComparisonRow| (row.model.clone(), row.dtype.clone(), row.ranks);
+        let place = |row: &ComparisonRow| (!row.is_ours(), !row.counts, row.speed().is_none());
+        let by_speed = b
+            .speed()
+            .unwrap_or(0.0)
+            .total_cmp(&a.speed().unwrap_or(0.0));
+        job(a)
+            .cmp(&job(b))
+            .then(place(a).cmp(&place(b)))
+            .then(by_speed)
+    });
+    for row in sorted {
+        let setting: Vec<String> = row
+            .setting
+            .iter()
+            .map(|(name, option)| format!(" {name} {option}"))
+            .collect();
+        let estimate = |estimate: Option<records::Estimate>| {
+            estimate.map_or("–".to_owned(), |of| of.shown(2))
+        };
+        let memory = row.most(|round| round.peak_memory_bytes_rank);
+        let mut notes: Vec<String> = row
+            .gap
+            .iter()
+            .map(|gap| format!("gap: {}", gap.replace('|', "/")))
+            .collect();
+        match row.loss_agrees {
+            Some(false) => notes.push("other losses: does not count".to_owned()),
+            None if !row.rounds.is_empty() => {
+                notes.push("no losses to compare with: does not count".to_owned())
+            }
+            _ => {}
+        }
+        let disturbed = row.rounds.iter().filter(|round| round.is_disturbed).count();
+        if disturbed > 0 {
+            notes.push(format!(
+                "{disturbed} of {} rounds disturbed",
+                row.rounds.len()
+            ));
+        }
+        text.push_str(&format!(
+            "| {} | {} | {}x{} | {}{} | {} | {} | {} | {} | {} | {} |\n",
+            row.model,
+            row.dtype,
+            row.ranks,
+            row.threads,
+            row.framework,
+            setting.join(","),
+            row.launcher,
+            row.speed().map_or("–".to_owned(), records::rate),
+            estimate(row.ratio),
+            estimate(row.speedup),
+            memory.map_or("–".to_owned(), |bytes| (bytes >> 20).to_string()),
+            notes.join("; "),
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    /// A command line with only this command.
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        compare: CompareArgs,
+    }
+
+    fn args(line: &str) -> CompareArgs {
+        let words = std::iter::once("compare").chain(line.split_whitespace());
+        CommandLine::try_parse_from(words).unwrap().compare
+    }
+
+    fn cells(line: &str) -> Outcome<Vec<crate::cell::Cell>> {
+        let text = args(line).study()?;
+        plan::cells(&StudyFile::read("trainer compare", &text, &Table::new())?)
+    }
+
+    fn ids(line: &str) -> Vec<String> {
+        cells(line)
+            .unwrap()
+            .into_iter()
+            .map(|cell| cell.id)
+            .collect()
+    }
+
+    #[test]
+    fn a_command_line_is_a_study_with_a_framework_axis() {
+        assert_eq!(
+            cells("").unwrap().len(),
+            6 * 2,
+            "all frameworks on 1 and 2 ranks"
+        );
+        assert_eq!(cells("").unwrap()[0].repetitions, 6);
+        assert_eq!(
+            ids("--with jax --ranks 2,1 --dtype bf16"),
+            [
+                "lockstep-resnet20-bf16-b128-r2-machine",
+                "lockstep-resnet20-bf16-b128-r1-machine",
+                "jax-resnet20-bf16-b128-r2-machine",
+                "jax-resnet20-bf16-b128-r1-machine",
+            ]
+        );
+        let on_hosts = cells("--with pytorch --ranks 1,2 --launcher hosts:1gbit").unwrap();
+        let launchers: Vec<String> = on_hosts
+            .iter()
+            .map(|cell| cell.setting("launcher"))
+            .collect();
+        assert_eq!(launchers, ["plain", "hosts", "plain", "hosts"]);
+        let imagenet =
+            cells("--models resnet44,resnet50 --with pytorch,horovod --ranks 1").unwrap();
+        let arguments = imagenet.iter().map(|cell| cell.arguments.join(" "));
+        let arguments: Vec<String> = arguments.filter(|line| line.contains("224")).collect();
+        assert!(arguments[0].contains("--model resnet50"), "{arguments:?}");
+        assert_eq!(arguments.len(), 1, "peers read the job");
+    }
+
+    #[test]
+    fn trainings_use_the_test_split_also_beside_a_val_split_and_need_ten_classes() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = format!(
+            "--with jax --epochs 2 --data-dir {}",
+            folder.path().display()
+        );
+        for split in ["train/.hidden", "test", "val"] {
+            fs::create_dir_all(folder.path().join(split)).unwrap();
+        }
+        for (num_classes, got) in [(2, Some("got 2")), (10, None), (11, Some("got 11"))] {
+            for class in 0..num_classes {
+                let class = folder.path().join(format!("train/{class}"));
+                fs::create_dir_all(class).unwrap();
+            }
+            match (cells(&line), got) {
+                (Ok(cells), None) => {
+                    let ours = &cells[4];
+                    let words = ours.arguments.join(" ");
+                    assert!(
+                        words.starts_with("train ") && words.contains("--eval-split test"),
+                        "{words}"
+                    );
+                    assert_eq!(ours.repetitions, 3, "a repetition is a seed");
+                    assert!(
+                        cells[5]
+                            .arguments
+                            .join(" ")
+                            .contains("--epochs 2 --data-dir")
+                    );
+                }
+                (Err(failure), Some(got)) => {
+                    assert!(
+                        failure.exit_code() == 2 && failure.to_string().contains(got),
+                        "{failure}"
+                    );
+                }
+                (cells, _) => panic!("{num_classes} classes: {cells:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_its_key() {
+        for (line, part) in [
+            ("--models resnet21", "model: expected resnet<6n+2>"),
+            ("--models resnet50", "expected pytorch or horovod"),
+            (
+                "--models resnet20,resnet20",
+                "--models: `resnet20` is given twice",
+            ),
+            (
+                "--with caffe",
+                "framework: expected one of lockstep, pytorch",
+            ),
+            ("--ranks 0", "--ranks"),
+            ("--ranks 1,,2", "--ranks"),
+            ("--dtype f16", "dtype"),
+            ("--launcher ssh", "launcher: expected plain, mpirun or srun"),
+            ("--launcher hosts:fast --ranks 2", "200mbit"),
+            ("--peer-settings worst", "unknown variant `worst`"),
+            ("--seeds 3", "--epochs"),
+            ("--quiet-cores=-1", "quiet_cores"),
+            ("--epochs 2", "--data-dir"),
+            ("--data-dir /tmp", "--epochs"),
+            ("--epochs 2 --data-dir /nowhere", "no train"),
+            ("--steps 3 --warmup-steps 2", "at least 6"),
+        ] {
+            let failure = cells(line).unwrap_err();
+            assert_eq!(failure.exit_code(), 2, "{line}");
+            assert!(failure.to_string().contains(part), "{line}: {failure}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_a_named_gap_and_a_failure_of_ours_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let trainer = folder.path().join("trainer");
+        let script = "#!/bin/sh\n[ \"$2\" = --help ] && printf -- '  --device\\n  --model\\n  --dtype\\n  --threads\\n  --batch-size-per-rank\\n  --steps\\n  --warmup-steps\\n  --json\\n'\nexit 0\n";
+        cluster::run_directory::write(&trainer, script).unwrap();
+        std::process::Command::new("chmod")
+            .arg("+x")
+            .arg(&trainer)
+            .status()
+            .unwrap();
+        let line = format!(
+            "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer {0}/trainer --quiet-cores 1e9 --rounds 1 --attempts 1",
+            folder.path().display()
+        );
+        let failure = args(&line).run().unwrap_err().to_string();
+        assert!(failure.contains("own measurement failed"), "{failure}");
+        let out = folder.path().join("out");
+        let study = command::earlier(&out).unwrap();
+        let records = Records::open(&out).unwrap();
+        let rows = Comparison::of(&study, records.lines()).unwrap().rows;
+        let gap = |framework: &str| {
+            let row = rows.iter().find(|row| row.framework == framework).unwrap();
+            row.gap.clone().unwrap()
+        };
+        assert!(gap("JAX").contains("not installed"), "{}", gap("JAX"));
+        assert!(
+            gap("Horovod").contains("it is PyTorch"),
+            "{}",
+            gap("Horovod")
+        );
+        assert!(gap("Lockstep").contains("JSON"), "{}", gap("Lockstep"));
+    }
+
+    #[test]
+    fn ours_comes_first_then_what_counts_by_speed_then_the_rest_with_its_reason() {
+        let row = |framework: &str, speed: f64, counts: bool, gap: Option<&str>| ComparisonRow {
+            framework: framework.to_owned(),
+            counts,
+            loss_agrees: Some(counts),
+            gap: gap.map(str::to_owned),
+            rounds: match gap {
+                None => vec![records::Round {
+                    images_per_second: speed,
+                    ..Default::default()
+                }],
+                Some(_) => Vec::new(),
+            },
+            ..ComparisonRow::default()
+        };
+        let rows = [
+            row("MXNet", 0.0, true, Some("no Python | 3.9")),
+            row("JAX", 900.0, false, None),
+            row("TensorFlow", 50.0, true, None),
+            row("PyTorch DDP", 70.0, true, None),
+            row("Lockstep", 60.0, true, None),
+        ];
+        let text = table(&rows);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        for (line, name) in
+            lines
+                .iter()
+                .zip(["Lockstep", "PyTorch DDP", "TensorFlow", "MXNet", "JAX"])
+        {
+            assert!(line.contains(&format!("| {name} |")), "{line}");
+            assert_eq!(line.matches('|').count(), 11, "{line}");
+        }
+        assert!(lines[3].contains("gap: no Python / 3.9") && lines[4].contains("does not count"));
+    }
+}

@@ -1,0 +1,112 @@
+//! The frameworks that do the same job, and the requirements of each.
+//!
+//! In: a name in a study file. Out: [`Framework`].
+//! Invariant: pure data; the names are those that `lab/peers/run.py` takes.
+
+/// A framework of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Framework {
+    Lockstep,
+    PyTorch,
+    Horovod,
+    TensorFlow,
+    MxNet,
+    Jax,
+}
+
+impl Framework {
+    pub(crate) const ALL: [Framework; 6] = [
+        Framework::Lockstep,
+        Framework::PyTorch,
+        Framework::Horovod,
+        Framework::TensorFlow,
+        Framework::MxNet,
+        Framework::Jax,
+    ];
+
+    /// Name in study files and command lines.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Framework::Lockstep => "lockstep",
+            Framework::PyTorch => "pytorch",
+            Framework::Horovod => "horovod",
+            Framework::TensorFlow => "tensorflow",
+            Framework::MxNet => "mxnet",
+            Framework::Jax => "jax",
+        }
+    }
+
+    pub(crate) fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.word() == word)
+    }
+
+    pub(crate) fn is_ours(self) -> bool {
+        self == Framework::Lockstep
+    }
+
+    /// Module that can be imported in an installed environment.
+    pub(crate) fn module(self) -> &'static str {
+        match self {
+            Framework::PyTorch => "torch",
+            Framework::Horovod => "horovod.torch",
+            other => other.word(),
+        }
+    }
+
+    /// Files below `lab/peers/requirements` to install, in order.
+    pub(crate) fn requirements(self) -> Vec<&'static str> {
+        match self {
+            Framework::Horovod => vec!["pytorch", "horovod"],
+            other => vec![other.word()],
+        }
+    }
+
+    /// Framework that does the job on one rank. Horovod is built for the installed PyTorch, and
+    /// both share an environment.
+    pub(crate) fn on_one_rank(self) -> Framework {
+        match self {
+            Framework::Horovod => Framework::PyTorch,
+            other => other,
+        }
+    }
+
+    /// First and last minor version of Python 3 with wheels of the pinned packages.
+    pub(crate) fn python(self) -> (u32, u32) {
+        match self {
+            Framework::MxNet => (9, 9),
+            _ => (11, 13),
+        }
+    }
+
+    /// Reason why the framework cannot do a job at all.
+    pub(crate) fn refusal(self, dtype: &str, ranks: usize) -> Option<&'static str> {
+        match self {
+            Framework::MxNet if dtype != "f32" => {
+                Some("its CPU operations have no training path for bf16")
+            }
+            Framework::Horovod if ranks == 1 => Some("on 1 rank it is PyTorch"),
+            _ => None,
+        }
+    }
+
+    /// Returns whether several ranks find each other only through MPI.
+    pub(crate) fn needs_mpi(self) -> bool {
+        matches!(self, Framework::Lockstep | Framework::Horovod)
+    }
+
+    /// Returns whether the scripts have ImageNet's networks.
+    pub(crate) fn has_imagenet(self) -> bool {
+        matches!(
+            self,
+            Framework::Lockstep | Framework::PyTorch | Framework::Horovod
+        )
+    }
+
+    /// Processes besides the ranks.
+    pub(crate) fn roles(self, ranks: usize) -> &'static [&'static str] {
+        match self {
+            Framework::MxNet if ranks > 1 => &["scheduler", "server"],
+            _ => &[],
+        }
+    }
+}

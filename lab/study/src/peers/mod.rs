@@ -1,0 +1,216 @@
+//! Other frameworks on the same job: their environments, scripts, settings and processes.
+//!
+//! In: a [`Cell`] with a framework. Out: prepared commands, the result of a run, or the reason for
+//! a gap.
+//! Invariant: all frameworks have the same network, initial weights, batches, optimizer and steps,
+//! written once by our trainer. The scripts of `lab/peers/` are part of this program.
+
+mod framework;
+mod install;
+mod result;
+mod scripts;
+mod search;
+mod setting;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cluster::cores;
+use cluster::failure::{Failure, Outcome};
+use cluster::hosts::Hosts;
+
+pub(crate) use self::framework::Framework;
+pub(crate) use self::install::last_line;
+pub(crate) use self::result::{our_epochs, peer_result};
+pub(crate) use self::setting::Setting;
+
+use self::install::Installer;
+use self::scripts::Scripts;
+use crate::cell::{Cell, Place};
+use crate::file::{Kind, PeersTable, StudyFile};
+
+/// Variable with the number of a rank that no launcher numbers; `lab/peers/ranks.py` reads it.
+pub(crate) const RANK: &str = "LOCKSTEP_PEER_RANK";
+
+/// The frameworks of a study that can be started.
+pub(crate) struct Peers {
+    scripts: Scripts,
+    /// Python of each framework, or the reason why it cannot be had.
+    pythons: BTreeMap<Framework, Result<PathBuf, String>>,
+}
+
+impl Peers {
+    /// Writes the scripts and installs what the cells need.
+    ///
+    /// # Errors
+    /// The directory holds results of other scripts.
+    pub(crate) fn prepare(file: &StudyFile, cells: &[&Cell], study: &Path) -> Outcome<Self> {
+        let scripts = Scripts::of_study(&study.join("peers"))?;
+        let table = &file.peers;
+        let forbidden = std::env::var("LOCKSTEP_NO_INSTALL").unwrap_or_default();
+        let is_forbidden = !["", "0", "false"].contains(&forbidden.as_str());
+        let installer = Installer {
+            folder: &table.folder()?,
+            scripts: &scripts,
+            may_install: table.install && !is_forbidden,
+        };
+        let mut pythons = BTreeMap::new();
+        for framework in cells.iter().filter_map(|cell| cell.peer()) {
+            pythons
+                .entry(framework)
+                .or_insert_with(|| installer.python(framework));
+        }
+        Ok(Peers { scripts, pythons })
+    }
+
+    /// Returns the reason why a cell cannot be run.
+    pub(crate) fn gap(&self, cell: &Cell) -> Option<String> {
+        let framework = cell.peer()?;
+        let refusal = framework.refusal(&cell.setting("dtype"), cell.ranks);
+        let has_servers = !framework.roles(cell.ranks).is_empty();
+        let on_hosts = (matches!(cell.place, Place::Hosts { .. }) && has_servers)
+            .then_some("its scheduler and server are not started on emulated hosts");
+        let python = self.pythons.get(&framework)?;
+        let refusal = refusal.or(on_hosts).map(str::to_owned);
+        refusal.or_else(|| python.as_ref().err().cloned())
+    }
+
+    /// Returns the program and words of all processes of a cell.
+    ///
+    /// # Errors
+    /// A gap; no free port.
+    pub(crate) fn words(
+        &self,
+        cell: &Cell,
+        words: &[String],
+        job: &Path,
+        directory: &Path,
+        hosts: Option<&Hosts>,
+    ) -> Outcome<(PathBuf, Vec<String>)> {
+        let framework = cell.peer().unwrap_or(Framework::PyTorch);
+        let python = match self.pythons.get(&framework) {
+            Some(Ok(python)) => python.clone(),
+            other => {
+                let reason = other.and_then(|python| python.clone().err());
+                return Err(Failure::Failed(reason.unwrap_or_default()));
+            }
+        };
+        // -B: Python writes nothing into the folder of the scripts.
+        let script = self.scripts.path("run.py").display().to_string();
+        let mut all = vec!["-B".to_owned(), script];
+        all.extend(words.iter().cloned());
+        let pairs = [
+            ("--ranks", cell.ranks.to_string()),
+            ("--threads", cell.threads.to_string()),
+            ("--rendezvous", addresses(cell.ranks, hosts)?.join(",")),
+            ("--job", job.display().to_string()),
+            ("--output", directory.display().to_string()),
+        ];
+        for (flag, value) in pairs {
+            all.extend([flag.to_owned(), value]);
+        }
+        all.extend(cell.chosen.words());
+        Ok((python, all))
+    }
+
+    /// Returns the servers of a cell: on their own core where the ranks leave one.
+    pub(crate) fn servers(cell: &Cell, python: &Path, words: &[String]) -> Vec<Command> {
+        let roles = cell.peer().map_or(&[][..], |peer| peer.roles(cell.ranks));
+        let server = |role: &&str| {
+            let mut command = match leaves_a_core(cell) {
+                true => cores::pinned(python, cell.ranks * cell.threads, 1),
+                false => Command::new(python),
+            };
+            command.args(words).args(["--role", role]);
+            command
+        };
+        roles.iter().map(server).collect()
+    }
+}
+
+/// Returns whether the ranks leave a core for servers.
+pub(crate) fn leaves_a_core(cell: &Cell) -> bool {
+    cell.ranks * cell.threads < cores::available()
+}
+
+/// Returns the words with which our trainer writes the files of a cell's job.
+pub(crate) fn job_words(cell: &Cell, seed: u64, folder: &Path) -> Vec<String> {
+    let batch = cell.setting("batch_size_per_rank");
+    let model = cell.setting("model");
+    let threads = cell.threads.to_string();
+    let seed = seed.to_string();
+    let folder = folder.display().to_string();
+    let mut words = vec!["bench", "--device", "flex", "--dtype", "f32"];
+    words.extend(["--model", &model, "--batch-size-per-rank", &batch]);
+    words.extend(["--threads", &threads, "--seed", &seed]);
+    words.extend([
+        "--steps",
+        "1",
+        "--warmup-steps",
+        "0",
+        "--export-job",
+        &folder,
+    ]);
+    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+    for key in ["image_size", "num_classes"] {
+        let value = cell.setting(key);
+        if !value.is_empty() && cell.kind == Kind::Bench {
+            words.extend([format!("--{}", key.replace('_', "-")), value]);
+        }
+    }
+    words
+}
+
+/// Returns an address for each rank: on its emulated host, otherwise on this machine.
+fn addresses(ranks: usize, hosts: Option<&Hosts>) -> Outcome<Vec<String>> {
+    let failed =
+        |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
+    // All are held until all are found, so that none is found twice.
+    let held: Vec<TcpListener> = (0..ranks)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<Result<_, _>>()
+        .map_err(failed)?;
+    let mut addresses = Vec::new();
+    for (rank, listener) in held.iter().enumerate() {
+        let port = listener.local_addr().map_err(failed)?.port();
+        let host = hosts.map_or("127.0.0.1".to_owned(), |hosts| hosts.address(rank));
+        addresses.push(format!("{host}:{port}"));
+    }
+    Ok(addresses)
+}
+
+impl PeersTable {
+    /// Folder of the virtual environments: large, and shared by all comparisons.
+    fn folder(&self) -> Outcome<PathBuf> {
+        if let Some(folder) = &self.folder {
+            return Ok(folder.clone());
+        }
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cache = variable("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")));
+        let cache = cache.ok_or_else(|| {
+            Failure::Usage(
+                "neither XDG_CACHE_HOME nor HOME is set, so that there is no folder for the environments of \
+                 other frameworks. Set one, or name a folder: --peers-dir, [peers] folder."
+                    .to_owned(),
+            )
+        })?;
+        Ok(cache.join("lockstep/peers"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_an_address_of_its_own() {
+        let mut addresses = addresses(5, None).unwrap();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 5);
+    }
+}
