@@ -12,7 +12,7 @@ use cluster::failure::{Failure, Outcome};
 use cluster::process;
 use serde_json::Value;
 
-use crate::at::at;
+use crate::at;
 use crate::probe::Found;
 
 /// Presence of MPI in a build.

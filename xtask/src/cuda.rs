@@ -14,7 +14,7 @@ use std::process::Command;
 use cluster::failure::Outcome;
 use cluster::process;
 
-use crate::at::at;
+use crate::at;
 use crate::cargo;
 use crate::program;
 use crate::suite::{Checked, Ended};

@@ -13,7 +13,7 @@ use cluster::failure::{Failure, Outcome};
 use cluster::options::Installing;
 use cluster::process;
 
-use crate::at::at;
+use crate::at;
 use crate::cargo;
 use crate::cuda::{self, Built};
 use crate::program;

@@ -5,7 +5,6 @@
 //! first command of a fresh clone starts within half a minute.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // This program prints for the developer.
 
-mod at;
 mod book;
 mod cargo;
 mod chaos;
@@ -27,10 +26,12 @@ mod tensorboard;
 mod tidy;
 mod train;
 
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use cluster::failure::Outcome;
+use cluster::failure::{Failure, Outcome};
 
 /// Automation of this workspace.
 #[derive(Debug, Parser)]
@@ -90,6 +91,11 @@ fn run(command: &Command) -> Outcome {
         Command::Book => book::run(),
         Command::Dist(args) => args.run(),
     }
+}
+
+/// Adds the path to an error of the file system.
+fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Failed(format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

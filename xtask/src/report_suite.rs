@@ -11,7 +11,7 @@ use std::process::Command;
 use cluster::options::Installing;
 use cluster::probe;
 
-use crate::at::at;
+use crate::at;
 use crate::packages::Need;
 use crate::setup;
 use crate::suite::{self, Check, Checked, Ended, Stop, Suite, expect};

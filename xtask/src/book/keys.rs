@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cluster::failure::Outcome;
 
-use crate::at::at;
+use crate::at;
 
 const HEAD: &str = "# Every key of every file
 

@@ -11,7 +11,7 @@ use std::process::Command;
 use cluster::failure::Outcome;
 use cluster::{probe, process};
 
-use crate::at::at;
+use crate::at;
 use crate::cargo::{self, Mpi};
 use crate::probe::Found;
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::CADENCE;
 use super::fault::{Fault, Kind};
 use super::life::Lived;
-use crate::at::at;
+use crate::at;
 use crate::suite::run::Run;
 use crate::suite::{Checked, checkpoints};
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use cluster::failure::{Failure, Outcome};
 use serde_json::{Value, json};
 
-use crate::at::at;
+use crate::at;
 use crate::cargo::{self, Mpi};
 
 /// Starts of the names of files with a licence, in small letters.

@@ -17,7 +17,7 @@ use cluster::options::Installing;
 use cluster::process;
 use serde_json::Value;
 
-use crate::at::at;
+use crate::at;
 use crate::cargo::{self, Mpi};
 use crate::program;
 use crate::setup;

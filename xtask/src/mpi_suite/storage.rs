@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::at::at;
+use crate::at;
 use crate::suite::disk::Disk;
 use crate::suite::run::LIMIT_S;
 use crate::suite::{Check, Checked, Suite};

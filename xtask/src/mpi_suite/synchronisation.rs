@@ -9,7 +9,7 @@ use std::process::Command;
 use cluster::json;
 use cluster::mpirun::Mpirun;
 
-use crate::at::at;
+use crate::at;
 use crate::suite::run::{EXACT, LIMIT_S, Run};
 use crate::suite::start::Launcher;
 use crate::suite::{Check, Checked, Stop, Suite, same};

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use cluster::json;
 use cluster::probe;
 
-use crate::at::at;
+use crate::at;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Check, Checked, Ended, Suite};
 

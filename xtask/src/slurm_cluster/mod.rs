@@ -118,7 +118,7 @@ impl Cluster {
     /// Starts a cluster in the folder, after stopping one that an interrupted run left there.
     pub(crate) fn start(folder: &Path) -> Outcome<Self> {
         Self::stop_in(folder)?;
-        std::fs::create_dir_all(folder).map_err(crate::at::at(folder))?;
+        std::fs::create_dir_all(folder).map_err(crate::at(folder))?;
         // From here on a failure stops the daemons that have started.
         let cluster = Self::at(folder)?;
         process::run(script(&["start"], folder))?;

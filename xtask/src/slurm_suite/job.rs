@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::slurm;
-use crate::at::at;
+use crate::at;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Checked, Stop, Suite, read};
 

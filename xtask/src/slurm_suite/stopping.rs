@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::job::BatchJob;
 use super::{quick, undisturbed};
-use crate::at::at;
+use crate::at;
 use crate::chaos;
 use crate::suite::run::Run;
 use crate::suite::{Check, Checked, Suite};

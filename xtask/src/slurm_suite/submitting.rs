@@ -95,7 +95,8 @@ fn study_killed_and_resumed(suite: &Suite) -> Checked {
     let cluster = suite.cluster()?;
     let command = || study.command(cluster.command(&suite.trainer));
     let journal = || fs::read_to_string(study.folder.join("slurm-jobs.jsonl")).unwrap_or_default();
-    let has_both = || journal().lines().count() == 2;
+    let is_job = |line: &&str| !line.is_empty();
+    let has_both = || journal().lines().filter(is_job).count() == 2;
     let kill = |process| Ok(process::send_signal(process, "KILL")?);
     let (_, sent) = disturbed(suite, command(), "study", has_both, kill)?;
     sent?;

@@ -10,7 +10,7 @@ use cluster::mpirun::Mpirun;
 use cluster::process;
 
 use super::{Context, Lane, Stage, TestArgs, When, this_program};
-use crate::at::at;
+use crate::at;
 use crate::cargo::{self, Mpi};
 use crate::suite::{Checked, Stop};
 use crate::{cuda, mpi_choice, mpi_suite, report_suite};

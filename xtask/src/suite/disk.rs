@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Checked, Stop};
-use crate::at::at;
+use crate::at;
 use crate::packages::{as_root, succeeds};
 
 /// File that takes the free space.

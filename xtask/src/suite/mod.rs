@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use cluster::failure::{Failure, Outcome};
 use cluster::process::{self, Finished, Running};
 
-use crate::at::at;
+use crate::at;
 pub(crate) use start::Suite;
 
 /// A claim, and the function that checks it.

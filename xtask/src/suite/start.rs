@@ -14,7 +14,7 @@ use cluster::mpirun::{self, Mpirun, Placement};
 
 use super::run::Run;
 use super::{Checked, Ended, Stop};
-use crate::at::at;
+use crate::at;
 use crate::cargo::{self, Mpi};
 use crate::chaos::Undisturbed;
 use crate::slurm_cluster::{self, Cluster};

@@ -11,7 +11,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{Checked, Suite, expect};
-use crate::at::at;
+use crate::at;
 
 /// A study of two cells, with one and with two ranks.
 pub(crate) struct Study {
@@ -21,7 +21,7 @@ pub(crate) struct Study {
 }
 
 impl Study {
-    /// Writes the study's file.
+    /// Writes the study's file; removes the output of an earlier attempt.
     pub(crate) fn write(
         suite: &Suite,
         name: &str,
@@ -48,9 +48,11 @@ impl Study {
         );
         let file = suite.folder.join(format!("{name}.toml"));
         fs::write(&file, text).map_err(at(&file))?;
+        let folder = suite.folder.join(name);
+        let _ = fs::remove_dir_all(&folder);
         Ok(Study {
             file,
-            folder: suite.folder.join(name),
+            folder,
             repetitions,
         })
     }
