@@ -5,17 +5,32 @@
 
 use burn::tensor::Device;
 use layers::{Activations, Computation, Kernels};
+use std::fmt;
 
 use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
 
 /// How a block's input reaches its output where the shape changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Shortcut {
     /// Every second pixel, and channels of zeros half in front and half behind; no parameters.
     #[default]
     A,
     /// A 1x1 convolution with stride 2 and a batch normalisation.
     B,
+}
+
+impl fmt::Display for Shortcut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::A => "a",
+            Self::B => "b",
+        })
+    }
 }
 
 /// Depths of table 1: the networks for ImageNet.

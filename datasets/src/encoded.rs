@@ -18,6 +18,11 @@ use crate::threads::in_parts;
 
 /// What happens with an image file that cannot be decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum OnBadImage {
     /// Opening (or, if decoded on demand, reading) fails and names the file.
     #[default]

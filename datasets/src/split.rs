@@ -27,6 +27,11 @@ const COMPRESSED: &str = "compressed files cannot be read at any place";
 
 /// A part of a data set by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Split {
     /// Samples to learn from.
     Train,

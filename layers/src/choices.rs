@@ -25,6 +25,11 @@ pub struct Computation {
 
 /// Kernel implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Kernels {
     /// burn's operations one after the other.
     Stock,
@@ -36,6 +41,11 @@ pub enum Kernels {
 
 /// Algorithm of convolutions by our kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Convolution {
     /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv 1509.09308) where it is faster, direct
     /// elsewhere.
@@ -62,6 +72,11 @@ impl Convolution {
 /// Source: Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174;
 /// PyTorch's activation checkpointing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Recompute {
     /// No activation.
     #[default]
@@ -77,6 +92,11 @@ pub enum Recompute {
 /// The number format of activations and their gradients; parameters, norm statistics, sums and the
 /// optimizer are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Activations {
     /// 32 bits.
     #[default]
@@ -88,3 +108,19 @@ pub enum Activations {
     /// one after the other, slow.
     F16,
 }
+
+/// Implements `Display` in the spelling of clap and serde.
+#[cfg(feature = "cli")]
+macro_rules! spelled_as_in_clap {
+    ($($kind:ty),+) => {$(
+        impl std::fmt::Display for $kind {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let value = clap::ValueEnum::to_possible_value(self).expect("no variant is skipped");
+                f.pad(value.get_name())
+            }
+        }
+    )+};
+}
+
+#[cfg(feature = "cli")]
+spelled_as_in_clap!(Kernels, Convolution, Recompute, Activations);

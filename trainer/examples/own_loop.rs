@@ -1,4 +1,5 @@
-//! A training loop of one's own over burn's optimizers, on any number of ranks. The lines that a loop on one process lacks are numbered.
+//! A training loop of one's own over burn's optimizers, on any number of ranks. The lines that a
+//! loop on one process lacks are numbered.
 //!
 //!     cargo run --release -p trainer --example own_loop
 //!     mpirun -n 2 target/release/examples/own_loop

@@ -1,11 +1,13 @@
-//! A model family of a researcher's own, and the whole program of it: training on one process or many, evaluation, prediction, measurement.
+//! A model family of a researcher's own, and the whole program of it: training on one process or
+//! many, evaluation, prediction, measurement.
 //!
 //!     cargo run --release -p trainer --example own_model -- train --epochs 3 --blocks 2 --output-dir runs/small
 //!     mpirun -n 2 target/release/examples/own_model train --epochs 3 --batch-norm sync
 //!     target/release/examples/own_model eval --checkpoint runs/small
 //!
-//! The modules are burn's by name, but of `layers`: the network has our kernels, and gradients that travel while the backward pass goes on. Its
-//! flag stands in `--help`, in `run.toml` and in its checkpoints. Options such as `--dtype` are refused unless `OPTIONS` names them.
+//! The modules are burn's by name, but of `layers`: the network has our kernels, and gradients that
+//! travel during the backward pass. Its flag stands in `--help`, in `run.toml` and in its
+//! checkpoints. Options such as `--dtype` are refused unless `OPTIONS` names them.
 
 use anyhow::Result;
 use burn::module::Module;

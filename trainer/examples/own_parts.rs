@@ -1,4 +1,5 @@
-//! An optimizer, a loss, a metric and a data set of a researcher's own, with the program's networks and everything else of it.
+//! An optimizer, a loss, a metric and a data set of a researcher's own, with the program's networks
+//! and everything else of it.
 //!
 //!     cargo run --release -p trainer --example own_parts -- train --dataset custom --optimizer custom --epochs 3 --output-dir runs/stripes
 //!     mpirun -n 2 target/release/examples/own_parts train --dataset custom --optimizer lamb
@@ -48,7 +49,8 @@ impl Loss for Focal {
     }
 }
 
-/// The mean of the shares of right answers in each class, whatever their sizes. Sums: samples of each class, right ones of each.
+/// The mean of the shares of right answers in each class, whatever their sizes. Sums: samples of
+/// each class, right ones of each.
 #[derive(Debug)]
 struct MeanClassAccuracy {
     num_classes: usize,
@@ -84,8 +86,8 @@ impl Metric for MeanClassAccuracy {
     }
 }
 
-/// Signum (Bernstein et al. 2018, 1802.04434): steps of one length along the signs of the gradients' moving average. Its state is
-/// one of burn's; `RecordState` can be derived for others.
+/// Signum (Bernstein et al. 2018, 1802.04434): steps of one length along the signs of the
+/// gradients' moving average. Its state is one of burn's; `RecordState` can be derived for others.
 #[derive(Clone)]
 struct Signum {
     beta: f64,
@@ -114,7 +116,8 @@ impl Optimizer for Signum {
     }
 }
 
-/// Stripes across or along, two pixels wide, of a colour that the index chooses: so many, and the names of both classes.
+/// Stripes across or along, two pixels wide, of a colour that the index chooses: so many, and the
+/// names of both classes.
 struct Stripes(usize, Vec<String>);
 
 impl ImageDataset for Stripes {

@@ -1,8 +1,9 @@
-//! What each fuzz target does with its bytes; the test of the corpus does the same.
+//! The bodies of the fuzz targets; the test of the corpus runs them too.
 //!
 //! In: any bytes. Out: nothing.
-//! Invariant: a body panics only where the program is wrong. Whatever the bytes, a reader ends soon, takes memory in proportion
-//! to them, and gives what it promises or an error that names the file.
+//! Invariant: a body panics only where the program is wrong. Whatever the bytes, a reader ends
+//! soon, takes memory in proportion to them, and gives what it promises or an error that names the
+//! file.
 
 #![allow(dead_code, unreachable_pub, reason = "each target uses one of these")]
 
@@ -62,7 +63,8 @@ fn names(error: &str, path: &Path) {
     );
 }
 
-/// The reader of CIFAR's binary release. The first byte tells which one and whether there are class names: 64 bytes of them.
+/// The reader of CIFAR's binary release. The first byte selects the data set, and whether 64 bytes
+/// of class names follow.
 pub fn cifar(bytes: &[u8]) {
     let Some((flags, bytes)) = bytes.split_first() else {
         return;
@@ -135,7 +137,7 @@ fn crop(bytes: &[u8]) {
         shorter_side: Some(9),
     });
     let train = image_folder::open(folder.path(), &config)
-        .expect("files that nobody has looked into")
+        .expect("files that were not opened")
         .train;
     let upper_half = |[width, height]: [u32; 2]| CropBox {
         left: 0,
@@ -148,7 +150,7 @@ fn crop(bytes: &[u8]) {
     }
 }
 
-/// The reading of a shard's headers, and of the samples that they tell.
+/// The reading of the headers of a shard, and of the samples in it.
 pub fn shards(bytes: &[u8]) {
     let folder = folder();
     for name in ["train-0.tar", "val-0.tar"] {
@@ -235,8 +237,8 @@ const RECORDS: [&str; 19] = [
     "trace.json",
 ];
 
-/// The readers of what programs record: the page of a watched run, the report of a directory and of each file by itself, and the hashes
-/// of a run's first steps.
+/// The readers of what programs record: the page of a watched run, the report of a directory and of
+/// each file by itself, and the hashes of a run's first steps.
 pub fn records(bytes: &[u8]) {
     let folder = folder();
     let directory = folder.path().join("run");
@@ -301,7 +303,8 @@ pub fn records(bytes: &[u8]) {
     }
 }
 
-/// The unpacking of a release's archive; bytes that are not compressed are compressed first, so that a fuzzer can change them.
+/// The unpacking of a release's archive; bytes that are not compressed are compressed first, so
+/// that a fuzzer can change them.
 pub fn archive(bytes: &[u8]) {
     let folder = folder();
     let (path, dir) = (
@@ -321,7 +324,7 @@ pub fn archive(bytes: &[u8]) {
     assert_eq!(
         found(folder.path()),
         2,
-        "something was written beside the folder"
+        "something was written outside the folder"
     );
     match result {
         Err(error) => {
@@ -337,11 +340,12 @@ pub fn archive(bytes: &[u8]) {
     }
 }
 
-/// What stands between the files of a checkpoint in one input.
+/// Separator between the files of a checkpoint in one input.
 const SEPARATOR: &[u8] = b"\n====\n";
 
-/// The reader of checkpoints. The input is the state, the model and the training tensors; `@MODEL@` and `@TRAINING@` in the
-/// state stand for the other files' checksums, which a fuzzer could not guess.
+/// The reader of checkpoints. The input is the state, the model and the training tensors; `@MODEL@`
+/// and `@TRAINING@` in the state stand for the other files' checksums, which a fuzzer could not
+/// guess.
 pub fn checkpoint(bytes: &[u8]) {
     let folder = folder();
     write_checkpoint(bytes, folder.path());

@@ -1,7 +1,7 @@
 """Writes the seeds of the fuzz targets: small files that are right, and hostile ones that are refused.
 
 Needs nothing but Python 3.11, and pyarrow 26 for the Parquet files, which else stay as they are. Run: python3 make_corpus.py
-Files named `crash-*` and `slow-*` beside them were found by fuzzing and come from no program.
+Files named `crash-*` and `slow-*` were found by fuzzing and come from no program.
 """
 
 import gzip
@@ -449,5 +449,5 @@ else:
     write("parquet", "footer_of_2_gb", whole[:-8] + struct.pack("<i", 2**31 - 1) + b"PAR1")
     write("parquet", "empty", b"")
 
-# Configurations: those beside it were printed by `trainer config`, with the flags in their first line.
+# Configurations: the other files were printed by `trainer config`, with the flags in their first line.
 write("config", "empty", b"")

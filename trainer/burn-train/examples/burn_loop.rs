@@ -1,4 +1,5 @@
-//! burn's own training loop on any number of ranks: the model and training of burn's guide, and one more line.
+//! burn's own training loop on any number of ranks: the model and training of burn's guide, and one
+//! more line.
 //!
 //!     cargo run --release -p lockstep-burn-train --features burn-train,mpi --example burn_loop -- FOLDER
 //!     mpirun -n 2 target/release/examples/burn_loop FOLDER
@@ -51,7 +52,8 @@ impl Model {
         }
     }
 
-    /// `[N, 3, H, W]` to `[N, K]`. Streamed layers hand their gradients over while those before them are differentiated.
+    /// `[N, 3, H, W]` to `[N, K]`. Streamed layers hand their gradients over while those before
+    /// them are differentiated.
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.activation.forward(self.conv1.forward(images));
         let x = with_gradient_hook(&self.conv2, &x).forward(x);

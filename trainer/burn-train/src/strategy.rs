@@ -1,8 +1,8 @@
 //! The training loop of one rank.
 //!
 //! In: burn's components of a training. Out: the trained model, the same bits on every rank.
-//! Invariant: every rank makes the same sequence of collectives, also a rank that stops or whose slice
-//! has fewer batches.
+//! Invariant: every rank makes the same sequence of collectives, also a rank that stops or whose
+//! slice has fewer batches.
 
 use std::sync::Arc;
 
@@ -220,7 +220,8 @@ impl<'a, M: LearnerModel> Replica<'a, M> {
             .is_some_and(|early_stopping| early_stopping.should_stop(epoch, event_store))
     }
 
-    /// Gathers the counts of all ranks; `None` if one of them was interrupted, which interrupts all.
+    /// Gathers the counts of all ranks; `None` if one of them was interrupted, which interrupts
+    /// all.
     fn meet(&self, count: u64) -> Result<Option<Vec<u64>>> {
         let is_interrupted = self.interrupter().should_stop();
         let own = if is_interrupted { STOP } else { count };

@@ -162,7 +162,7 @@ impl Run {
         }
     }
 
-    /// Each rank has a folder of its own, so that what it writes is seen.
+    /// Each rank has its own folder, which shows what it writes.
     fn on_ranks(&self, world_size: usize, folder: &Path) -> Vec<Ended> {
         run_ranks(world_size, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);

@@ -1,7 +1,7 @@
 //! ConvNeXt-T: a residual network with the choices of vision transformers.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has them; the stem's
-//! windows are 2x2 instead of 4x4, for small images.
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has
+//! them; the stem's windows are 2x2 instead of 4x4, for small images.
 //! Source: Liu et al. 2022, arXiv 2201.03545, figure 4 and table 9.
 
 use burn::module::{Initializer, Module, Param};
@@ -105,8 +105,8 @@ pub(crate) struct ConvNeXt {
 }
 
 impl ConvNeXt {
-    /// With the publication's first weights, of which the tails are not cut; its last block is left out with probability `drop`, the
-    /// others less.
+    /// With the publication's first weights, of which the tails are not cut; its last block is left
+    /// out with probability `drop`, the others less.
     pub(crate) fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
         let depth = STAGES.iter().map(|(_, count)| count).sum::<usize>();
         let mut drops = (0..depth).map(|block| drop * block as f64 / (depth - 1) as f64);

@@ -1,4 +1,4 @@
-//! Four networks that people train beside ResNets, each a file, and the program that trains them.
+//! Four networks besides ResNets, each in its own file, and the program that trains them.
 //!
 //!     cargo run --release -p trainer --example networks -- train --model vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
 //!     mpirun -n 2 target/release/examples/networks train --model mobilenet-v2
@@ -41,7 +41,7 @@ struct Computed {
     network: Network,
     #[module(skip)]
     computation: Computation,
-    /// Whether it leaves branches out.
+    /// True if branches are skipped.
     #[module(skip)]
     draws: bool,
 }
@@ -88,11 +88,12 @@ enum Name {
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct NetworkArgs {
-    /// Which network [default: mobilenet-v2]
+    /// Network [default: mobilenet-v2]
     #[arg(long, value_enum, value_name = "NAME")]
     model: Option<Name>,
 
-    /// Probability of leaving a branch of the last block out for a sample, of earlier ones less (convnext-tiny, vit-tiny), 0 up to but not 1 [default: 0]
+    /// Probability of leaving a branch of the last block out for a sample, of earlier ones less
+    /// (convnext-tiny, vit-tiny), 0 up to but not 1 [default: 0]
     #[arg(long, value_name = "PROBABILITY")]
     stochastic_depth: Option<f64>,
 }

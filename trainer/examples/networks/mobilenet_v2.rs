@@ -1,7 +1,8 @@
 //! MobileNetV2: thin blocks, widened by a 1x1 convolution and filtered channel by channel.
 //!
-//! In: `[N, H, W, C]` images, of 32 or more pixels. Out: `[N, num_classes]` logits. The layers and their order are torchvision's; stem and second
-//! stage keep the size, as is usual for small images.
+//! In: `[N, H, W, C]` images, of 32 or more pixels. Out: `[N, num_classes]` logits. The layers and
+//! their order are torchvision's; stem and second stage keep the size, as is usual for small
+//! images.
 //! Source: Sandler et al. 2018, arXiv 1801.04381, table 2.
 
 use burn::module::Module;

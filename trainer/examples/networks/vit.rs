@@ -1,9 +1,9 @@
 //! ViT-Ti/4: a vision transformer over patches of 4x4 pixels.
 //!
-//! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. Layers as timm has them: normalisation before each part, a class
-//! token, learned positions.
-//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1; the first positions are
-//! of Beyer et al. 2022, arXiv 2205.01580.
+//! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. Layers as timm has them:
+//! normalisation before each part, a class token, learned positions.
+//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv
+//! 2012.12877, table 1; the first positions are of Beyer et al. 2022, arXiv 2205.01580.
 
 use burn::module::{Initializer, Module, Param, ParamGroup};
 use burn::nn;
@@ -41,8 +41,10 @@ fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
     .into()
 }
 
-/// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and cosines of each patch's row and column. timm draws
-/// them with a deviation of 0.02, which patches of 0.6 drown: in its first 550 steps on shapes such a network stays at chance, where this one begins to learn at 350 (docs/benchmarks.md).
+/// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and
+/// cosines of each patch's row and column. timm draws them with a deviation of 0.02, which patches
+/// of 0.6 drown: in its first 550 steps on shapes such a network stays at chance, where this one
+/// begins to learn at 350 (docs/benchmarks.md).
 fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
     let frequencies = CHANNELS / 4;
     let mut values = vec![0.0_f32; CHANNELS];
@@ -103,8 +105,8 @@ pub(crate) struct VisionTransformer {
 }
 
 impl VisionTransformer {
-    /// For images of `size` x `size`, with timm's first weights but for the positions, tails not cut; the
-    /// branches of its last block are left out with probability `drop`, the others less.
+    /// For images of `size` x `size`, with timm's first weights but for the positions, tails not
+    /// cut; the branches of its last block are left out with probability `drop`, the others less.
     pub(crate) fn new(
         size: usize,
         in_channels: usize,
@@ -128,8 +130,9 @@ impl VisionTransformer {
         }
     }
 
-    /// What `--optimizer custom` updates it with: the matrices of its blocks by Muon (Jordan et al. 2024), whose steps have the size of AdamW's (Liu et al.
-    /// 2025, 2502.16982), all else by AdamW; without weight decay.
+    /// Returns the optimizer of `--optimizer custom`: Muon (Jordan et al. 2024) for the matrices of
+    /// its blocks, with steps of the size of AdamW (Liu et al. 2025, 2502.16982), and AdamW for all
+    /// other parameters.
     pub(crate) fn optimizer() -> ModuleOptimizer {
         let muon = MuonConfig::new()
             .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)

@@ -1,6 +1,7 @@
 //! WideResNet-28-10: normalisation and ReLU before each convolution, and ten times the channels.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has them, without dropout.
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has
+//! them, without dropout.
 //! Source: Zagoruyko and Komodakis 2016, arXiv 1605.07146, table 1.
 
 use burn::module::Module;
@@ -62,7 +63,7 @@ pub(crate) struct WideResNet {
 }
 
 impl WideResNet {
-    /// Of `depth` = 6n + 4 layers and `width` times the channels of a ResNet, with burn's first weights.
+    /// Returns the network with `depth` = 6n + 4 layers and `width` times the channels of a ResNet.
     pub(crate) fn new(
         depth: usize,
         width: usize,

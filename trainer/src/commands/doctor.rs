@@ -1,4 +1,4 @@
-//! `trainer doctor`: whether a job with these resources would train well, told in one table.
+//! `trainer doctor`: whether a job with these resources would train well, as one table.
 
 use std::process::ExitCode;
 
@@ -10,8 +10,8 @@ use crate::measure::report::ConsoleLook;
 use crate::tools::doctor::{self, Verdict};
 use crate::world::ranks::World;
 
-/// Examines the world, the machines, the data and the output directory. The code is 1 on all ranks if a check failed, else 0;
-/// of tasks that are worlds of their own, only the first one examines, fails and prints.
+/// Examines the world, the machines, the data and the output directory. Returns 1 on all ranks if a
+/// check failed, else 0. Of tasks that are separate worlds only the first examines and prints.
 /// Collective: all ranks.
 ///
 /// # Errors
@@ -19,7 +19,8 @@ use crate::world::ranks::World;
 pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     let config = DoctorConfig::resolve(args)?;
     if doctor::stands_alone_beside_others(&*world.communicator) {
-        // It could only repeat what the first task says; a failure here might end that one before it has.
+        // It could only repeat what the first task says; a failure here might end that one before
+        // it has.
         return Ok(ExitCode::SUCCESS);
     }
     let watchdog = world.watch(config.timeout)?;

@@ -6,7 +6,7 @@ use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Family, MeasuredSplit, SplitKind, WeightSource};
+use crate::config::{EvalConfig, Family, MeasuredSplit, Split, WeightSource};
 use crate::measure::gather;
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
@@ -17,19 +17,19 @@ use crate::run::identity;
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
-/// What to do about classes that the training did not have.
+/// Remedy for classes that the training did not have.
 const CHANGED_CLASSES: &str = "give data with the class names of the training, or --allow-changed-classes if labels are positions in its list of classes";
 
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, the checkpoint is of another family, or the data's
+/// When flags contradict each other or differ between ranks, weights or data cannot be read, or the
 /// classes are not those of the checkpoint.
 pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
     let (family, communicator) = (Family::of::<F>(), &*world.communicator);
     let weights = EvalConfig::weights(args)?;
-    // Of a weights file the flags tell all, so that wrong usage is told before anything is read.
+    // For a weights file the flags suffice, so wrong usage is reported before anything is read.
     let of_flags = match &weights {
         WeightSource::File(_) => Some(EvalConfig::resolve(args, &family, None)?),
         WeightSource::Checkpoint(_) => None,
@@ -54,7 +54,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     world.rank_status.enter(Phase::Data);
     let input = saved.state.as_ref().map(|state| &state.input);
     let known = input.map(|input| input.class_names.len());
-    // By position where names may differ.
+    // Without names, labels are compared by position.
     let classes = input
         .filter(|_| !config.allow_changed_classes)
         .map(|input| &input.class_names[..]);
@@ -93,7 +93,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         reporter: world.reporter.clone(),
     };
-    // Whatever the data set's: the network knows its images so.
+    // The network was trained with this normalisation.
     let of_training = input
         .filter(|_| args.data.normalize_mean.is_none())
         .map(ModelInput::normalization);
@@ -134,7 +134,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     Ok(result)
 }
 
-/// An error of opening data whose classes must be those of a checkpoint, with a remedy if they are not.
+/// Adds a remedy to an error of opening data whose classes must be those of a checkpoint.
 fn explained(error: Error, by_name: bool) -> Error {
     match error.downcast_ref() {
         Some(DatasetError::UnknownClasses { .. } | DatasetError::Unlabelled { .. }) if by_name => {
@@ -144,7 +144,7 @@ fn explained(error: Error, by_name: bool) -> Error {
     }
 }
 
-/// Opens the first of the splits to measure that is there and has labels; returns its name, too.
+/// Opens the first of the candidates that exists and has labels; returns its name, too.
 /// Collective: all ranks.
 fn open<F: ModelFamily>(
     config: &EvalConfig,
@@ -174,7 +174,7 @@ fn open<F: ModelFamily>(
                     communicator,
                     reporter,
                 )?;
-                let samples = if *kind == SplitKind::Val {
+                let samples = if *kind == Split::Val {
                     splits.val
                 } else {
                     Some(splits.train)
@@ -188,7 +188,7 @@ fn open<F: ModelFamily>(
         };
         match opened {
             Err(error) if data::is_absent(&error) => {
-                // What has no labels says more than what is not there.
+                // A split without labels says more than one that is absent.
                 let is_unlabelled = |error: &Error| {
                     matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }))
                 };
@@ -202,7 +202,7 @@ fn open<F: ModelFamily>(
     Err(last.unwrap_or_else(|| anyhow!("eval: there is no split to measure")))
 }
 
-/// Whether the split's labels mean what the model's logits do.
+/// Checks that the labels of the split mean what the logits of the model do.
 fn check_input(
     input: &ModelInput,
     test: &dyn ImageDataset,

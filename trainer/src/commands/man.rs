@@ -1,19 +1,41 @@
-//! `trainer man`: a man page for each command, or one page of Markdown for all of them.
+//! `trainer man` and `trainer completions`: the definitions of the flags as pages and as scripts of
+//! shells.
 //!
-//! In: a directory. Out: `trainer.1`, `trainer-train.1`, … in it, by the name of the program; with `--markdown` `flags.md`.
-//! Invariant: the pages come out of the definitions by which the flags are read; the same definitions give the same bytes.
+//! In: a directory, or a shell. Out: `trainer.1`, `trainer-train.1` and so on, or `flags.md` with
+//! `--markdown`; the script on standard output.
+//! Invariant: the same definitions give the same bytes.
 
 use std::fmt::Write;
 use std::fs;
+use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
 use clap::{Arg, Command};
+use clap_complete::aot;
+use cluster::output::unless_reader_left;
 
-use crate::config::cli::{CliOf, ManArgs};
+use crate::config::cli::{CliOf, CompletionsArgs, ManArgs, Shell};
 use crate::model::family::ModelFamily;
 
 /// The page of Markdown.
 const FLAGS_PAGE: &str = "flags.md";
+
+/// Prints the script.
+///
+/// # Errors
+/// When standard output takes no more.
+pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
+    let shell = match args.shell {
+        Shell::Bash => aot::Shell::Bash,
+        Shell::Zsh => aot::Shell::Zsh,
+        Shell::Fish => aot::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    let mut definitions = CliOf::<F::Args>::definitions();
+    let program = definitions.get_name().to_owned();
+    aot::generate(shell, &mut definitions, program, &mut script);
+    unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
+}
 
 /// Writes the pages.
 ///
@@ -45,7 +67,8 @@ fn markdown(mut program: Command) -> String {
     page
 }
 
-/// A command's section, then those of its subcommands. `told` are the commands before it and their flags.
+/// A command's section, then those of its subcommands. `told` are the commands before it and their
+/// flags.
 fn sections<'a>(
     command: &'a Command,
     above: &str,
@@ -136,7 +159,7 @@ fn tables(arguments: &[&Arg], page: &mut String) {
     }
 }
 
-/// The values that have a text of their own.
+/// Returns the values that have their own help.
 fn values(argument: &Arg) -> String {
     if argument.is_hide_possible_values_set() {
         return String::new();

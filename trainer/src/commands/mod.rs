@@ -1,10 +1,9 @@
 //! The commands of the program, one a file.
 //!
-//! In: flags as typed and the world this process belongs to. Out: what each command prints or writes.
+//! In: flags as typed and the world this process belongs to. Out: what each command prints or
+//! writes.
 
 pub mod bench;
-pub mod completions;
-pub mod config;
 pub mod doctor;
 pub mod eval;
 pub mod man;
@@ -17,4 +16,3 @@ pub mod shard;
 pub mod train;
 pub mod verify;
 pub mod verify_run;
-pub mod watch;

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
 use crate::config::{Family, InputKind, PredictConfig, WeightSource};
+use crate::measure::report::printable;
 use crate::model::family::{ModelFamily, ModelRequest};
 use crate::model::{ImageClassifier, data};
 use crate::run::saved_model::SavedModel;
@@ -26,12 +27,12 @@ use crate::world::ranks::World;
 /// The output of `--json`: one entry an image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Predictions {
-    /// In the order of the command line, the images of a folder by name.
+    /// In the order of the command line; images of a folder by name.
     pub images: Vec<Prediction>,
 }
 
 impl Predictions {
-    /// 1 if an image could not be read, else 0.
+    /// Returns 1 if an image could not be read, else 0.
     pub fn exit_code(&self) -> ExitCode {
         if self.images.iter().any(|image| image.error.is_some()) {
             ExitCode::FAILURE
@@ -64,7 +65,8 @@ pub struct ClassProbability {
     pub probability: f32,
 }
 
-/// Names the classes of the images, on one rank. An image that cannot be read is reported, and the others follow.
+/// Names the classes of the images, on one rank. An image that cannot be read is reported, and the
+/// next one follows.
 ///
 /// # Errors
 /// When the checkpoint cannot be read, no image is named, or there is more than one rank.
@@ -75,11 +77,11 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
     let trained = saved
         .trained()?
-        .context("predict: a checkpoint tells its configuration")?;
+        .context("predict: the checkpoint has no configuration")?;
     let input = &saved
         .state
         .as_ref()
-        .context("predict: a checkpoint tells what it takes")?
+        .context("predict: the checkpoint has no description of its input")?
         .input;
     let num_classes = input.class_names.len();
     let request = ModelRequest {
@@ -165,7 +167,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             world.reporter.note(&format!(
                 "  {:6.2} %  {}",
                 100.0 * class.probability,
-                class.class
+                printable(&class.class)
             ));
         }
         images.push(Prediction {
@@ -191,7 +193,8 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
 /// An image file, or a path that cannot be looked into, with the reason.
 type Found = Result<PathBuf, (PathBuf, anyhow::Error)>;
 
-/// Returns the files of `paths`, each once, with those in folders, and the number of hidden entries left out.
+/// Returns the files of `paths`, each once, with those in folders, and the number of hidden entries
+/// left out.
 fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
     let (mut seen, mut num_hidden) = (HashSet::new(), 0);
     let mut files = Vec::new();
@@ -214,7 +217,8 @@ fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
     (files, num_hidden)
 }
 
-/// Returns the image files in a folder and in the folders within it, by name. Hidden ones are counted: training leaves them out, too.
+/// Returns the image files in a folder and in the folders within it, by name. Hidden ones are
+/// counted: training leaves them out, too.
 fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot read {}", folder.display());
     let (mut images, mut folders) = (Vec::new(), vec![folder.to_owned()]);

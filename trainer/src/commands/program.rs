@@ -5,17 +5,27 @@
 use std::process::ExitCode;
 
 use crate::commands::{
-    bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man,
-    netbench::netbench, predict::predict, predict_scaling::predict_scaling, report::report,
-    shard::shard, train::train, verify::verify, verify_run::verify_run, watch::watch,
+    bench::bench,
+    doctor::doctor,
+    eval::eval,
+    man::{completions, man},
+    netbench::netbench,
+    predict::predict,
+    predict_scaling::predict_scaling,
+    report::{report, watch},
+    shard::shard,
+    train::{config, train},
+    verify::verify,
+    verify_run::verify_run,
 };
 use crate::config::Family;
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
 use crate::world::launch::{launch, launch_alone, launch_apart, launch_in_any_world, start_others};
 
-/// Does what was typed, with models of the family `F`. `verify` checks the device by residual networks in every program. Where a flag
-/// of `F` has the name of a general one it does nothing but say so.
+/// Does what was typed, with models of the family `F`. `verify` checks the device by residual
+/// networks in every program. Where a flag of `F` has the name of a general one it does nothing but
+/// say so.
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
 pub fn program<F: ModelFamily>() -> ExitCode {

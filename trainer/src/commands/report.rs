@@ -1,18 +1,22 @@
-//! `trainer report`: one page, figures and tables of runs, studies and comparisons.
+//! `trainer report` and `trainer watch`: what the files of runs show, as a page or on the terminal.
 //!
-//! In: flags. Out: a directory. Invariant: an output that cannot be written is refused before anything is read.
+//! In: flags. Out: a directory with the page, figures and tables; a text on the terminal.
+//! Invariant: files of runs are only read; an output that cannot be written is refused before that.
 
-use anyhow::{Error, Result};
+use std::io::{IsTerminal, stdout};
+use std::process::ExitCode;
+
+use anyhow::{Error, Result, anyhow};
 use report::{Refusal, Request};
 
-use crate::config::cli::ReportArgs;
+use crate::config::cli::{ReportArgs, WatchArgs};
 use crate::config::{ConfigError, in_range};
 use crate::world::ranks::World;
 
 /// Writes the report.
 ///
 /// # Errors
-/// When an input is of no known kind or cannot be read, or the output directory holds something else.
+/// When an input is of an unknown kind or cannot be read, or the output directory has other files.
 pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
     let target = |target| {
         in_range(
@@ -39,8 +43,8 @@ pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A refusal is wrong usage of a flag.
-pub(crate) fn as_usage(error: Error) -> Error {
+/// Returns a refusal as wrong usage of a flag.
+fn as_usage(error: Error) -> Error {
     match error.downcast::<Refusal>() {
         Ok(Refusal {
             option,
@@ -54,4 +58,34 @@ pub(crate) fn as_usage(error: Error) -> Error {
         .into(),
         Err(error) => error,
     }
+}
+
+/// Exit code of `--until-end` for a run that has not finished.
+const NOT_FINISHED: u8 = 3;
+
+/// Shows the run. Returns 3 if its end was awaited and it has not finished: it was stopped, is
+/// dead, or still runs.
+///
+/// # Errors
+/// When the run does not exist, or its files or the terminal cannot be read.
+pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
+    let directory = cluster::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
+    let (on_terminal, is_to_end) = (stdout().is_terminal(), || world.stop.is_raised());
+    let has_finished = match (args.once, args.until_end) {
+        (false, until_end) if on_terminal => {
+            report::live::watch(&directory, until_end, is_to_end).map_err(as_usage)?
+        }
+        (_, true) => report::live::wait(&directory, is_to_end).map_err(as_usage)?,
+        (..) => false,
+    };
+    if args.once || args.until_end || !on_terminal {
+        world.reporter.result(
+            &report::live::snapshot(&directory, report::live::CADENCE).map_err(as_usage)?,
+        )?;
+    }
+    Ok(if args.until_end && !has_finished {
+        ExitCode::from(NOT_FINISHED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }

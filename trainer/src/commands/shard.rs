@@ -15,7 +15,8 @@ const IMAGES_PER_SHARD: usize = 1000;
 /// Writes the shards.
 ///
 /// # Errors
-/// When the folder of images has no training split, the target is not empty, a file cannot be read or written, or a signal wishes this to end.
+/// When the folder of images has no training split, the target is not empty, a file cannot be read
+/// or written, or a signal wishes this to end.
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
     let images_per_shard = args.images_per_shard.unwrap_or(IMAGES_PER_SHARD);
     at_least("--images-per-shard", images_per_shard, 1)?;

@@ -1,6 +1,7 @@
 //! `trainer train`: everything around the training loop.
 //!
-//! In: flags. Out: an output directory with metrics, summary, manifest, configuration and checkpoints.
+//! In: flags. Out: an output directory with metrics, summary, manifest, configuration and
+//! checkpoints.
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::path::{Path, PathBuf};
@@ -11,7 +12,12 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::DatasetSplits;
-use distributed::{Communicator, launch::scheduler_job, replica::ParameterLayout, watchdog};
+use distributed::{
+    Communicator, ROOT,
+    launch::{Launcher, scheduler_job},
+    replica::ParameterLayout,
+    watchdog,
+};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
@@ -23,7 +29,7 @@ use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
 use crate::model::loss::{self, Loss};
-use crate::model::network::load_weights_aloud;
+use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, ModelInput};
@@ -40,16 +46,16 @@ use crate::world::ranks::{Role, World};
 
 /// Trains the configured model.
 ///
-/// burn's random numbers are seeded with `--seed` before the model is made, `--weights` are loaded after it, and root's parameters
-/// are sent to all ranks.
+/// burn's random numbers are seeded with `--seed` before the model is made, `--weights` are loaded
+/// after it, and root's parameters are sent to all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
 /// When the flags contradict each other or have no effect on this model, or training fails.
-// tidy: long function because the order in which a start is refused is its point, and a reader wants to see it whole
+// tidy: long function because it is the order in which a start is refused
 pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
-    // A saved configuration may say another timeout; reading it is watched, too.
+    // A saved configuration may have another timeout; reading it is watched, too.
     let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
     let timeout = config.sync.timeout();
@@ -57,7 +63,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
-    // Before anything is opened by which ranks wait for each other.
+    // Compared before anything that makes ranks wait for each other is opened.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let (seed, own) = (config.run.seed, own_data::<F>(&config.model));
@@ -209,7 +215,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     Ok(outcome)
 }
 
-/// Takes the output directory, and its newest checkpoint if the run is to be resumed; all ranks accept or all refuse.
+/// Prepares the output directory, and its newest checkpoint if the run resumes; all ranks accept or
+/// all refuse.
 ///
 /// # Collective
 /// Root's verdict is gathered.
@@ -220,7 +227,7 @@ fn accept(
     world: &World,
 ) -> Result<(Option<RunDirectory>, Option<Resumption>)> {
     let communicator = &*world.communicator;
-    // A run that may go on is looked for first; else a refusal leaves no directory.
+    // A run to resume is looked for first; any other refusal leaves no directory.
     let is_unused = if world.is_root() && !config.resume {
         tensorboard::expect_own_events(config, None)
     } else {
@@ -253,7 +260,7 @@ fn accept(
     Ok(accepted)
 }
 
-/// Returns true if the run to be resumed has a checkpoint, whole or not.
+/// Returns true if the run to resume has a checkpoint, whole or not.
 fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
     // `accept` reports an error here.
     let Ok(Some(directory)) = RunDirectory::to_resume(config) else {
@@ -263,7 +270,8 @@ fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
     CheckpointStore::new(&directory.join(CHECKPOINTS), keep).has_any()
 }
 
-/// The model as the run begins: random by its seed, or with the weights of `--weights`, which a run that goes on needs no more.
+/// Returns the initial model: random by its seed, or with the weights of `--weights` unless the run
+/// resumes.
 fn initial_model<F: ModelFamily>(
     config: &TrainConfig,
     request: &ModelRequest<'_>,
@@ -282,7 +290,7 @@ fn initial_model<F: ModelFamily>(
             } else {
                 Head::OfFile
             };
-            load_weights_aloud(model, path, head, &world.reporter)?
+            load_weights_with_report(model, path, head, &world.reporter)?
         }
         _ => model,
     };
@@ -313,7 +321,7 @@ fn initial_model<F: ModelFamily>(
     Ok(model)
 }
 
-/// Returns the program's own optimizer, if `--optimizer custom` asks for it.
+/// Returns the optimizer of the model family, with `--optimizer custom`.
 fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<CustomOptimizer>> {
     if config.optimizer.optimizer != OptimizerChoice::Custom {
         return Ok(None);
@@ -325,7 +333,7 @@ fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<Custo
 }
 
 /// # Errors
-/// When options describe the configured loss, and the family's custom one does not use it.
+/// When options of the built-in loss are given and the custom loss does not use it.
 fn expect_options_of_loss<F: ModelFamily>(
     config: &TrainConfig,
     is_used: bool,
@@ -353,7 +361,7 @@ fn expect_options_of_loss<F: ModelFamily>(
 }
 
 /// # Errors
-/// When images are mixed, and the loss ignores their second class.
+/// When images are mixed and the loss ignores their second class.
 fn expect_mixing<F: ModelFamily>(
     config: &TrainConfig,
     loss: &dyn Loss,
@@ -377,7 +385,7 @@ fn expect_mixing<F: ModelFamily>(
     }
 }
 
-/// Who this process is, for another that wants its output directory.
+/// Returns a description of this process for others that want its output directory.
 fn holder(communicator: &dyn Communicator) -> String {
     let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
     format!(
@@ -387,14 +395,15 @@ fn holder(communicator: &dyn Communicator) -> String {
     )
 }
 
-/// The configuration of the flags; with `--resume --output-dir DIR` over that of the run in DIR, so that these two suffice.
+/// Returns the configuration of the flags; with `--resume --output-dir DIR` laid over that of the
+/// run in DIR.
 ///
 /// # Collective
 /// Root reads the saved configuration for all.
 fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let world_size = communicator.world_size();
-    // Flags that only some ranks have are compared later; here all must go the same way.
+    // Flags that differ between ranks are compared later; here all ranks must take the same path.
     let mut of_ranks = [u64::from(args.resume)];
     communicator.all_reduce_max_u64(&mut of_ranks)?;
     let saved = match of_ranks {
@@ -412,7 +421,7 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
     })
 }
 
-/// The text of `run.toml`, where there is one.
+/// Returns the text of `run.toml`, if it exists.
 fn saved_options(directory: &Path) -> Result<Option<String>> {
     let path = directory.join(RUN_TOML);
     if !path.exists() {
@@ -421,13 +430,13 @@ fn saved_options(directory: &Path) -> Result<Option<String>> {
     let text = records::file::read_to_string(&path).with_context(|| path.display().to_string())?;
     ensure!(
         !text.trim().is_empty(),
-        "{}: expected the options of the run, got an empty file; remove it and give them anew",
+        "{}: expected the options of the run, got an empty file. Remove it and give the options again",
         path.display()
     );
     Ok(Some(text))
 }
 
-/// What this launch is. # Collective: the ranks' machines are gathered.
+/// Returns the facts of this launch. # Collective: the machines of the ranks are gathered.
 fn manifest(
     config: &TrainConfig,
     data: &DatasetSplits,
@@ -489,4 +498,24 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
         skipped_steps: progress.skipped_steps,
         stopped_early: outcome.stopped_early,
     }
+}
+
+/// Prints the resolved configuration as TOML that `--config` takes, for as many ranks as the
+/// launcher has tasks; its first task prints.
+///
+/// # Errors
+/// When the flags contradict each other, or standard output takes no more.
+pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
+    let launcher = Launcher::detect_from_environment()?;
+    let num_ranks = launcher
+        .as_ref()
+        .map_or(1, |launcher| launcher.num_tasks.max(1));
+    let config = TrainConfig::resolve_for(&Family::of::<F>(), args, num_ranks)?;
+    if launcher
+        .and_then(|launcher| launcher.rank)
+        .is_some_and(|rank| rank != ROOT)
+    {
+        return Ok(());
+    }
+    world.reporter.result(config.to_toml().trim_end())
 }

@@ -1,4 +1,4 @@
-//! `trainer verify`: whether a device computes what the reference computes, told in one table.
+//! `trainer verify`: whether a device computes what the reference computes, as one table.
 
 use std::process::ExitCode;
 
@@ -11,10 +11,12 @@ use crate::model::network::ResNetFamily;
 use crate::tools::verify::{self, Check, Verdict};
 use crate::world::ranks::World;
 
-/// Makes the checks. The code is 1 if one failed, else 0, also if all were skipped: the last line tells.
+/// Makes the checks. Returns 1 if one failed, else 0, also if all were skipped; the last line
+/// reports which.
 ///
 /// # Errors
-/// When there is more than one rank, flags contradict each other, the device is not there, or the file cannot be written.
+/// When there is more than one rank, flags contradict each other, the device is not there, or the
+/// file cannot be written.
 pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     world.expect_one_process("verify")?;
     let config = VerifyConfig::resolve(args, &verify::names())?;

@@ -1,6 +1,6 @@
 //! `trainer verify-run`: whether the first steps of a run, made again here, have its bits.
 //!
-//! In: a run's directory. Out: lines, and an exit code of its own where a hash differs. Invariant: the run's files are read alone.
+//! In: a run's directory. Out: lines, and exit code 3 if a hash differs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ use crate::world::ranks::World;
 /// Exit code where a hash differs.
 const DIFFERENT: u8 = 3;
 
-/// What root reads of the run.
+/// The files of the run that root reads.
 #[derive(Serialize, Deserialize)]
 struct Original {
     options: String,
@@ -37,7 +37,8 @@ struct Original {
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When the run has kept no hashes, was one of another number of ranks or of ranks that run apart, or a step fails.
+/// When the run has no hashes, had another number of ranks or ranks that ran independently, or a
+/// step fails.
 pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
@@ -51,7 +52,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     )?;
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
-    // A stop would average, after the last step, what the run did not.
+    // A stop would average parameters after the last step; the run did not.
     let further = u64::from(averages_early(
         &config.sync.method,
         config.num_workers(),
@@ -69,7 +70,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         communicator: Arc::clone(&world.communicator),
         unwatched: Arc::clone(&world.unwatched),
         rank_status: Arc::clone(&world.rank_status),
-        // It looks once before the first step.
+        // It is read once before the first step.
         stop: world.stop.or_after_looks(num_steps + further),
         reporter: Reporter::new(false),
         is_only_rank: world.is_only_rank,
@@ -89,7 +90,8 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
             got >= num_steps,
             "verify-run: expected {num_steps} steps, got {got}, as a signal stopped it; start it again"
         );
-        // What the repetition leaves out is no difference, nor is whether the run was started with `--resume`, which its options do not tell.
+        // What the repetition leaves out is no difference, nor is whether the run was started with
+        // `--resume`, which its options do not tell.
         let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
         let was = &recording.manifest.config_hash;
         again.manifest.config_hash = if hashes.contains(was) {
@@ -108,7 +110,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
 }
 
 fn original(run: &Path) -> Result<Original> {
-    // Of the first session, which a later one has put aside.
+    // The files of the first session, which later ones rename.
     let of_first = |name: &str| {
         let first = session_path(&run.join(name), 1);
         if first.exists() {
@@ -128,8 +130,8 @@ fn original(run: &Path) -> Result<Original> {
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
-        "verify-run: expected {HASHES} in {}, got none: of ranks that run apart, of --update device, and of a run that was killed in its first \
-         steps there is none; train again",
+        "verify-run: expected {HASHES} in {}, got none. Runs of independent ranks, with --update device, or killed in their first steps \
+         have none: train again",
         run.display()
     );
     let manifest = read_json::<Manifest>(&of_first("manifest.json"))?;
@@ -177,12 +179,12 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     Ok(())
 }
 
-/// The flags of the run, for another directory; without what only costs time or is for others to see.
+/// Returns the flags of the run for another directory, without output for others.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = config.to_args();
     args.run.output_dir = Some(directory.to_owned());
     (args.run.tensorboard, args.run.tensorboard_every) = (None, None);
-    // Ranks that update alone average before they save.
+    // With local SGD ranks average before they save.
     if !matches!(config.sync.method, SyncMethod::LocalSgd { .. }) {
         args.run.checkpoint_every_steps = None;
     }

@@ -38,7 +38,7 @@ pub struct PredictConfig {
     pub images: Vec<PathBuf>,
     /// Classes printed for each image.
     pub top: usize,
-    /// Whether a JSON line ends the output.
+    /// True if a JSON line ends the output.
     pub json: bool,
     /// Device and threads.
     pub compute: ComputeSection,
@@ -198,8 +198,8 @@ impl BenchConfig {
         self.sync.config(self.compute.device)
     }
 
-    /// Returns the options that change a step, except those that every result holds, under the names
-    /// that a study uses.
+    /// Returns the options that change a step, except those that every result holds, under the
+    /// names that a study uses.
     pub fn step_options(&self) -> BTreeMap<String, String> {
         let mut options = BTreeMap::new();
         for (option, value) in super::settings(self) {
@@ -212,7 +212,8 @@ impl BenchConfig {
         options
     }
 
-    /// Returns what must be equal on all ranks, as (option, value); outputs of root are not compared.
+    /// Returns what must be equal on all ranks, as (option, value); outputs of root are not
+    /// compared.
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut config = self.clone();
         config.sync.trace = None;
@@ -236,11 +237,11 @@ pub struct DoctorConfig {
     pub train_split: TrainSplitSection,
     /// Device and threads.
     pub compute: ComputeSection,
-    /// Where runs would be written.
+    /// Directory that runs would be written to.
     pub output_dir: PathBuf,
     /// Longest wait for another rank.
     pub timeout: Duration,
-    /// Whether a JSON line ends the output.
+    /// True if a JSON line ends the output.
     pub json: bool,
 }
 

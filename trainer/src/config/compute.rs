@@ -5,25 +5,25 @@ use super::data::MAX_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
 use crate::config::choices::{
-    ConvolutionKind, CpuKind, DeviceChoice, Dtype, InputKind, KernelsKind, RecomputeKind,
+    Activations, Convolution, CpuKind, DeviceChoice, InputKind, Kernels, Recompute,
 };
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Device, number format and threads of a rank. Options that the model's family does not support are
-/// absent.
+/// Device, number format and threads of a rank. Options that the model's family does not support
+/// are absent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct ComputeSection {
     pub device: DeviceChoice,
     pub input: InputKind,
-    pub kernels: Option<KernelsKind>,
-    pub dtype: Option<Dtype>,
-    pub convolution: Option<ConvolutionKind>,
-    pub recompute: Option<RecomputeKind>,
+    pub kernels: Option<Kernels>,
+    pub dtype: Option<Activations>,
+    pub convolution: Option<Convolution>,
+    pub recompute: Option<Recompute>,
     pub cpu: Option<CpuKind>,
     pub threads: Option<usize>,
 }
@@ -81,29 +81,28 @@ impl ComputeArgs {
         let section = ComputeSection {
             device,
             input: self.input.unwrap_or(device.input()),
-            kernels: supports(ModelOption::Kernels)
-                .then(|| self.kernels.unwrap_or(KernelsKind::Fused)),
-            dtype: supports(ModelOption::Dtype).then(|| self.dtype.unwrap_or(Dtype::F32)),
+            kernels: supports(ModelOption::Kernels).then(|| self.kernels.unwrap_or(Kernels::Fused)),
+            dtype: supports(ModelOption::Dtype).then(|| self.dtype.unwrap_or(Activations::F32)),
             convolution: supports(ModelOption::Convolution)
-                .then(|| self.convolution.unwrap_or(ConvolutionKind::Auto)),
+                .then(|| self.convolution.unwrap_or(Convolution::Auto)),
             recompute: supports(ModelOption::Recompute)
-                .then(|| self.recompute.unwrap_or(RecomputeKind::None)),
+                .then(|| self.recompute.unwrap_or(Recompute::None)),
             cpu: supports(ModelOption::Cpu).then(|| self.cpu.unwrap_or(CpuKind::Auto)),
             threads: match self.threads {
                 Some(threads) => Some(within("--threads", threads, 1..=MAX_THREADS)?),
                 None => None,
             },
         };
-        let recompute = section.recompute.unwrap_or(RecomputeKind::None);
-        if recompute != RecomputeKind::None {
+        let recompute = section.recompute.unwrap_or(Recompute::None);
+        if recompute != Recompute::None {
             section.expect_own_kernels("--recompute")?;
         }
-        if section.convolution == Some(ConvolutionKind::Direct) {
+        if section.convolution == Some(Convolution::Direct) {
             section.expect_own_kernels("--convolution direct")?;
         }
         // burn's ndarray has no numbers of 16 bits.
-        if section.dtype() != Dtype::F32
-            && (section.kernels() != KernelsKind::Fused || device == DeviceChoice::Ndarray)
+        if section.dtype() != Activations::F32
+            && (section.kernels() != Kernels::Fused || device == DeviceChoice::Ndarray)
         {
             return Err(conflict(
                 format!("--dtype {}", section.dtype()),
@@ -121,7 +120,7 @@ impl ComputeSection {
         let device = self.device;
         let kernels = self.kernels();
         let dtype = self.dtype();
-        if device == DeviceChoice::Flex && kernels == KernelsKind::Fused && dtype != Dtype::F16 {
+        if device == DeviceChoice::Flex && kernels == Kernels::Fused && dtype != Activations::F16 {
             return Ok(());
         }
         Err(conflict(
@@ -148,13 +147,13 @@ impl ComputeSection {
     }
 
     /// Returns the kernels of the layers.
-    pub fn kernels(&self) -> KernelsKind {
-        self.kernels.unwrap_or(KernelsKind::Fused)
+    pub fn kernels(&self) -> Kernels {
+        self.kernels.unwrap_or(Kernels::Fused)
     }
 
     /// Returns the number format of activations.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype.unwrap_or(Dtype::F32)
+    pub fn dtype(&self) -> Activations {
+        self.dtype.unwrap_or(Activations::F32)
     }
 }
 

@@ -7,7 +7,7 @@ use super::checks::{at_least_one, conflict, in_range, invalid, missing, no_effec
 use super::error::ConfigError;
 use super::options;
 use crate::config::choices::{
-    AugmentKind, CropScale, DatasetKind, OnBadImageKind, Resolution, SamplerKind,
+    AugmentKind, CropScale, DatasetKind, OnBadImage, Resolution, SamplerKind,
 };
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 use datasets::rand_augment::MAX_MAGNITUDE;
@@ -87,7 +87,7 @@ pub enum DatasetChoice {
 pub struct CifarFiles {
     /// The folder of the binary release.
     pub data_dir: PathBuf,
-    /// Whether absent files are downloaded.
+    /// True if absent files are downloaded.
     pub download: bool,
 }
 
@@ -101,12 +101,12 @@ pub struct ImageFiles {
     #[serde(flatten)]
     pub size: ImageSize,
     /// Treatment of images that cannot be decoded.
-    pub on_bad_image: OnBadImageKind,
+    pub on_bad_image: OnBadImage,
     /// Name of the split to evaluate instead of val or test.
     pub eval_split: Option<String>,
 }
 
-/// How image files become images of the model's size.
+/// The way from image files to the size of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 #[allow(missing_docs, reason = "fields are the flags of the same name")]
@@ -129,7 +129,7 @@ pub struct NormalizationChoice {
     pub normalize_std: Vec<f64>,
 }
 
-/// What only training does with the images.
+/// Options of training images.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are the flags of the same name")]
@@ -181,7 +181,7 @@ impl DataArgs {
                 "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images)",
             )?),
             DatasetKind::Parquet => DatasetChoice::Parquet(
-                self.image_files("give the folder of the data set as it was downloaded")?,
+                self.image_files("give the folder of the downloaded data set")?,
             ),
             DatasetKind::Synthetic => DatasetChoice::Synthetic {
                 image_size: self.square()?,
@@ -235,7 +235,7 @@ impl DataArgs {
         Ok(ImageFiles {
             data_dir: self.folder(remedy)?,
             size: self.size()?,
-            on_bad_image: self.on_bad_image.unwrap_or(OnBadImageKind::Fail),
+            on_bad_image: self.on_bad_image.unwrap_or(OnBadImage::Fail),
             eval_split: self.eval_split.clone(),
         })
     }
@@ -455,7 +455,7 @@ fn normalization(
     let half = |option, given: &str| {
         missing(
             option,
-            format!("{given} was given alone"),
+            format!("{given} was given without it"),
             "give both or neither",
         )
     };

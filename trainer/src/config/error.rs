@@ -1,4 +1,5 @@
-//! Why a configuration was refused. Every variant says what to do instead; all of them are usage errors (exit code 2).
+//! Why a configuration was refused. Every variant says what to do instead; all of them are usage
+//! errors (exit code 2).
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -66,7 +67,7 @@ pub enum ConfigError {
     )]
     IndivisibleBatch {
         global_batch_size: usize,
-        /// Those of which each takes as many samples.
+        /// The parts that take equal numbers of samples.
         among: String,
         remedy: &'static str,
         nearest_below: Option<usize>,
@@ -89,12 +90,12 @@ pub enum ConfigError {
     )]
     OutputDirectoryBusy {
         path: PathBuf,
-        /// Who, since when.
+        /// The process, and since when.
         holder: String,
     },
     /// The output directory is no longer at its path.
     #[error(
-        "output directory {} was moved or removed while the run wrote to it: put it back and go on with --resume, or begin anew",
+        "output directory {} was moved or removed while the run wrote to it: put it back and give --resume, or start again",
         path.display()
     )]
     OutputDirectoryMoved { path: PathBuf },

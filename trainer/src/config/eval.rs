@@ -11,7 +11,7 @@ use super::error::ConfigError;
 use super::family::Family;
 use super::sync::timeout;
 use super::{TrainConfig, file, shared_settings};
-use crate::config::choices::SplitKind;
+use crate::config::choices::Split;
 use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Largest memory for images drawn because a checkpoint asks for them: the file is not trusted.
 const MAX_DRAWN_BYTES: u64 = 4 << 30;
 
-/// Where parameters are read from.
+/// Source of the parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WeightSource {
     /// A weights file of any framework.
@@ -35,7 +35,7 @@ pub enum MeasuredSplit {
     /// The split of this name.
     Named(String),
     /// A part of the training images, divided by `--val-fraction`.
-    PartOfTrain(SplitKind),
+    PartOfTrain(Split),
 }
 
 impl MeasuredSplit {
@@ -48,16 +48,16 @@ impl MeasuredSplit {
     }
 }
 
-/// What `trainer eval` measures. Model and data set are those of the checkpoint unless typed.
+/// The measurement of `trainer eval`. Model and data set are those of the checkpoint unless typed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EvalConfig {
     /// Samples of one rank in one forward pass.
     pub batch_size_per_rank: usize,
-    /// Whether labels are compared by position.
+    /// True if labels are compared by position.
     pub allow_changed_classes: bool,
     /// The split of `--split`.
-    pub split: Option<SplitKind>,
+    pub split: Option<Split>,
     /// Longest wait for another rank, seconds.
     timeout: u64,
     /// The network.
@@ -72,13 +72,13 @@ pub struct EvalConfig {
     /// Seed of the run, by which `--val-fraction` chose.
     #[serde(skip)]
     pub seed: u64,
-    /// What is measured: the first of these that exists and has labels.
+    /// The split to measure: the first of these that exists and has labels.
     #[serde(skip)]
     pub candidates: Vec<MeasuredSplit>,
     /// The parameters.
     #[serde(skip)]
     pub weights: WeightSource,
-    /// Whether a JSON line ends the output.
+    /// True if a JSON line ends the output.
     #[serde(skip)]
     pub json: bool,
 }
@@ -135,14 +135,13 @@ impl EvalConfig {
                 .val_fraction
                 .map(|_| MeasuredSplit::PartOfTrain(kind))
         };
-        let train = || part(SplitKind::Train).unwrap_or_else(|| named("train"));
-        let val =
-            || part(SplitKind::Val).unwrap_or_else(|| named(data.eval_split().unwrap_or("val")));
+        let train = || part(Split::Train).unwrap_or_else(|| named("train"));
+        let val = || part(Split::Val).unwrap_or_else(|| named(data.eval_split().unwrap_or("val")));
         let candidates = match (&args.data.eval_split, args.split) {
             (Some(name), _) => vec![named(name)],
-            (None, Some(SplitKind::Train)) => vec![train()],
-            (None, Some(SplitKind::Val)) => vec![val()],
-            (None, Some(SplitKind::Test)) => vec![named("test")],
+            (None, Some(Split::Train)) => vec![train()],
+            (None, Some(Split::Val)) => vec![val()],
+            (None, Some(Split::Test)) => vec![named("test")],
             (None, None) => vec![named("test"), val()],
         };
         Ok(Self {
@@ -258,10 +257,10 @@ fn data_like(
     )?;
     let val_fraction = train_split.val_fraction;
     let needs_train = match args.split {
-        Some(SplitKind::Train) => true,
-        Some(SplitKind::Val) => val_fraction.is_some(),
+        Some(Split::Train) => true,
+        Some(Split::Val) => val_fraction.is_some(),
         // Drawn data sets have a test split.
-        Some(SplitKind::Test) | None => false,
+        Some(Split::Test) | None => false,
     };
     // One training image is drawn where none is measured, as no split is empty.
     let drawn = |number: Option<usize>| if needs_train { number } else { Some(1) };

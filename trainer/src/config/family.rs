@@ -1,8 +1,9 @@
-//! What the configuration knows of a model family: its name, its flags by key, and which general options it supports.
+//! The facts of a model family for the configuration: its name, its flags by key, and the general
+//! options that it supports.
 //!
 //! In: the flags of a model as typed or saved. Out: the same, filled and checked by the family.
-//! Invariant: an option that would change nothing about a model is refused; a saved section names its family, but for
-//! residual networks.
+//! Invariant: an option that would change nothing about a model is refused; a saved section names
+//! its family, but for residual networks.
 
 use super::checks::{invalid, no_effect};
 use super::error::ConfigError;
@@ -72,8 +73,8 @@ impl Family {
         decide: |flags| decided(flags, ModelArgs::fill, ModelArgs::name),
     };
 
-    /// Refuses flags `A` of a family of which a general one has the name: it would take their values. clap itself looks only where
-    /// debug assertions are on.
+    /// Refuses flags `A` of a family of which a general one has the name: it would take their
+    /// values. clap itself looks only where debug assertions are on.
     ///
     /// # Errors
     /// The first such flag.
@@ -102,7 +103,8 @@ impl Family {
         self.name == Self::RESNET.name
     }
 
-    /// Fills the gaps of `section` and refuses what the family has not; the model's name, for run directories and reports.
+    /// Fills the gaps of `section` and refuses what the family has not; the model's name, for run
+    /// directories and reports.
     pub(super) fn decide(&self, section: &mut ModelSection) -> Result<String, ConfigError> {
         if let Some(Value::String(family)) = section.0.remove(FAMILY) {
             self.expect("[model] family", &family)?;
@@ -128,8 +130,8 @@ impl Family {
         ))
     }
 
-    /// Refuses the first general option that was `typed`, by section and key, that this family does not
-    /// support.
+    /// Refuses the first general option that was `typed`, by section and key, that this family does
+    /// not support.
     pub(super) fn expect_effect(
         &self,
         typed: &impl Serialize,

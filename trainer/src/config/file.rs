@@ -1,7 +1,8 @@
 //! A run's options in a TOML file, and flags laid over them.
 //!
-//! In: TOML text, flags. Out: one [`TrainArgs`]. Invariant: a flag wins; where a flag changes a choice, the file's
-//! options that only served the old choice go with it, so that the flag can win at all.
+//! In: TOML text, flags. Out: one [`TrainArgs`]. Invariant: a flag wins; where a flag changes a
+//! choice, the file's options that only served the old choice go with it, so that the flag can win
+//! at all.
 
 use super::error::ConfigError;
 use super::options::{OPTIONS, OptionFacts};
@@ -60,8 +61,8 @@ fn merge_error(error: &dyn Error) -> ConfigError {
     }
 }
 
-/// Returns options by section and key. Refuses what TOML cannot hold: numbers from 2^63 on, since its
-/// integers are signed, and paths that are not UTF-8.
+/// Returns options by section and key. Refuses what TOML cannot hold: numbers from 2^63 on, since
+/// its integers are signed, and paths that are not UTF-8.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
         let problem = format!(
@@ -90,7 +91,8 @@ pub(super) fn laid_over<T: DeserializeOwned>(
 ) -> Result<T, ConfigError> {
     let mut below = table(below)?;
     let flags = table(flags)?;
-    // The rows of the model are those of residual networks; what the flags of another family mean to each other only it knows.
+    // The rows of the model are those of residual networks; what the flags of another family mean
+    // to each other only it knows.
     let is_own = get(&below, "model.family").is_some();
     let rows = || {
         OPTIONS

@@ -1,8 +1,9 @@
 //! The configuration of a command: flags as typed ([`cli`]), and what they were decided to mean.
 //!
 //! In: flags, a TOML file and the world size. Out: [`TrainConfig`] and its like.
-//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an option
-//! without effect is an error; [`TrainConfig::to_toml`] prints what resolves to the same configuration.
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an
+//! option without effect is an error; [`TrainConfig::to_toml`] prints what resolves to the same
+//! configuration.
 
 pub mod choices;
 pub mod cli;
@@ -31,11 +32,10 @@ mod schedule;
 mod sync;
 
 pub use crate::config::choices::{
-    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind,
-    DeviceChoice, Dtype, Figure, InputKind, KernelsKind, LossScaling, Monitor, OnBadImageKind,
-    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, RecomputeKind,
-    ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, ShortcutKind, SplitKind, SyncKind,
-    UpdateKind,
+    Activations, AugmentKind, BatchNormKind, Compression, Convolution, CpuKind, CropScale,
+    DatasetKind, DeviceChoice, Figure, InputKind, Kernels, LossScaling, Monitor, OnBadImage,
+    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute, ReductionChoice,
+    SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
 };
 pub use batch::BatchSection;
 pub(crate) use checks::{at_least, in_range};
@@ -74,12 +74,13 @@ use std::path::Path;
 
 /// The configuration of a training run: its sections, which are printed, compared and saved.
 ///
-/// `Deserialize` is for what this program wrote into a checkpoint: it does not look at this machine.
+/// `Deserialize` is for what this program wrote into a checkpoint: it does not look at this
+/// machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "saved::SavedFlags", into = "saved::SavedSections")]
 pub struct TrainConfig {
     sections: Sections,
-    /// Whether this start resumes a run.
+    /// True if this start resumes a run.
     pub resume: bool,
     /// For run directories and reports.
     model_name: String,
@@ -101,8 +102,8 @@ impl TrainConfig {
     /// Decides the configuration of a residual network.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot
-    /// be read.
+    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config`
+    /// cannot be read.
     pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
         Self::resolve_for(&Family::RESNET, args, world_size)
     }
@@ -203,7 +204,8 @@ impl TrainConfig {
         self
     }
 
-    /// Returns this configuration with the options that count only at the first start as in `before`.
+    /// Returns this configuration with the options that count only at the first start as in
+    /// `before`.
     pub(crate) fn begun_as(mut self, before: &Self) -> Self {
         let run = &mut self.sections.run;
         run.weights.clone_from(&before.run.weights);
@@ -212,7 +214,8 @@ impl TrainConfig {
         self
     }
 
-    /// Returns a sentence for each option that differs from `before` and counts only at the first start.
+    /// Returns a sentence for each option that differs from `before` and counts only at the first
+    /// start.
     pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
         let now = self.clone().with_absolute_paths();
         let (now, was) = (&now.run, &before.run);
@@ -299,8 +302,8 @@ impl TrainConfig {
         self.sync.config(self.compute.device)
     }
 
-    /// Returns the SHA-256, in hexadecimal, of what must be equal on all ranks: version, world size,
-    /// `--resume` and all options but the paths, threads and device of the machine.
+    /// Returns the SHA-256, in hexadecimal, of what must be equal on all ranks: version, world
+    /// size, `--resume` and all options but the paths, threads and device of the machine.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
         digest.update(format!(
@@ -390,8 +393,8 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     settings
 }
 
-/// Returns the options that must be equal on all ranks: all but the paths, threads and device of the
-/// machine.
+/// Returns the options that must be equal on all ranks: all but the paths, threads and device of
+/// the machine.
 fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
     let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
     settings(args)

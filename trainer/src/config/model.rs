@@ -2,7 +2,6 @@
 
 use super::checks::{conflict, invalid, missing};
 use super::error::ConfigError;
-use crate::config::choices::ShortcutKind;
 use crate::config::cli::ModelArgs;
 use burn_resnet::{ResNetConfig, Shortcut};
 
@@ -10,12 +9,13 @@ use burn_resnet::{ResNetConfig, Shortcut};
 const MAX_LAYERS: usize = 10_000;
 
 impl ModelArgs {
-    /// Returns the flags of the network with `depth` weighted layers and no parameters in its shortcuts.
+    /// Returns the flags of the network with `depth` weighted layers and no parameters in its
+    /// shortcuts.
     pub fn resnet(depth: usize) -> Self {
         Self {
             model: Some(format!("resnet{depth}")),
             depth: None,
-            shortcut: Some(ShortcutKind::A),
+            shortcut: Some(Shortcut::A),
         }
     }
 
@@ -29,7 +29,7 @@ impl ModelArgs {
             let expected = format!("a network of at most {MAX_LAYERS} layers");
             return Err(invalid("--model", expected, network.name()));
         }
-        if !network.is_small() && self.shortcut == Some(ShortcutKind::A) {
+        if !network.is_small() && self.shortcut == Some(Shortcut::A) {
             let name = network.name();
             return Err(conflict(
                 "--shortcut a",
@@ -39,10 +39,7 @@ impl ModelArgs {
         }
         self.model = Some(network.name());
         self.depth = None;
-        self.shortcut = Some(match network.shortcut() {
-            Shortcut::A => ShortcutKind::A,
-            Shortcut::B => ShortcutKind::B,
-        });
+        self.shortcut = Some(network.shortcut());
         Ok(())
     }
 
@@ -75,8 +72,7 @@ impl ModelArgs {
             }
         };
         Ok(match self.shortcut {
-            Some(ShortcutKind::A) => network.with_shortcut(Shortcut::A),
-            Some(ShortcutKind::B) => network.with_shortcut(Shortcut::B),
+            Some(shortcut) => network.with_shortcut(shortcut),
             None => network,
         })
     }

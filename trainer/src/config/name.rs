@@ -1,7 +1,9 @@
 //! Options in the name of a run.
 //!
-//! In: decided flags. Out: a short word for each option that runs are commonly compared by and that is not the default.
-//! Invariant: options that may change when a run is resumed, and options of the machine, are no part of a name.
+//! In: decided flags. Out: a short word for each option that runs are commonly compared by and that
+//! is not the default.
+//! Invariant: options that may change when a run is resumed, and options of the machine, are no
+//! part of a name.
 
 use super::cli::TrainArgs;
 use super::family::ModelOption;
@@ -39,7 +41,8 @@ const NAMED: [Named; 8] = [
     named!("", compute.dtype),
 ];
 
-/// The words of the options in `flags` that are not what they are by default, the other options being as they are.
+/// The words of the options in `flags` that are not what they are by default, the other options
+/// being as they are.
 pub(super) fn changes(
     flags: &TrainArgs,
     supported: &[ModelOption],
@@ -54,7 +57,8 @@ pub(super) fn changes(
             let given = value(flags)?;
             let mut cleared = flags.clone();
             clear(&mut cleared);
-            // Without the option the others may contradict each other: then they were chosen for it.
+            // Without the option the others may contradict each other: then they were chosen for
+            // it.
             let default = Sections::decide(cleared, supported, world_size)
                 .and_then(|sections| file::args(&sections));
             let is_default = default.is_ok_and(|default| value(&default).as_ref() == Some(&given));

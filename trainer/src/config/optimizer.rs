@@ -3,7 +3,7 @@
 use super::checks::{above_0, at_least, conflict, in_range, share};
 use super::error::ConfigError;
 use crate::config::choices::{
-    ClassWeights, Dtype, LossKind, LossScaling, OptimizerKind, RateFactor,
+    Activations, ClassWeights, LossKind, LossScaling, OptimizerKind, RateFactor,
 };
 use crate::config::cli::OptimizerArgs;
 use serde::Serialize;
@@ -107,18 +107,18 @@ pub struct Decay {
 )]
 #[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum LossChoice {
-    /// Of the softmax over all classes.
+    /// Cross entropy of the softmax over all classes.
     CrossEntropy {
         label_smoothing: f64,
         class_weights: Option<ClassWeights>,
     },
-    /// Of a sigmoid for each class.
+    /// Cross entropy of a sigmoid for each class.
     BinaryCrossEntropy,
 }
 
 impl OptimizerArgs {
     /// Applies the defaults for activations of `dtype` and refuses contradictions.
-    pub(super) fn decide(self, dtype: Dtype) -> Result<OptimizerSection, ConfigError> {
+    pub(super) fn decide(self, dtype: Activations) -> Result<OptimizerSection, ConfigError> {
         let kind = self.optimizer.unwrap_or(OptimizerKind::Sgd);
         let (learning_rate, epsilon, weight_decay) = match kind {
             OptimizerKind::Sgd => (0.1, 0.0, 1e-4),
@@ -249,8 +249,8 @@ impl OptimizerArgs {
 }
 
 impl OptimizerSection {
-    /// Returns the learning rate after warmup: with `--scale-learning-rate` it grows with the global
-    /// batch size (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
+    /// Returns the learning rate after warmup: with `--scale-learning-rate` it grows with the
+    /// global batch size (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
     pub(super) fn peak_learning_rate(&self, global_batch_size: usize) -> f64 {
         match self.reference_batch_size {
             None => self.learning_rate,

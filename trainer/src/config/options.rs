@@ -18,13 +18,13 @@ pub(crate) struct OptionFacts {
     pub key: &'static str,
     /// The ranks that must agree on it.
     pub scope: Scope,
-    /// Whether it may change when a run is resumed.
+    /// Permission to change when a run is resumed.
     pub on_resume: OnResume,
     /// Choices that give it its meaning: a flag that changes one of them drops the file's value.
     pub belongs_to: &'static [&'static str],
     /// The option of a model family that it is, if not all families support it.
     pub model_option: Option<ModelOption>,
-    /// What it has no effect without.
+    /// Options without which it has no effect.
     needs: &'static str,
     /// A value that needs no effect, because it asks for nothing.
     unless: &'static str,
@@ -39,13 +39,13 @@ pub(crate) enum Scope {
     Rank,
 }
 
-/// Whether an option may change when a run is resumed.
+/// Permission of an option to change when a run is resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnResume {
     /// No: it changes the course of the parameters.
     Fixed,
-    /// Yes: it does not move the parameters, or only in the order of roundings, or a warning reports
-    /// that it does. A longer schedule is checked separately.
+    /// Yes: it does not move the parameters, or only in the order of roundings, or a warning
+    /// reports that it does. A longer schedule is checked separately.
     Free,
 }
 

@@ -88,7 +88,7 @@ pub struct PredictScalingConfig {
     pub scaling: Option<ScalingConfig>,
     /// Measured runs.
     pub measured: Vec<PathBuf>,
-    /// Whether published figures are compared.
+    /// True if published figures are compared.
     pub published: bool,
     /// Whether a JSON line is printed.
     pub json: bool,
@@ -273,7 +273,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
             match networks.iter().any(|other| other.name == network.name) {
                 false => networks.push(network),
                 true => {
-                    let expected = "networks with names of their own".to_owned();
+                    let expected = "networks with different names".to_owned();
                     return Err(invalid("--network", expected, format!("{text} twice")));
                 }
             }

@@ -35,8 +35,8 @@ pub struct Sections {
 }
 
 impl Sections {
-    /// Decides all sections but that of the model, which its family has decided. `supported`: options
-    /// of that family.
+    /// Decides all sections but that of the model, which its family has decided. `supported`:
+    /// options of that family.
     pub(super) fn decide(
         args: TrainArgs,
         supported: &[ModelOption],

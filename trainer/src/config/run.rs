@@ -41,7 +41,7 @@ pub struct RunSection {
     pub gradient_noise: bool,
 }
 
-/// What happens at a loss or gradient that is not finite.
+/// Treatment of a loss or gradient that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(
     tag = "on-non-finite",

@@ -1,7 +1,8 @@
 //! A method of synchronisation in one word, for lists of them.
 //!
-//! In: text such as `allreduce:ring`, `allreduce+bf16`, `parameter-server:2@own`, `local-sgd:8`. Out: the configuration which the flags
-//! of `train` with the same meaning give. Invariant: what [`scaling_method_name`] writes is read as the same method.
+//! In: text such as `allreduce:ring`, `allreduce+bf16`, `parameter-server:2@own`, `local-sgd:8`.
+//! Out: the configuration which the flags of `train` with the same meaning give. Invariant: what
+//! [`scaling_method_name`] writes is read as the same method.
 
 use clap::ValueEnum;
 use std::collections::BTreeMap;
@@ -13,11 +14,12 @@ use super::sync::{SyncConfig, SyncMethod};
 use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
 use crate::config::cli::SyncArgs;
 
-/// What a method looks like.
+/// Syntax of a method.
 const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+bf16|+f16|+powersgd:RANK|+topk:PERCENT], exact, \
      parameter-server[:SERVERS][@beside|@own], async-parameter-server[:SERVERS[:STALENESS]][@beside|@own] or local-sgd[:STEPS]";
 
-/// The method that `text` names, with the other options of `args`, for a world of at most `most_ranks`.
+/// The method that `text` names, with the other options of `args`, for a world of at most
+/// `most_ranks`.
 pub(super) fn scaling_method(
     text: &str,
     args: &SyncArgs,

@@ -40,8 +40,8 @@ pub enum ScheduleChoice {
 }
 
 impl ScheduleArgs {
-    /// Applies the defaults and refuses contradictions. With `has_planned_sizes` the sizes of images
-    /// depend on the planned epochs.
+    /// Applies the defaults and refuses contradictions. With `has_planned_sizes` the sizes of
+    /// images depend on the planned epochs.
     pub(super) fn decide(
         self,
         dataset: DatasetKind,

@@ -1,6 +1,7 @@
-//! The section `[sync]`: how the gradients or parameters of all ranks are combined.
+//! The section `[sync]`: how gradients or parameters of all ranks are combined.
 //!
-//! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`], and [`SyncConfig`] for code that makes steps.
+//! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`], and [`SyncConfig`] for code that
+//! makes steps.
 //! Invariant: an option of one method exists only in that method.
 
 use super::checks::{at_least, conflict, in_range, invalid, missing, within};
@@ -21,7 +22,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Default of `--timeout`, seconds.
 const DEFAULT_TIMEOUT: u64 = 120;
 
-/// How the gradients or parameters of all ranks are combined.
+/// Synchronisation of the gradients or parameters of all ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are the flags of the same name")]
@@ -44,11 +45,12 @@ pub struct SyncConfig {
     pub method: SyncMethod,
     /// Largest gradient bucket; `None`: derived from the size of the gradients.
     pub bucket_cap_bytes: Option<usize>,
-    /// Whether gradients travel during the backward pass.
+    /// True if gradients travel during the backward pass.
     pub overlap: bool,
-    /// The GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index on its node.
+    /// The GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index on its
+    /// node.
     pub gpu: Option<usize>,
-    /// Where gradients become parameters.
+    /// Place where gradients become parameters.
     pub update: UpdateKind,
 }
 
@@ -105,7 +107,7 @@ pub enum SyncMethod {
     },
 }
 
-/// How far ranks may drift apart.
+/// Bound on the steps between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staleness {
     /// Steps; `None` is without bound.

@@ -1,4 +1,4 @@
-//! What the trainer asks of a model, and how many of its answers are right.
+//! The interface of a model, and the scores of its answers.
 //!
 //! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, counts of right answers.
 
@@ -11,20 +11,21 @@ use crate::measure::metrics::ScoreSums;
 
 /// A burn module that turns images into one logit a class.
 pub trait ImageClassifier: Module + 'static {
-    /// The logits.
+    /// Returns the logits.
     ///
     /// # Shapes
     /// `images`: `[N, H, W, C]`, normalised; returns `[N, K]`.
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 
-    /// Whether its layers are those of crate `layers`, by default not: they take norm statistics over all ranks where that is
-    /// asked for, and hand each gradient over while the backward pass goes on. Gradients of other layers are taken after the pass.
+    /// Returns true if all layers are those of crate `layers`: they synchronise norm statistics and
+    /// hand over each gradient during the backward pass. Gradients of other layers are read after
+    /// the pass. Default: false.
     fn supports_pass_context(&self) -> bool {
         false
     }
 
-    /// Whether a forward pass does the same with every batch, by default not: it draws nothing and decides nothing by the values it sees, so that
-    /// a GPU may record a step and replay it.
+    /// Returns true if a forward pass does the same for every batch: it draws no numbers and does
+    /// not branch on values, so a GPU may capture a step and replay it. Default: false.
     fn is_recordable(&self) -> bool {
         false
     }
@@ -44,11 +45,11 @@ impl ImageClassifier for ResNet {
     }
 }
 
-/// The logits of a batch in f32, of which the model has made a row for each label and a column for each class. Losses and metrics are computed
-/// in f32 also where a model's last layer gives 16 bits.
+/// Returns the logits of a batch in f32, with a row for each label and a column for each class.
+/// Losses and metrics are computed in f32 also where the last layer of a model has 16 bits.
 ///
 /// # Errors
-/// When their shape is another.
+/// When their shape differs.
 pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
     let [rows, columns] = logits.dims();
     let num_classes = labels.iter().max().map_or(0, |label| *label as usize + 1);
@@ -60,7 +61,7 @@ pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
     Ok(logits.cast(FloatDType::F32))
 }
 
-/// The loss and the right answers of one batch, read back from the device.
+/// Returns the loss and the right answers of one batch, read from the device.
 ///
 /// # Shapes
 /// `logits`: `[N, K]`, detached; `loss_sum`: of the same samples.
@@ -80,7 +81,8 @@ pub struct UnreadScore {
 }
 
 impl UnreadScore {
-    /// All that leads to the results is handed to the device. A GPU is not waited for: burn copies what lies there when it is read.
+    /// Hands the computation to the device. A GPU is not waited for: burn copies the results when
+    /// they are read.
     ///
     /// # Shapes
     /// As [`score`].
@@ -121,7 +123,7 @@ impl UnreadScore {
     }
 }
 
-/// The values of a tensor as f32.
+/// Returns the values of a tensor as f32.
 ///
 /// # Errors
 /// When they cannot be read.
@@ -131,9 +133,10 @@ pub fn floats(data: TensorData) -> Result<Vec<f32>> {
         .map_err(|error| anyhow!("results of the device: {error:?}"))
 }
 
-/// How many samples have their label as the first, and among the first five, of the logits.
+/// Counts the samples whose label is the first, and among the first five, of the logits.
 ///
-/// Of equal logits the lower class comes first. A NaN logit counts as above everything, so a broken model is never right.
+/// Of equal logits the lower class comes first. A NaN logit counts as above everything, so a broken
+/// model is never right.
 ///
 /// # Panics
 /// When `logits` is not `labels.len()` rows of `num_classes`.
@@ -152,7 +155,7 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
     (top1, top5)
 }
 
-/// The classes that come before `label` as the answer of a sample with these logits.
+/// Returns the classes that come before `label` as the answer of a sample with these logits.
 fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
     let own = row[label];
     row.iter()
@@ -167,7 +170,8 @@ fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
         })
 }
 
-/// The class that a model answers: `label` where [`count_correct`] counts it as right, else the first class before it.
+/// Returns the answer of a model: `label` where [`count_correct`] counts it as right, else the
+/// first class before it.
 ///
 /// # Panics
 /// When `label` is not below the number of logits.

@@ -13,24 +13,24 @@ use anyhow::{Context, Result, anyhow, bail};
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
     Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape,
-    Normalization, OnBadImage, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan,
-    Sizing, Split, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder, shapes,
-    synthetic, tar_shards,
+    Normalization, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split,
+    Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder, shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, communicator::Topology};
 
 use crate::config::cli::environment;
 use crate::config::{
     AugmentKind, CifarFiles, DataSection, DatasetChoice, DatasetKind, ImageFiles, ImageSize,
-    NormalizationChoice, OnBadImageKind, TrainConfig, TrainSplitSection,
+    NormalizationChoice, TrainConfig, TrainSplitSection,
 };
 use crate::measure::report::Reporter;
 use crate::world::ranks;
 
-/// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section 4.2.
+/// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section
+/// 4.2.
 const CROP_PAD: usize = 4;
 
-/// Steps of an epoch of a run on these data.
+/// Returns the steps of an epoch.
 ///
 /// # Errors
 /// When its batches leave no step.
@@ -43,12 +43,14 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
     Ok(plan.num_steps() as u64)
 }
 
-/// Opens the data set, or with `own` that of the program, its splits limited as configured; at least one besides the training split is there.
-/// The val split is that of `--eval-split`, or with `--val-fraction` the part of the training images that `seed` chooses.
+/// Opens the data set, or with `own` that of the program, limited as configured; it has at least
+/// one split besides train. The val split is that of `--eval-split`, or with `--val-fraction` the
+/// part of the training images that `seed` chooses.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When files are missing or broken, there is nothing to evaluate on, a second val split is asked for, or a download fails.
+/// When files are missing or broken, there is nothing to evaluate on, a second val split is asked
+/// for, or a download fails.
 pub fn open(
     config: &DataSection,
     split: &TrainSplitSection,
@@ -157,7 +159,8 @@ pub fn open(
     Ok(splits)
 }
 
-/// Checks the labels of a data set that a program brings; those of files are checked as they are read.
+/// Checks the labels of a data set that a program brings; those of files are checked as they are
+/// read.
 ///
 /// # Errors
 /// When a label is no position in the class names.
@@ -174,7 +177,7 @@ fn expect_labels(split: &dyn ImageDataset) -> Result<()> {
     })
 }
 
-/// The split that every epoch is evaluated on: the validation split, else the test split.
+/// Returns the split that every epoch is evaluated on: val, else test.
 ///
 /// # Errors
 /// When the data set has neither.
@@ -193,11 +196,11 @@ pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
 pub struct OpenedSplit {
     /// Its samples.
     pub samples: Arc<dyn ImageDataset>,
-    /// How their pixels become numbers.
+    /// Normalisation of their pixels.
     pub normalization: Normalization,
 }
 
-/// A split that is not there.
+/// A split that the data set does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("--split: --dataset {dataset} has no such split (expected train or test, got {name})")]
 struct NoSuchSplit {
@@ -205,7 +208,7 @@ struct NoSuchSplit {
     name: String,
 }
 
-/// Whether an error of [`open_split`] means that the split is not there, or has no labels.
+/// Returns true if an error of [`open_split`] means that the split is absent or has no labels.
 pub fn is_absent(error: &anyhow::Error) -> bool {
     let of_files = matches!(
         error.downcast_ref(),
@@ -214,10 +217,11 @@ pub fn is_absent(error: &anyhow::Error) -> bool {
     of_files || error.is::<NoSuchSplit>()
 }
 
-/// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other splits are not decoded and need not be
-/// there.
+/// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other
+/// splits are not decoded and need not be there.
 ///
-/// Labels of files become positions in `classes`, by the names of the classes, if these are given; else they are those of the data set.
+/// Labels of files become positions in `classes`, by the names of the classes, if these are given;
+/// else they are those of the data set.
 /// Collective: all ranks.
 ///
 /// # Errors
@@ -284,7 +288,7 @@ fn open_named(
     })
 }
 
-/// A split to evaluate on, limited as flags want it, with its notes told.
+/// Returns a split to evaluate on, limited by flags, and prints its notes.
 fn limited(
     samples: Arc<dyn ImageDataset>,
     limit: Option<usize>,
@@ -335,18 +339,20 @@ fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
     notes_of(split).iter().for_each(|note| reporter.note(note));
 }
 
-/// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
+/// Returns how one rank reads a folder of images: with its share of the memory and threads of a
+/// node.
 fn folder_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ImageFolderConfig> {
     let of_node = ImageFolderConfig::new(sizing(&files.size));
     Ok(ImageFolderConfig {
         memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
         num_threads: ranks::share_of_threads(topology)?,
-        on_bad_image: on_bad_image(files),
+        on_bad_image: files.on_bad_image,
         ..of_node
     })
 }
 
-/// How one rank reads shards, whose headers root has read first, then the first rank of each machine, which may see other disks.
+/// Returns how one rank reads shards. Root reads the headers first, then the first rank of each
+/// machine, which may see other disks.
 ///
 /// `only` is the name of the split that is wanted, where not all are.
 fn shards_of_rank(
@@ -363,7 +369,7 @@ fn shards_of_rank(
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let how = TarShardsConfig {
         sizing: sizing(&files.size),
-        on_bad_image: on_bad_image(files),
+        on_bad_image: files.on_bad_image,
         num_threads: ranks::share_of_threads(topology)?,
         cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
     };
@@ -373,7 +379,7 @@ fn shards_of_rank(
         topology.local_rank == 0,
     ] {
         if reads {
-            // What keeps the headers from being read keeps the shards from being opened, which says so.
+            // An error of reading the headers is reported when the shards are opened.
             let _ = tar_shards::index(dir, &how, only);
         }
         communicator.barrier()?;
@@ -394,7 +400,7 @@ fn parquet_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ParquetCon
     let num_threads = ranks::share_of_threads(topology)?;
     Ok(ParquetConfig {
         sizing: sizing(&files.size),
-        on_bad_image: on_bad_image(files),
+        on_bad_image: files.on_bad_image,
         num_threads,
     })
 }
@@ -404,13 +410,6 @@ fn open_parquet(_files: &ImageFiles, _topology: &Topology) -> Result<DatasetSpli
     anyhow::bail!(
         "dataset parquet: this program was built without it, expected the cargo feature `parquet`; rebuild with --features parquet"
     )
-}
-
-fn on_bad_image(files: &ImageFiles) -> OnBadImage {
-    match files.on_bad_image {
-        OnBadImageKind::Fail => OnBadImage::Fail,
-        OnBadImageKind::Skip => OnBadImage::Skip,
-    }
 }
 
 /// Returns how image files become samples, in training without a crop and in testing.
@@ -427,11 +426,11 @@ pub fn sizing(size: &ImageSize) -> Sizing {
     }
 }
 
-/// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
+/// Shares checksums from the first rank of each node with ranks that would have to read all files.
 /// Collective: all ranks.
 ///
-/// `splits` is empty where a rank could not open its data set. Ranks that read another `folder` than the first rank of their node, or
-/// learn nothing here, read for themselves when asked.
+/// `splits` is empty if a rank could not open its data set. Ranks that read another `folder`, or
+/// get no checksum here, read the files themselves.
 ///
 /// # Errors
 /// When a collective fails.
@@ -441,7 +440,7 @@ pub fn share_checksums(
     communicator: &dyn Communicator,
 ) -> Result<()> {
     let topology = communicator.topology();
-    // The same folder under any name.
+    // Equal for the same folder under any name.
     let place = folder
         .and_then(|folder| fs::metadata(folder).ok())
         .map(|place| format!("{}:{}", place.dev(), place.ino()));
@@ -464,7 +463,7 @@ pub fn share_checksums(
     Ok(())
 }
 
-/// The loader's form of the configured augmentation.
+/// Returns the configured augmentation for the loader.
 pub fn augment(split: &TrainSplitSection) -> Augment {
     match split.augment {
         AugmentKind::None => Augment::None,

@@ -1,7 +1,8 @@
-//! A model family: what a program needs to know of its models to train, evaluate, apply and measure them.
+//! A model family: what a program needs to know of its models to train, evaluate, apply and measure
+//! them.
 //!
 //! In: the family's flags, what a model is made for. Out: a model on a device.
-//! Invariant: a model whose file cannot hold it is not made, where its family can tell.
+//! Invariant: a model that its weights file cannot hold is not made, if its family knows the size.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,39 +13,37 @@ use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
 use distributed::replica::{ParameterLayout, draw_seed};
-use layers::{Activations, Computation, Convolution, Kernels, Recompute};
+use layers::Computation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ComputeSection;
 use crate::config::cli::ModelSection;
-use crate::config::{
-    ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, RecomputeKind, decided,
-    instruction_set,
-};
+use crate::config::{ConfigError, Family, ModelOption, decided, instruction_set};
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
 
-/// What a model is made for.
+/// The request for a model.
 #[derive(Clone, Debug)]
 pub struct ModelRequest<'a> {
-    /// Classes to tell apart.
+    /// Number of classes.
     pub num_classes: usize,
     /// Channels of the images.
     pub in_channels: usize,
     /// Seed of the weights. burn's random numbers are seeded with it, too.
     pub seed: u64,
-    /// Start the last normalisation of every block at zero, for a family that heeds [`ModelOption::ZeroGamma`].
+    /// Start the last normalisation of every block at zero, for families with
+    /// [`ModelOption::ZeroGamma`].
     pub zero_gamma: bool,
-    /// How the layers are computed, for a family that heeds it.
+    /// Options of computation that the family supports.
     pub compute: &'a ComputeSection,
-    /// Where the parameters live: an autodiff device for training.
+    /// Device of the parameters: an autodiff device for training.
     pub device: &'a Device,
 }
 
 impl<'a> ModelRequest<'a> {
-    /// For images of three channels, with seed 0.
+    /// Returns a request for images of three channels, with seed 0.
     pub fn new(num_classes: usize, compute: &'a ComputeSection, device: &'a Device) -> Self {
         Self {
             num_classes,
@@ -56,59 +55,43 @@ impl<'a> ModelRequest<'a> {
         }
     }
 
-    /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution`, `--recompute` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
+    /// Returns how the layers are computed, for the [`PassContext`](layers::PassContext) that a
     /// model of crate `layers` sets around its forward pass.
     ///
     /// # Errors
     /// When this processor lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
-        let ComputeSection {
-            convolution,
-            recompute,
-            cpu,
-            ..
-        } = *self.compute;
+        let compute = self.compute;
         Ok(Computation {
-            kernels: match self.compute.kernels() {
-                KernelsKind::Stock => Kernels::Stock,
-                KernelsKind::Fused => Kernels::Fused,
-            },
-            convolution: match convolution.unwrap_or(ConvolutionKind::Auto) {
-                ConvolutionKind::Auto => Convolution::Auto,
-                ConvolutionKind::Direct => Convolution::Direct,
-            },
-            recompute: match recompute.unwrap_or(RecomputeKind::None) {
-                RecomputeKind::None => Recompute::None,
-                RecomputeKind::Norms => Recompute::Norms,
-                RecomputeKind::Convolutions => Recompute::Convolutions,
-            },
-            isa: instruction_set(cpu)?,
-            activations: match self.compute.dtype() {
-                Dtype::F32 => Activations::F32,
-                Dtype::Bf16 => Activations::Bf16,
-                Dtype::F16 => Activations::F16,
-            },
+            kernels: compute.kernels(),
+            convolution: compute.convolution.unwrap_or_default(),
+            recompute: compute.recompute.unwrap_or_default(),
+            isa: instruction_set(compute.cpu)?,
+            activations: compute.dtype(),
         })
     }
 }
 
-/// Models that share their flags. [`program`](crate::commands::program::program) is the program of one family.
+/// Models that share their flags. [`program`](crate::commands::program::program) is the program of
+/// one family.
 pub trait ModelFamily {
-    /// What it is called in checkpoints, which are of no other family's programs: letters, digits, `-`, `_` and `.`.
+    /// Name in checkpoints, which only programs of the same family read: letters, digits, `-`, `_`
+    /// and `.`.
     const NAME: &'static str;
 
-    /// The general options of how a network is made or computed that [`build`](Self::build) heeds; the others are refused.
+    /// The general options that [`build`](Self::build) respects; the program rejects the others.
     const OPTIONS: &'static [ModelOption] = &[];
 
-    /// Its own flags: each an `Option`, so that a flag that was not typed leaves the value of a TOML file, in whose section `[model]`
-    /// it has the flag's name (`#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]`). No flag, and no field, has the name of
-    /// a general one: [`program`](crate::commands::program::program) refuses such a family.
+    /// Flags of the family, each an `Option`: a flag that was not typed leaves the value of a TOML
+    /// file, in whose section `[model]` it has the name of the flag (`#[serde(default,
+    /// deny_unknown_fields, rename_all = "kebab-case")]`). A flag or field with the name of a
+    /// general one is rejected by [`program`](crate::commands::program::program).
     type Args: Args + Default + Debug + Serialize + DeserializeOwned;
 
-    /// What is trained.
+    /// The model that is trained.
     type Model: ImageClassifier;
 
-    /// Fills the gaps with defaults, so that a run says what it was; by default nothing.
+    /// Applies defaults to the flags that were not typed. Default: nothing.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the flag, if there is no such model.
@@ -116,13 +99,13 @@ pub trait ModelFamily {
         Ok(())
     }
 
-    /// Name of a model in run directories and reports; by default that of the family.
+    /// Returns the name of a model in run directories and reports. Default: that of the family.
     fn name(_args: &Self::Args) -> String {
         Self::NAME.to_owned()
     }
 
-    /// Parameters and norm statistics of the model, where that can be told without making it: a weights file with fewer bytes is
-    /// refused before memory is asked for. By default it is not looked at.
+    /// Returns the number of values of the model, if known without making it: a weights file with
+    /// fewer bytes is rejected before memory is allocated. Default: `None`.
     ///
     /// # Errors
     /// When there is no such model.
@@ -130,12 +113,13 @@ pub trait ModelFamily {
         Ok(None)
     }
 
-    /// What updates the parameters with `--optimizer custom`, at the schedule's learning rate; by default nothing.
+    /// Returns the optimizer of `--optimizer custom`, which updates at the learning rate of the
+    /// schedule. Default: `None`.
     fn optimizer(_args: &Self::Args) -> Option<ModuleOptimizer> {
         None
     }
 
-    /// The data set of `--dataset custom`; by default none.
+    /// Returns the data set of `--dataset custom`. Default: `None`.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -143,17 +127,17 @@ pub trait ModelFamily {
         Ok(None)
     }
 
-    /// What its models are trained by; by default `configured`, that of `--loss` and `--label-smoothing`.
+    /// Returns the training loss. Default: `configured`, that of `--loss` and `--label-smoothing`.
     fn loss(_args: &Self::Args, configured: Arc<dyn Loss>) -> Arc<dyn Loss> {
         configured
     }
 
-    /// What is reported of an evaluation beside loss, top-1 and top-5; by default nothing.
+    /// Returns metrics of evaluations besides loss, top-1 and top-5. Default: none.
     fn metrics(_args: &Self::Args, _num_classes: usize) -> Vec<Arc<dyn Metric>> {
         Vec::new()
     }
 
-    /// The model with its initial weights, from flags that are filled.
+    /// Returns the model with its initial weights, from flags with defaults applied.
     ///
     /// # Errors
     /// When there is no such model.
@@ -161,7 +145,7 @@ pub trait ModelFamily {
 }
 
 impl Family {
-    /// What a configuration needs to know of `F`.
+    /// Returns the facts of `F` that a configuration needs.
     pub fn of<F: ModelFamily>() -> Self {
         Self {
             name: F::NAME,
@@ -171,10 +155,10 @@ impl Family {
     }
 }
 
-/// burn's random numbers are one stream a process; ranks that are its threads take turns.
+/// burn's random numbers are one stream a process; ranks that are threads take turns.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// The model of a filled section, its weights drawn.
+/// Returns the model of a decided section, its weights drawn.
 ///
 /// # Errors
 /// When there is no such model, or two of its modules share a parameter.
@@ -189,21 +173,22 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -
     Ok(model)
 }
 
-/// Begins burn's random numbers anew for a step: what a model draws in it, as for dropout, is another stream on each rank and in each step,
-/// and the same one where a run goes on.
+/// Seeds burn's random numbers for a step: the draws of a model, as for dropout, differ between
+/// ranks and steps, and are the same after a resume.
 pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     device.seed(draw_seed(seed, rank, step));
 }
 
-/// Opens the data set that `F` brings, with the flags of a filled section.
+/// Opens the data set of `F`, with the flags of a decided section.
 pub fn own_data<F: ModelFamily>(
     model: &ModelSection,
 ) -> impl FnOnce() -> Result<Option<DatasetSplits>> {
     || F::dataset(&model.read()?)
 }
 
-/// The model of a filled section, to be filled from a weights file of `num_bytes` bytes: a model that such a file cannot hold asks for no memory.
+/// Returns the model of a decided section, to be filled from a weights file of `num_bytes` bytes. A
+/// model that such a file cannot hold allocates no memory.
 ///
 /// # Errors
 /// When there is no such model, or it has more values than the file has bytes.

@@ -1,10 +1,12 @@
-//! The steps of a loader on their way to the device: uploaded when they are asked for, or one step ahead by a thread.
+//! The steps of a loader on their way to the device: uploaded when they are asked for, or one step
+//! ahead by a thread.
 //!
-//! In: steps in host memory. Out: the same steps uploaded, in order; what is left to do of an image is done where it is used
-//! ([`DeviceBatch::into_images`]).
-//! Invariant: at most one step is uploaded ahead; an error of the loader comes out unchanged at its step; the thread ends with the
-//! steps, or when this is dropped; nothing waits for a thread that is gone. Where the operating system refuses the thread, steps are
-//! uploaded when they are asked for.
+//! In: steps in host memory. Out: the same steps uploaded, in order; what is left to do of an image
+//! is done where it is used ([`DeviceBatch::into_images`]).
+//! Invariant: at most one step is uploaded ahead; an error of the loader comes out unchanged at its
+//! step; the thread ends with the steps, or when this is dropped; nothing waits for a thread that
+//! is gone. Where the operating system refuses the thread, steps are uploaded when they are asked
+//! for.
 
 use std::panic::resume_unwind;
 use std::sync::LazyLock;
@@ -21,15 +23,20 @@ pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 
 /// The stream of all uploads of this process.
 ///
-/// A GPU's work is ordered within a stream, and burn gives each thread one, so that a copy of another thread goes on beside the
-/// computation. It is one for all threads, since each stream keeps memory of its own, and there is a thread each epoch.
+/// The work of a GPU is ordered within a stream, and burn gives each thread its own, so the copies
+/// of another thread overlap with the computation. All threads share this stream: each stream keeps
+/// its own memory, and each epoch has a thread.
 ///
-/// What burn and cubecl (0.22.1, 0.11.3) do where a tensor of this stream is used in another one, by their sources:
-/// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event of the stream that wrote, on the
-///   device, not on the host. What it uses is kept until it has used it, so that the next upload cannot be written over it.
-/// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using stream; only operations that
-///   are still in the writing stream's queue have to run first. An upload leaves none, since it computes nothing.
-/// - cubecl-server, `command/base.rs`, `write_to_gpu`: up to 100 MiB go through pinned memory, from which a copy runs beside kernels.
+/// What burn and cubecl (0.22.1, 0.11.3) do where a tensor of this stream is used in another one,
+/// by their sources:
+/// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event
+/// of the stream that wrote, on the device, not on the host. What it uses is kept until it has used
+/// it, so that the next upload cannot be written over it.
+/// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using
+/// stream; only operations that are still in the writing stream's queue have to run first. An
+/// upload leaves none, since it computes nothing.
+/// - cubecl-server, `command/base.rs`, `write_to_gpu`: up to 100 MiB go through pinned memory, from
+/// which a copy runs beside kernels.
 static UPLOADS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
 /// The steps of a loader on a device; after an error it ends.
@@ -49,8 +56,8 @@ struct Ahead<T> {
 }
 
 impl Input {
-    /// Uploads `steps` as `kind` says: a device that makes its images gets them one step ahead. The micro-batches of a step are
-    /// uploaded together.
+    /// Uploads `steps` as `kind` says: a device that makes its images gets them one step ahead. The
+    /// micro-batches of a step are uploaded together.
     pub fn start(
         steps: impl Iterator<Item = Loaded<HostBatch>> + Send + 'static,
         kind: InputKind,
@@ -91,7 +98,8 @@ impl<T: Send + 'static> Ahead<T> {
     /// # Errors
     /// `items`, if the operating system refuses the thread.
     fn start<I: Iterator<Item = T> + Send + 'static>(items: I) -> Result<Self, I> {
-        // Without room in the channel, the one item ahead is that which the thread wants to hand over.
+        // Without room in the channel, the one item ahead is that which the thread wants to hand
+        // over.
         let (sender, receiver) = sync_channel(0);
         let make = move |items: I| {
             UPLOADS.executes(|| {
@@ -130,7 +138,7 @@ impl<T> Drop for Ahead<T> {
         // Without the receiver, a thread that waits to hand over wakes up and ends.
         drop(self.items.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in an item that nobody waits for any more has nobody to be told to.
+            // Nothing waits for that item any more.
             let _ = thread.join();
         }
     }
@@ -271,7 +279,7 @@ mod tests {
         let mut input = Input::start(steps, InputKind::Device, &Device::flex());
         input.next().unwrap().unwrap();
         drop(input);
-        // The thread held its steps; it is joined, so nobody but this test holds them now.
+        // The thread held its steps; it has been joined.
         assert_eq!(Arc::strong_count(&held), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What a model's answers cost in training and in evaluation.
+//! Losses of training and evaluation.
 //!
 //! In: logits `[N, K]`, the classes. Out: the loss of all samples, summed.
 //! Invariant: sums are made here, means only where the global number of samples is known.
@@ -13,34 +13,37 @@ use layers::backend::{Loss as KernelLoss, loss_sum};
 
 use crate::config::{ComputeSection, CpuKind, LossChoice};
 
-/// Share of a mixed image above which binary cross entropy counts its class as present: that of Wightman et al.
+/// Share of a mixed image above which its class is present in binary cross entropy (Wightman et
+/// al.).
 const PRESENT_FROM: f64 = 0.2;
 
-/// A loss. A program of its own brings one by [`ModelFamily::loss`](super::family::ModelFamily::loss).
+/// A loss. [`ModelFamily::loss`](super::family::ModelFamily::loss) returns a custom one.
 pub trait Loss: Debug + Send + Sync {
-    /// The loss of every sample, summed (not averaged), to be differentiated.
+    /// Returns the summed (not averaged) loss of all samples, to be differentiated.
     ///
     /// # Shapes
     /// `logits`: `[N, K]`; returns `[1]`.
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1>;
 
-    /// The loss that evaluation reports, by default the same.
+    /// Returns the loss that evaluation reports. Default: that of training.
     ///
     /// # Shapes
-    /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`, or parts of the sum, which are added in f64.
+    /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`, or parts of the sum, which are added in
+    /// f64.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         self.sum(logits, Targets::of(labels))
     }
 
-    /// Whether [`sum`](Self::sum) computes the same of whatever comes, by default not: it draws nothing, counts nothing, and decides nothing by values
-    /// that it reads back, so that a GPU may record a step and replay it.
+    /// Returns true if [`sum`](Self::sum) computes the same for all inputs: it draws no numbers and
+    /// does not branch on values read back, so a GPU may capture a step and replay it. Default:
+    /// false.
     fn is_recordable(&self) -> bool {
         false
     }
 }
 
-/// Cross entropy, with label smoothing in training (Szegedy et al. 2015, 1512.00567). Where images are mixed, it is that of both
-/// classes by their shares.
+/// Cross entropy, with label smoothing in training (Szegedy et al. 2015, 1512.00567). Where images
+/// are mixed, it is that of both classes by their shares.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrossEntropy {
     /// Share of a sample's weight spread over all classes, in `[0, 1)`.
@@ -85,8 +88,9 @@ impl Loss for CrossEntropy {
     }
 }
 
-/// Cross entropy in which every class has a weight, as PyTorch's with `weight=`. The sum is not normalised here: where samples have
-/// one class each, the mean is over the weights of all samples of a step, and [`Stepper`](crate::step::Stepper) divides by them.
+/// Cross entropy in which every class has a weight, as PyTorch's with `weight=`. The sum is not
+/// normalised here: where samples have one class each, the mean is over the weights of all samples
+/// of a step, and [`Stepper`](crate::step::Stepper) divides by them.
 #[derive(Clone, Debug)]
 pub struct WeightedCrossEntropy {
     /// Share of a sample's weight spread over all classes, in `[0, 1)`.
@@ -96,7 +100,7 @@ pub struct WeightedCrossEntropy {
 }
 
 impl WeightedCrossEntropy {
-    /// The share of each class in each label, times the class's weight: `[N, K]`.
+    /// Returns the share of each class in each label, times the weight of the class: `[N, K]`.
     ///
     /// # Panics
     /// When there is not a weight for each logit.
@@ -123,8 +127,9 @@ impl Loss for WeightedCrossEntropy {
     }
 }
 
-/// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021, 2110.00476, section 4). Of mixed
-/// images, each class whose share is above `threshold` is present. Evaluation reports cross entropy, as timm does.
+/// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021,
+/// 2110.00476, section 4). Of mixed images, each class whose share is above `threshold` is present.
+/// Evaluation reports cross entropy, as timm does.
 #[derive(Clone, Copy, Debug)]
 pub struct BinaryCrossEntropy {
     /// Share of the label above which a class counts as present, in `[0, 1)`.
@@ -150,7 +155,7 @@ impl Loss for BinaryCrossEntropy {
 }
 
 impl BinaryCrossEntropy {
-    /// 1 for each class that counts as present, else 0: `[N, K]`.
+    /// Returns 1 for each class that counts as present, else 0: `[N, K]`.
     fn present(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
         shares(targets, num_classes, device)
             .greater_elem(self.threshold)
@@ -158,7 +163,8 @@ impl BinaryCrossEntropy {
     }
 }
 
-/// The share of each class in each label, `[N, K]`. On the device alone: burn's `one_hot` reads the labels back.
+/// Returns the share of each class in each label, `[N, K]`, without reading from the device, as
+/// `one_hot` of burn would.
 fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
     let share_of = |labels: Tensor<1, Int>| {
         let ([num_samples], at) = (labels.dims(), labels.device());
@@ -191,7 +197,8 @@ fn smoothed_shares(
         .add_scalar(label_smoothing / num_classes as f64)
 }
 
-/// A loss by the kernel whose bits are the same on every processor; that of burn's operations where that kernel does not compute.
+/// A loss computed by the kernel with the same bits on every CPU, or by operations of burn where
+/// that kernel is absent.
 #[derive(Clone, Copy, Debug)]
 struct SameBits<L>(L);
 
@@ -208,7 +215,8 @@ impl Loss for SameBits<CrossEntropy> {
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
 
-    /// Of each sample alone: added in f64, they come to the same in whatever batches the ranks share them out.
+    /// Returns the loss of each sample: added in f64, the sum does not depend on the batches of the
+    /// ranks.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         let ([_, num_classes], device) = (logits.dims(), logits.device());
         let shares = shares(Targets::of(labels.clone()), num_classes, &device);
@@ -265,7 +273,8 @@ impl Loss for SameBits<BinaryCrossEntropy> {
     }
 }
 
-/// Returns false if a loss ignores the second class of mixed images: then a sum over mixed samples is that over their first classes.
+/// Returns false if a loss ignores the second class of mixed images: then a sum over mixed samples
+/// is that over their first classes.
 pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device) -> bool {
     if num_classes < 2 {
         return true;
@@ -445,8 +454,9 @@ mod tests {
 
     #[test]
     fn weighted_cross_entropy_and_its_gradients_are_those_of_pytorch() {
-        // torch.nn.functional.cross_entropy(logits, [1, 2, 1], weight=[0.5, 2.0, 3.0], label_smoothing=s, reduction="sum") and
-        // its gradients; of mixed labels, with the targets 0.75 of those and 0.25 of [2, 0, 1].
+        // torch.nn.functional.cross_entropy(logits, [1, 2, 1], weight=[0.5, 2.0, 3.0],
+        // label_smoothing=s, reduction="sum") and its gradients; of mixed labels, with the targets
+        // 0.75 of those and 0.25 of [2, 0, 1].
         let expected: [(f64, bool, f64, [f64; 9]); 3] = [
             (
                 0.0,

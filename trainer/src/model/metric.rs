@@ -1,28 +1,31 @@
-//! Figures of a model's answers beside loss, top-1 and top-5.
+//! Metrics of evaluations besides loss, top-1 and top-5.
 //!
-//! In: the logits of each evaluated sample, its class. Out: sums over all samples of all ranks, and the figure that they give.
+//! In: the logits of each evaluated sample, its class. Out: sums over all samples of all ranks, and
+//! the figure that they give.
 
 use std::fmt::Debug;
 
-/// A figure over a whole split. A program of its own brings some by
-/// [`ModelFamily::metrics`](super::family::ModelFamily::metrics); they are printed, and written to `metrics.jsonl` under `metrics` of
-/// the evaluation.
+/// A figure over a whole split. [`ModelFamily::metrics`](super::family::ModelFamily::metrics)
+/// returns custom ones; they are printed, and written to `metrics.jsonl` under `metrics` of the
+/// evaluation.
 ///
-/// Ranks exchange sums, so a metric is what sums over samples tell: shares of classes, calibration, costs; no rank statistics.
+/// Ranks exchange sums, so a metric is a function of sums over samples, such as shares of classes,
+/// calibration or costs.
 pub trait Metric: Debug + Send + Sync {
-    /// Its name in records.
+    /// Returns the name in records.
     fn name(&self) -> String;
 
-    /// How many numbers are summed.
+    /// Returns the number of sums.
     fn num_sums(&self) -> usize;
 
     /// Adds one sample to the sums, of which there are [`num_sums`](Self::num_sums).
     fn add(&self, logits: &[f32], label: u32, sums: &mut [f64]);
 
-    /// The figure.
+    /// Returns the figure.
     fn value(&self, sums: &[f64]) -> f64;
 
-    /// Whether a lower value is a better one, by default not; `--monitor val-NAME` chooses the best model by it.
+    /// Returns true if a lower value is better, which `--monitor val-NAME` respects. Default:
+    /// false.
     fn lower_is_better(&self) -> bool {
         false
     }

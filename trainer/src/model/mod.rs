@@ -1,4 +1,4 @@
-//! What is trained, and on what: the model, its input, its data, its learning rate.
+//! The model, its input, its data, its loss and its learning rate.
 
 pub mod classifier;
 pub mod data;

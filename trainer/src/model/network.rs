@@ -1,6 +1,7 @@
 //! The family of the residual networks, and weights for any model.
 //!
-//! In: flags, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the file's weights.
+//! In: flags, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the
+//! file's weights.
 
 use std::path::Path;
 
@@ -40,7 +41,7 @@ impl ModelFamily for ResNetFamily {
     }
 }
 
-/// The configured network with random weights.
+/// Returns the configured network with random weights.
 ///
 /// # Errors
 /// When there is no network of that depth, or there are no classes.
@@ -61,12 +62,11 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         .with_computation(request.computation()?))
 }
 
-/// Puts the weights of a file into `model`, and reports where in the file they stood, which were not taken, and what of the file is not in
-/// the model.
+/// Loads weights into `model`, and reports their place in the file and what was not used.
 ///
 /// # Errors
 /// As [`burn_resnet::load_weights_with`].
-pub fn load_weights_aloud<M: Module>(
+pub fn load_weights_with_report<M: Module>(
     model: M,
     path: &Path,
     head: Head,
@@ -97,7 +97,7 @@ pub fn load_weights_aloud<M: Module>(
     Ok(model)
 }
 
-/// How many tensors each outermost module has of those with these `names`, such as `conv1 1, bn1 4`.
+/// Counts the tensors of each outermost module among `names`, such as `conv1 1, bn1 4`.
 fn by_module(names: &[String]) -> String {
     let outermost = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
     let modules = names.chunk_by(|a, b| outermost(a) == outermost(b));

@@ -1,7 +1,8 @@
-//! Parts of a model by the names of their fields: those that stay as they are, those that learn faster or slower.
+//! Parts of a model by the names of their fields: frozen parts, and parts with their own learning
+//! rate.
 //!
-//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them. Variants of enums, and modules that hold the whole
-//! model, need not be named.
+//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them. Variants of
+//! enums, and modules that hold the whole model, need not be named.
 //! Invariant: a name that the model has not is refused.
 
 use std::iter::successors;
@@ -12,7 +13,8 @@ use burn::tensor::Tensor;
 use burn_resnet::shared_modules;
 use distributed::replica::ParameterLayout;
 
-/// Whether the tensor at `path` belongs to `part`, by its whole path or by that below up to `depth` modules that hold the whole model.
+/// Returns true if the tensor at `path` belongs to `part`, by its whole path or by the path below
+/// up to `depth` modules that hold the whole model.
 pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
     let below = successors(Some(path), |path| {
         path.split_once('.').map(|(_, rest)| rest)
@@ -24,7 +26,7 @@ pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
         .any(|path| path.strip_prefix(part).is_some_and(is_part))
 }
 
-/// The number of modules, from the outermost, that hold all of `layout`.
+/// Returns the number of modules, from the outermost, that hold all of `layout`.
 pub fn depth(layout: &ParameterLayout) -> usize {
     let paths: Vec<&str> = layout
         .entries()
@@ -55,8 +57,8 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
     Ok(())
 }
 
-/// `model` with the parameters of these parts left out of training: no gradient is computed for them. Norm statistics go on, as in
-/// PyTorch where only `requires_grad` is switched off.
+/// Returns `model` with these parts frozen: they get no gradient. Norm statistics continue, as in
+/// PyTorch without `requires_grad`.
 pub fn freeze<M: Module>(model: M, parts: &[String]) -> M {
     let depth = depth(&ParameterLayout::new(&model));
     model.map(&mut Freezing {

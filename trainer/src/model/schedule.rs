@@ -2,8 +2,9 @@
 //!
 //! In: [`TrainConfig`] and the steps of an epoch. Out: a pure function of the step.
 //! Invariant: it depends on the step alone, so a resumed run continues on the same course.
-//! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016, 1608.03983, equation 5
-//! without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep He et al. 2015, 1512.03385, section 4.2.
+//! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016,
+//! 1608.03983, equation 5 without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep
+//! He et al. 2015, 1512.03385, section 4.2.
 
 use crate::config::{ScheduleChoice, TrainConfig};
 use std::f64::consts::PI;
@@ -14,8 +15,9 @@ const ONE_CYCLE_FINAL_FACTOR: f64 = 1e-4;
 /// The learning rate as a function of the step.
 ///
 /// # Differs from PyTorch
-/// One-cycle moves the learning rate only and leaves momentum alone (`OneCycleLR(cycle_momentum=False)`), and reaches
-/// its end one step after the last. Rates are set for every step, not for every epoch.
+/// One-cycle moves the learning rate only and leaves momentum alone
+/// (`OneCycleLR(cycle_momentum=False)`), and reaches its end one step after the last. Rates are set
+/// for every step, not for every epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearningRate {
     peak: f64,
@@ -49,11 +51,12 @@ impl LearningRate {
         }
     }
 
-    /// The rate of `step`, counted from 0 over the whole run; after the planned steps, that of the last of them.
+    /// The rate of `step`, counted from 0 over the whole run; after the planned steps, that of the
+    /// last of them.
     ///
-    /// Warmup starts at `warmup_start_factor` of the peak and rises linearly by the step; Goyal et al. start at
-    /// 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k. The first step after warmup has
-    /// the peak.
+    /// Warmup starts at `warmup_start_factor` of the peak and rises linearly by the step; Goyal et
+    /// al. start at 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k.
+    /// The first step after warmup has the peak.
     pub fn at(&self, step: u64) -> f64 {
         // A course that ends at zero keeps its last rate, so that longer training still moves.
         if self.course.depends_on_epochs() {
@@ -150,7 +153,8 @@ mod tests {
         fn rates_rise_to_the_peak_in_warmup_and_never_rise_after_it(schedule in any_schedule()) {
             let warmup = schedule.warmup_steps;
             for step in 1..=warmup {
-                // A milestone may lie inside the warmup; the first step after it then is below the peak.
+                // A milestone may lie inside the warmup; the first step after it then is below the
+                // peak.
                 if step < warmup || schedule.course.kind() != ScheduleKind::Multistep {
                     prop_assert!(schedule.at(step) > schedule.at(step - 1));
                 }

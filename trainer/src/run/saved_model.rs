@@ -15,7 +15,7 @@ use crate::config::cli::ModelSection;
 use crate::config::{TrainConfig, WeightSource};
 use crate::measure::gather::from_root;
 use crate::model::family::{ModelFamily, ModelRequest, build_within};
-use crate::model::network::load_weights_aloud;
+use crate::model::network::load_weights_with_report;
 use crate::run::checkpoint::{self, CheckpointState};
 use crate::world::ranks::World;
 
@@ -98,7 +98,7 @@ impl SavedModel {
         let mut model =
             build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
         if world.is_root() {
-            model = load_weights_aloud(model, &self.path, Head::OfFile, &world.reporter)?;
+            model = load_weights_with_report(model, &self.path, Head::OfFile, &world.reporter)?;
         }
         Ok(broadcast_module(model, &*world.communicator, ROOT)?)
     }

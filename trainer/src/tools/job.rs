@@ -11,15 +11,14 @@ use std::path::Path;
 
 use anyhow::Result;
 use burn::module::Module;
-use burn_resnet::Shortcut;
 use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
 use records::{JOB_SCHEMA, Job, SgdFacts, file};
 use safetensors::tensor::{Dtype, TensorView};
 
+use crate::config::BenchConfig;
 use crate::config::cli::ModelArgs;
-use crate::config::{BenchConfig, ShortcutKind};
 use crate::step::optimizer::SgdConfig;
 
 /// Returns the job of these flags of a residual network for `ranks` that train with this optimizer.
@@ -32,10 +31,6 @@ pub fn job(
 ) -> Result<Job> {
     let model: ModelArgs = config.model.read()?;
     let network = model.network()?;
-    let shortcut = match network.shortcut() {
-        Shortcut::A => ShortcutKind::A,
-        Shortcut::B => ShortcutKind::B,
-    };
     let SgdConfig {
         momentum,
         nesterov,
@@ -46,7 +41,7 @@ pub fn job(
         schema: JOB_SCHEMA.to_owned(),
         model: model.name(),
         depth: network.depth(),
-        shortcut: shortcut.to_string(),
+        shortcut: network.shortcut().to_string(),
         num_classes: config.num_classes,
         image_size: config.image_size,
         ranks,

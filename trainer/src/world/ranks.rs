@@ -23,7 +23,7 @@ use distributed::{
 
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;
-use crate::config::{ComputeSection, DeviceChoice, Dtype, SyncConfig};
+use crate::config::{Activations, ComputeSection, DeviceChoice, SyncConfig};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
@@ -159,9 +159,9 @@ impl World {
         switches::choose_layers()?;
         let device = device(compute.device, topology)?;
         let dtype = match compute.dtype() {
-            Dtype::F32 => FloatDType::F32,
-            Dtype::Bf16 => FloatDType::BF16,
-            Dtype::F16 => FloatDType::F16,
+            Activations::F32 => FloatDType::F32,
+            Activations::Bf16 => FloatDType::BF16,
+            Activations::F16 => FloatDType::F16,
         };
         ensure!(
             device.supports_dtype(dtype),

@@ -1,4 +1,5 @@
-//! The book's reference against the program: its flags, and the files and keys that a real run writes.
+//! The book's reference against the program: its flags, and the files and keys that a real run
+//! writes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -86,7 +87,7 @@ fn every_file_and_every_key_of_a_run_is_explained() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         assert!(
             told_files.contains(&format!("`{name}`")),
-            "{name} is written, and docs/reference/files.md does not tell it"
+            "{name} is written, and absent from docs/reference/files.md"
         );
         if name.ends_with(".json") || name.ends_with(".jsonl") {
             let text = fs::read_to_string(&path).unwrap();
@@ -110,6 +111,6 @@ fn every_file_and_every_key_of_a_run_is_explained() {
         .collect();
     assert!(
         untold.is_empty(),
-        "written, and not told by docs/reference/keys.md: {untold:?}; see `cargo xtask book`"
+        "written, and absent from docs/reference/keys.md: {untold:?}; see `cargo xtask book`"
     );
 }

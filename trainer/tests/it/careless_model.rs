@@ -1,5 +1,5 @@
-//! What a program's own model family may get wrong without an error of its own: norms that are not synchronised, logits in 16 bits, parameters
-//! that no pass uses.
+//! Mistakes of a custom model family that cause no error by themselves: norms that are not
+//! synchronised, logits in 16 bits, parameters that no pass uses.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use trainer::step::StepConfig;
 use crate::own_model::{Folder, Net, TINY, TinyArgs, evaluated, flags, on_root};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, steps};
 
-/// A network with a part that no pass uses and logits in 16 bits; it says that it takes the pass's context, with burn's own norms.
+/// A network with a part that no pass uses and logits in 16 bits; it says that it takes the pass's
+/// context, with burn's own norms.
 #[derive(Module, Debug)]
 struct Careless {
     net: Net,

@@ -1,6 +1,6 @@
-//! What the command line and the configuration file accept, what they refuse, and with which remedy.
+//! The accepted and refused flags and configuration files, with the remedies.
 
-// tidy: long file because the flags that are accepted and those that are refused are two tables to be read whole.
+// tidy: long file because accepted and refused flags are two tables.
 
 use crate::fixture::program;
 use clap::{CommandFactory, Parser, ValueEnum};
@@ -15,7 +15,7 @@ use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, Trai
 use trainer::config::recipes::Recipe;
 use trainer::config::{
     BenchConfig, CifarFiles, ConfigError, DatasetChoice, DeviceChoice, EvalConfig, Family,
-    ImageSize, InputKind, LossScaling, PredictConfig, RecomputeKind, TrainConfig, UpdateKind,
+    ImageSize, InputKind, LossScaling, PredictConfig, Recompute, TrainConfig, UpdateKind,
     WeightSource,
 };
 
@@ -304,7 +304,7 @@ fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
         &other,
         "data.resolution= optimizer.weight-decay=0.0001 schedule.warmup-epochs=5.0",
     );
-    // The same images as files of their own are looked at alike.
+    // Separate files of the same images are cropped alike.
     let folder = resolved("--recipe imagenet-a3 --dataset image-folder --data-dir d --epochs 8");
     assert_eq!(folder.data.image_files(), a3.data.image_files());
     assert_eq!(folder.train_split, a3.train_split);
@@ -445,10 +445,10 @@ fn an_instruction_set_from_the_environment_is_named_so_and_an_empty_one_is_none(
             .unwrap()
     };
     let wrong = with("foo");
-    let told = String::from_utf8_lossy(&wrong.stderr);
+    let text = String::from_utf8_lossy(&wrong.stderr);
     assert!(
-        wrong.status.code() == Some(2) && told.contains("'--cpu <SET>, or LOCKSTEP_CPU'"),
-        "{told}"
+        wrong.status.code() == Some(2) && text.contains("'--cpu <SET>, or LOCKSTEP_CPU'"),
+        "{text}"
     );
     let printed = with("");
     assert!(
@@ -580,7 +580,7 @@ const REFUSED: [(&str, &str); 109] = [
         "--data-dir & --download & --dataset shapes",
     ),
     ("--dataset image-folder", "--data-dir & train/<class>"),
-    ("--dataset parquet", "--data-dir & as it was downloaded"),
+    ("--dataset parquet", "--data-dir & the downloaded data set"),
     (
         "--dataset shards",
         "--data-dir & train-*.tar & trainer shard",
@@ -1043,7 +1043,7 @@ fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told()
             .to_toml()
             .contains("input = \"device\"")
     );
-    // A run of a GPU that goes on without one.
+    // A run that started on a GPU is resumed without one.
     let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n[sync]\nupdate = \"device\"\n";
     let without = over_file(file, "--device flex").unwrap();
     assert_eq!(
@@ -1186,7 +1186,7 @@ fn only_our_own_kernels_compute_anything_again() {
             .unwrap()
             .compute
             .recompute,
-        Some(RecomputeKind::Norms)
+        Some(Recompute::Norms)
     );
     for flags in [
         "--device flex --kernels stock",
@@ -1416,9 +1416,9 @@ fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
     ];
     for (arguments, remedy) in cases {
         let output = run(arguments);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
-        assert!(told.contains(remedy), "{arguments:?}: {told}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(remedy), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Evaluation and prediction: the same model and data on all ranks, the training's classes, checkpoints that cannot be trusted.
+//! Evaluation and prediction: the same model and data on all ranks, the training's classes,
+//! checkpoints that cannot be trusted.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn tiny(further: &str) -> TrainArgs {
     ])
 }
 
-/// What `trainer eval` with each rank's flags returns there.
+/// Returns the result of `trainer eval` with the flags of each rank.
 fn evaluated(
     world_size: usize,
     flags_of: impl Fn(usize) -> Vec<String> + Sync,
@@ -248,7 +249,8 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
     let expected = at(folder.path(), &[]).unwrap();
     assert_eq!(at(folder.path(), &by_position).unwrap(), expected);
 
-    // Each class alone, so that its label in the folder is another one: together they are the whole.
+    // Each class alone, so that its label in the folder is another one: together they are the
+    // whole.
     let (mut right, mut num_samples) = (0, 0);
     for class in ["cat", "dog", "eel"] {
         let subset = image_folder(&["cat", "dog", "eel"], 0);
@@ -466,7 +468,7 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
         (found.directory.ends_with(first), warnings.len()),
         (true, 0)
     );
-    // A newer one whose state cannot be read might be better, and is told of.
+    // A newer checkpoint whose state cannot be read might be better: a warning names it.
     let state = checkpoints.join(last).join("state.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, &text[..text.len() / 2]).unwrap();

@@ -1,4 +1,5 @@
-//! Training with images that the device makes of raw pixels gives the bits of training with images of the host.
+//! Training with images that the device makes of raw pixels gives the bits of training with images
+//! of the host.
 
 use crate::fixture::{Run, TINY, flags, run};
 use trainer::config::cli::TrainArgs;
@@ -8,7 +9,7 @@ fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--shapes-test 41 --augment crop-flip", further])
 }
 
-/// What must be equal: all parameters, losses and answers of the last epoch, as bits.
+/// Returns what must be equal: all parameters, losses and answers of the last epoch, as bits.
 fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();

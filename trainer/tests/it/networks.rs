@@ -1,6 +1,7 @@
-//! The networks of examples/networks compute what PyTorch computes: golden/networks.py printed the numbers, in f64.
+//! The networks of examples/networks compute what PyTorch computes: golden/networks.py printed the
+//! numbers, in f64.
 
-// What the program has beside them is not used here.
+// Other parts of the program are not used here.
 #[allow(dead_code)]
 #[path = "../../examples/networks/convnext.rs"]
 mod convnext;
@@ -106,8 +107,8 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
         };
         context.scope(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
     };
-    // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the gradients are right to a hundredth. In f64 burn's own
-    // operations compute them.
+    // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the
+    // gradients are right to a hundredth. In f64 burn's own operations compute them.
     let losses = ten_losses(model.clone(), FloatDType::F64, Kernels::Stock);
     compare("mobilenet-v2 in f64", &losses, expected, TOLERANCE);
     compare(
@@ -185,7 +186,8 @@ fn the_transformers_own_optimizer_turns_matrices_of_blocks_and_steps_all_else_by
             .map(|place| f64::from(after[place] - before[place]))
             .collect();
         if entry.path.contains("blocks") && entry.path.ends_with(".weight") {
-            // Muon's five iterations leave singular values of 0.7 to 1.2, and few of those that a gradient of two images has not; times 0.2 sqrt(longer side).
+            // Muon's five iterations leave singular values of 0.7 to 1.2, and few of those that a
+            // gradient of two images has not; times 0.2 sqrt(longer side).
             let longer = entry.shape.iter().copied().fold(0, usize::max) as f64;
             let shorter = entry.shape.iter().copied().fold(usize::MAX, usize::min) as f64;
             let norm = moved.iter().map(|value| value * value).sum::<f64>().sqrt()
@@ -197,7 +199,8 @@ fn the_transformers_own_optimizer_turns_matrices_of_blocks_and_steps_all_else_by
             );
             matrices += 1;
         } else {
-            // Adam's first step is the rate wherever the gradient is large beside its epsilon of 1e-5.
+            // Adam's first step is the rate wherever the gradient is large compared with its epsilon of
+            // 1e-5.
             let largest = moved
                 .iter()
                 .fold(0.0_f64, |largest, value| largest.max(value.abs()));

@@ -1,4 +1,5 @@
-//! Loops without the trainer, over models of every kind of part: on any number of ranks the parameters of one process with the whole batch.
+//! Loops without the trainer, over models of every kind of part: on any number of ranks the
+//! parameters of one process with the whole batch.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! A program's own model family, of burn's stock layers: its flags, runs, checkpoints, measurements, and what it refuses.
+//! A program's own model family, of burn's stock layers: its flags, runs, checkpoints,
+//! measurements, and what it refuses.
 
 // tidy: long file because one family of an own model goes through every command
 use std::path::{Path, PathBuf};
@@ -159,7 +160,7 @@ struct LabelArgs {
     label: Option<String>,
 }
 
-/// Heeds `--dtype` and is called what its flag says.
+/// Supports `--dtype`, and is named by its flag.
 struct LabelledFamily;
 
 impl ModelFamily for LabelledFamily {
@@ -213,7 +214,7 @@ fn predict_flags(words: &str) -> PredictArgs {
     args
 }
 
-/// What root returns, or why it failed.
+/// Returns the result of root, or its error.
 pub(crate) fn on_root<T: Send>(
     num_ranks: usize,
     work: impl Fn(&World) -> Result<T> + Sync,
@@ -543,7 +544,7 @@ fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training()
     }
 }
 
-/// What the model says of an image of this grey, of the size that it was trained on.
+/// Returns the answer of the model for an image of this grey, of the size of its training.
 fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
     let data = shapes::open(&ShapesConfig {
         num_train: 48,
@@ -636,6 +637,6 @@ fn a_checkpoint_of_another_family_is_refused_by_name() {
     );
     assert!(
         run_toml(&residual).contains("resnet8"),
-        "what is refused stays as it was"
+        "a refusal changes nothing"
     );
 }

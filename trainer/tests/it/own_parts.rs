@@ -1,4 +1,5 @@
-//! Parts that a program brings (optimizer, loss, metric, data set), and parts of a model that are trained otherwise than the rest.
+//! Parts that a program brings (optimizer, loss, metric, data set), and parts of a model that are
+//! trained otherwise than the rest.
 
 #[allow(dead_code)]
 #[path = "../../examples/own_parts.rs"]
@@ -92,7 +93,8 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
     );
 }
 
-/// The same networks and images with an optimizer that remembers something else, and for so many classes less.
+/// The same networks and images with an optimizer that remembers something else, and for so many
+/// classes less.
 struct Other<const CLASSES_LESS: usize>;
 
 impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {

@@ -5,18 +5,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How much the samples of each class count in the training loss.
+/// Weight of the samples of each class in the training loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ClassWeights {
-    /// The number of training samples, by the number of classes that have some and by the class's own number.
+    /// Number of training samples / (number of classes with samples * samples of the class).
     Balanced,
     /// One weight a class, in label order.
     Given(Vec<f64>),
 }
 
 impl ClassWeights {
-    /// The weights of classes that have these numbers of training samples; 0 for a class without samples if they are balanced.
+    /// Returns the weights of classes with these numbers of training samples; balanced weights are
+    /// 0 for a class without samples.
     ///
     /// # Errors
     /// When there is another number of weights than of classes.
@@ -92,7 +93,8 @@ mod tests {
 
     #[test]
     fn balanced_weights_are_those_of_scikit_learn_and_given_ones_are_one_a_class() {
-        // sklearn.utils.class_weight.compute_class_weight("balanced", classes=[0, 1, 3], y=[0]*6 + [1]*3 + [3]).
+        // sklearn.utils.class_weight.compute_class_weight("balanced", classes=[0, 1, 3], y=[0]*6 +
+        // [1]*3 + [3]).
         assert_eq!(
             ClassWeights::Balanced.of(&[6, 3, 0, 1]).unwrap(),
             [10.0 / 18.0, 10.0 / 9.0, 0.0, 10.0 / 3.0]

@@ -1,6 +1,7 @@
-//! Where a rank computes.
+//! The device of a rank.
 //!
-//! In: text of the command line or of a TOML file, the features of this program, the machine's driver. Out: [`DeviceChoice`].
+//! In: text of the command line or of a TOML file, the features of this program, the machine's
+//! driver. Out: [`DeviceChoice`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -9,7 +10,7 @@ use std::str::FromStr;
 
 use super::{InputKind, UpdateKind};
 
-/// The backend that computes, and on which of its devices.
+/// The backend that computes, and the index of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
@@ -17,12 +18,12 @@ pub enum DeviceChoice {
     Flex,
     /// burn's ndarray backend on the CPU.
     Ndarray,
-    /// An NVIDIA GPU: the one with this index, or without one that of the rank's `local_rank`.
+    /// An NVIDIA GPU: the one with this index, or that of the rank's `local_rank`.
     Cuda(Option<usize>),
 }
 
 impl DeviceChoice {
-    /// The backends compiled into this program, best known first.
+    /// Returns the backends compiled into this program, best known first.
     pub fn built_in() -> Vec<&'static str> {
         let known = [
             ("flex", cfg!(feature = "flex")),
@@ -36,7 +37,8 @@ impl DeviceChoice {
             .collect()
     }
 
-    /// What to compute on if nobody says: a GPU if there is one and it is built in, else the best processor backend.
+    /// Returns the default device: a GPU if one is present and built in, otherwise the best CPU
+    /// backend.
     pub fn preferred() -> Self {
         if cfg!(feature = "cuda") && nvidia_driver_present() {
             return Self::Cuda(None);
@@ -48,7 +50,7 @@ impl DeviceChoice {
         }
     }
 
-    /// The name of the backend, which is also that of its cargo feature.
+    /// Returns the name of the backend, which is also that of its cargo feature.
     pub fn backend(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -57,7 +59,7 @@ impl DeviceChoice {
         }
     }
 
-    /// Whether burn computes on it by kernels of its own making, as on GPUs.
+    /// Returns true if burn compiles and launches its own kernels on this device, as on GPUs.
     pub fn launches_kernels(self) -> bool {
         match self {
             Self::Flex | Self::Ndarray => false,
@@ -65,7 +67,8 @@ impl DeviceChoice {
         }
     }
 
-    /// Who makes its images if nobody says: a GPU itself, since the way to it is longer than the work.
+    /// Returns the default of `--input`: a GPU makes its images, since the upload takes longer than
+    /// the work.
     pub fn input(self) -> InputKind {
         match self {
             Self::Flex | Self::Ndarray => InputKind::Host,
@@ -73,7 +76,7 @@ impl DeviceChoice {
         }
     }
 
-    /// Where a rank that trains alone is updated if nobody says.
+    /// Returns the default of `--update`.
     pub fn update(self) -> UpdateKind {
         match self {
             Self::Flex | Self::Ndarray => UpdateKind::Host,
@@ -82,7 +85,7 @@ impl DeviceChoice {
     }
 }
 
-/// Whether this machine has an NVIDIA driver loaded.
+/// Returns true if this machine has an NVIDIA driver loaded.
 pub fn nvidia_driver_present() -> bool {
     ["/proc/driver/nvidia/version", "/dev/nvidiactl"]
         .iter()

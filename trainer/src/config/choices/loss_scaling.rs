@@ -1,43 +1,43 @@
-//! How the loss is scaled, as flags and files spell it.
+//! Loss scaling, as flags and files spell it.
 //!
-//! In: text, or a number of a TOML file. Out: [`LossScaling`]. Invariant: a factor is a power of two from 1 to 2^24, by which an f32 is
-//! multiplied and divided without rounding.
+//! In: text, or a number of a TOML file. Out: [`LossScaling`]. Invariant: a factor is a power of
+//! two from 1 to 2^24, by which an f32 is multiplied and divided without rounding.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Dtype;
+use super::Activations;
 
-/// How the loss is scaled.
+/// Loss scaling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Spelling", into = "String")]
 pub enum LossScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
-    /// As much as the gradients bear: halved where they overflow, and that step left out; doubled after 2000 good steps.
+    /// Halved when gradients overflow, and that step is skipped; doubled after 2000 good steps.
     Dynamic,
-    /// Always by this power of two.
+    /// Always this power of two.
     Fixed(u32),
 }
 
 impl LossScaling {
-    /// The largest factor: with it the loss of a whole batch stays far below the largest f32.
+    /// The largest factor: the loss of a whole batch stays far below the largest f32.
     pub const LARGEST: u32 = 1 << 24;
 
-    /// Whether the loss may be multiplied by this number.
+    /// Returns true if `number` is a possible factor.
     pub fn is_factor(number: u32) -> bool {
         number.is_power_of_two() && number <= Self::LARGEST
     }
 
-    /// What activations of `dtype` are trained with if nobody says: gradients need it in f16, whose smallest number is 2^-24;
-    /// bf16 has the range of f32.
-    pub fn of(dtype: Dtype) -> Self {
+    /// Returns the default for activations of `dtype`: f16, whose smallest number is 2^-24, needs
+    /// scaling; bf16 has the range of f32.
+    pub fn of(dtype: Activations) -> Self {
         match dtype {
-            Dtype::F32 | Dtype::Bf16 => Self::None,
-            Dtype::F16 => Self::Dynamic,
+            Activations::F32 | Activations::Bf16 => Self::None,
+            Activations::F16 => Self::Dynamic,
         }
     }
 }

@@ -9,8 +9,11 @@ mod loss_scaling;
 mod monitor;
 mod resolution;
 
+pub use burn_resnet::Shortcut;
 pub use class_weights::ClassWeights;
+pub use datasets::{OnBadImage, Split};
 pub use device::{DeviceChoice, nvidia_driver_present};
+pub use layers::{Activations, Convolution, Kernels, Recompute};
 pub use loss_scaling::LossScaling;
 pub use monitor::{Figure, Monitor};
 pub use resolution::Resolution;
@@ -61,14 +64,6 @@ choices! {
         Custom,
     }
 
-    /// Shortcut of a block that changes the shape (He et al. 2015, section 4.2).
-    ShortcutKind {
-        /// Identity with zero-padded channels, without parameters: the paper's choice for CIFAR.
-        A,
-        /// A 1x1 convolution with normalisation.
-        B,
-    }
-
     /// The samples of the batch statistics in training.
     BatchNormKind {
         /// The micro batch of each rank.
@@ -79,9 +74,9 @@ choices! {
 
     /// A loss.
     LossKind {
-        /// Of the softmax over all classes.
+        /// Cross entropy of the softmax over all classes.
         CrossEntropy,
-        /// Of a sigmoid for each class.
+        /// Cross entropy of a sigmoid for each class.
         BinaryCrossEntropy,
     }
 
@@ -97,30 +92,12 @@ choices! {
         ResizedCrop,
     }
 
-    /// A split of a data set.
-    SplitKind {
-        /// Training images, without those of `--val-fraction`.
-        Train,
-        /// Images that choose the best model: a split of the data set, or those of `--val-fraction`.
-        Val,
-        /// Images that measure the result.
-        Test,
-    }
-
     /// The order of the training images in an epoch.
     SamplerKind {
         /// A random order of all images, each once.
         Shuffle,
         /// As many draws with replacement, every class with the same probability.
         Balanced,
-    }
-
-    /// Treatment of an image file that cannot be decoded.
-    OnBadImageKind {
-        /// Stop and name the file.
-        Fail,
-        /// Leave the file out, with a note.
-        Skip,
     }
 
     /// Treatment of a step whose loss or gradient is not finite.
@@ -157,7 +134,7 @@ choices! {
         OneCycle,
     }
 
-    /// Where the images of a batch are cropped, flipped and normalised.
+    /// Place where images are cropped, flipped and normalised.
     InputKind {
         /// In the loader's threads; f32 pixels are uploaded.
         Host,
@@ -165,7 +142,7 @@ choices! {
         Device,
     }
 
-    /// Where gradients become parameters.
+    /// Place where gradients become parameters.
     UpdateKind {
         /// In main memory, by Lockstep's own kernel.
         Host,
@@ -228,32 +205,6 @@ choices! {
         Off,
     }
 
-    /// Kernels of the layers.
-    KernelsKind {
-        /// burn's operations one after the other.
-        Stock,
-        /// One fused operation a layer; Lockstep's own kernels on flex.
-        Fused,
-    }
-
-    /// Algorithm of Lockstep's own convolutions.
-    ConvolutionKind {
-        /// Winograd's algorithm where it is faster, direct elsewhere.
-        Auto,
-        /// Direct everywhere.
-        Direct,
-    }
-
-    /// What the backward pass computes again instead of keeping it in memory.
-    RecomputeKind {
-        /// Nothing.
-        None,
-        /// Normalisations with their residual and ReLU.
-        Norms,
-        /// The results of the convolutions.
-        Convolutions,
-    }
-
     /// The instruction set of Lockstep's own kernels.
     CpuKind {
         /// The best that the CPU has.
@@ -264,16 +215,6 @@ choices! {
         Avx2,
         /// The baseline of the target.
         Portable,
-    }
-
-    /// The number format of activations and their gradients; all else is f32.
-    Dtype {
-        /// 32-bit floating point.
-        F32,
-        /// bfloat16: half the memory, 8 bits of precision.
-        Bf16,
-        /// IEEE half precision: 11 bits of precision, a short range.
-        F16,
     }
 }
 
@@ -350,7 +291,7 @@ pub struct CropScale {
 }
 
 impl Default for CropScale {
-    /// That of Szegedy et al. 2014 (1409.4842), and of torchvision.
+    /// Returns the default of Szegedy et al. 2014 (1409.4842) and torchvision.
     fn default() -> Self {
         Self {
             min: 0.08,

@@ -1,11 +1,11 @@
-//! What makes one evaluation better than another, as `val-loss` or `val-top1`.
+//! The figure that ranks evaluations, as `val-loss` or `val-top1`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The figure that evaluations are compared by.
+/// The figure that ranks evaluations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Figure {
     /// The mean loss: lower is better.
@@ -32,7 +32,7 @@ impl fmt::Display for Figure {
 pub struct Monitor {
     /// `val` or `test`; none means the split that is evaluated in every epoch.
     pub split: Option<String>,
-    /// What is compared.
+    /// The compared figure.
     pub figure: Figure,
 }
 

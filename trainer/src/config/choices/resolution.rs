@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Heights and widths, pixels. Training on smaller images first is that of Howard 2018 (progressive resizing), and of FFCV.
+/// Heights and widths, pixels. Training on smaller images first is that of Howard 2018 (progressive
+/// resizing), and of FFCV.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Resolution {
@@ -24,7 +25,8 @@ enum Written {
 }
 
 impl Resolution {
-    /// The side of training images in an epoch of so many planned ones; in later ones, that of the last.
+    /// Returns the side of training images in an epoch of so many planned ones; later epochs keep
+    /// the last.
     pub fn in_epoch(&self, epoch: u64, planned: u64) -> usize {
         // 0.28 of 25 epochs are 7, though their product in f64 is a little more.
         let reached = |(share, _): &&(f64, usize)| epoch as f64 + 1e-6 >= share * planned as f64;
@@ -36,13 +38,13 @@ impl Resolution {
             .1
     }
 
-    /// The side of test images, and of all that the trained model is given.
+    /// Returns the side of test images, and of all images of the trained model.
     pub fn in_evaluation(&self) -> usize {
         self.evaluation
             .unwrap_or(self.training[self.training.len() - 1].1)
     }
 
-    /// All sides.
+    /// Returns all sides.
     pub fn sides(&self) -> impl Iterator<Item = usize> {
         self.training
             .iter()
@@ -50,12 +52,12 @@ impl Resolution {
             .chain(self.evaluation)
     }
 
-    /// Whether training has images of several sides, or of another than evaluation.
+    /// Returns true if training has images of several sides, or of another side than evaluation.
     pub fn varies(&self) -> bool {
         self.sides().any(|side| side != self.in_evaluation())
     }
 
-    /// Whether the side in an epoch depends on how many are planned.
+    /// Returns true if the side in an epoch depends on the number of planned epochs.
     pub fn depends_on_epochs(&self) -> bool {
         self.training.len() > 1
     }

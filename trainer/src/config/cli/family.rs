@@ -1,6 +1,7 @@
-//! The flags of a model family beside those of a command.
+//! The flags of a model family, and those of a command.
 //!
-//! In: flags. Out: the command's flags with those of the model by key. Invariant: a flag that was not typed is absent.
+//! In: flags. Out: the command's flags with those of the model by key. Invariant: a flag that was
+//! not typed is absent.
 
 use super::{BenchArgs, EvalArgs, PredictScalingArgs, TrainArgs};
 use clap::Args;
@@ -8,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// The flags of a model by key: what the section `[model]` of a TOML file holds. Which they are its family says alone.
+/// The flags of a model by key, as the section `[model]` of a TOML file holds them. Only its family
+/// knows their names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct ModelSection(pub(crate) Table);
@@ -40,10 +42,10 @@ impl<'a> FromIterator<(&'a str, &'a str)> for ModelSection {
 #[derive(Debug, Default, Args)]
 #[group(skip)]
 pub struct WithModel<A: Args, C: Args> {
-    /// Which network.
+    /// The network.
     #[command(flatten, next_help_heading = "Model")]
     pub model: A,
-    /// All others.
+    /// The other flags.
     #[command(flatten, next_help_heading = None::<&'static str>)]
     pub args: C,
 }

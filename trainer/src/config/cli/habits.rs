@@ -1,6 +1,7 @@
 //! Answers to the flags of other programs.
 //!
-//! In: clap's error about an unknown argument. Out: the error with a tip that names a flag of this program.
+//! In: clap's error about an unknown argument. Out: the error with a tip that names a flag of this
+//! program.
 
 use clap::Command;
 use clap::builder::StyledStr;
@@ -76,7 +77,8 @@ const WEIGHTS: [&str; 8] = [
     ".safetensors",
 ];
 
-/// Adds a tip to an error about an argument of another program; `definitions` are those of this program.
+/// Adds a tip to an error about an argument of another program; `definitions` are those of this
+/// program.
 pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::Error {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return error;

@@ -1,7 +1,8 @@
 //! The command line as typed: every flag an `Option`, nothing decided yet.
 //!
-//! In: the program's arguments. Out: [`CommandOf`] a model family. Invariant: a flag that was not typed is `None`, so that
-//! [`crate::config`] knows what was asked for and can refuse an option without effect.
+//! In: the program's arguments. Out: [`CommandOf`] a model family. Invariant: a flag that was not
+//! typed is `None`, so that [`crate::config`] knows what was asked for and can refuse an option
+//! without effect.
 
 #![allow(
     rustdoc::invalid_html_tags,
@@ -30,7 +31,7 @@ pub use tools::{
 };
 pub use verify::{VerifyArgs, VerifyRunArgs};
 
-use crate::config::choices::{BatchNormKind, SplitKind};
+use crate::config::choices::{BatchNormKind, Split};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use cluster::{HostsCommand, LaunchArgs, SlurmCommand};
@@ -38,10 +39,10 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use study::{CompareArgs, StudyArgs};
 
-/// The variable that stands in for `--cpu`.
+/// The variable that replaces `--cpu`.
 pub(super) const CPU_VARIABLE: &str = "LOCKSTEP_CPU";
 
-/// A variable of the environment, for the doctor, which looks at what other programs read, and for switches that narrow a fault down.
+/// Returns a variable of the environment: of other programs, for doctor, or a switch for debugging.
 pub fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
@@ -79,7 +80,7 @@ impl<A: Args + Default> CliOf<A> {
         }
     }
 
-    /// What was typed; ends the program where it is a question, such as `--help`, or has no meaning.
+    /// Returns the typed flags. Ends the program for a question, such as `--help`, or an error.
     pub fn typed() -> Self {
         let mut definitions = Self::definitions();
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
@@ -98,14 +99,14 @@ impl<A: Args + Default> CliOf<A> {
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
-    /// What to do; `train` with its defaults if nothing was typed.
+    /// Returns the command; `train` with its defaults if nothing was typed.
     pub fn into_command(self) -> CommandOf<A> {
         self.command
             .unwrap_or_else(|| CommandOf::Train(Box::default()))
     }
 }
 
-/// The same, where it is about `--cpu`, whose value may come from the environment.
+/// Names the variable in an error about `--cpu`, whose value may come from it.
 fn naming_variable(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
         && flag.starts_with("--cpu ")
@@ -124,7 +125,8 @@ pub type Command = CommandOf<ModelArgs>;
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure the loss and accuracy of weights or of a checkpoint on one split, also for each class.
+    /// Measure the loss and accuracy of weights or of a checkpoint on one split, also for each
+    /// class.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
@@ -132,19 +134,26 @@ pub enum CommandOf<A: Args> {
     Bench(Box<WithModel<A, BenchArgs>>),
     /// Print the configuration which `train` with the same flags would run, as TOML for --config.
     Config(Box<WithModel<A, TrainArgs>>),
-    /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
+    /// Check whether a job with these resources would train well: ranks, network, data, disk;
+    /// collective, exit code 1 if not.
     Doctor(Box<DoctorArgs>),
-    /// Check whether a device computes what the reference computes: PyTorch's numbers, training, checkpoints, memory; exit code 1 if not.
+    /// Check whether a device computes what the reference computes: PyTorch's numbers, training,
+    /// checkpoints, memory; exit code 1 if not.
     Verify(Box<VerifyArgs>),
-    /// Repeat the first steps of a run and say which tensor of which step differs first, if one does; on as many ranks as it had; exit code 3 if so.
+    /// Repeat the first steps of a run and say which tensor of which step differs first, if one
+    /// does; on as many ranks as it had; exit code 3 if so.
     VerifyRun(VerifyRunArgs),
-    /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
+    /// Measure latency and bandwidth between ranks and the speed of collectives by size;
+    /// collective.
     Netbench(NetbenchArgs),
-    /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.
+    /// Predict speed and efficiency on up to thousands of ranks from one step and a network;
+    /// compare measured runs. One rank.
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
-    /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
+    /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one
+    /// process.
     Report(ReportArgs),
-    /// Show a run as it stands: curves, speed, time left, warnings; until q is pressed, or once where there is no terminal.
+    /// Show a run as it stands: curves, speed, time left, warnings; until q is pressed, or once
+    /// where there is no terminal.
     Watch(WatchArgs),
     /// Make tar shards of a folder of images, for --dataset shards; one process.
     Shard(ShardArgs),
@@ -157,7 +166,8 @@ pub enum CommandOf<A: Args> {
     Study(Box<StudyArgs>),
     /// Do the same job in other frameworks, in turn with ours.
     Compare(Box<CompareArgs>),
-    /// Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on them; root.
+    /// Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on
+    /// them; root.
     #[command(subcommand)]
     Hosts(HostsCommand),
     /// Print the completions of a shell, to be sourced by it.
@@ -182,7 +192,7 @@ pub struct EvalArgs {
 
     /// Split to measure [default: test, else val]
     #[arg(long, value_name = "SPLIT", conflicts_with = "eval_split")]
-    pub split: Option<SplitKind>,
+    pub split: Option<Split>,
 
     /// Samples of one rank in one forward pass [default: 128]
     #[arg(long, value_name = "SAMPLES")]
@@ -201,10 +211,10 @@ pub struct EvalArgs {
     #[serde(skip)]
     pub json: bool,
 
-    /// Which network.
+    /// The network.
     #[arg(skip)]
     pub model: ModelSection,
-    /// Which images.
+    /// The images.
     #[command(flatten)]
     pub data: DataArgs,
     /// Device and threads.
@@ -297,10 +307,10 @@ pub struct BenchArgs {
     #[serde(skip)]
     pub export_job: Option<PathBuf>,
 
-    /// Which network.
+    /// The network.
     #[arg(skip)]
     pub model: ModelSection,
-    /// How the ranks' gradients or parameters become one.
+    /// Synchronisation of the ranks.
     #[command(flatten)]
     pub sync: SyncArgs,
     /// Device and threads.

@@ -74,7 +74,7 @@ pub struct PredictScalingArgs {
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<usize>,
 
-    /// Which network, to be measured now.
+    /// The network that is measured now.
     #[arg(skip)]
     pub model: ModelSection,
     /// Device and threads, to be measured with now.

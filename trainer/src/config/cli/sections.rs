@@ -1,14 +1,16 @@
-//! The sections of a training run as typed: one struct is a heading of `--help` and a `[section]` of a TOML file.
+//! The sections of a training run as typed: one struct is a heading of `--help` and a `[section]`
+//! of a TOML file.
 //!
-//! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
+//! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are
+//! refused.
 
 use super::family::ModelSection;
 use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice,
-    Dtype, InputKind, KernelsKind, Monitor, OnBadImageKind, OnNonFiniteKind, RecomputeKind,
-    Resolution, SamplerKind, ScheduleKind, ShortcutKind,
+    Activations, AugmentKind, BatchNormKind, Convolution, CpuKind, CropScale, DatasetKind,
+    DeviceChoice, InputKind, Kernels, Monitor, OnBadImage, OnNonFiniteKind, Recompute, Resolution,
+    SamplerKind, ScheduleKind, Shortcut,
 };
 use crate::config::recipes::Recipe;
 use clap::{Args, value_parser};
@@ -42,19 +44,19 @@ pub struct TrainArgs {
     #[serde(skip)]
     pub allow_changed_data: bool,
 
-    /// Which network.
+    /// The network.
     #[arg(skip)]
     pub model: ModelSection,
-    /// Which images.
+    /// The images.
     #[command(flatten)]
     pub data: DataArgs,
-    /// What only training does with them.
+    /// Options of training images.
     #[command(flatten)]
     pub train_split: TrainSplitArgs,
     /// Samples of a step.
     #[command(flatten)]
     pub batch: BatchArgs,
-    /// How the ranks' gradients or parameters become one.
+    /// Synchronisation of the ranks.
     #[command(flatten)]
     pub sync: SyncArgs,
     /// Descent and loss.
@@ -71,12 +73,13 @@ pub struct TrainArgs {
     pub compute: ComputeArgs,
 }
 
-/// Which residual network.
+/// A residual network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModelArgs {
-    /// Network: resnet20 to resnet110 (6n+2), cifar-resnet18 and -34; resnet18 to 152 [default: resnet20]
+    /// Network: resnet20 to resnet110 (6n+2), cifar-resnet18 and -34; resnet18 to 152 [default:
+    /// resnet20]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 
@@ -86,10 +89,10 @@ pub struct ModelArgs {
 
     /// Shortcut where the shape changes [default: a; for ImageNet and cifar-resnet18, -34 b]
     #[arg(long, value_name = "KIND")]
-    pub shortcut: Option<ShortcutKind>,
+    pub shortcut: Option<Shortcut>,
 }
 
-/// Which images, and how they are read.
+/// The images.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Data")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -110,17 +113,19 @@ pub struct DataArgs {
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
 
-    /// Height and width of images cropped as torchvision does, pixels; 160:224@eval varies [default: off]
+    /// Height and width of images cropped as torchvision does, pixels; 160:224@eval varies
+    /// [default: off]
     #[arg(long, value_name = "PIXELS")]
     pub resolution: Option<Resolution>,
 
-    /// Shorter side before the middle is cut out, pixels [default: 256 for each 224 of --resolution]
+    /// Shorter side before the middle is cut out, pixels [default: 256 for each 224 of
+    /// --resolution]
     #[arg(long, value_name = "PIXELS")]
     pub eval_resize: Option<usize>,
 
     /// Treatment of images that cannot be decoded [default: fail]
     #[arg(long, value_name = "WHAT")]
-    pub on_bad_image: Option<OnBadImageKind>,
+    pub on_bad_image: Option<OnBadImage>,
 
     /// Mean of each channel of pixels in 0..1, comma-separated [default: that of the data set]
     #[arg(long, value_delimiter = ',', value_name = "R,G,B")]
@@ -159,7 +164,7 @@ pub struct DataArgs {
     pub loader_threads: Option<usize>,
 }
 
-/// What only training does with the data.
+/// Options of training images.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Train split")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -184,7 +189,8 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "KIND")]
     pub sampler: Option<SamplerKind>,
 
-    /// Random changes of training images [default: resized-crop with --resolution; crop-flip if small]
+    /// Random changes of training images [default: resized-crop with --resolution; crop-flip if
+    /// small]
     #[arg(long, value_name = "KIND")]
     pub augment: Option<AugmentKind>,
 
@@ -209,7 +215,7 @@ pub struct TrainSplitArgs {
     pub drop_last: Option<bool>,
 }
 
-/// How many samples make a step: global = per rank * accumulation * ranks, exactly.
+/// The samples of a step: global = per rank * accumulation * ranks, exactly.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Batch")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -256,7 +262,8 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "SHARE")]
     pub warmup_start_factor: Option<f64>,
 
-    /// Epochs after which multistep lowers the rate, comma-separated [default: 1/2 and 3/4 of the run]
+    /// Epochs after which multistep lowers the rate, comma-separated [default: 1/2 and 3/4 of the
+    /// run]
     #[arg(long, value_delimiter = ',', value_name = "EPOCHS")]
     pub milestones: Option<Vec<u64>>,
 
@@ -294,12 +301,14 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub new_head: Option<bool>,
 
-    /// Name of the run; its directory is runs/<name> [default: model, data set, changed options, seed]
+    /// Name of the run; its directory is runs/<name> [default: model, data set, changed options,
+    /// seed]
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 
-    /// Directory of metrics, log and checkpoints; new, empty or with --resume [default: runs/<name>]
+    /// Directory of metrics, log and checkpoints; new, empty or with --resume [default:
+    /// runs/<name>]
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 
@@ -357,25 +366,25 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
 
-    /// Where images are cropped, flipped and normalised [default: device for cuda, else host]
+    /// Place where images are cropped, flipped and normalised [default: device for cuda, else host]
     #[arg(long, value_name = "WHERE")]
     pub input: Option<InputKind>,
 
     /// Kernel implementation [default: fused]
     #[arg(long, value_name = "KERNELS")]
-    pub kernels: Option<KernelsKind>,
+    pub kernels: Option<Kernels>,
 
     /// Number format of activations and their gradients; all else is f32 [default: f32]
     #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<Dtype>,
+    pub dtype: Option<Activations>,
 
     /// Algorithm of Lockstep's own convolutions [default: auto]
     #[arg(long, value_name = "ALGORITHM")]
-    pub convolution: Option<ConvolutionKind>,
+    pub convolution: Option<Convolution>,
 
-    /// What the backward pass computes again to save memory [default: none]
+    /// Results that the backward pass computes again to save memory [default: none]
     #[arg(long, value_name = "WHAT")]
-    pub recompute: Option<RecomputeKind>,
+    pub recompute: Option<Recompute>,
 
     /// Instruction set of Lockstep's own kernels; a named one fixes the bits [default: auto]
     #[arg(long, value_name = "SET", env = super::CPU_VARIABLE)]

@@ -1,6 +1,7 @@
 //! Flags of synchronisation: how the ranks' gradients or parameters become one.
 //!
-//! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
+//! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are
+//! refused.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use crate::config::choices::{
     Compression, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
 };
 
-/// How the ranks' gradients or parameters become one.
+/// Synchronisation of the ranks.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Synchronisation")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -36,7 +37,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "MIB")]
     pub bucket_mib: Option<f64>,
 
-    /// Where a single rank updates its parameters [default: device for cuda, else host]
+    /// Place where a single rank updates its parameters [default: device for cuda, else host]
     #[arg(long, value_name = "WHERE")]
     pub update: Option<UpdateKind>,
 

@@ -18,7 +18,8 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "DIR")]
     pub inputs: Vec<PathBuf>,
 
-    /// Directory for index.html, figures and tables; an earlier report is replaced [default: report]
+    /// Directory for index.html, figures and tables; an earlier report is replaced [default:
+    /// report]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
@@ -118,7 +119,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Which images.
+    /// The images.
     #[command(flatten)]
     pub data: DataArgs,
     /// Device and threads.

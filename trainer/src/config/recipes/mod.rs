@@ -1,6 +1,7 @@
 //! Published trainings by name: options as a TOML file has them, below all that is typed.
 //!
-//! In: a name. Out: [`TrainArgs`]. Invariant: what a recipe says are ordinary options, which are printed, saved and changed as such.
+//! In: a name. Out: [`TrainArgs`]. Invariant: what a recipe says are ordinary options, which are
+//! printed, saved and changed as such.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,8 @@ pub enum Recipe {
     CifarResnet18,
     /// ResNet-50, 90 epochs of SGD: torchvision's first weights, 76.1 %.
     ImagenetResnet50,
-    /// ResNet-50, 100 epochs of LAMB with batches of 2,048 images of 160 pixels: procedure A3 of Wightman et al. 2021, 78.1 % at 224.
+    /// ResNet-50, 100 epochs of LAMB with batches of 2,048 images of 160 pixels: procedure A3 of
+    /// Wightman et al. 2021, 78.1 % at 224.
     ImagenetA3,
 }
 

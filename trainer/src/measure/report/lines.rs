@@ -241,7 +241,21 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
             lines.push(format!("  {:width$} {}", class.name, counts.join(" ")));
         }
     }
-    lines
+    // Names come from files.
+    lines.iter().map(|line| printable(line)).collect()
+}
+
+/// Returns a text from a file with its control characters escaped, so that a terminal does not obey
+/// them.
+pub fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => printable.extend(letter.escape_default()),
+            false => printable.push(letter),
+        }
+    }
+    printable
 }
 
 fn width_of(names: &[&str]) -> usize {

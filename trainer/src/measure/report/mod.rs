@@ -8,6 +8,7 @@
 mod lines;
 mod log_file;
 
+pub use lines::printable;
 pub use log_file::LogFile;
 pub use records::{bytes, grouped};
 

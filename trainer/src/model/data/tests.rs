@@ -1,9 +1,9 @@
-//! What ranks share of the work of opening a data set.
+//! The work that ranks share when they open a data set.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use datasets::DatasetError;
+use datasets::{DatasetError, OnBadImage};
 use distributed::run_ranks;
 
 use super::*;
@@ -63,7 +63,8 @@ impl ImageDataset for Counted {
     }
 }
 
-/// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
+/// The checksums of the train split on each of three ranks of one node, some without data, and how
+/// many read it.
 fn checksums_on_ranks(
     reads_files: bool,
     without_data: Option<usize>,
@@ -139,7 +140,7 @@ fn ranks_share_their_node_s_memory_and_processors() {
     let files = ImageFiles {
         data_dir: PathBuf::new(),
         size: ImageSize::Square { image_size: 8 },
-        on_bad_image: OnBadImageKind::Skip,
+        on_bad_image: OnBadImage::Skip,
         eval_split: None,
     };
     let [of_three, alone] =

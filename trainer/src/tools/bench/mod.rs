@@ -25,7 +25,7 @@ use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, InputKind, KernelsKind, LossScaling, PlacementKind, SyncMethod,
+    BatchNormKind, BenchConfig, InputKind, Kernels, LossScaling, PlacementKind, SyncMethod,
     scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
@@ -355,7 +355,7 @@ fn result(
         kernels: config
             .compute
             .kernels
-            .unwrap_or(KernelsKind::Stock)
+            .unwrap_or(Kernels::Stock)
             .to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),

@@ -3,7 +3,7 @@
 //! In: device and number format. Out: tolerances. Source: docs/numerics.md, which lists them.
 
 use crate::config::ComputeSection;
-use crate::config::{DeviceChoice, Dtype};
+use crate::config::{Activations, DeviceChoice};
 
 /// What a device rounds the factors of its products to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) enum Precision {
 impl Precision {
     pub(super) fn of(compute: &ComputeSection) -> Self {
         match compute.device {
-            _ if compute.dtype() != Dtype::F32 => Self::Half,
+            _ if compute.dtype() != Activations::F32 => Self::Half,
             DeviceChoice::Cuda(_) => Self::Tensor,
             DeviceChoice::Flex | DeviceChoice::Ndarray => Self::Single,
         }

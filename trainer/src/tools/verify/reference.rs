@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use crate::config::ComputeSection;
-use crate::config::{ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
+use crate::config::{Activations, Convolution, DeviceChoice, Kernels};
 
 /// Why a comparison with the reference is skipped.
 pub(super) const ABSENT: &str =
@@ -13,9 +13,9 @@ pub(super) const ABSENT: &str =
 pub(super) fn reference(compute: &ComputeSection) -> Option<(Device, ComputeSection)> {
     let compute = ComputeSection {
         device: DeviceChoice::Flex,
-        kernels: Some(KernelsKind::Fused),
-        dtype: Some(Dtype::F32),
-        convolution: Some(ConvolutionKind::Auto),
+        kernels: Some(Kernels::Fused),
+        dtype: Some(Activations::F32),
+        convolution: Some(Convolution::Auto),
         ..*compute
     };
     flex().map(|device| (device, compute))
