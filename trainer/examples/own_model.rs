@@ -89,7 +89,8 @@ impl ModelFamily for SmallNetFamily {
     type Model = SmallNet;
 
     fn fill(args: &mut SmallNetArgs) -> Result<(), ConfigError> {
-        let (got, expected) = (*args.blocks.get_or_insert(1), "1 to 200".to_owned());
+        let got = *args.blocks.get_or_insert(1);
+        let expected = "1 to 200".to_owned();
         let error = || ConfigError::Invalid {
             option: "--blocks",
             expected,

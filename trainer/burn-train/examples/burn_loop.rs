@@ -143,7 +143,9 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
             .next()
             .map_or(Ok(default), |text| text.parse::<usize>())
     };
-    let (num_train, global_batch, num_epochs) = (number(2400)?, number(48)?, number(3)?);
+    let num_train = number(2400)?;
+    let global_batch = number(48)?;
+    let num_epochs = number(3)?;
 
     let device = Device::flex();
     let splits = shapes::open(&ShapesConfig {

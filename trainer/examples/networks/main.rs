@@ -114,7 +114,8 @@ impl ModelFamily for Networks {
 
     fn fill(args: &mut NetworkArgs) -> Result<(), ConfigError> {
         let name = *args.model.get_or_insert(Name::MobilenetV2);
-        let (option, drop) = ("--stochastic-depth", args.stochastic_depth.unwrap_or(0.0));
+        let option = "--stochastic-depth";
+        let drop = args.stochastic_depth.unwrap_or(0.0);
         let expected = match name {
             Name::ConvnextTiny | Name::VitTiny if (0.0..1.0).contains(&drop) => return Ok(()),
             Name::ConvnextTiny | Name::VitTiny => "0 up to but not 1",

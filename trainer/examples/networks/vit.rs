@@ -150,7 +150,8 @@ impl VisionTransformer {
     /// When the images have another size than the network was made for.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [n, height, width, channels] = images.dims();
-        let (rows, columns) = (height / PATCH, width / PATCH);
+        let rows = height / PATCH;
+        let columns = width / PATCH;
         let windows = images
             .reshape([n, rows, PATCH, columns, PATCH, channels])
             .permute([0, 1, 3, 2, 4, 5]);

@@ -27,7 +27,8 @@ const CHANGED_CLASSES: &str = "give data with the class names of the training, o
 /// When flags contradict each other or differ between ranks, weights or data cannot be read, or the
 /// classes are not those of the checkpoint.
 pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
-    let (family, communicator) = (Family::of::<F>(), &*world.communicator);
+    let family = Family::of::<F>();
+    let communicator = &*world.communicator;
     let weights = EvalConfig::weights(args)?;
     // For a weights file the flags suffice, so wrong usage is reported before anything is read.
     let of_flags = match &weights {
@@ -151,7 +152,8 @@ fn open<F: ModelFamily>(
     classes: Option<&[String]>,
     world: &World,
 ) -> Result<(String, OpenedSplit)> {
-    let (communicator, reporter) = (&*world.communicator, &world.reporter);
+    let communicator = &*world.communicator;
+    let reporter = &world.reporter;
     let mut last: Option<Error> = None;
     for candidate in &config.candidates {
         let own = own_data::<F>(&config.model);
@@ -215,7 +217,8 @@ fn check_input(
         "eval: expected images of {} channels, got {channels}",
         input.channels
     );
-    let (height, width) = (test.image_shape().height, test.image_shape().width);
+    let height = test.image_shape().height;
+    let width = test.image_shape().width;
     if (height, width) != (input.height, input.width) {
         world.reporter.warn(&format!(
             "eval: images of {height}x{width} pixels, the training's were {}x{}; --image-size or --resolution say which",

@@ -196,7 +196,8 @@ type Found = Result<PathBuf, (PathBuf, anyhow::Error)>;
 /// Returns the files of `paths`, each once, with those in folders, and the number of hidden entries
 /// left out.
 fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
-    let (mut seen, mut num_hidden) = (HashSet::new(), 0);
+    let mut seen = HashSet::new();
+    let mut num_hidden = 0;
     let mut files = Vec::new();
     for path in paths {
         let found = if path.is_dir() {
@@ -221,7 +222,8 @@ fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
 /// counted: training leaves them out, too.
 fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot read {}", folder.display());
-    let (mut images, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    let mut images = Vec::new();
+    let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(context)? {
             let entry = entry.with_context(context)?;

@@ -70,7 +70,8 @@ const NOT_FINISHED: u8 = 3;
 /// When the run does not exist, or its files or the terminal cannot be read.
 pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
     let directory = cluster::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
-    let (on_terminal, is_to_end) = (stdout().is_terminal(), || world.stop.is_raised());
+    let on_terminal = stdout().is_terminal();
+    let is_to_end = || world.stop.is_raised();
     let has_finished = match (args.once, args.until_end) {
         (false, until_end) if on_terminal => {
             report::live::watch(&directory, until_end, is_to_end).map_err(as_usage)?

@@ -29,7 +29,8 @@ pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
         .notes
         .iter()
         .for_each(|note| world.reporter.warn(note));
-    let (images, shards) = (written.num_images, written.num_shards);
+    let images = written.num_images;
+    let shards = written.num_shards;
     world.reporter.note(&format!(
         "{images} images in {shards} shards in {}",
         args.to.display()

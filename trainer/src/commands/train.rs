@@ -54,7 +54,8 @@ use crate::world::ranks::{Role, World};
 /// When the flags contradict each other or have no effect on this model, or training fails.
 // tidy: long function because it is the order in which a start is refused
 pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
-    let (communicator, reporter) = (&*world.communicator, &world.reporter);
+    let communicator = &*world.communicator;
+    let reporter = &world.reporter;
     // A saved configuration may have another timeout; reading it is watched, too.
     let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
@@ -66,7 +67,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // Compared before anything that makes ranks wait for each other is opened.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
-    let (seed, own) = (config.run.seed, own_data::<F>(&config.model));
+    let seed = config.run.seed;
+    let own = own_data::<F>(&config.model);
     let data = data::open(
         &config.data,
         &config.train_split,
@@ -119,7 +121,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     expect_mixing::<F>(&config, &*loss, request.num_classes, &device)?;
     let metrics = F::metrics(&config.model.read()?, request.num_classes);
     let split = if data.val.is_some() { "val" } else { "test" };
-    let (monitor, patience) = (config.run.monitor.as_ref(), config.run.patience);
+    let monitor = config.run.monitor.as_ref();
+    let patience = config.run.patience;
     let has_own_loss = !Arc::ptr_eq(&loss, &configured);
     let (best_rule, other_split) = BestRule::new(monitor, patience, split, has_own_loss, &metrics)?;
 

@@ -12,7 +12,6 @@ use serde::Serialize;
 /// The samples of a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct BatchSection {
     pub global_batch_size: usize,
     /// Absent with virtual shards.

@@ -63,7 +63,6 @@ impl PredictConfig {
 /// The steps that `trainer bench` measures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct BenchConfig {
     pub batch_size_per_rank: usize,
     pub grad_accum_steps: usize,

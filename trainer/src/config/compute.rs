@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 /// are absent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct ComputeSection {
     pub device: DeviceChoice,
     pub input: InputKind,

@@ -54,7 +54,6 @@ pub struct DataSection {
     rename_all = "kebab-case",
     rename_all_fields = "kebab-case"
 )]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum DatasetChoice {
     /// Drawn figures.
     Shapes {
@@ -109,7 +108,6 @@ pub struct ImageFiles {
 /// The way from image files to the size of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum ImageSize {
     /// Squeezed to a square.
     Square { image_size: usize },
@@ -123,7 +121,6 @@ pub enum ImageSize {
 /// Mean and standard deviation of each channel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct NormalizationChoice {
     pub normalize_mean: Vec<f64>,
     pub normalize_std: Vec<f64>,
@@ -132,7 +129,6 @@ pub struct NormalizationChoice {
 /// Options of training images.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct TrainSplitSection {
     pub shapes_train: Option<usize>,
     pub synthetic_train: Option<usize>,

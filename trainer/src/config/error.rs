@@ -7,10 +7,6 @@ use thiserror::Error;
 
 /// A configuration that cannot be run as asked.
 #[derive(Debug, Error)]
-#[allow(
-    missing_docs,
-    reason = "the message of each variant says what its fields are"
-)]
 pub enum ConfigError {
     /// The file of `--config` cannot be read.
     #[error("cannot read the configuration file {}: {reason}", path.display())]

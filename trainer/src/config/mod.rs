@@ -5,6 +5,11 @@
 //! option without effect is an error; [`TrainConfig::to_toml`] prints what resolves to the same
 //! configuration.
 
+#![allow(
+    missing_docs,
+    reason = "a field of a section is the flag of the same name"
+)]
+
 pub mod choices;
 pub mod cli;
 
@@ -218,7 +223,8 @@ impl TrainConfig {
     /// start.
     pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
         let now = self.clone().with_absolute_paths();
-        let (now, was) = (&now.run, &before.run);
+        let now = &now.run;
+        let was = &before.run;
         let ignored = [
             (
                 "--weights",

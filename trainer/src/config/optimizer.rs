@@ -11,7 +11,6 @@ use serde::Serialize;
 /// Optimizer, loss, and what else changes an update.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct OptimizerSection {
     #[serde(flatten)]
     pub optimizer: OptimizerChoice,
@@ -36,7 +35,6 @@ pub struct OptimizerSection {
     rename_all = "kebab-case",
     rename_all_fields = "kebab-case"
 )]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum OptimizerChoice {
     /// Stochastic gradient descent with momentum.
     Sgd {
@@ -73,7 +71,6 @@ pub enum OptimizerChoice {
 
 /// Options of sgd and lars.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct Momentum {
     pub momentum: f64,
     pub nesterov: bool,
@@ -81,7 +78,6 @@ pub struct Momentum {
 
 /// Options of adamw and lamb.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct Moments {
     pub beta1: f64,
     pub beta2: f64,
@@ -91,7 +87,6 @@ pub struct Moments {
 /// Weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct Decay {
     pub weight_decay: f64,
     /// Absent where nothing decays and no step is scaled.
@@ -105,7 +100,6 @@ pub struct Decay {
     rename_all = "kebab-case",
     rename_all_fields = "kebab-case"
 )]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum LossChoice {
     /// Cross entropy of the softmax over all classes.
     CrossEntropy {

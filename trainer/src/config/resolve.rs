@@ -21,7 +21,6 @@ use serde::Serialize;
 /// The sections of a run as `run.toml` holds them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "each section has its own documentation")]
 pub struct Sections {
     pub model: ModelSection,
     pub data: DataSection,

@@ -14,7 +14,6 @@ const MAX_SKIPPED_STEPS: u64 = 10;
 /// Start, output and cadence of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct RunSection {
     #[serde(flatten)]
     pub on_non_finite: OnNonFinite,

@@ -9,7 +9,6 @@ use serde::Serialize;
 /// Length of the run and course of the learning rate.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct ScheduleSection {
     pub epochs: u64,
     pub schedule_epochs: Option<u64>,
@@ -27,7 +26,6 @@ pub struct ScheduleSection {
     rename_all = "kebab-case",
     rename_all_fields = "kebab-case"
 )]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub enum ScheduleChoice {
     /// The same rate after warmup.
     Constant,

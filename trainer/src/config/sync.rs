@@ -25,7 +25,6 @@ const DEFAULT_TIMEOUT: u64 = 120;
 /// Synchronisation of the gradients or parameters of all ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are the flags of the same name")]
 pub struct SyncSection {
     /// The method with the options that it takes.
     #[serde(flatten)]

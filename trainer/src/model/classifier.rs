@@ -146,7 +146,8 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
         labels.len() * num_classes,
         "logits and labels differ in samples"
     );
-    let (mut top1, mut top5) = (0, 0);
+    let mut top1 = 0;
+    let mut top5 = 0;
     for (row, &label) in logits.chunks_exact(num_classes).zip(labels) {
         let above = above(row, label as usize).count();
         top1 += u64::from(above == 0);

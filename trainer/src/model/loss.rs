@@ -179,7 +179,8 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
             labels: others,
             shares,
         }) => {
-            let (own, shares) = (share_of(labels), shares.unsqueeze_dim(1));
+            let own = share_of(labels);
+            let shares = shares.unsqueeze_dim(1);
             own.clone() + shares * (share_of(others) - own)
         }
     }
@@ -570,19 +571,18 @@ mod tests {
             cpu: Some(CpuKind::Portable),
             ..ComputeSection::default()
         };
-        let (smoothed, binary) = (
-            CrossEntropy {
-                label_smoothing: 0.1,
-            },
-            BinaryCrossEntropy { threshold: 0.2 },
-        );
+        let smoothed = CrossEntropy {
+            label_smoothing: 0.1,
+        };
+        let binary = BinaryCrossEntropy { threshold: 0.2 };
         let pairs: [(&dyn Loss, _); 2] = [
             (&smoothed, arc(smoothed, &named)),
             (&binary, arc(binary, &named)),
         ];
         for (burns, ours) in pairs {
             for is_mixed in [false, true] {
-                let (got, expected) = (results(&*ours, is_mixed), results(burns, is_mixed));
+                let got = results(&*ours, is_mixed);
+                let expected = results(burns, is_mixed);
                 let is_near = got
                     .iter()
                     .zip(&expected)

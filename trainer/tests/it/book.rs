@@ -81,7 +81,8 @@ fn every_file_and_every_key_of_a_run_is_explained() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let (told_files, told_keys) = (page("files.md"), page("keys.md"));
+    let told_files = page("files.md");
+    let told_keys = page("keys.md");
     let mut found = BTreeSet::new();
     for path in files(&run) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();

@@ -251,7 +251,8 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
 
     // Each class alone, so that its label in the folder is another one: together they are the
     // whole.
-    let (mut right, mut num_samples) = (0, 0);
+    let mut right = 0;
+    let mut num_samples = 0;
     for class in ["cat", "dog", "eel"] {
         let subset = image_folder(&["cat", "dog", "eel"], 0);
         for split in ["train", "test"] {

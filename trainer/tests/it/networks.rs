@@ -179,7 +179,8 @@ fn the_transformers_own_optimizer_turns_matrices_of_blocks_and_steps_all_else_by
     let model = VisionTransformer::optimizer().step(RATE, model, gradients);
     assert!(loss_of(&model).into_scalar::<f32>() < loss.into_scalar::<f32>());
     let after = read(&model, &layout);
-    let (mut matrices, mut others) = (0, 0);
+    let mut matrices = 0;
+    let mut others = 0;
     for entry in layout.entries() {
         let moved: Vec<f64> = entry
             .range()
@@ -268,10 +269,8 @@ fn every_network_in_bf16_has_the_first_loss_of_f32_to_the_precision_of_bf16() {
         }),
     ];
     for (name, forward) in networks {
-        let (expected, found) = (
-            first(FloatDType::F32, &forward),
-            first(FloatDType::BF16, &forward),
-        );
+        let expected = first(FloatDType::F32, &forward);
+        let found = first(FloatDType::BF16, &forward);
         let off = (found - expected).abs() / expected.abs();
         assert!(off > 0.0 && off < 0.1, "{name}: {found} against {expected}");
     }

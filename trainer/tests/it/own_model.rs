@@ -469,7 +469,8 @@ fn a_familys_flags_stand_in_the_help_and_those_of_another_are_unknown() {
 #[test]
 fn a_familys_flag_changes_the_model_and_must_stay_when_the_run_goes_on() {
     let folder = Folder::new();
-    let (plain, wide) = (folder.run("plain"), folder.run("wide"));
+    let plain = folder.run("plain");
+    let wide = folder.run("wide");
     assert_ne!(
         trained(&plain, 1, "").unwrap(),
         trained(&wide, 1, "--stem-channels 6").unwrap()
@@ -617,7 +618,8 @@ fn a_family_is_measured_and_exports_no_job() {
 #[test]
 fn a_checkpoint_of_another_family_is_refused_by_name() {
     let folder = Folder::new();
-    let (own, residual) = (folder.run("own"), folder.run("residual"));
+    let own = folder.run("own");
+    let residual = folder.run("residual");
     trained(&own, 1, "").unwrap();
     train_resnet(&residual);
     let text = evaluated::<ResNetFamily>(&own, "").unwrap_err();

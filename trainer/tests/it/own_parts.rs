@@ -180,7 +180,8 @@ fn what_a_program_does_not_bring_is_refused() {
 /// The parameters of `part` after a run.
 fn part(run: &Run, part: &str) -> Vec<f32> {
     let model = &run.outcomes()[0].model;
-    let (trained, frozen) = (ParameterLayout::new(model), ParameterLayout::state(model));
+    let trained = ParameterLayout::new(model);
+    let frozen = ParameterLayout::state(model);
     let of = |layout: &ParameterLayout| {
         let values = read(model, layout);
         let entries = layout

@@ -72,7 +72,8 @@ fn a_run_with_a_val_split_chooses_by_it_and_measures_the_test_split_once_on_any_
             assert_eq!((record.val.unwrap().num_samples, record.test), (26, None));
         }
         let summary = summary(&run);
-        let (best, test) = (summary.best.unwrap(), summary.test.unwrap());
+        let best = summary.best.unwrap();
+        let test = summary.test.unwrap();
         assert_eq!(
             (best.monitor.as_str(), test.epoch, test.scores.num_samples),
             ("val-top1", best.epoch, 40)
@@ -271,7 +272,23 @@ fn splits_of_files_are_found_named_or_refused() {
     let text = refused(&of_folder(all.path(), "--monitor test-top1"));
     assert!(text.contains("expected val-top1, got test-top1"), "{text}");
 
-    // Without a val split the test split chooses, and is called what it is.
+    let folder_of_run = tempfile::tempdir().unwrap();
+    let words = "train --dataset image-folder --image-size 8 --eval-split train --model resnet8 --epochs 1 --threads 1";
+    let output = program()
+        .args(words.split(' '))
+        .arg("--data-dir")
+        .arg(all.path())
+        .current_dir(folder_of_run.path())
+        .output()
+        .unwrap();
+    let text = format!("{output:?}");
+    assert!(
+        output.status.success()
+            && text.contains("--eval-split train: the best model is chosen by training images"),
+        "{text}"
+    );
+
+    // Without a val split the test split chooses, and keeps its name.
     let two = folder(&[("train", 6), ("test", 3)]);
     let of_two = run(1, &of_folder(two.path(), "--monitor val-loss"));
     let summary = summary(&of_two);
