@@ -95,6 +95,14 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
 }
 
 #[test]
+fn control_characters_of_names_are_escaped_and_letters_of_any_script_kept() {
+    assert_eq!(
+        printable("caf\u{e9} \u{1b}[2J\n\u{732b}"),
+        "caf\u{e9} \\u{1b}[2J\\n\u{732b}"
+    );
+}
+
+#[test]
 fn a_step_line_has_fixed_columns_with_units() {
     assert_eq!(
         lines::step(&step_line(1171)),
