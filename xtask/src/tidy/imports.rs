@@ -12,7 +12,10 @@ const MAY_IMPORT: [(&str, &[&str]); 12] = [
     ("gpu", &["kernels"]),
     ("kernels", &[]),
     ("layers", &["gpu", "kernels"]),
-    ("netbench", &["distributed", "kernels", "records", "simulate"]),
+    (
+        "netbench",
+        &["distributed", "kernels", "records", "simulate"],
+    ),
     ("records", &[]),
     ("report", &["records"]),
     ("simulate", &["distributed", "records"]),

@@ -352,11 +352,7 @@ fn result(
         model: config.model_name.clone(),
         dtype: config.compute.dtype().to_string(),
         // A family without this choice uses burn's layers.
-        kernels: config
-            .compute
-            .kernels
-            .unwrap_or(Kernels::Stock)
-            .to_string(),
+        kernels: config.compute.kernels.unwrap_or(Kernels::Stock).to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,
