@@ -19,12 +19,10 @@ pub(super) const NOT_YET: &[&str] = &[
     "docs/studies.md",
     "docs/study.md",
     "gpu/",
-    "kernels/",
     "lab/records/",
     "lab/report/",
     "lab/simulate/",
     "lab/study/",
-    "layers/",
     "trainer/",
 ];
 
