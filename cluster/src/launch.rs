@@ -17,8 +17,8 @@ use crate::mpirun::{self, Mpirun, Placement};
 use crate::options;
 use crate::output::{self, say};
 use crate::process;
-use crate::restart::{Launcher, Start};
-use crate::run_directory::{self, Job};
+use crate::restart::{ScriptLauncher, Start};
+use crate::run_directory::{self, PlacedCommand};
 
 const DETAILS: &str = "\
 Example: trainer launch -n 4 -- train --dataset cifar10 --epochs 10
@@ -76,7 +76,7 @@ struct Launch<'a> {
     hosts: Vec<String>,
     words: &'a [String],
     /// Number of restarts, and the run; without restarts the words are passed unchanged.
-    again: Option<(usize, Job)>,
+    again: Option<(usize, PlacedCommand)>,
     /// True in a task of srun, whose slots mpirun would use.
     is_in_step: bool,
 }
@@ -121,7 +121,7 @@ fn again(
     restarts: Option<usize>,
     name: Option<&str>,
     words: &[String],
-) -> Outcome<Option<(usize, Job)>> {
+) -> Outcome<Option<(usize, PlacedCommand)>> {
     let Some(restarts) = restarts else {
         return match name {
             None => Ok(None),
@@ -131,7 +131,7 @@ fn again(
             )),
         };
     };
-    let job = Job::read(words, name)?;
+    let job = PlacedCommand::read(words, name)?;
     job.check_only_for_training("--restarts", true)?;
     Ok(Some((restarts, job)))
 }
@@ -148,21 +148,21 @@ impl Launch<'_> {
             return replace_this_process(bash);
         }
         match self.launcher() {
-            Launcher::Mpirun => {
+            ScriptLauncher::Mpirun => {
                 let mut bash = Process::new("bash");
                 bash.args(["-c", &self.script(&command)?, "launch"]);
                 replace_this_process(bash)
             }
             // The trainer handles signals itself.
-            Launcher::None | Launcher::Srun => replace_this_process(command),
+            ScriptLauncher::None | ScriptLauncher::Srun => replace_this_process(command),
         }
     }
 
-    fn launcher(&self) -> Launcher {
+    fn launcher(&self) -> ScriptLauncher {
         if self.ranks > 1 || !self.hosts.is_empty() {
-            Launcher::Mpirun
+            ScriptLauncher::Mpirun
         } else {
-            Launcher::None
+            ScriptLauncher::None
         }
     }
 
@@ -180,7 +180,7 @@ impl Launch<'_> {
                     .collect()
             }
         };
-        if self.launcher() != Launcher::Mpirun {
+        if self.launcher() != ScriptLauncher::Mpirun {
             let mut command = Process::new(trainer);
             // One rank, whatever the surrounding allocation has.
             command.args(words).env_remove(ALLOCATION);
@@ -227,17 +227,17 @@ impl Launch<'_> {
         };
         let signals = self.launcher().signals();
         let head = match self.launcher() {
-            Launcher::None => format!(
+            ScriptLauncher::None => format!(
                 "{head}unset {ALLOCATION}  # one rank, whatever the allocation around it has\n"
             ),
-            Launcher::Mpirun if self.is_in_step && self.hosts.is_empty() => {
+            ScriptLauncher::Mpirun if self.is_in_step && self.hosts.is_empty() => {
                 let prefixes = mpirun::OF_A_JOB.map(|prefix| format!("${{!{prefix}@}}"));
                 let prefixes = prefixes.join(" ");
                 format!(
                     "{head}unset {prefixes}  # all ranks on this machine, not in the step of srun\n"
                 )
             }
-            Launcher::Mpirun | Launcher::Srun => head,
+            ScriptLauncher::Mpirun | ScriptLauncher::Srun => head,
         };
         Ok(format!(
             "{head}say() {{ echo \"launch: $*\" >&2; }}\n{signals}{}\nexit \"$code\"\n",

@@ -1,6 +1,6 @@
 //! The directory of a run: script, output and checkpoints of a run that can be started again.
 //!
-//! In: the trainer's words, perhaps a name. Out: [`Job`].
+//! In: the trainer's words, perhaps a name. Out: [`PlacedCommand`].
 //! Invariant: `train` always gets its directory and `--resume`, so that a second start continues
 //! the first. Other commands of the trainer get their words unchanged.
 
@@ -17,7 +17,7 @@ use crate::slurm::TASK;
 
 /// A command of the trainer with its directory.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Job {
+pub(crate) struct PlacedCommand {
     /// `train`, `bench`, …
     pub(crate) command: String,
     /// Words after the command, without `--output-dir` and `--resume` for `train`.
@@ -27,7 +27,7 @@ pub(crate) struct Job {
     pub(crate) directory: PathBuf,
 }
 
-impl Job {
+impl PlacedCommand {
     /// Reads the trainer's words; the default name is the command and the time.
     pub(crate) fn read(words: &[String], name: Option<&str>) -> Outcome<Self> {
         let Some((command, rest)) = words
@@ -55,7 +55,7 @@ impl Job {
         let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
-        Ok(Job {
+        Ok(PlacedCommand {
             command: command.clone(),
             words,
             name,
@@ -188,9 +188,9 @@ fn now() -> Outcome<String> {
 mod tests {
     use super::*;
 
-    fn read(line: &str, name: Option<&str>) -> Outcome<Job> {
+    fn read(line: &str, name: Option<&str>) -> Outcome<PlacedCommand> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Job::read(&words, name)
+        PlacedCommand::read(&words, name)
     }
 
     #[test]

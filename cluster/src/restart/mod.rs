@@ -17,12 +17,12 @@ pub(crate) struct Start<'a> {
     pub(crate) command: &'a str,
     /// Number of restarts.
     pub(crate) restarts: usize,
-    pub(crate) launcher: Launcher,
+    pub(crate) launcher: ScriptLauncher,
 }
 
-/// Launcher of the ranks; decides who else gets signals, and the effect of a second signal.
+/// The launcher of the ranks; decides who else gets signals, and the effect of a second signal.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Launcher {
+pub(crate) enum ScriptLauncher {
     /// In a batch job: only the scheduler kills.
     Srun,
     /// In a terminal or a service: a second SIGINT or SIGTERM ends all ranks at once.
@@ -32,7 +32,7 @@ pub(crate) enum Launcher {
 }
 
 impl Start<'_> {
-    /// Returns the text. A script defines [`Launcher::signals`] before it; [`Launcher::Srun`] also
+    /// Returns the text. A script defines [`ScriptLauncher::signals`] before it; [`ScriptLauncher::Srun`] also
     /// needs `job_runs` and `usage_was_wrong`.
     pub(crate) fn text(&self) -> String {
         let run = RUN.replace("COMMAND", self.command);
@@ -47,7 +47,7 @@ impl Start<'_> {
     }
 }
 
-impl Launcher {
+impl ScriptLauncher {
     /// Returns the signal handlers of a script, which defines `say` before [`Start::text`].
     pub(crate) fn signals(self) -> String {
         SIGNALS.to_owned() + &self.traps()
@@ -55,25 +55,25 @@ impl Launcher {
 
     fn traps(self) -> String {
         match self {
-            Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1 USR2 XCPU\n".to_owned(),
+            ScriptLauncher::Srun => "trap ask_to_stop TERM INT HUP USR1 USR2 XCPU\n".to_owned(),
             // SIGKILL for mpirun would leave its ranks running. MPICH's forwards TERM, a second
             // wish to stop.
-            Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "INT"),
-            Launcher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
+            ScriptLauncher::Mpirun => SECOND_SIGNAL.replace("ENDING", "INT"),
+            ScriptLauncher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
         }
     }
 
     fn usage_was_wrong(self) -> &'static str {
         match self {
-            Launcher::Srun => "usage_was_wrong",
-            Launcher::Mpirun | Launcher::None => "[ \"$code\" = 2 ]",
+            ScriptLauncher::Srun => "usage_was_wrong",
+            ScriptLauncher::Mpirun | ScriptLauncher::None => "[ \"$code\" = 2 ]",
         }
     }
 
     fn was_stopped(self) -> &'static str {
         match self {
-            Launcher::Srun => "[ \"$stop_asked\" = yes ] || ! job_runs",
-            Launcher::Mpirun | Launcher::None => "[ \"$stop_asked\" = yes ]",
+            ScriptLauncher::Srun => "[ \"$stop_asked\" = yes ] || ! job_runs",
+            ScriptLauncher::Mpirun | ScriptLauncher::None => "[ \"$stop_asked\" = yes ]",
         }
     }
 }

@@ -124,7 +124,7 @@ impl Playing {
 /// Waits for a signal; ends some time after the test.
 pub(crate) const WAIT: &str = "for _ in {1..4000}; do sleep 0.02; done";
 
-fn script(restarts: usize, launcher: Launcher) -> String {
+fn script(restarts: usize, launcher: ScriptLauncher) -> String {
     let start = Start {
         command: "mpirun -n 2 trainer",
         restarts,
@@ -143,7 +143,7 @@ fn play(name: &str, restarts: usize, course: &str) -> (Option<i32>, usize, Strin
     stage.program("mpirun", course);
     let (code, text) = stage
         .play(
-            &script(restarts, Launcher::Mpirun),
+            &script(restarts, ScriptLauncher::Mpirun),
             &stage.folder.join("output"),
         )
         .end();
@@ -204,7 +204,7 @@ fn the_checkpoint_of_a_stopped_program_is_awaited() {
                 format!("trap 'sleep 0.3; touch checkpoint; exit 0' USR1; touch started; {WAIT}");
             stage.program("mpirun", &graceful);
             let playing = stage.play(
-                &script(restarts, Launcher::Mpirun),
+                &script(restarts, ScriptLauncher::Mpirun),
                 &stage.folder.join("output"),
             );
             stage.await_file("started");
@@ -225,7 +225,7 @@ fn a_terminal_that_stops_background_output_does_not_stop_the_program() {
     let stage = Stage::new("tostop");
     stage.program("mpirun", "echo trained; exit 3");
     let inner = stage.folder.join("inner");
-    fs::write(&inner, script(0, Launcher::Mpirun)).unwrap();
+    fs::write(&inner, script(0, ScriptLauncher::Mpirun)).unwrap();
     let line = format!(
         "exec script -qec 'stty tostop; exec bash {}' /dev/null",
         inner.display()
@@ -244,7 +244,10 @@ fn a_program_that_fails_while_it_stops_is_not_started_again() {
         "mpirun",
         &format!("trap 'exit 1' USR1; touch started; {WAIT}"),
     );
-    let playing = stage.play(&script(5, Launcher::Mpirun), &stage.folder.join("output"));
+    let playing = stage.play(
+        &script(5, ScriptLauncher::Mpirun),
+        &stage.folder.join("output"),
+    );
     stage.await_file("started");
     playing.signal("TERM");
     let (code, text) = playing.end();
@@ -267,7 +270,7 @@ fn a_program_that_loses_the_first_wish_to_stop_is_asked_again() {
             ),
         );
         let playing = stage.play(
-            &script(restarts, Launcher::Mpirun),
+            &script(restarts, ScriptLauncher::Mpirun),
             &stage.folder.join("output"),
         );
         stage.await_file("started");
@@ -287,7 +290,7 @@ fn a_program_that_a_wish_to_stop_ends_before_it_listens_was_stopped() {
         let stage = Stage::new(&format!("deaf-{restarts}"));
         stage.program("mpirun", &format!("touch started; {WAIT}"));
         let playing = stage.play(
-            &script(restarts, Launcher::Mpirun),
+            &script(restarts, ScriptLauncher::Mpirun),
             &stage.folder.join("output"),
         );
         stage.await_file("started");
@@ -300,10 +303,10 @@ fn a_program_that_a_wish_to_stop_ends_before_it_listens_was_stopped() {
 
 #[test]
 fn a_second_signal_ends_a_program_that_does_not_stop() {
-    for launcher in [Launcher::Mpirun, Launcher::None] {
+    for launcher in [ScriptLauncher::Mpirun, ScriptLauncher::None] {
         let stage = Stage::new(&format!("second-{launcher:?}"));
         // MPICH's mpirun hands TERM to its ranks; any mpirun ends them when it gets INT.
-        let deafness = if launcher == Launcher::None {
+        let deafness = if launcher == ScriptLauncher::None {
             "trap '' TERM;"
         } else {
             "trap '' TERM; trap 'exit 130' INT;"
@@ -318,7 +321,11 @@ fn a_second_signal_ends_a_program_that_does_not_stop() {
         stage.await_file("asked");
         playing.signal("TERM");
         let (code, text) = playing.end();
-        let expected = if launcher == Launcher::None { 137 } else { 130 };
+        let expected = if launcher == ScriptLauncher::None {
+            137
+        } else {
+            130
+        };
         assert_eq!(
             (code, stage.num_calls("mpirun")),
             (Some(expected), 1),

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
-use super::queue::Row;
-use super::target::{JOBS, Target};
+use super::queue::QueuedJob;
+use super::target::{JOBS, NamedJob};
 use super::{answer, queue, require, status};
 use crate::failure::{Failure, Outcome};
 use crate::options;
@@ -47,15 +47,15 @@ seconds, one that has not begun, and any with --now is cancelled by plain scance
 
 impl CancelArgs {
     pub(super) fn run(&self) -> Outcome {
-        let target = Target::read(&self.job)?;
+        let target = NamedJob::read(&self.job)?;
         require()?;
         let rows = queue::of_job(&target.job)?;
         if rows.is_empty() && target.directory.is_none() {
             return Err(target.unknown());
         }
-        let (running, waiting): (Vec<Row>, Vec<Row>) = rows
+        let (running, waiting): (Vec<QueuedJob>, Vec<QueuedJob>) = rows
             .into_iter()
-            .filter(Row::is_in_queue)
+            .filter(QueuedJob::is_in_queue)
             .partition(|row| row.is_running() && !self.now);
         if running.is_empty() && waiting.is_empty() {
             say!("job {} has left the queue: nothing to cancel", target.job);
@@ -83,7 +83,7 @@ impl CancelArgs {
 }
 
 /// Cancels by a plain scancel.
-fn cancel(row: &Row) -> Outcome {
+fn cancel(row: &QueuedJob) -> Outcome {
     answer("scancel", &[&row.job])?;
     say!("job {}: cancelled ({} before)", row.job, row.state);
     Ok(())
@@ -91,7 +91,7 @@ fn cancel(row: &Row) -> Outcome {
 
 /// Sends SIGUSR1 to a script written here, which passes it to its ranks; to the ranks of another
 /// script, which would end by the signal.
-fn ask_to_stop(row: &Row) {
+fn ask_to_stop(row: &QueuedJob) {
     let is_ours = row
         .directory
         .as_deref()
@@ -102,7 +102,7 @@ fn ask_to_stop(row: &Row) {
 }
 
 /// Waits for the end of a job, and asks it again; past the deadline the job is cancelled.
-fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
+fn await_stop(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
     let mut asked = Instant::now();
     while Instant::now() < deadline {
         let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else {
@@ -139,7 +139,7 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     while Instant::now() < end {
         if !answered(end, || queue::of_job(&row.job))?
             .iter()
-            .any(Row::is_in_queue)
+            .any(QueuedJob::is_in_queue)
         {
             say!("job {}: cancelled", row.job);
             return Ok(());

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::target::Target;
+use super::target::NamedJob;
 use super::{queue, require, script};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
@@ -47,7 +47,7 @@ struct Output {
 
 impl LogsArgs {
     pub(super) fn run(&self) -> Outcome {
-        let target = Target::read(&self.job)?;
+        let target = NamedJob::read(&self.job)?;
         let outputs = outputs(&target)?;
         if !self.follow {
             return print(&outputs);
@@ -90,7 +90,7 @@ fn print(outputs: &[Output]) -> Outcome {
 }
 
 /// Returns the output of the job, or of every task of an array.
-fn outputs(target: &Target) -> Outcome<Vec<Output>> {
+fn outputs(target: &NamedJob) -> Outcome<Vec<Output>> {
     if let Some(directory) = &target.directory {
         let tasks = outputs_of_tasks(directory, &target.job);
         if !tasks.is_empty() {
@@ -164,8 +164,10 @@ fn follow(output: &Output) -> Outcome {
             Ok(rows) => {
                 failures = 0;
                 let row = rows.first();
-                let state =
-                    row.map_or("has left the queue".to_owned(), queue::Row::explained_state);
+                let state = row.map_or(
+                    "has left the queue".to_owned(),
+                    queue::QueuedJob::explained_state,
+                );
                 let is_over = row.is_none_or(|row| !row.is_in_queue());
                 ends = if is_over { ends + 1 } else { 0 };
                 if state != shown && (ends == 0 || ends == NUM_ENDS) {
@@ -227,7 +229,7 @@ mod tests {
         ] {
             fs::write(folder.path().join(name).join(file), "x").unwrap();
         }
-        let target = |job: &str| Target {
+        let target = |job: &str| NamedJob {
             job: job.to_owned(),
             directory: Some(run.clone()),
         };

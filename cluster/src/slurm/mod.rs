@@ -60,7 +60,7 @@ impl SlurmCommand {
 
 /// Stage of a job in Slurm's accounts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Stage {
+pub enum JobStage {
     /// In the queue.
     Waiting,
     /// On its nodes.
@@ -72,18 +72,18 @@ pub enum Stage {
 }
 
 /// Returns the stage of a job.
-pub fn stage(job: &str) -> Outcome<Stage> {
+pub fn stage(job: &str) -> Outcome<JobStage> {
     Ok(stage_and_reason(job)?.0)
 }
 
 /// Returns the stage of a job and Slurm's reason, `None` without a reason.
-pub fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
+pub fn stage_and_reason(job: &str) -> Outcome<(JobStage, String)> {
     let rows = queue::of_job(job)?;
     let stage = match rows.first() {
-        None => Stage::Unknown,
-        Some(row) if row.is_running() => Stage::Running,
-        Some(row) if row.is_in_queue() => Stage::Waiting,
-        Some(_) => Stage::Ended,
+        None => JobStage::Unknown,
+        Some(row) if row.is_running() => JobStage::Running,
+        Some(row) if row.is_in_queue() => JobStage::Waiting,
+        Some(_) => JobStage::Ended,
     };
     Ok((
         stage,

@@ -1,6 +1,6 @@
 //! Jobs in Slurm's queue.
 //!
-//! In: a job, or none for all jobs of the user. Out: one [`Row`] for each job or task of an array.
+//! In: a job, or none for all jobs of the user. Out: one [`QueuedJob`] for each job or task of an array.
 //! Invariant: read-only. An unknown job has no row; other failures are errors.
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const ENDED: [&str; 10] = [
 
 /// A job in squeue's output.
 #[derive(Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct QueuedJob {
     /// `12`, or `12_3` for a task of an array.
     pub(super) job: String,
     pub(super) state: String,
@@ -46,16 +46,16 @@ pub(super) struct Row {
 }
 
 /// Returns the user's jobs in the queue.
-pub(super) fn of_user() -> Outcome<Vec<Row>> {
+pub(super) fn of_user() -> Outcome<Vec<QueuedJob>> {
     rows(&["--me"])
 }
 
 /// Returns the rows of a job, also of one that has ended while Slurm remembers it.
-pub(super) fn of_job(job: &str) -> Outcome<Vec<Row>> {
+pub(super) fn of_job(job: &str) -> Outcome<Vec<QueuedJob>> {
     rows(&["--states=all", &format!("--jobs={job}")])
 }
 
-fn rows(which: &[&str]) -> Outcome<Vec<Row>> {
+fn rows(which: &[&str]) -> Outcome<Vec<QueuedJob>> {
     let mut command = Process::new("squeue");
     command
         .args(["--noheader", "--array", &format!("--format={FORMAT}")])
@@ -74,7 +74,7 @@ fn rows(which: &[&str]) -> Outcome<Vec<Row>> {
     }
 }
 
-fn row(line: &str) -> Outcome<Row> {
+fn row(line: &str) -> Outcome<QueuedJob> {
     let fields: Vec<&str> = line.splitn(NUM_FIELDS, '|').map(str::trim).collect();
     let [
         job,
@@ -93,7 +93,7 @@ fn row(line: &str) -> Outcome<Row> {
         )));
     };
     let own = |text: &str| text.to_owned();
-    Ok(Row {
+    Ok(QueuedJob {
         job: own(job),
         state: own(state),
         reason: own(reason),
@@ -116,7 +116,7 @@ fn directory(job: &str, file: &Path) -> Option<PathBuf> {
     })
 }
 
-impl Row {
+impl QueuedJob {
     pub(super) fn is_in_queue(&self) -> bool {
         !ENDED.contains(&self.state.as_str())
     }
@@ -136,7 +136,7 @@ impl Row {
 
     /// Returns state, reason, time and place in one line.
     pub(super) fn line(&self) -> String {
-        let Row {
+        let QueuedJob {
             job,
             name,
             elapsed,

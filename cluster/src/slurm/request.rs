@@ -11,7 +11,7 @@ use clap::Parser;
 use super::array::{Array, TASK};
 use crate::failure::{Failure, Outcome};
 use crate::options;
-use crate::run_directory::Job;
+use crate::run_directory::PlacedCommand;
 
 const DEFAULT_WARN_S: usize = 120;
 /// Slurm checks time limits once a minute.
@@ -157,14 +157,14 @@ impl SubmitArgs {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) args: SubmitArgs,
-    pub(super) job: Job,
+    pub(super) job: PlacedCommand,
     /// Folder of relative paths in the trainer's words.
     pub(super) working_directory: PathBuf,
 }
 
 impl Request {
     pub(super) fn read(args: &SubmitArgs) -> Outcome<Self> {
-        let job = Job::read(&args.words, args.name.as_deref())?;
+        let job = PlacedCommand::read(&args.words, args.name.as_deref())?;
         let only_for_training = [
             ("--requeue", args.requeue),
             ("--restarts", args.restarts.is_some()),

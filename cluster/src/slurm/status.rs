@@ -9,7 +9,7 @@ use std::path::Path;
 use clap::Args;
 use records::EpochRecord;
 
-use super::target::Target;
+use super::target::NamedJob;
 use super::{queue, require};
 use crate::failure::{Failure, Outcome};
 use crate::json;
@@ -25,7 +25,7 @@ pub struct StatusArgs {
 
 impl StatusArgs {
     pub(super) fn run(&self) -> Outcome {
-        let target = self.job.as_deref().map(Target::read).transpose()?;
+        let target = self.job.as_deref().map(NamedJob::read).transpose()?;
         require()?;
         let Some(target) = target else {
             let rows = queue::of_user()?;
@@ -48,7 +48,7 @@ impl StatusArgs {
     }
 }
 
-fn show(row: &queue::Row) {
+fn show(row: &queue::QueuedJob) {
     say!("{}", row.line());
     if let Some(directory) = &row.directory {
         // The run's files may not be readable here.

@@ -100,7 +100,10 @@ fn check_free(request: &Request) -> Outcome {
     let Some(job) = target::recorded_job(&request.job.directory)? else {
         return Ok(());
     };
-    if queue::of_job(&job)?.iter().any(queue::Row::is_in_queue) {
+    if queue::of_job(&job)?
+        .iter()
+        .any(queue::QueuedJob::is_in_queue)
+    {
         return Err(Failure::Failed(format!(
             "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
              new job come after it by --dependency afterany:{job}, or choose another --name",

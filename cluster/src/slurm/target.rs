@@ -1,6 +1,6 @@
 //! The job that a word names: by its id, or by its run's directory.
 //!
-//! In: a word. Out: [`Target`].
+//! In: a word. Out: [`NamedJob`].
 //! Invariant: a directory names the last job of its run.
 
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ pub(super) const JOBS: &str = "job-id";
 
 /// A job, or an array's task.
 #[derive(Debug, PartialEq)]
-pub(super) struct Target {
+pub(super) struct NamedJob {
     /// `12` or `12_3`.
     pub(super) job: String,
     /// Known if the word was a directory.
     pub(super) directory: Option<PathBuf>,
 }
 
-impl Target {
+impl NamedJob {
     /// Reads the word.
     pub(super) fn read(word: &str) -> Outcome<Self> {
         if is_job(word) {
-            return Ok(Target {
+            return Ok(NamedJob {
                 job: word.to_owned(),
                 directory: None,
             });
@@ -40,7 +40,7 @@ impl Target {
                 "{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made"
             ))
         })?;
-        Ok(Target {
+        Ok(NamedJob {
             job,
             directory: Some(directory.to_owned()),
         })
@@ -70,7 +70,7 @@ pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
         .into_iter()
         .find_map(|row| row.directory);
     directory.ok_or_else(|| {
-        Target {
+        NamedJob {
             job: word.to_owned(),
             directory: None,
         }
@@ -112,11 +112,11 @@ mod tests {
 
     #[test]
     fn a_number_is_a_job_and_a_directory_has_its_last_one() {
-        assert_eq!(Target::read("12_3").unwrap().job, "12_3");
+        assert_eq!(NamedJob::read("12_3").unwrap().job, "12_3");
         let directory = tempfile::tempdir().unwrap();
         let word = directory.path().to_str().unwrap();
         assert!(
-            Target::read(word)
+            NamedJob::read(word)
                 .unwrap_err()
                 .to_string()
                 .contains("no file `job-id`")
@@ -129,15 +129,15 @@ mod tests {
         );
         fs::write(directory.path().join(JOBS), "7\n12\n").unwrap();
         assert_eq!(
-            Target::read(word).unwrap(),
-            Target {
+            NamedJob::read(word).unwrap(),
+            NamedJob {
                 job: "12".into(),
                 directory: Some(directory.path().to_owned())
             }
         );
         fs::write(directory.path().join(JOBS), "twelve\n").unwrap();
         assert!(
-            Target::read(word)
+            NamedJob::read(word)
                 .unwrap_err()
                 .to_string()
                 .contains("got `twelve`")
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_word_that_is_neither_is_wrong_usage() {
         for word in ["12_", "no-such-directory", ""] {
-            assert_eq!(Target::read(word).unwrap_err().exit_code(), 2, "{word}");
+            assert_eq!(NamedJob::read(word).unwrap_err().exit_code(), 2, "{word}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! all-gather, with root's points.
 //! Invariant: the sums do not grow with the repetitions; each begins with the same values.
 
-use crate::Plan;
+use crate::NetbenchPlan;
 use crate::points::{repeat_together, timed};
 use distributed::{
     CollectiveError, Communicator, ROOT,
@@ -38,7 +38,7 @@ fn own_part(bytes: usize, rank: usize, ranks: usize) -> usize {
 /// Times all collectives on the ranks of `communicator`.
 /// Collective: all ranks of the communicator, with the same plan.
 pub(crate) fn measure(
-    config: &Plan,
+    config: &NetbenchPlan,
     communicator: &Arc<dyn Communicator>,
 ) -> Result<Vec<CollectiveTimes>, CollectiveError> {
     let ranks = communicator.world_size();
@@ -81,7 +81,7 @@ pub(crate) fn measure(
 }
 
 fn by_size(
-    config: &Plan,
+    config: &NetbenchPlan,
     ranks: usize,
     (operation, algorithm): (Operation, &str),
     point: impl FnMut(usize) -> Result<Option<Point>, CollectiveError>,

@@ -1,6 +1,6 @@
 //! The speed of the network between ranks: the measurement of `trainer netbench`.
 //!
-//! In: the ranks, a [`Plan`]. Out: [`NetbenchResult`]: times of messages and collectives by size,
+//! In: the ranks, a [`NetbenchPlan`]. Out: [`NetbenchResult`]: times of messages and collectives by size,
 //! and the network for a simulation.
 //! Invariant: all ranks make the same calls; one rank decides how often each is repeated.
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems (SC'15);
@@ -34,7 +34,7 @@ use pairs::PairPlan;
 
 /// Sizes, pairs and collectives of a measurement.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct NetbenchPlan {
     /// Bytes, ascending.
     pub sizes: Vec<usize>,
     /// Limit of the time of a point.
@@ -53,7 +53,7 @@ pub struct Plan {
 /// # Errors
 /// A message or collective fails; a signal stops this rank.
 pub fn measure(
-    plan: &Plan,
+    plan: &NetbenchPlan,
     communicator: &Arc<dyn Communicator>,
     environment: Environment,
     is_stopped: &dyn Fn() -> bool,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// Two ranks that send to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Pair {
+pub(crate) struct RankPair {
     /// Rank that sends first and takes the times.
     pub(crate) first: usize,
     /// Rank that answers.
@@ -21,7 +21,7 @@ pub(crate) struct Pair {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PairPlan {
     /// In the order of their measurement: between nodes, then inside one.
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<RankPair>,
     /// Number of possible pairs between nodes, or on a single node.
     pub(crate) num_possible: usize,
 }
@@ -39,7 +39,7 @@ impl PairPlan {
             match firsts.iter().find(|&&first| nodes[first] == *node) {
                 None => firsts.push(rank),
                 Some(&first) => {
-                    inside = inside.or(Some(Pair {
+                    inside = inside.or(Some(RankPair {
                         first,
                         second: rank,
                         is_inside: true,
@@ -56,13 +56,13 @@ impl PairPlan {
         let num_possible = members.len() * members.len().saturating_sub(1) / 2;
         let pair = |index| {
             let (first, second) = pair_at(index);
-            Pair {
+            RankPair {
                 first: members[first],
                 second: members[second],
                 is_inside,
             }
         };
-        let mut pairs: Vec<Pair> = chosen(num_possible, most).into_iter().map(pair).collect();
+        let mut pairs: Vec<RankPair> = chosen(num_possible, most).into_iter().map(pair).collect();
         pairs.sort_unstable();
         pairs.extend(inside.filter(|_| !is_inside));
         Self {

@@ -4,8 +4,8 @@
 //! and the network of a simulation.
 //! Invariant: one pair at a time sends; the other ranks sleep.
 
-use crate::Plan;
-use crate::pairs::{Pair, PairPlan};
+use crate::NetbenchPlan;
+use crate::pairs::{PairPlan, RankPair};
 use crate::points::ping_pong;
 use anyhow::{Context, Result, ensure};
 use distributed::{Communicator, communicator::WaitPolicy};
@@ -41,7 +41,7 @@ fn link(fit: &FitFacts) -> Link {
 /// # Errors
 /// A message or a collective fails; a signal stops this rank.
 pub(crate) fn measure(
-    config: &Plan,
+    config: &NetbenchPlan,
     communicator: &dyn Communicator,
     nodes: &[String],
     plan: &PairPlan,
@@ -69,7 +69,7 @@ pub(crate) fn measure(
     Ok(all)
 }
 
-fn pair_times(pair: Pair, nodes: &[String], points: Vec<Point>) -> PairTimes {
+fn pair_times(pair: RankPair, nodes: &[String], points: Vec<Point>) -> PairTimes {
     let fit = fit([&points[..]]);
     PairTimes {
         ranks: [pair.first, pair.second],
@@ -150,7 +150,7 @@ mod tests {
         let points = (0..12).map(|power| point(1 << (2 * power))).collect();
         let second = if is_inside_node { 1 } else { 2 };
         pair_times(
-            Pair {
+            RankPair {
                 first: 0,
                 second,
                 is_inside: is_inside_node,

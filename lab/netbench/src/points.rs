@@ -6,7 +6,7 @@
 //! Source: Snell, Mikler & Gustafson 1996, NetPIPE (half of a round trip); Hoefler & Belli 2015,
 //! rules 9 and 10 (the slowest of the ranks).
 
-use crate::pairs::Pair;
+use crate::pairs::RankPair;
 use crate::repetitions::{Next, Spread, next};
 use distributed::{CollectiveError, Communicator, ROOT};
 use records::{Point, StoppedBy};
@@ -44,7 +44,7 @@ fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> 
 /// Must be called by both ranks of the pair, and by no other.
 pub(super) fn ping_pong(
     communicator: &dyn Communicator,
-    pair: Pair,
+    pair: RankPair,
     bytes: usize,
     budget: Duration,
 ) -> Result<Option<Point>, CollectiveError> {

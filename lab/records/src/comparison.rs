@@ -93,7 +93,7 @@ pub struct ComparisonRow {
     /// Compute threads of each rank.
     pub threads: u64,
     /// Rounds that count, ascending.
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<ComparedRound>,
     /// Reason why rounds are missing.
     pub gap: Option<String>,
     /// Speed over Lockstep's.
@@ -108,7 +108,7 @@ pub struct ComparisonRow {
 
 /// One measurement of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Round {
+pub struct ComparedRound {
     /// From 1.
     pub number: u64,
     /// Begin in UTC, RFC 3339; empty if unknown.
@@ -292,7 +292,10 @@ impl ComparisonRow {
             communication,
             ranks,
             threads: number("threads"),
-            rounds: counted.iter().filter_map(|one| Round::of(one)).collect(),
+            rounds: counted
+                .iter()
+                .filter_map(|one| ComparedRound::of(one))
+                .collect(),
             gap,
             ..ComparisonRow::default()
         }
@@ -303,7 +306,7 @@ impl ComparisonRow {
         self.framework == OURS
     }
 
-    fn quiet_rounds(&self) -> Vec<&Round> {
+    fn quiet_rounds(&self) -> Vec<&ComparedRound> {
         let quiet = self.rounds.iter().filter(|round| !round.is_disturbed);
         quiet.collect()
     }
@@ -324,7 +327,7 @@ impl ComparisonRow {
     }
 
     /// Returns the largest value of any round.
-    pub fn most(&self, of_round: impl Fn(&Round) -> u64) -> Option<u64> {
+    pub fn most(&self, of_round: impl Fn(&ComparedRound) -> u64) -> Option<u64> {
         self.rounds.iter().map(of_round).max()
     }
 
@@ -350,7 +353,7 @@ impl ComparisonRow {
             return None;
         }
         let format = usize::from(self.dtype == "bf16");
-        let is_near = |round: &Round| {
+        let is_near = |round: &ComparedRound| {
             tolerances.iter().all(|(updates, tolerances)| {
                 let losses = [round, expected].map(|round| round.losses.get(*updates));
                 match losses {
@@ -383,8 +386,8 @@ impl ComparisonRow {
     }
 }
 
-fn repeated<'r>(rounds: &[&'r Round]) -> Vec<Repeated<'r>> {
-    let of = |round: &&'r Round| Repeated {
+fn repeated<'r>(rounds: &[&'r ComparedRound]) -> Vec<Repeated<'r>> {
+    let of = |round: &&'r ComparedRound| Repeated {
         number: round.number,
         started: &round.started,
         speed: round.images_per_second,
@@ -392,7 +395,7 @@ fn repeated<'r>(rounds: &[&'r Round]) -> Vec<Repeated<'r>> {
     rounds.iter().map(of).collect()
 }
 
-fn middle(rounds: &[&Round]) -> Option<f64> {
+fn middle(rounds: &[&ComparedRound]) -> Option<f64> {
     let mut speeds: Vec<f64> = rounds.iter().map(|one| one.images_per_second).collect();
     (!speeds.is_empty()).then(|| median(&mut speeds))
 }
@@ -449,12 +452,12 @@ fn ours_beside<'r>(row: &ComparisonRow, rows: &'r [ComparisonRow]) -> Option<&'r
     })
 }
 
-impl Round {
+impl ComparedRound {
     fn of(attempt: &AttemptRecord) -> Option<Self> {
         let result = &attempt.result;
         let bytes = |key: &str| result[key].as_u64().unwrap_or(0);
         let losses = result["losses"].as_array().into_iter().flatten();
-        Some(Round {
+        Some(ComparedRound {
             number: attempt.repetition,
             started: attempt.started.clone().unwrap_or_default(),
             images_per_second: attempt.images_per_second()?,
@@ -508,11 +511,11 @@ mod tests {
 
     /// A row of resnet20 whose losses begin with 3 and have these values after 2 and 5 updates.
     fn row(framework: &str, ranks: u64, speeds: &[f64], losses: [f64; 2]) -> ComparisonRow {
-        let round = |(index, speed): (usize, &f64)| Round {
+        let round = |(index, speed): (usize, &f64)| ComparedRound {
             number: index as u64 + 1,
             images_per_second: *speed,
             losses: vec![3.0, 3.0, losses[0], 2.0, 2.0, losses[1]],
-            ..Round::default()
+            ..ComparedRound::default()
         };
         ComparisonRow {
             framework: framework.to_owned(),

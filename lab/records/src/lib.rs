@@ -25,8 +25,8 @@ mod trace;
 
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{
-    Comparison, ComparisonRow, Course, CourseEpoch, IMAGENET, LAST_COMPARED_UPDATE, OURS,
-    PeerResult, Round,
+    ComparedRound, Comparison, ComparisonRow, Course, CourseEpoch, IMAGENET, LAST_COMPARED_UPDATE,
+    OURS, PeerResult,
 };
 pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};

@@ -23,7 +23,7 @@ use crate::quiet::{self, MARK, Watch};
 use cluster::failure::{Failure, Outcome};
 use cluster::output::say;
 use cluster::process;
-use cluster::slurm::{self, Stage};
+use cluster::slurm::{self, JobStage};
 
 const FILE: &str = "slurm-jobs.jsonl";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -108,13 +108,13 @@ impl Jobs {
 /// A job, and its stage when the waiting began.
 pub(crate) struct Submitted {
     pub(crate) job: String,
-    stage: Stage,
+    stage: JobStage,
 }
 
 impl Submitted {
     /// Returns whether Slurm remembers the job.
     pub(crate) fn is_known(&self) -> bool {
-        self.stage != Stage::Unknown
+        self.stage != JobStage::Unknown
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn submit(
         let job = job.to_owned();
         let directory = study.join(attempt.directory());
         let stage = slurm::stage(&job)?;
-        if stage != Stage::Unknown || output_file(attempt, &directory, &job).exists() {
+        if stage != JobStage::Unknown || output_file(attempt, &directory, &job).exists() {
             return Ok(Submitted { job, stage });
         }
     }
@@ -149,7 +149,7 @@ pub(crate) fn submit(
     jobs.note(attempt, &job)?;
     Ok(Submitted {
         job,
-        stage: Stage::Waiting,
+        stage: JobStage::Waiting,
     })
 }
 
@@ -246,7 +246,7 @@ pub(crate) fn wait(
         let stage = match slurm::stage_and_reason(job) {
             Ok((stage, reason)) => {
                 failures = 0;
-                if stage == Stage::Waiting && reason != last_reason && reason != "None" {
+                if stage == JobStage::Waiting && reason != last_reason && reason != "None" {
                     say!("job {job} waits: {reason}");
                     last_reason = reason;
                 }
@@ -256,16 +256,18 @@ pub(crate) fn wait(
             Err(failure) if failures == MOST_FAILURES => return Err(failure),
             Err(_) => {
                 failures += 1;
-                Stage::Waiting
+                JobStage::Waiting
             }
         };
         match stage {
             // A job that already runs was not watched from its begin.
-            Stage::Running if is_here && submitted.stage == Stage::Waiting && watch.is_none() => {
+            JobStage::Running
+                if is_here && submitted.stage == JobStage::Waiting && watch.is_none() =>
+            {
                 watch = Some(Watch::start(&mark)?);
             }
-            Stage::Waiting | Stage::Running => {}
-            Stage::Ended | Stage::Unknown => break stage,
+            JobStage::Waiting | JobStage::Running => {}
+            JobStage::Ended | JobStage::Unknown => break stage,
         }
         sleep(LOOK_EVERY);
     };
@@ -285,7 +287,7 @@ pub(crate) fn wait(
     let (status, why, result) = match result {
         // The result decides about a job that Slurm has forgotten.
         Ok(result)
-            if stage == Stage::Unknown
+            if stage == JobStage::Unknown
                 || state.as_deref().is_none_or(|state| state == "COMPLETED") =>
         {
             let why = seen

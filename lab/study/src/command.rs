@@ -22,7 +22,7 @@ use crate::flags;
 use crate::machine;
 use crate::plan;
 use crate::quiet::MARK;
-use crate::session::{self, Session};
+use crate::session::{self, StudyRunner};
 use cluster::failure::{Failure, Outcome};
 use cluster::hosts;
 use cluster::options;
@@ -180,7 +180,7 @@ pub(crate) fn measure(
     refuse_switches(std::env::vars_os())?;
     check_places(chosen)?;
     let _lock = directory::lock(&directory)?;
-    let mut session = Session::open(file, cells, &directory, trainer, options)?;
+    let mut session = StudyRunner::open(file, cells, &directory, trainer, options)?;
     write_study(file, &session, &directory)?;
     say!(
         "study {}: {}, {}",
@@ -247,7 +247,11 @@ pub(crate) fn earlier(directory: &Path) -> Option<Study> {
 }
 
 /// Writes study.json; a resumed study keeps the time, program and machine of its first start.
-pub(crate) fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path) -> Outcome {
+pub(crate) fn write_study(
+    file: &StudyFile,
+    session: &StudyRunner<'_>,
+    directory: &Path,
+) -> Outcome {
     let earlier = earlier(directory).unwrap_or_default();
     let first = session.starts.first.clone();
     let study = Study {

@@ -632,7 +632,7 @@ mod tests {
             loss_agrees: Some(counts),
             gap: gap.map(str::to_owned),
             rounds: match gap {
-                None => vec![records::Round {
+                None => vec![records::ComparedRound {
                     images_per_second: speed,
                     ..Default::default()
                 }],

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use records::Status;
 
 use crate::attempt::{Attempt, Ended, measured_unix_s};
-use crate::cell::{Cell, Launcher, Place};
+use crate::cell::{Cell, Place, RankLauncher};
 use crate::file::{Kind, StudyFile};
 use crate::machine;
 use crate::peers::{self, Peers, RANK};
@@ -238,8 +238,10 @@ impl<'a> Local<'a> {
                 let text = format!("{}: a job of Slurm is no local run", cell.id);
                 return Err(Failure::Failed(text));
             }
-            (Place::Machine, Launcher::Srun) => return Ok(vec![self.srun(cell, program, words)]),
-            (Place::Machine, Launcher::Mpirun) => {
+            (Place::Machine, RankLauncher::Srun) => {
+                return Ok(vec![self.srun(cell, program, words)]);
+            }
+            (Place::Machine, RankLauncher::Mpirun) => {
                 let placement = Placement {
                     ranks: cell.world_size,
                     hosts: Vec::new(),
@@ -250,7 +252,7 @@ impl<'a> Local<'a> {
                 let mpirun = Mpirun::needed(self.mpirun.as_ref())?;
                 vec![mpirun.command(&placement, program, words)?]
             }
-            (Place::Machine, Launcher::Plain) => (0..cell.world_size)
+            (Place::Machine, RankLauncher::Plain) => (0..cell.world_size)
                 .map(|rank| plain(cell, program, words, rank))
                 .collect(),
         };

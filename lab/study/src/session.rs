@@ -33,7 +33,7 @@ pub(crate) struct Options {
 }
 
 /// One start of a study.
-pub(crate) struct Session<'a> {
+pub(crate) struct StudyRunner<'a> {
     file: &'a StudyFile,
     /// All cells of the study, also those that were not chosen.
     pub(crate) cells: &'a [Cell],
@@ -59,7 +59,7 @@ struct Task<'a> {
     repetition: usize,
 }
 
-impl<'a> Session<'a> {
+impl<'a> StudyRunner<'a> {
     /// Reads the records, and refuses those of other arguments or of another machine.
     pub(crate) fn open(
         file: &'a StudyFile,
@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
             .map(|cell| (cell.id.clone(), Setting(cell.setting.clone())))
             .collect();
         let local = Local::new(file, trainer, directory, options.checks_quiet);
-        Ok(Session {
+        Ok(StudyRunner {
             file,
             cells,
             directory,
@@ -249,7 +249,7 @@ impl<'a> Session<'a> {
             .iter()
             .filter(|task| task.repetition == first.repetition);
         let next: Vec<&Cell> = of_round.map(|task| task.cell).collect();
-        let Session {
+        let StudyRunner {
             file,
             cells,
             directory,
@@ -574,7 +574,7 @@ mod tests {
             checks_quiet: false,
             again_disturbed: false,
         };
-        let mut session = Session::open(&file, &cells, directory, trainer, options)?;
+        let mut session = StudyRunner::open(&file, &cells, directory, trainer, options)?;
         command::write_study(&file, &session, directory)?;
         for task in session.tasks(&cells.iter().collect::<Vec<_>>()) {
             let record = serde_json::json!({ "cell": task.cell.id, "repetition": task.repetition, "attempt": 1, "status": "ok" });
@@ -600,7 +600,8 @@ mod tests {
                 checks_quiet: false,
                 again_disturbed: false,
             };
-            let session = Session::open(&file, &cells, directory.path(), trainer, options).unwrap();
+            let session =
+                StudyRunner::open(&file, &cells, directory.path(), trainer, options).unwrap();
             command::write_study(&file, &session, directory.path()).unwrap();
             let study = command::earlier(directory.path()).unwrap();
             assert_eq!(study.toml, text);

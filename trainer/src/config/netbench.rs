@@ -27,7 +27,7 @@ const MOST_SECONDS: f64 = 3600.0;
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetbenchConfig {
     /// What is measured.
-    pub plan: netbench::Plan,
+    pub plan: netbench::NetbenchPlan,
     /// File of the result.
     pub output: Option<PathBuf>,
     /// Longest wait for another rank.
@@ -73,7 +73,7 @@ impl NetbenchConfig {
                 _ => {}
             }
         }
-        let plan = netbench::Plan {
+        let plan = netbench::NetbenchPlan {
             sizes: sizes(args)?,
             time_per_point: Duration::from_secs_f64(seconds),
             most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,

@@ -20,7 +20,7 @@ use std::path::Path;
 use super::array::TASK;
 use super::request::Request;
 use crate::process::quoted;
-use crate::restart::{Launcher, Start};
+use crate::restart::{ScriptLauncher, Start};
 
 pub(super) const FILE: &str = "job.sbatch";
 
@@ -30,7 +30,7 @@ pub(super) fn text(request: &Request, trainer: &Path) -> String {
     let start = Start {
         command: &command,
         restarts: request.args.restarts.unwrap_or(0),
-        launcher: Launcher::Srun,
+        launcher: ScriptLauncher::Srun,
     };
     // A signal may come while modules are loaded.
     let signals = start.launcher.signals();

@@ -369,14 +369,14 @@ fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use records::Round;
+    use records::ComparedRound;
 
     fn row(framework: &str, speeds: &[f64], counts: bool) -> ComparisonRow {
-        let round = |speed: &f64| Round {
+        let round = |speed: &f64| ComparedRound {
             images_per_second: *speed,
             peak_memory_bytes_rank: 5 << 20,
             import_memory_bytes_rank: 2 << 20,
-            ..Round::default()
+            ..ComparedRound::default()
         };
         ComparisonRow {
             framework: framework.to_owned(),

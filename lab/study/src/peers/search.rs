@@ -11,10 +11,10 @@ use records::ComparisonRow;
 use super::setting::{Choice, of_communication, of_one_rank};
 use super::{Framework, Setting};
 use crate::cell::{Cell, folder_name};
-use crate::session::Session;
+use crate::session::StudyRunner;
 use cluster::failure::Outcome;
 
-impl Session<'_> {
+impl StudyRunner<'_> {
     /// Decides the setting of each of the cells that has no result yet.
     pub(crate) fn search_settings(&mut self, cells: &mut [Cell]) -> Outcome {
         let mut order: Vec<usize> = (0..cells.len()).collect();
@@ -133,7 +133,7 @@ fn is_same_job(one: &Cell, other: &Cell) -> bool {
 mod tests {
     use super::*;
     use crate::plan::tests::study;
-    use records::Round;
+    use records::ComparedRound;
 
     #[test]
     fn the_fastest_option_of_the_same_work_is_kept_and_a_failed_one_is_not() {
@@ -142,11 +142,11 @@ mod tests {
         let choice = of_one_rank(Framework::PyTorch, 1)[1];
         let row = |option: &str, speeds: &[(f64, bool)], last: f64| {
             let cell = with_option(&cells[0], &Setting::default(), &choice, option);
-            let round = |(speed, is_disturbed): &(f64, bool)| Round {
+            let round = |(speed, is_disturbed): &(f64, bool)| ComparedRound {
                 images_per_second: *speed,
                 losses: vec![3.0, 3.0, 2.5, 2.0, 2.0, last],
                 is_disturbed: *is_disturbed,
-                ..Round::default()
+                ..ComparedRound::default()
             };
             ComparisonRow {
                 rounds: speeds.iter().map(round).collect(),

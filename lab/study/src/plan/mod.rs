@@ -4,13 +4,20 @@
 //! Invariant: pure; ids are unique; every entry of `skip` and `overrides` applies to at least one
 //! point.
 
+mod comparison;
+mod point;
+mod words;
+
 use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use crate::cell::{Cell, OWN_KEYS, Place, Point};
+use crate::cell::{Cell, Place};
 use crate::file::{Kind, Matrix, Override, StudyFile, shown};
 use cluster::failure::{Failure, Outcome};
+
+use point::Point;
+use words::OWN_KEYS;
 
 /// Keys in every id.
 const IN_EVERY_ID: [&str; 10] = [

@@ -75,7 +75,7 @@ fn scaled(speedup: f64, ranks: usize, is_strong: bool) -> Scaled {
 
 /// One measured configuration.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct Configuration {
     id: Option<String>,
     /// Settings; a study's cell also has its [`ORIGIN`].
     settings: BTreeMap<String, String>,
@@ -87,7 +87,7 @@ struct Cell {
     started: BTreeMap<u64, String>,
 }
 
-impl Cell {
+impl Configuration {
     fn number(&self, key: &str) -> usize {
         self.settings
             .get(key)
@@ -223,9 +223,9 @@ fn text(path: &Path) -> Result<String> {
 }
 
 /// Returns every line that is a result of `bench`.
-fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
+fn bench_lines(path: &Path) -> Result<Vec<Configuration>> {
     let text = text(path)?;
-    let mut cells: Vec<Cell> = Vec::new();
+    let mut cells: Vec<Configuration> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('{')) {
         let Ok(Value::Object(object)) = serde_json::from_str(line) else {
             continue;
@@ -253,9 +253,9 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
             .position(|cell| cell.settings == settings)
             .unwrap_or(cells.len());
         if index == cells.len() {
-            cells.push(Cell {
+            cells.push(Configuration {
                 settings,
-                ..Cell::default()
+                ..Configuration::default()
             });
         }
         let number = cells[index].speeds.len() as u64;
@@ -265,7 +265,7 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
 }
 
 /// Returns the cells of a study with their runs that count.
-fn study(directory: &Path) -> Result<Vec<Cell>> {
+fn study(directory: &Path) -> Result<Vec<Configuration>> {
     let path = directory.join("study.json");
     let context = || {
         format!(
@@ -281,10 +281,10 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         settings.insert("kind".to_owned(), cell.kind.clone());
         settings.insert("study".to_owned(), study_name(directory));
         count_all_passes(&mut settings);
-        Cell {
+        Configuration {
             id: Some(cell.id.clone()),
             settings,
-            ..Cell::default()
+            ..Configuration::default()
         }
     };
     let text = text(&directory.join("records.jsonl"))?;
@@ -292,7 +292,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect();
-    let mut cells: Vec<Cell> = Vec::new();
+    let mut cells: Vec<Configuration> = Vec::new();
     for (planned, attempt) in study.counted(&attempts) {
         let Some(speed) = attempt.images_per_second() else {
             continue;
@@ -301,7 +301,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
             .last()
             .is_none_or(|last| last.id.as_ref() != Some(&planned.id))
         {
-            cells.push(Cell {
+            cells.push(Configuration {
                 reported_work: attempt.work(),
                 ..cell(planned)
             });
@@ -347,9 +347,12 @@ fn study_predictions(directory: &Path) -> Vec<Result<PredictionFile>> {
     paths.filter(is_json).map(file).collect()
 }
 
-fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> Vec<Measured> {
+fn groups(
+    cells: &[Configuration],
+    predictions: &[(Option<String>, PredictionFile)],
+) -> Vec<Measured> {
     type Key = (BTreeMap<String, String>, usize, Option<String>);
-    let mut groups: Vec<(Key, Vec<&Cell>)> = Vec::new();
+    let mut groups: Vec<(Key, Vec<&Configuration>)> = Vec::new();
     for cell in cells {
         let mut common = cell.settings.clone();
         common.retain(|key, _| !NO_PART_OF_A_GROUP.contains(&key.as_str()));
@@ -384,21 +387,21 @@ fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> V
 }
 
 fn run(
-    cell: &Cell,
-    group: &[&Cell],
-    all: &[Cell],
+    cell: &Configuration,
+    group: &[&Configuration],
+    all: &[Configuration],
     predictions: &[(Option<String>, PredictionFile)],
 ) -> Run {
     let ranks = cell.number("ranks");
     let speed = cell.median();
-    let is_base = |other: &&Cell| {
+    let is_base = |other: &&Configuration| {
         other.number("ranks") == 1
             && other.work() == cell.work()
             && other.number("batch_size_per_rank") == cell.fixed_batch()
     };
     // One rank sends nothing, so network and method may differ, but no other option.
     let may_differ = |key: &&str| SIZES.contains(key) || records::is_of_several(key);
-    let is_alike = |other: &&Cell| {
+    let is_alike = |other: &&Configuration| {
         differences(&cell.settings, &other.settings)
             .iter()
             .all(may_differ)
@@ -452,7 +455,7 @@ fn run(
 }
 
 /// Returns the prediction that names a cell, otherwise one of the same configuration.
-fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
+fn predicted<'a>(cell: &Configuration, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
     let is_named = |index: usize| {
         file.cell(index)
             .is_some_and(|id| Some(id) == cell.id.as_deref())

@@ -137,12 +137,12 @@ fn a_study_counts_its_last_attempts_and_one_rank_alone_stands_for_every_network(
 
 #[test]
 fn a_prediction_for_a_repetition_counts_only_if_it_was_there_before_that_began() {
-    let cell = Cell {
+    let cell = Configuration {
         id: Some("a".to_owned()),
         settings: BTreeMap::from([("ranks".to_owned(), "2".to_owned())]),
         speeds: BTreeMap::from([(1, (100.0, false))]),
         started: BTreeMap::from([(1, "2026-01-01T00:01:00Z".to_owned())]),
-        ..Cell::default()
+        ..Configuration::default()
     };
     let gap = |created: &str, repetition: Option<u64>| {
         let record = PredictionRecord {
@@ -181,16 +181,16 @@ fn a_speed_is_not_compared_with_one_rank_of_another_study_or_kind() {
         let settings = settings
             .chain([("ranks".to_owned(), ranks.to_string())])
             .collect();
-        Cell {
+        Configuration {
             id: Some("same".to_owned()),
             settings,
             speeds: BTreeMap::from([(1, (speed, false))]),
-            ..Cell::default()
+            ..Configuration::default()
         }
     };
     let others = [cell("a", "bench", 1, 100.0), cell("b", "train", 1, 50.0)];
-    let groups_with = |base: Option<Cell>| {
-        let cells: Vec<Cell> = others
+    let groups_with = |base: Option<Configuration>| {
+        let cells: Vec<Configuration> = others
             .iter()
             .cloned()
             .chain(base)
@@ -220,18 +220,18 @@ fn a_speed_is_compared_with_one_rank_of_the_same_variant_however_that_was_starte
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect();
-        Cell {
+        Configuration {
             settings,
             speeds: BTreeMap::from([(1, (speed, false))]),
-            ..Cell::default()
+            ..Configuration::default()
         }
     };
     let alone = [
         cell("auto", "mpirun", 1, 400.0),
         cell("direct", "plain", 1, 100.0),
     ];
-    let speedup = |alone: &[Cell]| {
-        let cells: Vec<Cell> = alone
+    let speedup = |alone: &[Configuration]| {
+        let cells: Vec<Configuration> = alone
             .iter()
             .cloned()
             .chain([cell("direct", "mpirun", 2, 150.0)])

@@ -1,0 +1,340 @@
+//! One point of a matrix: its place, its batch and its id.
+//!
+//! In: one value for each key. Out: the [`Cell`], or what is wrong with a key.
+//! Invariant: pure; the same point has the same id.
+
+use serde_json::{Map, Value as Json, json};
+use toml::{Table, Value};
+
+use crate::cell::{Cell, NOT_HERE, Place, RankLauncher, folder_name};
+use crate::file::{Kind, Matrix, Scaling, shown, word};
+use crate::peers::{Framework, Setting};
+use cluster::failure::{Failure, Outcome};
+use cluster::hosts::Rate;
+
+/// Default number of hosts.
+const DEFAULT_HOSTS: i64 = 2;
+
+/// One point of a matrix.
+pub(super) struct Point<'a> {
+    pub(super) matrix: &'a Matrix,
+    /// All keys with one value each.
+    pub(super) values: Table,
+    /// Keys that distinguish points of the matrix, besides those in every id.
+    pub(super) named: Vec<String>,
+    pub(super) repetitions: usize,
+}
+
+impl Point<'_> {
+    pub(super) fn refusal(&self, key: &str, text: &str) -> Failure {
+        Failure::Usage(format!("{}: {key}: {text}", self.matrix.place))
+    }
+
+    pub(super) fn count(&self, key: &str, default: i64) -> Outcome<usize> {
+        let value = self
+            .values
+            .get(key)
+            .cloned()
+            .unwrap_or(Value::Integer(default));
+        let count = value
+            .as_integer()
+            .and_then(|count| usize::try_from(count).ok())
+            .filter(|count| *count > 0);
+        count.ok_or_else(|| {
+            self.refusal(
+                key,
+                &format!("expected a whole number from 1, got {}", shown(&value)),
+            )
+        })
+    }
+
+    pub(super) fn text(&self, key: &str, default: &str) -> Outcome<String> {
+        match self.values.get(key) {
+            None => Ok(default.to_owned()),
+            Some(value) => value.as_str().map(str::to_owned).ok_or_else(|| {
+                self.refusal(
+                    key,
+                    &format!("expected a text in quotes, got {}", shown(value)),
+                )
+            }),
+        }
+    }
+
+    fn place(&self, framework: Option<Framework>) -> Outcome<Place> {
+        let network = self.text("network", "machine")?;
+        let hosts = self.count("hosts", DEFAULT_HOSTS)?;
+        match network.split_once(':') {
+            None if network == "machine" => Ok(Place::Machine),
+            None if network == "slurm" && framework.is_some() => {
+                let text = "expected machine or hosts:RATE with framework; launcher = \"srun\" uses an allocation";
+                Err(self.refusal("network", text))
+            }
+            None if network == "slurm" => Ok(Place::Slurm { hosts }),
+            Some(("hosts", rate)) => {
+                let rate = Rate::read(rate).map_err(|text| self.refusal("network", &text))?;
+                // In a comparison each rank has its own host, and a single rank needs none.
+                let hosts = match framework {
+                    Some(_) => self.count("ranks", 1)?,
+                    None => hosts,
+                };
+                if framework.is_some() && hosts == 1 {
+                    return Ok(Place::Machine);
+                }
+                Ok(Place::Hosts { rate, hosts })
+            }
+            _ => Err(self.refusal(
+                "network",
+                &format!(
+                    "expected machine, slurm or hosts:RATE such as hosts:1gbit, got `{network}`"
+                ),
+            )),
+        }
+    }
+
+    /// Returns the cell of the point.
+    pub(super) fn cell(mut self) -> Outcome<Cell> {
+        if let Some(key) = NOT_HERE.iter().find(|key| self.values.contains_key(**key)) {
+            return Err(self.refusal(
+                key,
+                "expected a flag that is not the study's own to give: remove it",
+            ));
+        }
+        for (key, value) in &self.values {
+            if word(value).is_none() {
+                let text = format!("expected one value, got {}", shown(value));
+                return Err(self.refusal(key, &text));
+            }
+        }
+        let framework = self.framework()?;
+        let place = self.place(framework)?;
+        if place == Place::Machine {
+            // A matrix may have a number of hosts for its other networks.
+            self.values.remove("hosts");
+        }
+        let ranks = self.count("ranks", 1)?;
+        let computes = self.matrix.kind != Kind::Netbench;
+        if framework.is_some() {
+            self.check_job(ranks)?;
+        } else if computes {
+            for (key, value) in [
+                ("model", "resnet20"),
+                ("dtype", "f32"),
+                ("sync", "allreduce"),
+                ("compress", "none"),
+            ] {
+                self.values
+                    .entry(key)
+                    .or_insert_with(|| Value::String(value.to_owned()));
+            }
+        }
+        if computes {
+            self.values.entry("threads").or_insert(Value::Integer(1));
+        }
+        let batch = if computes {
+            Some(self.batch(ranks)?)
+        } else {
+            None
+        };
+        let own_servers = self.text("server_placement", "beside")? == "own";
+        let world_size = ranks
+            + if own_servers {
+                self.count("servers", 1)?
+            } else {
+                0
+            };
+        if let Place::Slurm { hosts } = place
+            && !world_size.is_multiple_of(hosts.min(world_size))
+        {
+            let text = format!(
+                "{world_size} processes do not spread evenly over {hosts} nodes: set another hosts"
+            );
+            return Err(self.refusal("ranks", &text));
+        }
+        let wanted = self.wanted(framework)?;
+        let launcher = wanted.among(world_size, framework).name();
+        let settings = self.settings(&place, ranks, launcher, batch);
+        if self.matrix.kind == Kind::Bench {
+            self.count("steps", 1)?;
+        }
+        Ok(Cell {
+            id: self.id(&place, ranks, batch)?,
+            kind: self.matrix.kind,
+            world_size,
+            ranks,
+            threads: if computes {
+                self.count("threads", 1)?
+            } else {
+                1
+            },
+            arguments: match framework.filter(|framework| !framework.is_ours()) {
+                Some(peer) => self.peer_arguments(peer),
+                None => self.arguments(batch),
+            },
+            settings,
+            place,
+            repetitions: self.repetitions,
+            framework,
+            wanted,
+            chosen: Setting::default(),
+            tried: String::new(),
+        })
+    }
+
+    pub(super) fn framework(&self) -> Outcome<Option<Framework>> {
+        let word = self.text("framework", "")?;
+        match Framework::named(&word) {
+            None if word.is_empty() => Ok(None),
+            None => {
+                let known = Framework::ALL.map(Framework::word).join(", ");
+                let text = format!("expected one of {known}, got `{word}`");
+                Err(self.refusal("framework", &text))
+            }
+            framework => Ok(framework),
+        }
+    }
+
+    fn wanted(&self, framework: Option<Framework>) -> Outcome<RankLauncher> {
+        let word = self.text("launcher", "plain")?;
+        if framework.is_none() && self.values.contains_key("launcher") {
+            let text = "expected only with framework: the network decides the launcher";
+            return Err(self.refusal("launcher", text));
+        }
+        let known = RankLauncher::ALL.iter().find(|(name, _)| *name == word);
+        known.map(|(_, launcher)| *launcher).ok_or_else(|| {
+            let text = format!("expected plain, mpirun or srun, got `{word}`");
+            self.refusal("launcher", &text)
+        })
+    }
+
+    /// Returns the samples of a rank's pass and of all ranks' step.
+    fn batch(&self, ranks: usize) -> Outcome<(usize, usize)> {
+        let passes = self.count("grad_accum_steps", 1)?;
+        let has = |key: &str| self.values.contains_key(key);
+        let own = has("batch_size_per_rank");
+        let global = has("global_batch_size");
+        let is_strong = match (self.matrix.scaling, own, global) {
+            (Scaling::Weak, _, true) => {
+                let text = "weak scaling keeps the batch of each rank: remove it, and set batch_size_per_rank";
+                return Err(self.refusal("global_batch_size", text));
+            }
+            (Scaling::Strong, true, _) => {
+                let text = "strong scaling keeps the batch of all ranks: remove it, and set global_batch_size";
+                return Err(self.refusal("batch_size_per_rank", text));
+            }
+            (Scaling::None, true, true) => {
+                return Err(self.refusal(
+                    "batch_size_per_rank",
+                    "global_batch_size is set, too: keep one",
+                ));
+            }
+            (_, false, false) => {
+                let text = "expected batch_size_per_rank, or global_batch_size for strong scaling, got none: set one";
+                return Err(self.refusal("batch_size_per_rank", text));
+            }
+            (_, _, global) => global,
+        };
+        if !is_strong {
+            let own = self.count("batch_size_per_rank", 1)?;
+            return Ok((own, own * passes * ranks));
+        }
+        let global = self.count("global_batch_size", 1)?;
+        if !global.is_multiple_of(ranks * passes) {
+            let parts = if passes > 1 {
+                format!("{ranks} ranks of {passes} passes")
+            } else {
+                format!("{ranks} ranks")
+            };
+            let text = format!(
+                "{global} samples do not divide by {parts}: choose a multiple of {}",
+                ranks * passes
+            );
+            return Err(self.refusal("global_batch_size", &text));
+        }
+        Ok((global / ranks / passes, global))
+    }
+
+    fn settings(
+        &self,
+        place: &Place,
+        ranks: usize,
+        launcher: &str,
+        batch: Option<(usize, usize)>,
+    ) -> Map<String, Json> {
+        let values = self.values.iter();
+        let mut settings: Map<String, Json> = values
+            .map(|(key, value)| (key.clone(), json!(value)))
+            .collect();
+        let (network, launcher, hosts) = match place {
+            Place::Machine => ("machine".to_owned(), launcher, None),
+            Place::Hosts { rate, hosts } => (rate.to_string(), "hosts", Some(hosts)),
+            Place::Slurm { hosts } => ("slurm".to_owned(), "slurm", Some(hosts)),
+        };
+        let mut set = |key: &str, value: Json| drop(settings.insert(key.to_owned(), value));
+        set("ranks", json!(ranks));
+        set("network", json!(network));
+        set("launcher", json!(launcher));
+        set("scaling", json!(self.matrix.scaling.name()));
+        if let Some(hosts) = hosts {
+            set("hosts", json!(hosts));
+        }
+        if let Some((own, global)) = batch {
+            set("batch_size_per_rank", json!(own));
+            set("global_batch_size", json!(global));
+        }
+        settings
+    }
+
+    /// Returns kind, model, format, batch, ranks, method and network, then the keys that
+    /// distinguish points.
+    fn id(&self, place: &Place, ranks: usize, batch: Option<(usize, usize)>) -> Outcome<String> {
+        let mut parts = Vec::new();
+        if self.matrix.kind != Kind::Bench {
+            parts.push(self.matrix.kind.name().to_owned());
+        }
+        let framework = self.text("framework", "")?;
+        parts.extend(Some(framework).filter(|word| !word.is_empty()));
+        let threads = self.count("threads", 1)?;
+        if let Some((own, _)) = batch {
+            parts.extend([
+                self.text("model", "")?,
+                self.text("dtype", "")?,
+                format!("b{own}"),
+                format!("r{ranks}"),
+            ]);
+            if threads > 1 {
+                parts.push(format!("t{threads}"));
+            }
+            let compression = self.text("compress", "none")?;
+            let compression = if compression == "none" {
+                String::new()
+            } else {
+                format!("+{compression}")
+            };
+            let sync = format!("{}{compression}", self.text("sync", "")?);
+            parts.extend(Some(sync).filter(|word| !word.is_empty()));
+        } else {
+            parts.push(format!("r{ranks}"));
+        }
+        parts.push(match place {
+            Place::Machine => "machine".to_owned(),
+            Place::Hosts { rate, .. } => rate.to_string(),
+            Place::Slurm { .. } => "slurm".to_owned(),
+        });
+        if self.matrix.scaling == Scaling::Strong {
+            parts.push("strong".to_owned());
+        }
+        for key in &self.named {
+            if let Some(value) = self.values.get(key).and_then(word) {
+                parts.push(format!("{key}{value}"));
+            }
+        }
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+        let name = parts
+            .join("-")
+            .chars()
+            .map(|c| if is_plain(c) { c } else { '_' })
+            .collect();
+        // Limit of file systems.
+        Ok(folder_name(name, 255))
+    }
+}
