@@ -365,7 +365,8 @@ fn a_non_finite_gradient_or_another_step_of_one_rank_stops_all_and_after_the_fir
     }
 }
 
-/// The reduced gradients of three steps, given by hooks in backward order or from the tape, beside the pass or after it.
+/// The reduced gradients of three steps, from hooks in backward order or from the tape, reduced during
+/// the pass or after it.
 fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
     let mut of_ranks = run_ranks(3, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);

@@ -1,5 +1,5 @@
-//! A whole step of a device, captured once and replayed: a small network's step is hundreds of launches,
-//! each of which costs the CPU more than the GPU.
+//! A whole step of a device, captured once and replayed: a small network's step is hundreds of
+//! launches, each of which costs the CPU more than the GPU.
 //!
 //! In: a model, its optimizer on the device, batches. Out: steps of the captured shape.
 //! Invariant: whatever a replay reads and writes stays where it lies: images, labels, the update's
@@ -84,13 +84,17 @@ impl Capture {
             self.leave(model, optimizer);
             return Ok(false);
         };
+        let shape = batch.shape;
+        let shape = [
+            batch.num_samples(),
+            shape.height,
+            shape.width,
+            shape.channels,
+        ];
         let captured_shape = self.captured.as_ref().map(|captured| captured.shape);
-        let way = if can_replay {
-            self.shapes.next(shape_of(batch), captured_shape)
-        } else {
-            Way::Plain
-        };
-        if way == Way::Plain {
+        let has_settled = can_replay && self.shapes.has_settled(shape);
+        let fits = captured_shape == Some(shape);
+        if !can_replay || !(fits || has_settled) {
             self.leave(model, optimizer);
             return Ok(false);
         }
@@ -98,7 +102,7 @@ impl Capture {
         let ImageBatch { images, targets } = batch.clone().into_images();
         if targets.mixed.is_some() {
             self.is_possible = false;
-        } else if way == Way::Capture {
+        } else if !fits {
             self.leave(model, optimizer);
             // Ahead of the capture, as it takes as much memory.
             self.captured = None;
@@ -181,42 +185,17 @@ struct Shapes {
     num_alike: usize,
 }
 
-/// The way in which a step runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Plain,
-    /// Captured, then replayed.
-    Capture,
-    Replay,
-}
-
 impl Shapes {
-    /// Chooses the way of the next step, on images of this shape.
-    fn next(&mut self, shape: [usize; 4], captured: Option<[usize; 4]>) -> Way {
-        self.num_alike = if shape == self.last {
-            self.num_alike + 1
-        } else {
-            1
-        };
-        self.last = shape;
-        if captured == Some(shape) {
-            Way::Replay
-        } else if self.num_alike > STEPS_BEFORE {
-            Way::Capture
-        } else {
-            Way::Plain
+    /// Takes the shape of the next step's images. Returns true if it has come often enough for a
+    /// capture.
+    fn has_settled(&mut self, shape: [usize; 4]) -> bool {
+        if shape != self.last {
+            self.last = shape;
+            self.num_alike = 0;
         }
+        self.num_alike += 1;
+        self.num_alike > STEPS_BEFORE
     }
-}
-
-fn shape_of(batch: &DeviceBatch) -> [usize; 4] {
-    let shape = batch.shape;
-    [
-        batch.num_samples(),
-        shape.height,
-        shape.width,
-        shape.channels,
-    ]
 }
 
 /// The results of a step, in tensors that no other step uses.
@@ -232,7 +211,7 @@ struct Made {
 /// A captured step and the tensors that it reads and writes.
 #[derive(Debug)]
 struct CapturedTraining {
-    /// Flat, since rows of a matrix may lie apart on a device.
+    /// Flat, since a device may pad the rows of a matrix.
     images: Tensor<1>,
     shape: [usize; 4],
     /// In f32.
@@ -418,21 +397,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_that_came_three_times_in_a_row_is_captured_and_replaces_another() {
+    fn a_shape_has_settled_after_three_times_in_a_row() {
         let mut shapes = Shapes::default();
-        let mut captured = None;
-        let ways = "aaabaaaaabaabbbbaa".chars().map(|name| {
+        let settled = "aaabaaaaabaabbbbaa".chars().map(|name| {
             let shape = [name as usize, 32, 32, 3];
-            let way = shapes.next(shape, captured);
-            if way == Way::Capture {
-                captured = Some(shape);
-            }
-            match way {
-                Way::Plain => '.',
-                Way::Capture => 'o',
-                Way::Replay => '>',
-            }
+            if shapes.has_settled(shape) { 'o' } else { '.' }
         });
-        assert_eq!(ways.collect::<String>(), ".......o>.>>...o..");
+        assert_eq!(settled.collect::<String>(), ".......oo......o..");
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use distributed::{Communicator, reduction::Traffic, watchdog::RankStatus};
 
 use crate::config::{LossScaling, RateFactor, SyncConfig};
-use crate::model::loss::Loss;
+use crate::model::loss::{CrossEntropy, Loss};
 use crate::step::gradient_noise::NoiseBatches;
 use crate::step::optimizer::{CustomOptimizer, OptimizerConfig};
 
-/// The configuration of a rank's steps, apart from model and data.
+/// The configuration of a rank's steps, without model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
     /// SGD or AdamW if the device updates, SGD for parameter servers and local SGD.
@@ -43,6 +43,25 @@ pub struct StepConfig {
 }
 
 impl StepConfig {
+    /// Returns the configuration of a step without further options, by cross entropy.
+    pub fn new(optimizer: OptimizerConfig, sync: SyncConfig) -> Self {
+        Self {
+            optimizer,
+            rate_factors: Vec::new(),
+            custom_optimizer: None,
+            loss: Arc::new(CrossEntropy::default()),
+            class_weights: Vec::new(),
+            clip: None,
+            loss_scale: LossScaling::None,
+            sync_batch_norm: false,
+            skips_non_finite: false,
+            gradient_noise: None,
+            sync,
+            server_link: None,
+            rank_status: Arc::default(),
+        }
+    }
+
     /// Returns the sum of the weights of samples of these classes.
     pub fn weight_sum(&self, classes: impl Iterator<Item = usize>) -> f64 {
         classes.map(|class| self.class_weights[class]).sum()
@@ -116,7 +135,7 @@ pub(super) struct Step {
     pub(super) can_skip: bool,
 }
 
-/// What the ranks agreed on and sent in a step.
+/// The agreement of all ranks in a step, and what this rank sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
     pub(super) stop: bool,

@@ -1,8 +1,10 @@
 //! The gradient noise scale: the batch size beyond which larger batches gain little.
 //!
-//! In: squared norms of the mean gradients of micro-batches and of whole steps. Out: [`GradientNoise`].
-//! Invariant: sums are added up over steps and ranks, and divided once at the end: the ratio of means, not the mean of ratios.
-//! Source: McCandlish et al. 2018, "An empirical model of large-batch training" (1812.06162), appendix A.1.
+//! In: squared norms of the mean gradients of micro-batches and of whole steps. Out:
+//! [`GradientNoise`]. Invariant: sums are added up over steps and ranks and divided once at the end:
+//! the ratio of means, not the mean of ratios.
+//! Source: McCandlish et al. 2018, "An empirical model of large-batch training" (1812.06162),
+//! appendix A.1.
 
 use std::ops::AddAssign;
 

@@ -594,6 +594,12 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
         config.rate_factors
     );
     ensure!(
+        !has_servers || (config.clip.is_none() && config.gradient_noise.is_none()),
+        "clip, gradient_noise: parameter servers take unchanged gradients, expected none, got {:?} and {:?}",
+        config.clip,
+        config.gradient_noise
+    );
+    ensure!(
         sums_all || matches!(config.optimizer, OptimizerConfig::Sgd(_)),
         "optimizer: parameter servers and local SGD support only SGD, got {:?}",
         config.optimizer

@@ -40,8 +40,8 @@ pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
 
 /// Returns true if a forced synchronisation of `num_workers` ranks after `step` is an extra average.
 pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64) -> bool {
-    let is_apart = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
-    is_apart && num_workers > 1 && !meets_after(method, step)
+    let is_local = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
+    is_local && num_workers > 1 && !meets_after(method, step)
 }
 
 /// Returns the warning that a compression reduces no tensor, as its `state` has no factors.

@@ -1,4 +1,4 @@
-//! The average of the parameters: as computed by hand, evaluated, saved to be used, and in nobody's way.
+//! The average of the parameters: computed by hand, evaluated, saved, without effect on training.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn network() -> ResNet {
     ResNetConfig::cifar(8).unwrap().init(0, &Device::flex())
 }
 
-/// The parameters of the saved model, and those beside it that training goes on with.
+/// The parameters of the saved model, and the saved ones in training.
 fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
     let checkpoint =
         Checkpoint::open(&run.directory().join(format!("checkpoints/step-{step:08}"))).unwrap();
@@ -35,7 +35,7 @@ fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
     )
 }
 
-/// What `eval` measures of the run's last checkpoint.
+/// The result of `eval` on the run's last checkpoint.
 fn evaluated(run: &Run) -> EvaluationByClass {
     alone(&run.directory().join("checkpoints/step-00000010"), &[]).unwrap()
 }

@@ -18,7 +18,7 @@ const BATCHES: NoiseBatches = NoiseBatches {
     large: 24,
 };
 
-/// Of sums of a hundred thousand squares in double precision of gradients in single.
+/// Relative error of a sum of a hundred thousand squares, in f64, of gradients in f32.
 const TOLERANCE: f64 = 1e-5;
 
 /// After one step its velocities are the gradient.

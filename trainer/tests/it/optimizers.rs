@@ -1,4 +1,4 @@
-//! Runs with the optimizers beside SGD, on ranks that are threads: resuming, reductions, buckets, learning.
+//! Runs with other optimizers than SGD, on ranks that are threads: resuming, reductions, learning.
 
 use std::fs;
 

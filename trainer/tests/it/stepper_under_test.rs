@@ -1,4 +1,4 @@
-//! A rank that takes its steps by hand, so that a test can look at it between them.
+//! A rank that takes single steps, so that a test can inspect it between them.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -13,11 +13,10 @@ use distributed::{
     Communicator,
     replica::{ParameterLayout, read},
 };
-use trainer::config::{LossScaling, SyncConfig};
+use trainer::config::SyncConfig;
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::model::loss::CrossEntropy;
 use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
@@ -36,7 +35,7 @@ const ADAM: AdamConfig = AdamConfig {
     decay_norm_and_bias: false,
 };
 
-/// The optimizers beside SGD.
+/// The optimizers other than SGD.
 pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
     OptimizerConfig::AdamW(ADAM),
     OptimizerConfig::Lars {
@@ -49,23 +48,9 @@ pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
     OptimizerConfig::Lamb(ADAM),
 ];
 
-/// That optimizer, nothing else.
+/// SGD and no other option.
 pub(crate) fn step_config() -> StepConfig {
-    StepConfig {
-        optimizer: OptimizerConfig::Sgd(SGD),
-        rate_factors: Vec::new(),
-        custom_optimizer: None,
-        loss: Arc::new(CrossEntropy::default()),
-        class_weights: Vec::new(),
-        clip: None,
-        loss_scale: LossScaling::None,
-        sync_batch_norm: false,
-        skips_non_finite: false,
-        gradient_noise: None,
-        sync: SyncConfig::default(),
-        server_link: None,
-        rank_status: Arc::default(),
-    }
+    StepConfig::new(OptimizerConfig::Sgd(SGD), SyncConfig::default())
 }
 
 /// A small network with normalisation, with the same weights each time.
@@ -75,7 +60,7 @@ pub(crate) fn resnet8(device: &Device) -> ResNet {
         .init(3, &device.clone().autodiff())
 }
 
-/// The first epoch of so many samples on one rank.
+/// The first epoch of this many samples on one rank.
 pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardConfig {
     ShardConfig {
         seed: 5,
@@ -118,7 +103,7 @@ pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
     loaded
 }
 
-/// What a step changes.
+/// Everything that a step changes.
 pub(crate) type State = ([Vec<u32>; 3], Option<u64>);
 
 /// A stepper whose steps have one learning rate.
@@ -164,8 +149,8 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
         read(&model, &ParameterLayout::state(&model))
     }
 
-    /// Everything that a step changes: parameters, the optimizer's memory, norm statistics; bits, so that NaN would equal NaN. And the
-    /// number of updates, where it counts.
+    /// Returns everything that a step changes: the bits of parameters, moments and norm statistics, so
+    /// that NaN equals NaN; and the number of updates, if the rule uses it.
     pub(crate) fn state(&self) -> State {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
         let OptimizerState {

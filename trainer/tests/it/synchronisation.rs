@@ -56,7 +56,7 @@ fn num_steps(run: &Run, what: &str) -> u64 {
 
 #[test]
 fn a_rank_of_factors_at_which_no_tensor_is_compressed_is_reported() {
-    let told_by = |words: &str| {
+    let output_of = |words: &str| {
         let output = program().args(words.split(' ')).output().unwrap();
         (output.status.success(), told(&output))
     };
@@ -67,12 +67,12 @@ fn a_rank_of_factors_at_which_no_tensor_is_compressed_is_reported() {
         "train {TINY} --threads 1 --compress powersgd:100 --output-dir {}",
         run.display()
     );
-    let (is_ok, text) = told_by(&train);
+    let (is_ok, text) = output_of(&train);
     assert!(is_ok && text.contains(vain), "{text}");
     let bench = "bench --model resnet8 --image-size 8 --batch-size-per-rank 4 --steps 1 --threads 1 --compress powersgd:";
-    let (is_ok, text) = told_by(&format!("{bench}100"));
+    let (is_ok, text) = output_of(&format!("{bench}100"));
     assert!(!is_ok && text.contains(vain), "{text}");
-    assert!(told_by(&format!("{bench}2")).0);
+    assert!(output_of(&format!("{bench}2")).0);
 }
 
 #[test]

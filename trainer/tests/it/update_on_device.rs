@@ -345,7 +345,7 @@ fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_t
         let losses = [&whole, &host].map(|record| record.train_loss.unwrap());
         assert!((losses[0] / losses[1] - 1.0).abs() < 1e-2, "{losses:?}");
         assert_eq!((whole.step, whole.loss_scale), (host.step, host.loss_scale));
-        // Where the run was updated may change when it goes on.
+        // A resumed run may update elsewhere.
         device
             .with_checkpoint_alone(4)
             .go(1, &with("--update host --resume"));

@@ -1,4 +1,4 @@
-//! Where the gradients and scores of a step are collected: buckets in main memory, or on the device.
+//! The collector of a step's gradients and scores: buckets in main memory, or on the device.
 //!
 //! In: the results of each pass. Out: the step's mean gradient and this rank's scores.
 //! Invariant: a gradient that is summed over ranks is returned only if it is finite on all of them.

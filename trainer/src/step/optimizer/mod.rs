@@ -44,13 +44,13 @@ pub(super) enum Optimizer {
 pub(super) enum MeanGradient<'a> {
     /// Over the samples of all ranks. From servers, the parameters that they have updated.
     Synced(SyncedGradients<'a>),
-    /// Over this rank's samples: replicas drift apart until they are averaged.
+    /// Over this rank's samples: replicas differ until they are averaged.
     Local(LocalGradients<'a>),
     /// Flat on the device of the only rank, as [`Placement::joined`] makes it.
     Device(Tensor<1>),
 }
 
-/// The state of an optimizer, apart from the parameters, as a checkpoint has it.
+/// The state of an optimizer in a checkpoint, without the parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizerState {
     /// Velocities, flat in module order; or first moments, followed by second moments.

@@ -1,4 +1,4 @@
-//! How the gradients or parameters of all ranks are synchronised.
+//! The synchronisation of the gradients or parameters of all ranks.
 //!
 //! In: this rank's buckets and optimizer. Out: the reduction of the buckets; equal replicas after steps
 //! that ask for them. Invariant: all ranks make the same collectives.

@@ -497,18 +497,10 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
 
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
-        optimizer: OptimizerConfig::Sgd(SGD),
-        rate_factors: Vec::new(),
-        custom_optimizer: None,
         loss: loss::cross_entropy(0.0, &config.compute),
-        class_weights: Vec::new(),
-        clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
-        skips_non_finite: false,
-        gradient_noise: None,
-        sync: config.sync_config(),
-        server_link: None,
         rank_status: Arc::clone(rank_status),
+        ..StepConfig::new(OptimizerConfig::Sgd(SGD), config.sync_config())
     }
 }

@@ -16,7 +16,6 @@ use crate::config::cli::ModelArgs;
 use crate::config::{LossScaling, SyncConfig};
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
-use crate::model::loss::CrossEntropy;
 use crate::model::network::resnet;
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, StepContext, Stepper};
@@ -97,23 +96,14 @@ impl Trainee {
             seed: 7,
             ..ModelRequest::new(data.train.class_names().len(), compute, &training_device)
         };
+        let sync = SyncConfig {
+            update: compute.device.update(),
+            ..SyncConfig::default()
+        };
         let config = StepConfig {
-            optimizer: lesson.optimizer,
-            rate_factors: Vec::new(),
-            custom_optimizer: None,
-            loss: Arc::new(CrossEntropy::default()),
-            class_weights: Vec::new(),
-            clip: None,
             loss_scale: LossScaling::of(compute.dtype()),
             sync_batch_norm: communicator.world_size() > 1,
-            skips_non_finite: false,
-            gradient_noise: None,
-            sync: SyncConfig {
-                update: compute.device.update(),
-                ..SyncConfig::default()
-            },
-            server_link: None,
-            rank_status: Arc::default(),
+            ..StepConfig::new(lesson.optimizer, sync)
         };
         let model = resnet(&model, &request)?;
         Ok(Self {
