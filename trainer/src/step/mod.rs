@@ -1,7 +1,7 @@
 //! One training step: micro-batches to gradients, and these to parameters.
 //!
-//! Three choices make a step: the [collector](collector) of gradients, their
-//! [synchronisation](sync), and the [optimizer] that updates.
+//! Three choices make a step: where gradients are collected (`collector`), how they are synchronised
+//! (`sync`), and who updates ([`optimizer`]).
 //!
 //! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome, scores.
 //! Invariant: no rank leaves a step between its first and last collective: all ranks draw the same
