@@ -228,160 +228,87 @@ pub(super) fn measured_network(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::cli::typed;
 
-    fn resolve(args: NetbenchArgs, world_size: usize) -> Result<NetbenchConfig, String> {
-        NetbenchConfig::resolve(&args, world_size).map_err(|error| error.to_string())
-    }
-
-    fn with_sizes(sizes: &[&str]) -> NetbenchArgs {
-        let sizes = Some(sizes.iter().map(|&size| size.to_owned()).collect());
-        NetbenchArgs {
-            sizes,
-            ..NetbenchArgs::default()
-        }
+    fn resolve(flags: &str, world_size: usize) -> Result<NetbenchConfig, String> {
+        NetbenchConfig::resolve(&typed(flags), world_size).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn sizes_are_powers_of_four_up_to_64_mib_unless_bounded_or_told() {
-        let sizes = |args| resolve(args, 2).unwrap().plan.sizes;
-        let all = sizes(NetbenchArgs::default());
+    fn sizes_are_powers_of_four_up_to_64_mib_unless_bounded_or_given() {
+        let sizes = |flags| resolve(flags, 2).unwrap().plan.sizes;
+        let all = sizes("");
         assert_eq!((all[0], all[1], all.len(), all[13]), (1, 4, 14, 64 << 20));
-        let bounded = NetbenchArgs {
-            max_bytes: Some("20KiB".to_owned()),
-            ..NetbenchArgs::default()
-        };
-        assert_eq!(sizes(bounded).last(), Some(&16_384));
-        assert_eq!(
-            sizes(with_sizes(&["1MiB", " 100 ", "4 KiB", "100B"])),
-            [100, 4096, 1 << 20]
-        );
-    }
-
-    #[test]
-    fn what_is_no_size_is_refused_with_what_was_given() {
+        assert_eq!(sizes("--max-bytes 20KiB").last(), Some(&16_384));
+        assert_eq!(sizes("--sizes 1MiB,100,4KiB,100B"), [100, 4096, 1 << 20]);
         for text in [
             "0",
             "-1",
-            "",
             "many",
             "1.5MiB",
             "2GiB",
             "99999999999999999999MiB",
             "1MB",
         ] {
-            let error = resolve(with_sizes(&[text]), 2).unwrap_err();
+            let error = resolve(&format!("--sizes={text}"), 2).unwrap_err();
+            let got = format!("\"{text}\"");
             assert!(
-                error.contains("--sizes: expected 1 to 1GiB")
-                    && error.contains(&format!("\"{text}\"")),
+                error.contains("--sizes: expected 1 to 1GiB") && error.contains(&got),
                 "{error}"
             );
         }
-        let both = NetbenchArgs {
-            max_bytes: Some("1".to_owned()),
-            ..with_sizes(&["1"])
-        };
-        assert!(
-            resolve(both, 2)
-                .unwrap_err()
-                .contains("--max-bytes has no effect")
-        );
     }
 
     #[test]
-    fn ranks_are_all_or_those_told_and_within_the_world() {
-        let given = |ranks: &[usize]| NetbenchArgs {
-            ranks: Some(ranks.to_vec()),
-            ..NetbenchArgs::default()
-        };
-        assert_eq!(resolve(NetbenchArgs::default(), 4).unwrap().plan.ranks, [4]);
-        assert!(
-            resolve(NetbenchArgs::default(), 1)
-                .unwrap()
-                .plan
-                .ranks
-                .is_empty()
-        );
-        assert_eq!(resolve(given(&[4, 2, 4]), 4).unwrap().plan.ranks, [2, 4]);
-        assert!(
-            resolve(given(&[1]), 4)
-                .unwrap_err()
-                .contains("expected numbers from 2 to 4, the world size, got 1")
-        );
-        assert!(resolve(given(&[8]), 4).unwrap_err().contains("got 8"));
-        assert!(
-            resolve(given(&[2]), 1)
-                .unwrap_err()
-                .contains("--ranks has no effect in a world of one rank")
-        );
+    fn ranks_are_all_or_the_given_ones_within_the_world() {
+        let ranks = |flags, world_size| resolve(flags, world_size).unwrap().plan.ranks;
+        assert_eq!(ranks("", 4), [4]);
+        assert!(ranks("", 1).is_empty());
+        assert_eq!(ranks("--ranks 4,2,4", 4), [2, 4]);
     }
 
     #[test]
-    fn sums_on_gpus_are_not_measured_and_refused_when_named() {
-        assert!(
-            !resolve(NetbenchArgs::default(), 2)
-                .unwrap()
-                .plan
-                .reductions
-                .iter()
-                .any(|(_, name)| *name == ReductionChoice::Nccl.to_string())
-        );
-        let args = NetbenchArgs {
-            reductions: Some(vec![ReductionChoice::Nccl]),
-            ..NetbenchArgs::default()
-        };
-        assert!(
-            resolve(args, 2)
-                .unwrap_err()
-                .contains("--reductions: expected algorithms over the ranks' network")
-        );
-    }
-
-    #[test]
-    fn times_and_outputs_that_cannot_be_are_refused() {
-        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, 4000.0] {
-            let args = NetbenchArgs {
-                seconds_per_point: Some(seconds),
-                ..NetbenchArgs::default()
-            };
-            assert!(
-                resolve(args, 2)
-                    .unwrap_err()
-                    .contains("--seconds-per-point"),
-                "{seconds}"
-            );
+    fn options_that_cannot_be_are_refused() {
+        for (flags, world_size, expected) in [
+            ("--max-bytes 1 --sizes 1", 2, "--max-bytes has no effect"),
+            (
+                "--ranks 1",
+                4,
+                "expected numbers from 2 to 4, the world size, got 1",
+            ),
+            ("--ranks 8", 4, "got 8"),
+            (
+                "--ranks 2",
+                1,
+                "--ranks has no effect in a world of one rank",
+            ),
+            (
+                "--reductions nccl",
+                2,
+                "--reductions: expected algorithms over the ranks' network",
+            ),
+            ("--seconds-per-point 0", 2, "--seconds-per-point"),
+            ("--seconds-per-point=-1", 2, "--seconds-per-point"),
+            ("--seconds-per-point nan", 2, "--seconds-per-point"),
+            ("--seconds-per-point inf", 2, "--seconds-per-point"),
+            ("--seconds-per-point 4000", 2, "--seconds-per-point"),
+            (
+                "--seconds-per-point 10 --timeout 20",
+                2,
+                "--timeout: expected more than twice",
+            ),
+            ("--output /", 2, "--output: expected the name of a file"),
+            ("--output ..", 2, "--output: expected the name of a file"),
+            ("--output .", 2, "--output: expected the name of a file"),
+            ("--pairs 0", 2, "--pairs"),
+        ] {
+            let error = resolve(flags, world_size).unwrap_err();
+            assert!(error.contains(expected), "{flags}: {error}");
         }
-        let args = NetbenchArgs {
-            seconds_per_point: Some(10.0),
-            timeout: Some(20),
-            ..NetbenchArgs::default()
-        };
+        let all = resolve("", 2).unwrap().plan.reductions;
         assert!(
-            resolve(args, 2)
-                .unwrap_err()
-                .contains("--timeout: expected more than twice")
-        );
-        for path in ["/", "..", "."] {
-            let args = NetbenchArgs {
-                output: Some(path.into()),
-                ..NetbenchArgs::default()
-            };
-            assert!(
-                resolve(args, 2)
-                    .unwrap_err()
-                    .contains("--output: expected the name of a file"),
-                "{path}"
-            );
-        }
-        assert!(
-            resolve(
-                NetbenchArgs {
-                    pairs: Some(0),
-                    ..NetbenchArgs::default()
-                },
-                2
-            )
-            .unwrap_err()
-            .contains("--pairs")
+            all.iter()
+                .all(|(_, name)| *name != ReductionChoice::Nccl.to_string())
         );
     }
 

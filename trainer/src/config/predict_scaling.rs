@@ -315,136 +315,61 @@ fn named(text: &str) -> Result<NamedNetwork, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::cli::typed;
 
-    fn resolve(args: PredictScalingArgs) -> Result<PredictScalingConfig, String> {
-        PredictScalingConfig::resolve(&args, &Family::RESNET, 1).map_err(|error| error.to_string())
+    fn resolve_on(flags: &str, world_size: usize) -> Result<PredictScalingConfig, String> {
+        PredictScalingConfig::resolve(&typed(flags), &Family::RESNET, world_size)
+            .map_err(|error| error.to_string())
     }
 
-    fn with_networks(networks: &[&str]) -> PredictScalingArgs {
-        let network = Some(networks.iter().map(|&text| text.to_owned()).collect());
-        PredictScalingArgs {
-            network,
-            ..PredictScalingArgs::default()
-        }
+    fn scaling(flags: &str) -> ScalingConfig {
+        resolve_on(flags, 1).unwrap().scaling.unwrap()
     }
 
     #[test]
     fn without_flags_every_method_is_predicted_on_every_named_network() {
-        let scaling = resolve(PredictScalingArgs::default())
-            .unwrap()
-            .scaling
-            .unwrap();
-        assert_eq!(
-            (
-                scaling.methods.len(),
-                scaling.networks.len(),
-                scaling.ranks.len()
-            ),
-            (9, 3, 11)
-        );
-        assert_eq!((scaling.ranks[0], scaling.ranks[10]), (1, 1024));
-        assert!(
-            scaling
-                .networks
-                .iter()
-                .all(|network| network.source == NetworkSource::Named)
-        );
+        let scaling = scaling("");
+        assert_eq!((scaling.methods.len(), scaling.networks.len()), (9, 3));
+        assert_eq!(scaling.ranks, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+        for network in scaling.networks {
+            assert_eq!(network.source, NetworkSource::Named);
+        }
     }
 
     #[test]
     fn networks_are_names_numbers_or_lists_of_names() {
-        let names = |networks: &[&str]| -> Vec<String> {
-            let scaling = resolve(with_networks(networks)).unwrap().scaling.unwrap();
-            scaling
-                .networks
-                .into_iter()
-                .map(|network| network.name)
-                .collect()
-        };
-        assert_eq!(
-            names(&["ib-edr, 1gbe", "50us,113MB/s@2"]),
-            ["ib-edr", "1gbe", "50us,113MB/s@2"]
-        );
-        for (networks, expected) in [
-            (["token-ring"], "--network"),
-            (["1gbe,1gbe"], "1gbe twice"),
-            (["absent.json"], "--network: expected a file"),
-            (["50us,113Mbit/s"], "113Mbit/s"),
-        ] {
-            let error = resolve(with_networks(&networks)).unwrap_err();
-            assert!(error.contains(expected), "{error}");
-        }
-        let args = PredictScalingArgs {
-            ranks_per_node: Some(4),
-            ..with_networks(&["10gbe"])
-        };
-        let network = resolve(args).unwrap().scaling.unwrap().networks[0].model;
+        let networks = scaling("--network ib-edr,1gbe --network 50us,113MB/s@2").networks;
+        let names: Vec<String> = networks.into_iter().map(|network| network.name).collect();
+        assert_eq!(names, ["ib-edr", "1gbe", "50us,113MB/s@2"]);
+        let network = scaling("--network 10gbe --ranks-per-node 4").networks[0].model;
         assert_eq!(network.to_string(), "10gbe@4:shared");
     }
 
     #[test]
-    fn options_without_effect_are_refused() {
-        let profile = Some(vec![PathBuf::from("step.json")]);
-        let measured = Some(vec![PathBuf::from("study")]);
-        let default = PredictScalingArgs::default;
-        for (args, expected) in [
+    fn options_that_cannot_be_or_have_no_effect_are_refused() {
+        for (flags, world_size, expected) in [
+            ("--network token-ring", 1, "--network"),
+            ("--network 1gbe,1gbe", 1, "1gbe twice"),
+            ("--network absent.json", 1, "--network: expected a file"),
+            ("--network 50us,113Mbit/s", 1, "113Mbit/s"),
             (
-                PredictScalingArgs {
-                    profile: profile.clone(),
-                    steps: Some(3),
-                    ..default()
-                },
+                "--profile step.json --steps 3",
+                1,
                 "--steps has no effect with --profile",
             ),
+            ("--measured study --ranks 2", 1, "--ranks has no effect"),
             (
-                PredictScalingArgs {
-                    measured: measured.clone(),
-                    ranks: Some(vec![2]),
-                    ..default()
-                },
-                "--ranks has no effect",
-            ),
-            (
-                PredictScalingArgs {
-                    published: true,
-                    batch_size_per_rank: Some(2),
-                    ..default()
-                },
+                "--published --batch-size-per-rank 2",
+                1,
                 "--batch-size-per-rank has",
             ),
-            (
-                PredictScalingArgs {
-                    ranks: Some(vec![0]),
-                    ..default()
-                },
-                "--ranks: expected 1 to 4096 ranks, got 0",
-            ),
-            (
-                PredictScalingArgs {
-                    profile: Some(vec!["a".into(), "b".into()]),
-                    ..default()
-                },
-                "without --scaling strong",
-            ),
+            ("--ranks 0", 1, "--ranks: expected 1 to 4096 ranks, got 0"),
+            ("--profile a,b", 1, "without --scaling strong"),
+            ("", 2, "without mpirun or srun, got 2 ranks"),
         ] {
-            let error = resolve(args).unwrap_err();
-            assert!(error.contains(expected), "expected {expected} in {error}");
+            let error = resolve_on(flags, world_size).unwrap_err();
+            assert!(error.contains(expected), "{flags}: {error}");
         }
-        assert!(
-            resolve(PredictScalingArgs {
-                measured,
-                ..default()
-            })
-            .unwrap()
-            .scaling
-            .is_none()
-        );
-        let error = PredictScalingConfig::resolve(&default(), &Family::RESNET, 2)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("without mpirun or srun, got 2 ranks"),
-            "{error}"
-        );
+        assert!(resolve_on("--measured study", 1).unwrap().scaling.is_none());
     }
 }

@@ -317,3 +317,12 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub compute: ComputeArgs,
 }
+
+/// Returns the flags `A` of a command line.
+#[cfg(test)]
+pub(super) fn typed<A: Args>(words: &str) -> A {
+    let words = std::iter::once("test").chain(words.split_whitespace());
+    let command = A::augment_args(clap::Command::new("test"));
+    let matches = command.try_get_matches_from(words).unwrap();
+    A::from_arg_matches(&matches).unwrap()
+}
