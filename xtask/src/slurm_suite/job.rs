@@ -25,6 +25,7 @@ impl<'a> BatchJob<'a> {
     /// Options of sbatch override those in the script.
     pub(super) fn submit(run: &Run<'a>, options: &[&str]) -> Checked<Self> {
         let suite = run.suite;
+        run.make_folder()?;
         let tasks = (run.ranks / 2).to_string();
         let words = [run.words(), vec!["--resume".to_owned()]].concat();
         // Restarts are for crashes inside MPI's own start.

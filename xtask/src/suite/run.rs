@@ -14,6 +14,7 @@ use cluster::process::{self, Running};
 
 use super::start::Launcher;
 use super::{Checked, Ended, Stop, Suite, checkpoints, expect, read, same};
+use crate::at;
 
 /// Seconds; longer than any of these runs takes on a busy machine.
 pub(crate) const LIMIT_S: u64 = 600;
@@ -120,7 +121,15 @@ impl<'a> Run<'a> {
 
     pub(crate) fn command(&self) -> Checked<Command> {
         let Run { suite, words, .. } = self;
+        if words.iter().any(|word| word == "--resume") {
+            self.make_folder()?;
+        }
         suite.on_ranks(self.launcher, self.ranks, &suite.trainer, words)
+    }
+
+    /// Makes the folder, which `--resume` needs also in the first session.
+    pub(crate) fn make_folder(&self) -> Checked {
+        Ok(fs::create_dir_all(&self.folder).map_err(at(&self.folder))?)
     }
 
     /// Trains to the end.
