@@ -1,9 +1,12 @@
-//! Measures the loader alone: images a second on the host route (normalised f32) and on the device route (raw u8).
+//! Measures the loader: images a second on the host route (normalised f32) and on the device route
+//! (raw u8).
 //!
 //!     cargo run --release -p lockstep-datasets --example loader -- [THREADS [FOLDER [RESOLUTION]]]
 //!
-//! In: loader threads (2 if not given), and a folder `train/<class>/*`, `test/<class>/*` of images instead of CIFAR-sized pixels in
-//! memory, brought to 32 pixels, or read at their own size for a resolution such as 224. Out: a line for each route and augmentation.
+//! In: loader threads (2 if not given). Optionally a folder `train/<class>/*`, `test/<class>/*` of
+//! images instead of CIFAR-sized pixels in memory. Images are brought to 32 pixels, or read at
+//! their own size for a resolution such as 224.
+//! Out: a line for each route and augmentation.
 #![allow(clippy::print_stdout, reason = "printing is its job")]
 
 use std::error::Error;
@@ -11,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ResizedCrop,
-    ShardConfig, ShardPlan, Sizing, SyntheticConfig, image_folder, synthetic,
+    Augment, DatasetSplits, ImageShape, Loader, LoaderConfig, ReadConfig, ResizedCrop, ShardConfig,
+    ShardPlan, Sizing, SyntheticConfig, image_folder, synthetic,
 };
 
 const GLOBAL_BATCH_SIZE: usize = 256;
@@ -32,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 shorter_side: Some(size * 256 / 224),
             };
             let sizing = resolution.map_or(Sizing::square(32), of_own_size);
-            image_folder::open(folder, &ImageFolderConfig::new(sizing))?
+            image_folder::open(folder, &ReadConfig::new(sizing))?
         }
         None => synthetic::open(&SyntheticConfig {
             shape: ImageShape {
@@ -74,7 +77,8 @@ fn images_per_second(
     num_threads: usize,
 ) -> Result<f64, Box<dyn Error>> {
     let start = Instant::now();
-    let (mut num_images, mut epoch) = (0, 0);
+    let mut num_images = 0;
+    let mut epoch = 0;
     while start.elapsed() < AT_LEAST {
         let plan = ShardPlan::new(ShardConfig {
             epoch,

@@ -1,6 +1,7 @@
 //! Random changes of training images.
 //!
-//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from, and other pixels in it.
+//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from,
+//! and other pixels in it.
 //! Invariant: the draw depends on these three only, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
@@ -11,56 +12,65 @@ use crate::random::{Purpose, Stream};
 use crate::resized_crop::ResizedCrop;
 use crate::trivial_augment;
 
-/// How training images are varied.
+/// Augmentation of training images.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Augment {
     /// Images as they are.
     None,
-    /// Pad with black, crop the original size at a random place, flip left to right with probability one half.
+    /// Pad with black, crop the original size at a random place, flip left to right with
+    /// probability one half.
     ///
-    /// As torchvision's `RandomCrop(size, padding=pad)` then `RandomHorizontalFlip()` before `ToTensor` and `Normalize`: the
-    /// padding is black pixels, so its value after normalisation is (0 - mean) / std, not 0.
+    /// As torchvision's `RandomCrop(size, padding=pad)` then `RandomHorizontalFlip()` before
+    /// `ToTensor` and `Normalize`: the padding is black pixels, so its value after normalisation is
+    /// (0 - mean) / std, not 0.
     CropFlip {
         /// The padding on each side, in pixels; 4 in the paper.
         pad: usize,
     },
-    /// As `CropFlip`, after one random operation of random strength (TrivialAugment, Müller and Hutter 2021, 2103.10158).
+    /// As `CropFlip`, after one random operation of random strength (TrivialAugment, Müller and
+    /// Hutter 2021, 2103.10158).
     ///
-    /// The operations are those of torchvision's `TrivialAugmentWide`, whose recipes apply them after crop and flip.
+    /// The operations are those of torchvision's `TrivialAugmentWide`, whose recipes apply them
+    /// after crop and flip.
     Trivial {
         /// As in `CropFlip`.
         pad: usize,
     },
-    /// A random part brought to the size of the sample, flipped left to right with probability one half.
+    /// A random part brought to the size of the sample, flipped left to right with probability one
+    /// half.
     ///
     /// As torchvision's `RandomResizedCrop` then `RandomHorizontalFlip()`.
     ResizedCrop(ResizedCrop),
-    /// As `ResizedCrop`, with two random operations before the flip (RandAugment, Cubuk et al. 2019, 1909.13719).
+    /// As `ResizedCrop`, with two random operations before the flip (RandAugment, Cubuk et al.
+    /// 2019, 1909.13719).
     Rand(ResizedCrop, RandAugment),
 }
 
-/// Where an image is read: output pixel (y, x) is source pixel (y + dy, x' + dx), x' = W - 1 - x if flipped, else x;
-/// outside the source it is black.
+/// The place from which an image is read.
+///
+/// Output pixel (y, x) is source pixel (y + dy, x' + dx), with x' = W - 1 - x if flipped, else x.
+/// Outside the source it is black.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Placement {
+pub struct ImageShift {
     /// Vertical offset in pixels, in -pad..=pad.
     pub dy: isize,
     /// Horizontal offset in pixels, in -pad..=pad.
     pub dx: isize,
-    /// Whether left and right are exchanged.
+    /// True if left and right are exchanged.
     pub flip: bool,
 }
 
 impl Augment {
     /// Draws the variation of one sample in one epoch.
-    pub fn draw(self, seed: u64, epoch: u64, index: usize) -> Placement {
+    pub fn draw(self, seed: u64, epoch: u64, index: usize) -> ImageShift {
         match self {
-            Self::None => Placement::default(),
+            Self::None => ImageShift::default(),
             Self::CropFlip { pad } | Self::Trivial { pad } => {
                 let mut stream = Stream::new(seed, epoch, index as u64, Purpose::Augmentation);
                 let mut offset = || stream.below(2 * pad + 1) as isize - pad as isize;
-                let (dy, dx) = (offset(), offset());
-                Placement {
+                let dy = offset();
+                let dx = offset();
+                ImageShift {
                     dy,
                     dx,
                     flip: stream.coin(),
@@ -68,16 +78,18 @@ impl Augment {
             }
             Self::ResizedCrop(_) | Self::Rand(..) => {
                 let flip = Stream::new(seed, epoch, index as u64, Purpose::Augmentation).coin();
-                Placement {
+                ImageShift {
                     flip,
-                    ..Placement::default()
+                    ..ImageShift::default()
                 }
             }
         }
     }
 
-    /// Reads the pixels `[H, W, C]` of one sample in one epoch, which are yet to be placed; `shape` is another than the data set's for
-    /// resized crops alone; what comes in at an image's edges may be the mean that `normalization` knows.
+    /// Reads the pixels `[H, W, C]` of one sample in one epoch, before they are placed.
+    ///
+    /// `shape` differs from the data set's only for resized crops. The mean of `normalization` may
+    /// fill the edges of an image.
     ///
     /// # Errors
     /// If the data set cannot read them.
@@ -138,7 +150,7 @@ mod tests {
         let augment = Augment::CropFlip { pad: 1 };
         let mut counts = HashMap::new();
         for index in 0..18_000 {
-            let Placement { dy, dx, flip } = augment.draw(0, 0, index);
+            let ImageShift { dy, dx, flip } = augment.draw(0, 0, index);
             assert!((-1..=1).contains(&dy) && (-1..=1).contains(&dx));
             *counts.entry((dy, dx, flip)).or_insert(0usize) += 1;
         }
@@ -152,6 +164,6 @@ mod tests {
 
     #[test]
     fn none_leaves_images_as_they_are() {
-        assert_eq!(Augment::None.draw(9, 9, 9), Placement::default());
+        assert_eq!(Augment::None.draw(9, 9, 9), ImageShift::default());
     }
 }

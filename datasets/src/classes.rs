@@ -1,19 +1,28 @@
 //! Labels of one list of classes as labels of another, by the names of the classes.
 //!
-//! In: labels, the names they refer to, the names they are to refer to. Out: labels of the latter, and notes.
-//! Invariant: a class with images that has no counterpart is an error; nothing depends on a rank or on the order of folders.
+//! In: labels, the names they refer to, the names they are to refer to. Out: labels of the latter,
+//! and notes.
+//! Invariant: a class with images that has no counterpart is an error; nothing depends on a rank or
+//! on the order of folders.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
 
 use unicode_normalization::UnicodeNormalization;
 
+use crate::decode::EXTENSIONS;
 use crate::error::{DatasetError, list};
 
-/// A class name in the one of its Unicode forms in which names are compared: macOS writes another one than Linux.
+/// Returns a class name in the Unicode form in which names are compared.
+///
+/// macOS and Linux write the same name in different forms.
 #[must_use]
 pub fn normal_form(name: &str) -> String {
     name.nfc().collect()
 }
 
-/// Maps labels of `own` classes to `expected` ones of the same name, and says in notes what is not as in training.
+/// Maps labels of `own` classes to `expected` ones of the same name, and says in notes what is not
+/// as in training.
 ///
 /// Of data that name no classes, `own` is none, and labels are positions in `expected`.
 ///
@@ -68,7 +77,7 @@ pub(crate) fn map_labels(
     Ok(notes)
 }
 
-/// A note on classes that no image has, if there are any.
+/// Returns a note on classes that no image has, if there are any.
 pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<String> {
     let mut has_image = vec![false; class_names.len()];
     labels
@@ -91,23 +100,42 @@ pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<St
     (!empty.is_empty()).then(said)
 }
 
-/// Whether the names are those of classes that have none: 0, 1 and so on.
-pub(crate) fn are_numbers(names: &[String]) -> bool {
-    names
-        .iter()
-        .enumerate()
-        .all(|(number, name)| *name == number.to_string())
+/// Returns the error of a class without images; `found` is what the class has instead.
+pub(crate) fn empty_class(path: PathBuf, found: &str) -> DatasetError {
+    let extensions = EXTENSIONS.join(", ");
+    let found = if found.is_empty() {
+        String::new()
+    } else {
+        format!(" ({found})")
+    };
+    let problem = format!(
+        "expected at least one image ({extensions}) of this class, got none{found}. \
+         Add images or remove the class"
+    );
+    DatasetError::invalid(path, problem)
 }
 
-/// Of each of `own`, the class of `expected` of the same name. Of a name that stands there several times, as ImageNet's `crane`, the first
-/// is the first.
+/// Returns the names of classes that have none: 0, 1 and so on, at least two.
+pub(crate) fn numbers(num_classes: usize) -> Vec<String> {
+    (0..num_classes.max(2))
+        .map(|class| class.to_string())
+        .collect()
+}
+
+/// Returns true if the classes have no names: they are called 0, 1 and so on.
+pub(crate) fn are_numbers(names: &[String]) -> bool {
+    names == numbers(names.len())
+}
+
+/// Returns for each of `own` the class of `expected` with the same name.
+///
+/// Of a name that occurs several times, as ImageNet's `crane`, the first is matched with the first.
 pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
     let mut found = vec![None; own.len()];
     let mut is_taken = vec![false; expected.len()];
-    // The very name goes first, then the one in another form.
+    // An exact match wins over a match in the normal form.
     for form in [str::to_owned, normal_form] as [fn(&str) -> String; 2] {
-        let mut places =
-            std::collections::HashMap::<String, std::collections::VecDeque<usize>>::new();
+        let mut places = HashMap::<String, VecDeque<usize>>::new();
         for (place, name) in expected
             .iter()
             .enumerate()
@@ -117,9 +145,7 @@ pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
         }
         for (class, name) in own.iter().enumerate() {
             if found[class].is_none()
-                && let Some(place) = places
-                    .get_mut(&form(name))
-                    .and_then(std::collections::VecDeque::pop_front)
+                && let Some(place) = places.get_mut(&form(name)).and_then(VecDeque::pop_front)
             {
                 found[class] = Some(place as u16);
                 is_taken[place] = true;
@@ -129,16 +155,16 @@ pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
     found
 }
 
-/// A note on names of classes of one split that differ in their Unicode form alone.
+/// Returns a note on class names of one split that differ only in their Unicode form.
 pub(crate) fn twins(names: &[String]) -> Option<String> {
-    let mut before = std::collections::HashSet::new();
+    let mut before = HashSet::new();
     let twins: Vec<&String> = names
         .iter()
         .filter(|name| !before.insert(normal_form(name)))
         .collect();
     let said = || {
         format!(
-            "{} classes have the name of another class in another Unicode form, and are classes of their own: {}",
+            "{} classes have the name of another class in another Unicode form, and are separate classes: {}",
             twins.len(),
             list(twins.iter())
         )
@@ -146,7 +172,7 @@ pub(crate) fn twins(names: &[String]) -> Option<String> {
     (!twins.is_empty()).then(said)
 }
 
-/// A note on classes whose names are the expected ones in another Unicode form.
+/// Returns a note on classes whose names are the expected ones in another Unicode form.
 fn other_forms(own: &[String], expected: &[String]) -> Option<String> {
     let map = by_name(own, expected);
     let other: Vec<&String> = (0..own.len())
@@ -219,7 +245,8 @@ mod tests {
 
     #[test]
     fn names_in_two_unicode_forms_are_one_class_and_twins_keep_their_order() {
-        let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
+        let composed = "caf\u{e9}";
+        let decomposed = "cafe\u{301}";
         let (labels, notes) =
             mapped(Some(&[decomposed, "dog"]), &[0, 1], &[composed, "dog"]).unwrap();
         assert!(

@@ -1,7 +1,8 @@
-//! What a data set is to the rest of the program.
+//! The interface of a data set.
 //!
 //! Out: the trait [`ImageDataset`], its [`DatasetSplits`] and their [`Normalization`].
-//! Invariant: images are u8 `[H, W, C]`, all of one shape; samples are addressed by index and never change.
+//! Invariant: images are u8 `[H, W, C]`, all of one shape; samples are addressed by index and never
+//! change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub struct ImageShape {
 }
 
 impl ImageShape {
-    /// The number of values of one image: H * W * C.
+    /// Returns the number of values of one image: H * W * C.
     pub fn num_values(self) -> usize {
         self.height * self.width * self.channels
     }
@@ -45,24 +46,24 @@ impl fmt::Display for ImageShape {
 
 /// A set of labelled images of one shape, readable from several threads at once.
 pub trait ImageDataset: Send + Sync {
-    /// The name for logs and manifests, with the split: "cifar-10 train".
+    /// Returns the name for logs and manifests, with the split: "cifar-10 train".
     fn name(&self) -> &str;
 
-    /// The number of samples; never 0.
+    /// Returns the number of samples; never 0.
     fn len(&self) -> usize;
 
-    /// Whether there are no samples: never, since opening an empty data set is an error.
+    /// Returns true if there are no samples: never, since opening an empty data set is an error.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The shape of every image.
+    /// Returns the shape of every image.
     fn image_shape(&self) -> ImageShape;
 
-    /// The names of the classes in label order; their number is the number of classes.
+    /// Returns the names of the classes in label order; their number is the number of classes.
     fn class_names(&self) -> &[String];
 
-    /// The class of a sample, an index into `class_names`.
+    /// Returns the class of a sample, an index into `class_names`.
     ///
     /// # Panics
     /// If `index` is not below `len`.
@@ -74,16 +75,18 @@ pub trait ImageDataset: Send + Sync {
     /// `pixels`: `[H, W, C]` of `image_shape`.
     ///
     /// # Errors
-    /// If the sample is decoded on demand and its file cannot be read or decoded; the error names the path.
+    /// If the sample is decoded on demand and its file cannot be read or decoded; the error names
+    /// the path.
     ///
     /// # Panics
     /// If `index` is not below `len` or `pixels` has another length than the image.
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError>;
 
-    /// Writes the pixels of a part of a sample's image, brought to `shape`, which has the channels of every image.
+    /// Writes the pixels of a part of a sample's image, brought to `shape`, which has the channels
+    /// of every image.
     ///
-    /// `choose` is given the width and height of the image that parts are cut of: as it is stored, where images are kept at their own
-    /// size, else `image_shape`'s.
+    /// `choose` is given the width and height of the image that parts are cut of: as it is stored,
+    /// where images are kept at their own size, else `image_shape`'s.
     ///
     /// # Shapes
     /// `pixels`: `[H, W, C]` of `shape`.
@@ -103,17 +106,19 @@ pub trait ImageDataset: Send + Sync {
         crop_of_whole(self, index, choose, shape, pixels)
     }
 
-    /// The data's identity, a sha256 in hex over shape, labels and pixels, or over labels, names and bytes of image files.
+    /// Returns the data's identity, a sha256 in hex over shape, labels and pixels, or over labels,
+    /// names and bytes of image files.
     ///
     /// It is computed at the first call and may read the whole data set.
     fn checksum(&self) -> String;
 
-    /// Whether the next [`checksum`](Self::checksum) would read files.
+    /// Returns true if the next [`checksum`](Self::checksum) would read files.
     fn checksum_reads_files(&self) -> bool {
         false
     }
 
-    /// Takes over the checksum that another process on the same files has computed; nothing where it is known already.
+    /// Takes over the checksum that another process on the same files has computed; nothing where
+    /// it is known already.
     fn adopt_checksum(&self, checksum: &str) {
         let _ = checksum;
     }
@@ -161,14 +166,15 @@ pub struct DatasetSplits {
     pub val: Option<Arc<dyn ImageDataset>>,
     /// The samples to measure the result by, if the data set has them.
     pub test: Option<Arc<dyn ImageDataset>>,
-    /// How pixels become numbers of about zero mean and unit variance.
+    /// Normalisation of pixels to about zero mean and unit variance.
     pub normalization: Normalization,
-    /// Warnings about splits that are there and not opened, such as one without labels; one sentence each.
+    /// Warnings about splits that are there and not opened, such as one without labels; one
+    /// sentence each.
     pub notes: Vec<String>,
 }
 
 impl DatasetSplits {
-    /// The splits of a data set without a validation split.
+    /// Returns the splits of a data set without a validation split.
     pub fn of_two(
         train: Arc<dyn ImageDataset>,
         test: Arc<dyn ImageDataset>,
@@ -183,7 +189,7 @@ impl DatasetSplits {
         }
     }
 
-    /// The split by that name.
+    /// Returns the split by that name.
     pub fn get(&self, split: Split) -> Option<&Arc<dyn ImageDataset>> {
         match split {
             Split::Train => Some(&self.train),
@@ -192,23 +198,10 @@ impl DatasetSplits {
         }
     }
 
-    /// The split that epochs are compared by: the validation split, else the test split; `None` if there is neither.
+    /// Returns the split that epochs are compared by: the validation split, else the test split;
+    /// `None` if there is neither.
     pub fn evaluated(&self) -> Option<&Arc<dyn ImageDataset>> {
         self.val.as_ref().or(self.test.as_ref())
-    }
-}
-
-/// A split that was opened, or `None` and a note if it has no labels.
-pub(crate) fn if_labelled<T>(
-    opened: Result<T, DatasetError>,
-    notes: &mut Vec<String>,
-) -> Result<Option<T>, DatasetError> {
-    match opened {
-        Err(unlabelled @ DatasetError::Unlabelled { .. }) => {
-            notes.push(unlabelled.to_string());
-            Ok(None)
-        }
-        opened => opened.map(Some),
     }
 }
 
@@ -222,7 +215,7 @@ pub struct Normalization {
 }
 
 impl Normalization {
-    /// The statistics of ImageNet's RGB pixels, which published weights expect.
+    /// Returns the statistics of ImageNet's RGB pixels, which published weights expect.
     pub fn imagenet() -> Self {
         Self {
             mean: vec![0.485, 0.456, 0.406],

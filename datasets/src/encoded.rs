@@ -1,22 +1,25 @@
 //! One split of encoded images, decoded now or when they are read.
 //!
 //! In: a [`Source`] of encoded images, their labels. Out: an [`ImageDataset`].
-//! Invariant: order, notes and checksum do not depend on the number of threads, nor the checksum on what is kept in memory.
+//! Invariant: order, notes and checksum do not depend on the number of threads, nor the checksum on
+//! what is kept in memory.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use sha2::{Digest, Sha256};
 
-use crate::dataset::{ImageDataset, ImageShape, crop_of_whole};
-use crate::decode::{EXTENSIONS, Sizing, decode_crop, decode_into};
+use crate::classes::{empty_class, map_labels};
+use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization, crop_of_whole};
+use crate::decode::{Sizing, decode_crop, decode_into};
 use crate::error::{DatasetError, list};
 use crate::memory::{digest_shape, to_hex};
 use crate::resize::CropBox;
+use crate::split::Split;
 use crate::threads::in_parts;
 
-/// What happens with an image file that cannot be decoded.
+/// Handling of an image file that cannot be decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "cli",
@@ -31,102 +34,231 @@ pub enum OnBadImage {
     Skip,
 }
 
+/// Settings for reading encoded images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadConfig {
+    /// The size of all samples.
+    pub sizing: Sizing,
+    /// Handling of images that cannot be decoded, and of samples without a label.
+    pub on_bad_image: OnBadImage,
+    /// Number of threads that read headers and decode when a data set is opened.
+    pub num_threads: usize,
+    /// Limit of the memory for decoded images of a folder, all splits together. A larger folder is
+    /// decoded on demand, as are images that [keep their own size](Sizing::shorter_side).
+    pub memory_limit_bytes: u64,
+    /// Folder for the index of tar shards if the folder of the shards is read-only.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl ReadConfig {
+    /// Fails on bad images, decodes on all CPUs, keeps up to 4 GiB of decoded images, has no cache.
+    pub fn new(sizing: Sizing) -> Self {
+        Self {
+            sizing,
+            on_bad_image: OnBadImage::Fail,
+            num_threads: thread::available_parallelism().map_or(1, usize::from),
+            memory_limit_bytes: 4 << 30,
+            cache_dir: None,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), DatasetError> {
+        self.sizing.check()?;
+        if self.num_threads == 0 {
+            return Err(DatasetError::config("num_threads", "at least 1", 0));
+        }
+        Ok(())
+    }
+}
+
 /// The sha256 of an encoded image.
 type ImageDigest = [u8; 32];
 
-/// Where the encoded images of a split are.
+/// The encoded images of a split.
 pub(crate) trait Source: Send + Sync {
-    /// The bytes of an image.
+    /// Returns the bytes of an image.
     fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError>;
 
-    /// The file of an image, as errors call it.
+    /// Returns the path of an image in errors.
     fn path(&self, image: usize) -> PathBuf;
 
-    /// The name of an image within the split, the same on every machine.
+    /// Returns the name of an image within the split, the same on every machine.
     fn key(&self, image: usize) -> String;
 
-    /// The path that errors call a class by.
-    fn class_path(&self, class_name: &str) -> PathBuf;
+    /// Returns the path of the split in errors.
+    fn dir(&self) -> PathBuf;
 
-    /// A digest of all images, where it is known without reading them; the checksum is another one then.
+    /// Returns a digest of all images, if it is known without reading them; the checksum differs
+    /// then.
     fn known_digest(&self) -> Option<String> {
         None
     }
 }
 
-/// How the images of a split are read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
-    pub(crate) sizing: Sizing,
-    /// Whether all are decoded now and kept.
-    pub(crate) keep: bool,
-    pub(crate) on_bad_image: OnBadImage,
-    /// Whether what is skipped is looked for in whole images: of one to train on a random part may be any.
-    pub(crate) whole: bool,
-    /// Of the threads that decode when a split is opened.
-    pub(crate) num_threads: usize,
-}
-
-/// What is known of a split before an image is read.
+/// A split whose images are found and not read yet.
 #[derive(Debug)]
-pub(crate) struct Contents {
+pub(crate) struct FoundSplit<S> {
+    /// Name of the data set and the split.
     pub(crate) name: String,
-    pub(crate) class_names: Vec<String>,
-    /// Of each image of the source.
+    pub(crate) source: S,
+    /// Label of each image of the source, a position in `class_names`.
     pub(crate) labels: Vec<u16>,
+    /// `None` if the data name no classes.
+    pub(crate) class_names: Option<Vec<String>>,
     pub(crate) notes: Vec<String>,
 }
 
-/// A split of encoded images.
-pub(crate) struct EncodedDataset<S> {
-    contents: Contents,
-    source: S,
-    /// The images of the source that are samples.
-    images: Vec<u32>,
-    shape: ImageShape,
-    sizing: Sizing,
-    /// All samples `[N, H, W, C]`, unless they are decoded when they are read.
-    pixels: Option<Vec<u8>>,
-    checksum: OnceLock<String>,
-}
+impl<S: Source + 'static> FoundSplit<S> {
+    /// Returns the number of classes, as far as the labels show.
+    pub(crate) fn num_labels(&self) -> usize {
+        let largest = self.labels.iter().max();
+        largest.map_or(0, |label| usize::from(*label) + 1)
+    }
 
-impl<S: Source> EncodedDataset<S> {
-    /// Opens a split; with `keep` or [`OnBadImage::Skip`] every image is decoded once.
+    /// Rejects or notes samples that cannot be used, of which `num_unlabelled` lack only a label.
+    pub(crate) fn note_problems(
+        &mut self,
+        problems: &[String],
+        num_unlabelled: usize,
+        on_bad_image: OnBadImage,
+    ) -> Result<(), DatasetError> {
+        let Self { name, source, .. } = self;
+        if self.labels.is_empty() && num_unlabelled > 0 {
+            return Err(DatasetError::unlabelled(
+                source.dir(),
+                format!("none of {num_unlabelled} images has a label from 0 up"),
+            ));
+        }
+        let listed = list(problems.iter());
+        if self.labels.is_empty() {
+            let mut problem = format!("{name}: expected an image with a label, got none");
+            if !listed.is_empty() {
+                problem += &format!(" ({listed})");
+            }
+            return Err(DatasetError::bad_files(source.dir(), &problem, false));
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        if on_bad_image == OnBadImage::Fail {
+            return Err(DatasetError::bad_files(source.dir(), &listed, true));
+        }
+        self.notes
+            .push(format!("{} samples were skipped: {listed}", problems.len()));
+        Ok(())
+    }
+
+    /// Maps the labels to positions in `classes`, by name, and notes differences.
+    pub(crate) fn map_to(&mut self, classes: &[String]) -> Result<(), DatasetError> {
+        let own = self.class_names.as_deref();
+        let notes = map_labels(&self.name, &mut self.labels, own, classes)?;
+        self.notes.extend(notes);
+        self.class_names = Some(classes.to_vec());
+        Ok(())
+    }
+
+    /// Opens the split; with `keep` or [`OnBadImage::Skip`] every image is decoded once.
     pub(crate) fn open(
-        source: S,
-        contents: Contents,
-        reading: Reading,
-    ) -> Result<Self, DatasetError> {
-        let size = reading.sizing.size;
-        let mut dataset = Self {
-            images: (0..contents.labels.len() as u32).collect(),
-            contents,
-            source,
+        self,
+        split: Option<Split>,
+        keep: bool,
+        config: &ReadConfig,
+    ) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        let size = config.sizing.size;
+        let mut dataset = EncodedDataset {
+            images: (0..self.labels.len() as u32).collect(),
+            class_names: self.class_names.unwrap_or_default(),
+            name: self.name,
+            labels: self.labels,
+            notes: self.notes,
+            source: self.source,
             shape: ImageShape {
                 height: size,
                 width: size,
                 channels: 3,
             },
-            sizing: reading.sizing,
+            // A random part of a training image may be any part of it.
+            decodes_whole: split == Some(Split::Train) && config.on_bad_image == OnBadImage::Skip,
+            config: config.clone(),
             pixels: None,
             checksum: OnceLock::new(),
         };
-        if reading.keep || reading.on_bad_image == OnBadImage::Skip {
-            dataset.decode_all(reading)?;
+        if keep || config.on_bad_image == OnBadImage::Skip {
+            dataset.decode_all(keep)?;
         }
-        Ok(dataset)
+        Ok(Arc::new(dataset))
     }
+}
 
-    /// Decodes every image, keeps the pixels if asked to, and drops or refuses the bad ones.
-    fn decode_all(&mut self, reading: Reading) -> Result<(), DatasetError> {
-        let (len, keep) = (self.shape.num_values(), reading.keep);
+/// Splits that were found.
+pub(crate) type FoundSplits<S> = Vec<(Split, FoundSplit<S>)>;
+
+/// Adds a split that was searched for; without labels only the training split is an error, others
+/// are noted.
+pub(crate) fn add_labelled<S>(
+    splits: &mut FoundSplits<S>,
+    split: Split,
+    found: Result<FoundSplit<S>, DatasetError>,
+    notes: &mut Vec<String>,
+) -> Result<(), DatasetError> {
+    match found {
+        Err(DatasetError::Unlabelled { path, problem }) if split != Split::Train => {
+            notes.push(format!("{}: {problem}", path.display()));
+        }
+        found => splits.push((split, found?)),
+    }
+    Ok(())
+}
+
+/// Opens the splits of a data set, of which the first is the training split.
+pub(crate) fn open_splits<S: Source + 'static>(
+    splits: FoundSplits<S>,
+    notes: Vec<String>,
+    keep: bool,
+    config: &ReadConfig,
+) -> Result<DatasetSplits, DatasetError> {
+    let mut opened = [None, None, None];
+    for (split, found) in splits {
+        opened[split as usize] = Some(found.open(Some(split), keep, config)?);
+    }
+    let [train, val, test] = opened;
+    Ok(DatasetSplits {
+        train: train.expect("a data set without a training split is an error"),
+        val,
+        test,
+        normalization: Normalization::imagenet(),
+        notes,
+    })
+}
+
+/// A split of encoded images.
+struct EncodedDataset<S> {
+    name: String,
+    source: S,
+    /// Label of each image of the source.
+    labels: Vec<u16>,
+    class_names: Vec<String>,
+    notes: Vec<String>,
+    /// The images of the source that are samples.
+    images: Vec<u32>,
+    shape: ImageShape,
+    config: ReadConfig,
+    /// True if bad images are found by decoding all their pixels.
+    decodes_whole: bool,
+    /// All samples `[N, H, W, C]`, unless they are decoded on demand.
+    pixels: Option<Vec<u8>>,
+    checksum: OnceLock<String>,
+}
+
+impl<S: Source> EncodedDataset<S> {
+    /// Decodes every image, keeps the pixels if asked to, and drops or rejects the bad ones.
+    fn decode_all(&mut self, keep: bool) -> Result<(), DatasetError> {
+        let len = self.shape.num_values();
         let mut pixels = vec![0; if keep { self.images.len() * len } else { 0 }];
-        let results = self.decode_images(&mut pixels, reading);
-        let (mut digests, mut good, mut bad) = (
-            Vec::with_capacity(self.images.len()),
-            Vec::new(),
-            Vec::new(),
-        );
+        let results = self.decode_images(&mut pixels);
+        let mut digests = Vec::with_capacity(self.images.len());
+        let mut good = Vec::new();
+        let mut bad = Vec::new();
         for (image, result) in (0..).zip(results) {
             match result {
                 Ok(digest) => {
@@ -139,8 +271,8 @@ impl<S: Source> EncodedDataset<S> {
                 }
                 Err(
                     error @ (DatasetError::BadImage { .. } | DatasetError::FileTooLarge { .. }),
-                ) if reading.on_bad_image == OnBadImage::Skip => {
-                    bad.push((self.contents.labels[image as usize], error.to_string()));
+                ) if self.config.on_bad_image == OnBadImage::Skip => {
+                    bad.push((self.labels[image as usize], error.to_string()));
                 }
                 Err(error) => return Err(error),
             }
@@ -160,32 +292,32 @@ impl<S: Source> EncodedDataset<S> {
         if bad.is_empty() {
             return Ok(());
         }
-        let mut num_bad = vec![0; self.contents.class_names.len()];
+        let mut num_bad = vec![0; self.class_names.len()];
         bad.iter()
             .for_each(|(label, _)| num_bad[usize::from(*label)] += 1);
-        for (label, class_name) in self.contents.class_names.iter().enumerate() {
+        for (label, class_name) in self.class_names.iter().enumerate() {
             if num_bad[label] > 0 && !(0..self.len()).any(|index| self.label(index) == label) {
-                return Err(DatasetError::EmptyClass {
-                    path: self.source.class_path(class_name),
-                    extensions: EXTENSIONS.join(", "),
-                    found: format!("{} could not be decoded", num_bad[label]),
-                });
+                return Err(empty_class(
+                    self.source.dir().join(class_name),
+                    &format!("{} could not be decoded", num_bad[label]),
+                ));
             }
         }
-        self.contents.notes.push(format!(
+        self.notes.push(format!(
             "{} of {} image files were skipped: {}",
             bad.len(),
-            self.contents.labels.len(),
+            self.labels.len(),
             list(bad.iter().map(|(_, error)| error))
         ));
         Ok(())
     }
 
-    /// One digest over shape, labels, keys and contents, in the order of samples; `digests` may be empty where one of all is known.
+    /// Returns one digest over shape, labels, keys and contents, in the order of samples; `digests`
+    /// may be empty where one of all is known.
     fn combine(&self, digests: &[ImageDigest]) -> String {
         let mut total = Sha256::new();
         digest_shape(&mut total, self.shape, self.images.len());
-        if let Some(side) = self.sizing.shorter_side {
+        if let Some(side) = self.config.sizing.shorter_side {
             total.update((side as u64).to_le_bytes());
         }
         let known = self.source.known_digest();
@@ -203,22 +335,19 @@ impl<S: Source> EncodedDataset<S> {
 
     /// Decodes all images on several threads; `pixels` is either empty or has room for each.
     ///
-    /// Results come in order. With `Fail` a thread stops at its first bad image, so the results may end there.
-    fn decode_images(
-        &self,
-        pixels: &mut [u8],
-        reading: Reading,
-    ) -> Vec<Result<ImageDigest, DatasetError>> {
+    /// Results come in order. With `Fail` a thread stops at its first bad image, so the results may
+    /// end there.
+    fn decode_images(&self, pixels: &mut [u8]) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
-        let per_thread = self.images.len().div_ceil(reading.num_threads).max(1);
+        let num_threads = self.config.num_threads;
+        let per_thread = self.images.len().div_ceil(num_threads).max(1);
         let mut outputs = pixels.chunks_mut(per_thread * len);
         let parts = self
             .images
             .chunks(per_thread)
             .map(|images| (images, outputs.next().unwrap_or_default()));
-        let decode =
-            |(images, output): (&[u32], &mut [u8])| self.decode_part(images, output, reading);
-        in_parts(reading.num_threads, parts, decode)
+        let decode = |(images, output): (&[u32], &mut [u8])| self.decode_part(images, output);
+        in_parts(num_threads, parts, decode)
             .into_iter()
             .flatten()
             .collect()
@@ -228,11 +357,6 @@ impl<S: Source> EncodedDataset<S> {
         &self,
         images: &[u32],
         output: &mut [u8],
-        Reading {
-            on_bad_image,
-            whole,
-            ..
-        }: Reading,
     ) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
         let mut scratch = vec![0; len];
@@ -243,19 +367,16 @@ impl<S: Source> EncodedDataset<S> {
                 .unwrap_or(&mut scratch);
             let result = self.source.read(*image as usize).and_then(|bytes| {
                 let digest = Sha256::digest(&bytes).into();
-                match on_bad_image {
-                    OnBadImage::Skip if whole => {
-                        self.decode_whole(&bytes, *image as usize, pixels)?
-                    }
-                    OnBadImage::Skip | OnBadImage::Fail => {
-                        self.decode(&bytes, *image as usize, pixels)?
-                    }
+                if self.decodes_whole {
+                    self.decode_whole(&bytes, *image as usize, pixels)?;
+                } else {
+                    self.decode(&bytes, *image as usize, pixels)?;
                 }
                 Ok(digest)
             });
             let failed = result.is_err();
             results.push(result);
-            if failed && on_bad_image == OnBadImage::Fail {
+            if failed && self.config.on_bad_image == OnBadImage::Fail {
                 break;
             }
         }
@@ -267,20 +388,21 @@ impl<S: Source> EncodedDataset<S> {
             bytes,
             &|| self.source.path(image),
             self.shape,
-            self.sizing,
+            self.config.sizing,
             pixels,
         );
         decoded.map_err(|error| explained(error, bytes))
     }
 
-    /// As [`decode`](Self::decode), and refuses what is damaged anywhere; of images that keep their own size the pixels are other ones.
+    /// As [`decode`](Self::decode), and rejects what is damaged anywhere; of images that keep their
+    /// own size the pixels are other ones.
     fn decode_whole(
         &self,
         bytes: &[u8],
         image: usize,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
-        if self.sizing.shorter_side.is_none() {
+        if self.config.sizing.shorter_side.is_none() {
             return self.decode(bytes, image, pixels);
         }
         let whole = |[width, height]: [u32; 2]| CropBox {
@@ -299,7 +421,8 @@ impl<S: Source> EncodedDataset<S> {
         .map_err(|error| explained(error, bytes))
     }
 
-    /// The digests of all samples, on all processors. An image that cannot be read counts as empty: reading it will tell.
+    /// Returns the digests of all samples, on all CPUs. An image that cannot be read counts as
+    /// empty: reading it returns the error.
     fn digest_images(&self) -> Vec<ImageDigest> {
         let num_threads = thread::available_parallelism().map_or(1, usize::from);
         let per_thread = self.images.len().div_ceil(num_threads).max(1);
@@ -311,10 +434,11 @@ impl<S: Source> EncodedDataset<S> {
     }
 }
 
-/// The longest text that stands in place of a file, in bytes: a path, or the pointer of a store of large files.
+/// The longest text that stands in place of a file, in bytes: a path, or the pointer of a store of
+/// large files.
 const MAX_POINTER_BYTES: usize = 1024;
 
-/// The error of an image that is none, with what it is instead.
+/// Explains the error of a file that is not an image.
 fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
     let is_text = bytes.len() <= MAX_POINTER_BYTES
         && std::str::from_utf8(bytes)
@@ -326,7 +450,7 @@ fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
         DatasetError::BadImage { path, .. } if is_text => DatasetError::BadImage {
             path,
             reason:
-                "the file is a few words of text, such as the pointer of Git LFS or git-annex; fetch the file itself \
+                "the file is a few words of text, such as the pointer of Git LFS or git-annex. Fetch the file itself \
                      (git lfs pull, git annex get)"
                     .to_owned(),
         },
@@ -336,7 +460,7 @@ fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
 
 impl<S: Source> ImageDataset for EncodedDataset<S> {
     fn name(&self) -> &str {
-        &self.contents.name
+        &self.name
     }
 
     fn len(&self) -> usize {
@@ -348,11 +472,11 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
     }
 
     fn class_names(&self) -> &[String] {
-        &self.contents.class_names
+        &self.class_names
     }
 
     fn label(&self, index: usize) -> usize {
-        usize::from(self.contents.labels[self.images[index] as usize])
+        usize::from(self.labels[self.images[index] as usize])
     }
 
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
@@ -373,7 +497,7 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
         shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
-        if self.sizing.shorter_side.is_none() {
+        if self.config.sizing.shorter_side.is_none() {
             return crop_of_whole(self, index, choose, shape, pixels);
         }
         let image = self.images[index] as usize;
@@ -384,7 +508,8 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
 
     /// Over keys and bytes of the images, whether or not their pixels are in memory.
     ///
-    /// Reads all of them, on all processors, if they were not decoded at opening and no digest of all is known.
+    /// Reads all of them, on all processors, if they were not decoded at opening and no digest of
+    /// all is known.
     fn checksum(&self) -> String {
         let compute = || match self.source.known_digest() {
             Some(_) => self.combine(&[]),
@@ -402,6 +527,6 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
     }
 
     fn notes(&self) -> &[String] {
-        &self.contents.notes
+        &self.notes
     }
 }

@@ -1,7 +1,8 @@
 //! Reads a whole file, if it is one and not larger than it could be; or hashes one.
 //!
 //! In: a path and the most bytes that make sense there. Out: the bytes, or their sha256.
-//! Invariant: never waits for the writer of a named pipe and never reads on without end, as from a device.
+//! Invariant: never waits for the writer of a named pipe and never reads on without end, as from a
+//! device.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read};
@@ -13,15 +14,12 @@ use crate::error::DatasetError;
 use crate::memory::to_hex;
 use crate::progress::Counted;
 
-/// The bytes of the file at `path`, of which there may be up to `max_bytes`.
+/// Returns the bytes of the file at `path`, of which there may be up to `max_bytes`.
 pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, DatasetError> {
     // Asked before the file is opened, since opening a named pipe already waits.
     let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
     if !metadata.is_file() {
-        return Err(DatasetError::NotAFile {
-            path: path.to_path_buf(),
-            got: kind(metadata.file_type()),
-        });
+        return Err(not_a_file(path, kind(metadata.file_type())));
     }
     let too_large = |got_bytes| DatasetError::FileTooLarge {
         path: path.to_path_buf(),
@@ -43,7 +41,26 @@ pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Dataset
     Ok(bytes)
 }
 
-/// The sha256 of a file, in hex.
+/// Reads a text file of up to `max_bytes`, without the byte order mark that some editors write.
+pub(crate) fn read_text(path: &Path, max_bytes: u64) -> Result<String, DatasetError> {
+    let text = String::from_utf8(read_whole(path, max_bytes)?).map_err(|_| {
+        DatasetError::invalid(
+            path,
+            "expected text in UTF-8, got other bytes. Save it as UTF-8",
+        )
+    })?;
+    Ok(text.trim_start_matches('\u{feff}').to_owned())
+}
+
+/// Returns the error of a path that is not a regular file: reading it could block or never end.
+pub(crate) fn not_a_file(path: &Path, got: &str) -> DatasetError {
+    DatasetError::invalid(
+        path,
+        format!("expected a regular file, got {got}. Put the file itself there"),
+    )
+}
+
+/// Returns the sha256 of a file, in hex.
 pub(crate) fn sha256_of(path: &Path) -> Result<String, DatasetError> {
     let mut file = Counted(File::open(path).map_err(DatasetError::io("read", path))?);
     let mut digest = Sha256::new();
@@ -68,7 +85,7 @@ fn kind(file_type: FileType) -> &'static str {
     if file_type.is_dir() {
         "a folder"
     } else {
-        "something else"
+        "another kind of entry"
     }
 }
 

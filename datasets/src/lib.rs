@@ -2,9 +2,9 @@
 //!
 //! In: bytes on disk (CIFAR's binary release, folders of images) or a seed (shapes, synthetic).
 //! Out: [`LoadedStep`]s of `[N, H, W, C]` micro-batches, normalised on the host or on the device.
-//! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step, never on how many
-//! shards read them or how many threads load them. The crate knows nothing of ranks but (shard_index, num_shards),
-//! and only [`batch`] knows tensors.
+//! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step,
+//! not on the number of shards or threads. The crate has (shard_index, num_shards) in place of
+//! ranks, and only [`batch`] uses tensors.
 //!
 //! Imports point down this list of modules.
 
@@ -60,7 +60,7 @@ pub mod threads;
 
 pub mod error;
 
-pub use augment::{Augment, Placement};
+pub use augment::{Augment, ImageShift};
 pub use batch::{
     DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets,
 };
@@ -68,9 +68,8 @@ pub use cifar::Cifar;
 pub use classes::normal_form;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::{Sizing, load_image};
-pub use encoded::OnBadImage;
+pub use encoded::{OnBadImage, ReadConfig};
 pub use error::DatasetError;
-pub use image_folder::ImageFolderConfig;
 pub use limited::{Subset, class_sizes};
 pub use loader::{LoadedStep, Loader, LoaderConfig};
 pub use mix::Mix;
@@ -83,7 +82,6 @@ pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use split::Split;
 pub use synthetic::SyntheticConfig;
-pub use tar_shards::TarShardsConfig;
 
 /// The example of the crate's page, as a test.
 #[cfg(doctest)]

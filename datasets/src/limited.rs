@@ -1,7 +1,9 @@
 //! A few samples of a larger data set: for quick runs, or as its validation part.
 //!
-//! In: a data set and a number of samples, or a share and a seed. Out: [`ImageDataset`]s of the chosen samples.
-//! Invariant: a choice holds all classes in proportion; [`Subset::first`] has no seed and grows by adding samples only.
+//! In: a data set and a number of samples, or a share and a seed. Out: [`ImageDataset`]s of the
+//! chosen samples.
+//! Invariant: a choice holds all classes in proportion; [`Subset::first`] has no seed and grows by
+//! adding samples only.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -26,9 +28,10 @@ pub struct Subset {
 impl Subset {
     /// Takes `num_samples` of a data set.
     ///
-    /// They are not the first by index, since many data sets are sorted by class: samples come in a fixed random order in
-    /// which every class appears in proportion to its size and, from as many samples as there are classes, at least once.
-    /// The chosen samples keep the order of the data set.
+    /// They are not the first by index, since many data sets are sorted by class. Samples come in a
+    /// fixed random order in which every class appears in proportion to its size. From as many
+    /// samples as there are classes, every class appears at least once. The chosen samples keep the
+    /// order of the data set.
     ///
     /// # Errors
     /// If `num_samples` is 0 or more than the data set has.
@@ -50,11 +53,13 @@ impl Subset {
         Ok(Self::of(inner, name, indices, notes))
     }
 
-    /// Splits a data set into a part to train on and a part of `share` of the samples to validate with.
+    /// Splits a data set into a part to train on and a part of `share` of the samples to validate
+    /// with.
     ///
-    /// The parts have no sample in common. Each class gives its share of samples, to within one, so that the sum is close to the share
-    /// of all samples; a class keeps at least one sample to train on. The choice depends on the labels,
-    /// `share` and `seed`. Both parts keep the order of the data set.
+    /// The parts have no sample in common. Each class gives its share of samples, to within one, so
+    /// that the sum is close to the share of all samples; a class keeps at least one sample to
+    /// train on. The choice depends on the labels, `share` and `seed`. Both parts keep the order of
+    /// the data set.
     ///
     /// # Errors
     /// If `share` is not above 0 and below 1, or leaves one of the parts without samples.
@@ -68,7 +73,8 @@ impl Subset {
         }
         let order = Stream::new(seed, 0, 0, Purpose::Validation).permutation(inner.len());
         let mut left = validation_sizes(&class_sizes(&*inner), share, inner.len());
-        let (mut validation, mut train) = (Vec::new(), Vec::new());
+        let mut validation = Vec::new();
+        let mut train = Vec::new();
         for index in order {
             match &mut left[inner.label(index)] {
                 0 => train.push(index),
@@ -131,7 +137,7 @@ impl Subset {
     }
 }
 
-/// The number of samples of each class.
+/// Returns the number of samples of each class.
 pub fn class_sizes(dataset: &dyn ImageDataset) -> Vec<usize> {
     let mut sizes = vec![0; dataset.class_names().len()];
     for index in 0..dataset.len() {
@@ -140,8 +146,10 @@ pub fn class_sizes(dataset: &dyn ImageDataset) -> Vec<usize> {
     sizes
 }
 
-/// How many samples of each class validate: `share` of each class rounded down, and one more of the classes with the largest
-/// remainders until the sum is `share` of all samples. A class keeps one sample.
+/// Returns the number of validation samples of each class.
+///
+/// It is `share` of each class rounded down. The classes with the largest remainders give one more
+/// until the sum is `share` of all samples. A class keeps at least one training sample.
 fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Vec<usize> {
     let exact = |class: usize| class_sizes[class] as f64 * share;
     let at_most = |class: usize| class_sizes[class].saturating_sub(1);
@@ -161,7 +169,8 @@ fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Ve
     sizes
 }
 
-/// A random order in which the j-th sample of a class of n comes at about j / n of the whole.
+/// Returns a random order in which the j-th sample of a class of n comes at about j / n of the
+/// whole.
 fn even_order(dataset: &dyn ImageDataset) -> Vec<usize> {
     let order = Stream::new(0, 0, 0, Purpose::Subset).permutation(dataset.len());
     let mut class_sizes = vec![0u64; dataset.class_names().len()];
@@ -173,7 +182,8 @@ fn even_order(dataset: &dyn ImageDataset) -> Vec<usize> {
             (*seen - 1, index)
         })
         .collect();
-    // Fractions are compared crosswise, so that no rounding decides; the sort is stable, so ties stay in random order.
+    // Fractions are compared crosswise, so that no rounding decides; the sort is stable, so ties
+    // stay in random order.
     places.sort_by(|(place_a, a), (place_b, b)| -> Ordering {
         let size = |index| class_sizes[dataset.label(index)];
         (place_a * size(*b)).cmp(&(place_b * size(*a)))
@@ -217,7 +227,7 @@ impl ImageDataset for Subset {
             .read_crop(self.indices[index], choose, shape, pixels)
     }
 
-    /// The whole data set's checksum with the chosen indices.
+    /// Returns the whole data set's checksum with the chosen indices.
     fn checksum(&self) -> String {
         let compute = || {
             let mut digest = Sha256::new();
@@ -248,7 +258,8 @@ mod tests {
     use super::*;
     use crate::memory::MemoryDataset;
 
-    /// Class 0 has 60 samples, class 1 has 30, class 2 has 10, sorted by class; the pixel is the index.
+    /// Class 0 has 60 samples, class 1 has 30, class 2 has 10, sorted by class; the pixel is the
+    /// index.
     fn sorted_by_class() -> Arc<dyn ImageDataset> {
         Arc::new(MemoryDataset {
             name: "sorted".into(),
@@ -341,7 +352,8 @@ mod tests {
             let mut all = [pixels(&train), pixels(&validation)].concat();
             all.sort_unstable();
             assert_eq!(all, (0..100).collect::<Vec<u8>>());
-            let (again, other) = (split(7).1, split(8).1);
+            let again = split(7).1;
+            let other = split(8).1;
             assert_eq!(validation.checksum(), again.checksum());
             assert_ne!(
                 validation.checksum(),

@@ -1,9 +1,11 @@
 //! An iterator over the steps of an epoch that reads ahead in threads.
 //!
-//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step order, of normalised or of raw pixels.
-//! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps` steps are made or held ahead;
-//! a thread that waits for its turn uses no processor time; threads end when the loader is dropped; a failure comes out as
-//! an error after which the loader ends, never as a hang; where the operating system refuses a thread, the caller makes its steps.
+//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step
+//! order, of normalised or of raw pixels.
+//! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps`
+//! steps are made or held ahead; a thread that waits for its turn uses no processor time; threads
+//! end when the loader is dropped; a failure comes out as an error after which the loader ends,
+//! never as a hang; where the operating system rejects a thread, the caller makes its steps.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::augment::{Augment, Placement};
+use crate::augment::{Augment, ImageShift};
 use crate::batch::{HostBatch, MixedLabels, Pixels, RawPixels};
 use crate::dataset::{ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
@@ -21,20 +23,20 @@ use crate::progress;
 use crate::shard::{ShardPlan, StepShard};
 use crate::threads;
 
-/// How a shard's samples become batches.
+/// Settings that turn a shard's samples into batches.
 #[derive(Clone, Debug)]
 pub struct LoaderConfig {
     /// The largest number of samples of a micro-batch.
     pub micro_batch_size: usize,
-    /// How images are varied; `None` for testing.
+    /// Augmentation of images; `None` for testing.
     pub augment: Augment,
-    /// How they are mixed with others; the default for testing. Not of raw pixels.
+    /// Mixing of images with others; the default for testing. Not possible with raw pixels.
     pub mix: Mix,
     /// The shape of images, where it is another than the data set's; of resized crops only.
     pub image_shape: Option<ImageShape>,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
-    /// Whether pixels are left as they were read, for the device to crop, flip and normalise.
+    /// True if pixels are left as they were read, for the device to crop, flip and normalise.
     pub raw: bool,
     /// The seed of the augmentation.
     pub seed: u64,
@@ -42,16 +44,19 @@ pub struct LoaderConfig {
     pub epoch: u64,
     /// The number of threads that load; 0 loads in the calling thread.
     ///
-    /// One (the default) feeds a CIFAR ResNet many times over; more pay only for images decoded on demand.
+    /// One (the default) feeds a CIFAR ResNet many times over; more pay only for images decoded on
+    /// demand.
     pub num_threads: usize,
-    /// The number of steps made or held ahead, at least 1; it bounds the threads that can work at once.
+    /// The number of steps made or held ahead, at least 1; it bounds the threads that can work at
+    /// once.
     pub prefetch_steps: usize,
     /// The step to begin with, for a run that continues inside an epoch.
     pub first_step: usize,
 }
 
 impl LoaderConfig {
-    /// The defaults: no augmentation, nothing mixed, normalised pixels, seed and epoch 0, one thread, two steps ahead, from the first step.
+    /// Returns the defaults: no augmentation, nothing mixed, normalised pixels, seed and epoch 0,
+    /// one thread, two steps ahead, from the first step.
     pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
         Self {
             micro_batch_size,
@@ -86,12 +91,13 @@ pub struct LoadedStep<B = HostBatch> {
     pub step_in_epoch: usize,
     /// The number of samples of the step over all shards.
     pub global_num_samples: usize,
-    /// The micro-batches of the reader's shards, one shard's after the other's: as many of every shard, though in the last step some may be empty on some shards.
+    /// The micro-batches of the reader's shards, one shard's after the other's: as many of every
+    /// shard, though in the last step some may be empty on some shards.
     pub micro_batches: Vec<B>,
 }
 
 impl<B> LoadedStep<B> {
-    /// The step with each micro-batch turned into another, in order.
+    /// Returns the step with each micro-batch turned into another, in order.
     pub fn map<T>(self, turn: impl FnMut(B) -> T) -> LoadedStep<T> {
         let Self {
             step_in_epoch,
@@ -117,7 +123,8 @@ pub struct Loader {
     stop: Arc<AtomicBool>,
 }
 
-/// A thread and the channel by which its steps arrive: lane i of T makes steps first + i, first + i + T, …
+/// A thread and the channel by which its steps arrive: lane i of T makes steps first + i, first + i
+/// + T, …
 #[derive(Debug)]
 struct Lane {
     steps: Receiver<Result<LoadedStep, DatasetError>>,
@@ -128,11 +135,15 @@ impl Loader {
     /// Starts the threads.
     ///
     /// # Panics
-    /// If raw pixels are to be mixed, the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
-    /// channels, images that are no resized crops are to have another shape than the data set's, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
-    /// plan's last step.
+    /// - If raw pixels are to be mixed.
+    /// - If the plan was made for another number of samples than `dataset` has.
+    /// - If the normalisation is for another number of channels.
+    /// - If `image_shape` differs from the data set's without resized crops.
+    /// - If `micro_batch_size` is 0, or `prefetch_steps` is 0 though there are threads.
+    /// - If `first_step` is beyond the plan's last step.
     pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
-        let (first_step, end_step) = (config.first_step, plan.num_steps());
+        let first_step = config.first_step;
+        let end_step = plan.num_steps();
         assert!(
             first_step <= end_step,
             "first_step: expected at most {end_step}, got {first_step}"
@@ -159,12 +170,13 @@ impl Loader {
     /// Tries to start the thread of a lane, for the lane's steps from `step` on.
     fn start_lane(&mut self, lane: usize, step: usize) {
         let num_lanes = self.lanes.len();
-        // A lane holds the step it makes or wants to hand over and those in its channel, so a channel of capacity
-        // c means c + 1 steps ahead; the lanes' shares add up to prefetch_steps.
+        // A lane holds the step that it makes or hands over and those in its channel. So a channel
+        // of capacity c means c + 1 steps ahead. The lanes' shares add up to `prefetch_steps`.
         let prefetch_steps = self.maker.config.prefetch_steps;
         let share = prefetch_steps / num_lanes + usize::from(lane < prefetch_steps % num_lanes);
         let (sender, steps) = sync_channel(share - 1);
-        let (maker, stop) = (Arc::clone(&self.maker), Arc::clone(&self.stop));
+        let maker = Arc::clone(&self.maker);
+        let stop = Arc::clone(&self.stop);
         let own_steps = (step..self.end_step).step_by(num_lanes);
         let work = move |sender| run_lane(&maker, &stop, own_steps, &sender);
         let thread = threads::start(&format!("loader {lane}"), sender, work);
@@ -237,7 +249,7 @@ impl Drop for Loader {
             // Without its receiver a thread that waits to hand over a step wakes up and ends.
             drop(steps);
             if let Some(thread) = thread {
-                // A panic of a step that nobody waits for any more has nobody to be told to.
+                // A panic in a step that is no longer needed is ignored.
                 let _ = thread.join();
             }
         }
@@ -342,7 +354,8 @@ impl StepMaker {
                 ..
             } = self.plan.step_of(shard, step_in_epoch);
             num_global = global_num_samples;
-            // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
+            // Every shard counts the micro-batches of the fullest shard, so that all make the same
+            // number of micro-steps.
             let fullest = self.plan.max_shard_samples(global_num_samples);
             let mut chunks = draws.chunks(self.config.micro_batch_size);
             for _ in 0..fullest.div_ceil(self.config.micro_batch_size) {
@@ -359,25 +372,24 @@ impl StepMaker {
         }))
     }
 
-    /// A micro-batch of these [draws](StepShard::draws).
+    /// Returns a micro-batch of these [draws](StepShard::draws).
     fn make_batch(
         &self,
         draws: &[usize],
         stop: &AtomicBool,
     ) -> Result<Option<HostBatch>, DatasetError> {
         let shape = self.shape;
-        let (len, mixtures) = (shape.num_values(), self.mixtures(draws));
+        let len = shape.num_values();
+        let mixtures = self.mixtures(draws);
         let mut pixels = match self.config.raw {
             true => {
-                let placements = draws.iter().map(|draw| self.placement(*draw)).collect();
-                Pixels::Raw(RawPixels::black(placements, shape, Arc::clone(&self.table)))
+                let shifts = draws.iter().map(|draw| self.shift(*draw)).collect();
+                Pixels::Raw(RawPixels::black(shifts, shape, Arc::clone(&self.table)))
             }
             false => Pixels::Normalised(vec![0.0; draws.len() * len]),
         };
-        let (mut bytes, mut other) = (
-            vec![0; len],
-            vec![0.0; if mixtures.is_empty() { 0 } else { len }],
-        );
+        let mut bytes = vec![0; len];
+        let mut other = vec![0.0; if mixtures.is_empty() { 0 } else { len }];
         for (position, draw) in draws.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -413,7 +425,7 @@ impl StepMaker {
         }))
     }
 
-    /// What the samples are mixed with; empty if they stay alone.
+    /// Returns the mixtures of the samples; empty without mixing.
     fn mixtures(&self, draws: &[usize]) -> Vec<Mixture> {
         let LoaderConfig {
             mix, seed, epoch, ..
@@ -434,7 +446,7 @@ impl StepMaker {
     ) -> Result<(), DatasetError> {
         self.read(draw, bytes)?;
         self.table
-            .apply(bytes, self.shape, self.placement(draw), output);
+            .apply(bytes, self.shape, self.shift(draw), output);
         Ok(())
     }
 
@@ -455,7 +467,7 @@ impl StepMaker {
         )
     }
 
-    fn placement(&self, draw: usize) -> Placement {
+    fn shift(&self, draw: usize) -> ImageShift {
         self.config
             .augment
             .draw(self.config.seed, self.config.epoch, draw)

@@ -16,7 +16,7 @@ pub(crate) const PART_BYTES: usize = 1 << 20;
 /// Black images of one shape.
 ///
 /// # Errors
-/// When the system does not grant that much memory.
+/// If the system does not grant that much memory.
 pub(crate) fn black_images(
     field: &'static str,
     num_samples: usize,
@@ -25,7 +25,7 @@ pub(crate) fn black_images(
     let is_granted = |&len: &usize| {
         let mut probe = Vec::<u8>::new();
         let is_granted = probe.try_reserve_exact(len).is_ok();
-        // An allocation that nobody sees would be optimised away, as if it had been granted.
+        // The compiler would remove an unused allocation, as if it had been granted.
         std::hint::black_box(&probe);
         is_granted
     };
@@ -33,10 +33,10 @@ pub(crate) fn black_images(
         .checked_mul(shape.num_values())
         .filter(is_granted)
     {
-        // Pages that whoever draws there touches first.
+        // Pages that the drawing thread touches first.
         Some(len) => Ok(vec![0; len]),
         None => {
-            let got = format!("{num_samples} images of {shape}; ask for fewer");
+            let got = format!("{num_samples} images of {shape}. Ask for fewer");
             Err(DatasetError::config(
                 field,
                 "images that fit into memory",
@@ -106,7 +106,8 @@ impl ImageDataset for MemoryDataset {
     }
 }
 
-/// Adds height, width, channels and the number of samples: the same bytes in another shape are other data.
+/// Adds height, width, channels and the number of samples: the same bytes in another shape are
+/// other data.
 pub(crate) fn digest_shape(digest: &mut Sha256, shape: ImageShape, num_samples: usize) {
     for number in [shape.height, shape.width, shape.channels, num_samples] {
         digest.update((number as u64).to_le_bytes());

@@ -1,7 +1,9 @@
 //! Two training images in one, with both their labels.
 //!
-//! In: (seed, epoch, sample index), the number of samples. Out: the other sample, and how much of the image is its own.
-//! Invariant: the draw depends on these only, never on shard, thread or batch: ranks mix as one rank would.
+//! In: (seed, epoch, sample index), the number of samples. Out: the other sample, and how much of
+//! the image is its own.
+//! Invariant: the draw depends on these only, never on shard, thread or batch: ranks mix as one
+//! rank would.
 //! Source: Zhang et al. 2018, mixup (1710.09412); Yun et al. 2019, CutMix (1905.04899).
 
 use rand_distr::{Beta, Distribution};
@@ -9,11 +11,13 @@ use rand_distr::{Beta, Distribution};
 use crate::dataset::ImageShape;
 use crate::random::{Purpose, Stream};
 
-/// How training images are mixed; where both ways are in use, each image is mixed by one of them, with probability one half.
+/// Mixing of training images. With both methods each image is mixed by one of them, with
+/// probability one half.
 ///
 /// # Differs from PyTorch
-/// torchvision's `MixUp` and `CutMix` draw one share a batch and mix each image with its neighbour; here each image has a share and
-/// another sample of the whole split for itself, so that what is drawn does not depend on how a batch is shared out.
+/// torchvision's `MixUp` and `CutMix` draw one share a batch and mix each image with its neighbour.
+/// Here each image has a separate share and another sample of the whole split. The draw does not
+/// depend on the division of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mix {
     /// Both parameters of the beta distribution of mixup's shares; none if it is not in use.
@@ -22,14 +26,15 @@ pub struct Mix {
     pub cutmix: Option<f64>,
 }
 
-/// What one sample is mixed with.
+/// The partner of one sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mixture {
     /// Index of the other sample.
     pub(crate) other: usize,
     /// Share of the other sample in the label, 0 to 1.
     pub(crate) share: f32,
-    /// Where the other image is pasted; none where the images are added up by their shares.
+    /// The rectangle where the other image is pasted; `None` if the images are added by their
+    /// shares.
     pub(crate) region: Option<Region>,
 }
 
@@ -118,10 +123,12 @@ impl Mixture {
 }
 
 impl Region {
-    /// The part inside the image of a rectangle with the image's proportions and `share` of its area.
+    /// Returns the part inside the image of a rectangle with the image's proportions and `share` of
+    /// its area.
     fn around([y, x]: [usize; 2], share: f32, shape: ImageShape) -> Self {
         let half = |len: usize| (len as f32 * share.sqrt() / 2.0) as usize;
-        let (half_height, half_width) = (half(shape.height), half(shape.width));
+        let half_height = half(shape.height);
+        let half_width = half(shape.width);
         Self {
             top: y.saturating_sub(half_height),
             bottom: (y + half_height).min(shape.height),
@@ -200,7 +207,8 @@ mod tests {
             .iter()
             .filter(|mixture| mixture.region.is_some())
             .count();
-        // Five standard deviations of a binomial with n = 4,000 and p = 1/2 are 158; with p = 1/50 they are 44.
+        // Five standard deviations of a binomial with n = 4,000 and p = 1/2 are 158; with p = 1/50
+        // they are 44.
         assert!(num_cut.abs_diff(2000) < 158, "{num_cut}");
         for other in 0..50 {
             let count = all.iter().filter(|mixture| mixture.other == other).count();
@@ -210,7 +218,8 @@ mod tests {
 
     #[test]
     fn the_share_of_a_label_is_that_of_its_pixels() {
-        let (own, other) = (vec![1.0; SHAPE.num_values()], vec![3.0; SHAPE.num_values()]);
+        let own = vec![1.0; SHAPE.num_values()];
+        let other = vec![3.0; SHAPE.num_values()];
         for mixture in draws(Mix {
             mixup: Some(0.5),
             cutmix: Some(0.5),
@@ -246,7 +255,8 @@ mod tests {
         }
         .apply(&mut image, &number(1000.0), SHAPE);
         for (place, value) in image.iter().enumerate() {
-            let (y, x) = (place / 12, place / 2 % 6);
+            let y = place / 12;
+            let x = place / 2 % 6;
             let is_pasted = (2..5).contains(&y) && (1..6).contains(&x);
             assert_eq!(*value, place as f32 + if is_pasted { 1000.0 } else { 0.0 });
         }

@@ -1,9 +1,10 @@
 //! From u8 pixels to normalised f32, cropped and flipped in the same pass.
 //!
-//! In: u8 `[H, W, C]` and a [`Placement`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
-//! Invariant: every value comes from a table of 256 entries a channel, so it is exact and costs one load.
+//! In: u8 `[H, W, C]` and a [`ImageShift`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
+//! Invariant: every value comes from a table of 256 entries a channel, so it is exact and costs one
+//! load.
 
-use crate::augment::Placement;
+use crate::augment::ImageShift;
 use crate::dataset::{ImageShape, Normalization};
 
 /// The number of values of a u8.
@@ -39,12 +40,12 @@ impl NormalizationTable {
         Self { channels }
     }
 
-    /// The number of channels.
+    /// Returns the number of channels.
     pub fn num_channels(&self) -> usize {
         self.channels.len()
     }
 
-    /// The table `[C, 256]`.
+    /// Returns the table `[C, 256]`.
     pub fn values(&self) -> Vec<f32> {
         self.channels.concat()
     }
@@ -55,14 +56,9 @@ impl NormalizationTable {
     /// `source` and `output`: `[H, W, C]` of `shape`.
     ///
     /// # Panics
-    /// If a slice has another length than `shape`, or `shape` another number of channels than the table.
-    pub fn apply(
-        &self,
-        source: &[u8],
-        shape: ImageShape,
-        placement: Placement,
-        output: &mut [f32],
-    ) {
+    /// If a slice has another length than `shape`, or `shape` another number of channels than the
+    /// table.
+    pub fn apply(&self, source: &[u8], shape: ImageShape, shift: ImageShift, output: &mut [f32]) {
         let ImageShape {
             height,
             width,
@@ -73,16 +69,17 @@ impl NormalizationTable {
         assert_eq!(output.len(), shape.num_values(), "output values");
         // The output columns x' whose source column x' + dx lies inside the image.
         let clamp = |column: isize| column.clamp(0, width as isize) as usize;
-        let (first, last) = (clamp(-placement.dx), clamp(width as isize - placement.dx));
+        let first = clamp(-shift.dx);
+        let last = clamp(width as isize - shift.dx);
         for (y, row) in output.chunks_exact_mut(width * channels).enumerate() {
-            let source_y = y as isize + placement.dy;
+            let source_y = y as isize + shift.dy;
             if source_y < 0 || source_y >= height as isize || first >= last {
                 self.fill_black(row);
                 continue;
             }
             self.fill_black(&mut row[..first * channels]);
             self.fill_black(&mut row[last * channels..]);
-            let start = source_y as usize * width + (first as isize + placement.dx) as usize;
+            let start = source_y as usize * width + (first as isize + shift.dx) as usize;
             let pixels = &source[start * channels..(start + last - first) * channels];
             let inside = row[first * channels..last * channels].chunks_exact_mut(channels);
             for (values, pixel) in inside.zip(pixels.chunks_exact(channels)) {
@@ -90,7 +87,7 @@ impl NormalizationTable {
                     *value = table[usize::from(*byte)];
                 }
             }
-            if placement.flip {
+            if shift.flip {
                 flip_row(row, width, channels);
             }
         }
@@ -131,18 +128,15 @@ mod tests {
         }
     }
 
-    /// The definition in [`Placement`], one pixel at a time.
-    fn expected(source: &[u8], placement: Placement) -> Vec<f32> {
+    /// Returns the definition in [`ImageShift`], one pixel at a time.
+    fn expected(source: &[u8], shift: ImageShift) -> Vec<f32> {
         let Normalization { mean, std } = normalization();
         let mut output = Vec::new();
         for y in 0..SHAPE.height {
             for x in 0..SHAPE.width {
-                let column = if placement.flip {
-                    SHAPE.width - 1 - x
-                } else {
-                    x
-                };
-                let (sy, sx) = (y as isize + placement.dy, column as isize + placement.dx);
+                let column = if shift.flip { SHAPE.width - 1 - x } else { x };
+                let sy = y as isize + shift.dy;
+                let sx = column as isize + shift.dx;
                 let inside = (0..SHAPE.height as isize).contains(&sy)
                     && (0..SHAPE.width as isize).contains(&sx);
                 for channel in 0..SHAPE.channels {
@@ -165,10 +159,10 @@ mod tests {
         for dy in -4..=4 {
             for dx in -5..=5 {
                 for flip in [false, true] {
-                    let placement = Placement { dy, dx, flip };
+                    let shift = ImageShift { dy, dx, flip };
                     let mut output = vec![f32::NAN; SHAPE.num_values()];
-                    table.apply(&source, SHAPE, placement, &mut output);
-                    assert_eq!(output, expected(&source, placement), "{placement:?}");
+                    table.apply(&source, SHAPE, shift, &mut output);
+                    assert_eq!(output, expected(&source, shift), "{shift:?}");
                 }
             }
         }
@@ -178,11 +172,11 @@ mod tests {
     fn padding_is_black_before_normalisation() {
         let table = NormalizationTable::new(&normalization());
         let mut output = vec![0.0; SHAPE.num_values()];
-        let placement = Placement {
+        let shift = ImageShift {
             dy: 3,
-            ..Placement::default()
+            ..ImageShift::default()
         };
-        table.apply(&[255; 24], SHAPE, placement, &mut output);
+        table.apply(&[255; 24], SHAPE, shift, &mut output);
         assert!(output.chunks(2).all(|pixel| pixel == [-0.5, -4.0]));
     }
 }

@@ -1,6 +1,7 @@
 //! Operations on images: what TrivialAugment and RandAugment choose from.
 //!
-//! In: u8 `[H, W, C]`. Out: the same image, changed. Invariant: pixels are PIL's, bit by bit, for images of three channels.
+//! In: u8 `[H, W, C]`. Out: the same image, changed. Invariant: pixels are PIL's, bit by bit, for
+//! images of three channels.
 
 use crate::dataset::ImageShape;
 
@@ -8,7 +9,8 @@ use crate::dataset::ImageShape;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Identity,
-    /// Output pixel (x, y) is source pixel (a x + b y + c, d x + e y + f), from the middle of pixels.
+    /// Output pixel (x, y) is source pixel (a x + b y + c, d x + e y + f), from the middle of
+    /// pixels.
     Affine([f64; 6], Reading),
     /// Source pixels lie so far to the right and below, in parts of the width and the height.
     Translate([f64; 2], Reading),
@@ -33,12 +35,13 @@ pub(crate) enum Operation {
     Equalize,
 }
 
-/// How pixels between and beyond those of the source are read.
+/// Interpolation of pixels between and beyond those of the source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Reading {
     /// The nearest; black outside.
     Nearest,
-    /// The two nearest in each direction; this outside, the first channel first, which begins again for more.
+    /// The two nearest in each direction; this outside, the first channel first, which begins again
+    /// for more.
     Bilinear([u8; 3]),
     /// The four nearest in each direction, by a cubic; this outside.
     Bicubic([u8; 3]),
@@ -78,10 +81,8 @@ impl Operation {
             }
             Self::Contrast(factor) => {
                 let pixels = image.chunks_exact(shape.channels);
-                let (count, sum) = (
-                    pixels.len(),
-                    pixels.map(|pixel| u64::from(luminance(pixel))).sum::<u64>(),
-                );
+                let count = pixels.len();
+                let sum = pixels.map(|pixel| u64::from(luminance(pixel))).sum::<u64>();
                 let mean = (sum as f64 / count as f64 + 0.5) as u8;
                 image
                     .iter_mut()
@@ -139,13 +140,15 @@ fn luminance(pixel: &[u8]) -> u8 {
     }
 }
 
-/// What turns an image around its middle.
+/// Returns the matrix that turns an image around its middle.
 fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     let radians = -degrees.rem_euclid(360.0).to_radians();
     // Fifteen digits: a right angle has a cosine of 0.
     let rounded = |value: f64| (value * 1e15).round_ties_even() / 1e15;
-    let (cos, sin) = (rounded(libm::cos(radians)), rounded(libm::sin(radians)));
-    let (x, y) = (shape.width as f64 / 2.0, shape.height as f64 / 2.0);
+    let cos = rounded(libm::cos(radians));
+    let sin = rounded(libm::sin(radians));
+    let x = shape.width as f64 / 2.0;
+    let y = shape.height as f64 / 2.0;
     [
         cos,
         sin,
@@ -165,7 +168,8 @@ fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Readin
     }
 }
 
-/// Reads each pixel from the nearest place of `matrix`, black outside, in fixed point with 16 bits behind it.
+/// Reads each pixel from the nearest place of `matrix`, black outside, in fixed point with 16 bits
+/// behind it.
 fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
     let ImageShape {
         height,
@@ -179,9 +183,11 @@ fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
             .ok()
             .filter(|place| *place < len)
     };
-    let (mut first_x, mut first_y) = (fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5));
+    let mut first_x = fixed(c + a * 0.5 + b * 0.5);
+    let mut first_y = fixed(f + d * 0.5 + e * 0.5);
     for row in image.chunks_exact_mut(width * channels) {
-        let (mut x, mut y) = (first_x, first_y);
+        let mut x = first_x;
+        let mut y = first_y;
         for pixel in row.chunks_exact_mut(channels) {
             match (inside(x, width), inside(y, height)) {
                 (Some(x), Some(y)) => {
@@ -197,8 +203,8 @@ fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
     }
 }
 
-/// Reads each pixel from between its N x N neighbours at its place of `matrix`; places outside the image are `fill`, neighbours outside
-/// are the border's pixels.
+/// Reads each pixel from between its N x N neighbours at its place of `matrix`; places outside the
+/// image are `fill`, neighbours outside are the border's pixels.
 fn interpolated<const N: usize>(
     image: &mut [u8],
     shape: ImageShape,
@@ -213,8 +219,10 @@ fn interpolated<const N: usize>(
     } = shape;
     let source = image.to_vec();
     for (place, pixel) in image.chunks_exact_mut(channels).enumerate() {
-        let (x, y) = ((place % width) as f64 + 0.5, (place / width) as f64 + 0.5);
-        let (x, y) = (a * x + b * y + c, d * x + e * y + f);
+        let column = (place % width) as f64 + 0.5;
+        let row = (place / width) as f64 + 0.5;
+        let x = a * column + b * row + c;
+        let y = d * column + e * row + f;
         if !(0.0..width as f64).contains(&x) || !(0.0..height as f64).contains(&y) {
             pixel
                 .iter_mut()
@@ -222,17 +230,16 @@ fn interpolated<const N: usize>(
                 .for_each(|(value, fill)| *value = *fill);
             continue;
         }
-        let (x, y) = (x - 0.5, y - 0.5);
+        let x = x - 0.5;
+        let y = y - 0.5;
         let first = |place: f64| place.floor() as isize - (N as isize / 2 - 1);
         let neighbour = |first: isize, index: usize, len: usize| {
             (first + index as isize).clamp(0, len as isize - 1) as usize
         };
         for (channel, value) in pixel.iter_mut().enumerate() {
             let read = |row: usize, column: usize| {
-                let (y, x) = (
-                    neighbour(first(y), row, height),
-                    neighbour(first(x), column, width),
-                );
+                let y = neighbour(first(y), row, height);
+                let x = neighbour(first(x), column, width);
                 f64::from(source[(y * width + x) * channels + channel])
             };
             let rows = std::array::from_fn(|row| {
@@ -251,20 +258,25 @@ fn linear([first, second]: [f64; 2], way: f64) -> f64 {
     first + (second - first) * way
 }
 
-/// The cubic through the two in the middle whose slopes there are those between their neighbours (a = -1).
+/// Returns the cubic through the two in the middle whose slopes there are those between their
+/// neighbours (a = -1).
 fn cubic([before, first, second, after]: [f64; 4], way: f64) -> f64 {
-    let (slope, curve) = (second - before, 2.0 * (before - first) + second - after);
+    let slope = second - before;
+    let curve = 2.0 * (before - first) + second - after;
     first + way * (slope + way * (curve + way * (first - before - second + after)))
 }
 
-/// Each pixel five times with its eight neighbours; the border stays.
+/// Returns the weighted mean of each pixel, which counts five times, and its eight neighbours.
+///
+/// The border stays as it is.
 fn smoothed(image: &[u8], shape: ImageShape) -> Vec<u8> {
     let ImageShape {
         height,
         width,
         channels,
     } = shape;
-    let (mut output, row) = (image.to_vec(), width * channels);
+    let mut output = image.to_vec();
+    let row = width * channels;
     for y in 1..height.saturating_sub(1) {
         for place in y * row + channels..(y + 1) * row - channels {
             let sum: u32 = [place - row, place, place + row]
@@ -300,10 +312,11 @@ fn identity() -> [u8; 256] {
     std::array::from_fn(|value| value as u8)
 }
 
-/// The darkest value becomes 0, the brightest 255.
+/// Returns the table that maps the darkest value to 0 and the brightest to 255.
 fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
     let is_used = |value: &usize| histogram[*value] > 0;
-    let (darkest, brightest) = ((0..256).find(is_used), (0..256).rfind(is_used));
+    let darkest = (0..256).find(is_used);
+    let brightest = (0..256).rfind(is_used);
     let (Some(darkest), Some(brightest)) =
         (darkest, brightest.filter(|value| Some(*value) != darkest))
     else {
@@ -313,7 +326,7 @@ fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
     std::array::from_fn(|value| (value as f64 * scale - darkest as f64 * scale) as u8)
 }
 
-/// Each value about equally often.
+/// Returns the table after which all values are about equally frequent.
 fn equalized(histogram: &[usize; 256]) -> [u8; 256] {
     let Some(brightest) = (0..256).rfind(|value| histogram[*value] > 0) else {
         return identity();
@@ -340,7 +353,7 @@ pub(crate) mod tests {
         channels: 3,
     };
 
-    /// A picture with edges, ramps and noise; in the first channel only few values.
+    /// Returns a picture with edges, ramps and noise; in the first channel only few values.
     pub(crate) fn picture() -> Vec<u8> {
         let value = |y: usize, x: usize, channel: usize| match channel {
             0 => 40 + 30 * ((x / 5 + y / 6) % 3),

@@ -1,7 +1,8 @@
 //! A batch as one picture, for people to look at.
 //!
 //! In: normalised pixels of images of one shape. Out: a PNG of them side by side.
-//! Invariant: pixels are what they were before normalisation, to the rounding; what lies outside 0..1 is cut off.
+//! Invariant: pixels are what they were before normalisation, to the rounding; what lies outside
+//! 0..1 is cut off.
 
 use image::codecs::png::PngEncoder;
 use image::{ExtendedColorType, ImageEncoder};
@@ -17,10 +18,12 @@ pub struct Picture {
     pub shape: ImageShape,
 }
 
-/// The images of `pixels` `[N, H, W, C]` in a square, row by row; `None` without an image, or where they have neither 1 nor 3 channels.
+/// Returns the images of `pixels` `[N, H, W, C]` in a square, row by row; `None` without an image,
+/// or where they have neither 1 nor 3 channels.
 ///
 /// # Panics
-/// If `pixels` is no whole number of images of `shape`, or `normalization` is of another number of channels.
+/// If `pixels` is no whole number of images of `shape`, or `normalization` is of another number of
+/// channels.
 pub fn picture(
     pixels: &[f32],
     shape: ImageShape,
@@ -52,7 +55,8 @@ pub fn picture(
     };
     let mut bytes = vec![0; whole.height * whole.width * channels];
     for (index, image) in images.enumerate() {
-        let (top, left) = (index / columns * height, index % columns * width);
+        let top = index / columns * height;
+        let left = index % columns * width;
         for (y, row) in image.chunks_exact(width * channels).enumerate() {
             let start = ((top + y) * whole.width + left) * channels;
             for (at, value) in row.iter().enumerate() {

@@ -1,15 +1,18 @@
-//! How much this process has done for its data sets, for whoever watches it.
+//! Progress of this process on its data sets, for a watchdog.
 //!
-//! In: bytes as they are fetched, read and unpacked, images as they are drawn, steps as they are handed over. Out: their number. Invariant: it only grows, while
-//! anything is done.
+//! In: bytes that are fetched, read and unpacked, images that are drawn, steps that are handed
+//! over. Out: their number.
+//! Invariant: the number only grows, while work is done.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static NUM_DONE: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that this process has downloaded, read, unpacked and made, images that it has drawn, steps that it has loaded, over all data sets together. While it
-/// stands still the process does nothing for its data.
+/// Returns a count of the work that this process has done for its data sets.
+///
+/// It adds up bytes downloaded, read, unpacked and made, images drawn and steps loaded. While it
+/// stands still, the process does nothing for its data.
 pub fn progress() -> u64 {
     NUM_DONE.load(Ordering::Relaxed)
 }

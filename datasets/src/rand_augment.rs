@@ -1,8 +1,9 @@
 //! RandAugment: two random operations of about one strength on each training image.
 //!
 //! In: (seed, epoch, sample index). Out: the operations. Invariant: the draw depends on these only.
-//! Source: Cubuk et al. 2019, RandAugment (1909.13719), in the form of Wightman, Touvron and Jégou (2110.00476), which is timm's
-//! `rand-mM-mstd0.5-inc1`: two of 15 operations, each made with probability one half, stronger with a greater magnitude.
+//! Source: Cubuk et al. 2019, RandAugment (1909.13719), in the form of Wightman, Touvron and Jégou
+//! (2110.00476), which is timm's `rand-mM-mstd0.5-inc1`: two of 15 operations, each made with
+//! probability one half, stronger with a greater magnitude.
 
 use rand_distr::{Distribution, StandardNormal};
 
@@ -14,10 +15,10 @@ pub const MAX_MAGNITUDE: f64 = 10.0;
 
 const NUM_DRAWS: usize = 2;
 const NUM_KINDS: usize = 15;
-/// Of the magnitude.
+/// Standard deviation of the magnitude.
 const STANDARD_DEVIATION: f64 = 0.5;
 
-/// How strong the operations are.
+/// The strength of the operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandAugment {
     /// Mean of the magnitude, 0 to [`MAX_MAGNITUDE`].
@@ -25,10 +26,12 @@ pub struct RandAugment {
 }
 
 impl RandAugment {
-    /// Draws what is done to one sample in one epoch; the mean of its data set, in parts of white, comes in at the edges.
+    /// Draws what is done to one sample in one epoch; the mean of its data set, in parts of white,
+    /// comes in at the edges.
     ///
     /// # Differs from PyTorch
-    /// The distribution is timm's, but that images are flipped after it, not before; the random stream is our own.
+    /// The distribution is timm's, but that images are flipped after it, not before; the random
+    /// stream is our own.
     pub(crate) fn draw(
         self,
         seed: u64,
@@ -43,11 +46,13 @@ impl RandAugment {
             .cycle();
         let fill = std::array::from_fn(|_| channels.next().unwrap_or_default());
         std::array::from_fn(|_| {
-            let (kind, is_made) = (stream.below(NUM_KINDS), stream.coin());
+            let kind = stream.below(NUM_KINDS);
+            let is_made = stream.coin();
             let deviation: f64 = StandardNormal.sample(&mut stream);
             let magnitude =
                 (self.magnitude + STANDARD_DEVIATION * deviation).clamp(0.0, MAX_MAGNITUDE);
-            let (is_negative, is_cubic) = (stream.coin(), stream.coin());
+            let is_negative = stream.coin();
+            let is_cubic = stream.coin();
             let reading = if is_cubic {
                 Reading::Bicubic(fill)
             } else {
@@ -62,7 +67,7 @@ impl RandAugment {
     }
 }
 
-/// The operation of this number; some have two directions.
+/// Returns the operation of this number; some have two directions.
 fn of(kind: usize, magnitude: f64, is_negative: bool, reading: Reading) -> Operation {
     let up_to = |largest: f64| magnitude / MAX_MAGNITUDE * largest;
     let signed = |largest| {
@@ -97,7 +102,8 @@ mod tests {
     use super::*;
     use crate::operation::tests::{SHAPE, picture};
 
-    /// `datasets/tests/images/rand_augment.py` made them with PIL: of each operation three strengths, both directions, both ways to read.
+    /// `datasets/tests/images/rand_augment.py` made them with PIL: of each operation three
+    /// strengths, both directions, both ways to read.
     const FIXTURE: &[u8] = include_bytes!("../tests/images/rand_augment.bin");
 
     #[test]
@@ -157,7 +163,8 @@ mod tests {
             (count + 1.0, sum + magnitude)
         });
         // Values are rounded down by half a step of 1/11 on average.
-        let (mean, deviation) = (sum / count, 0.5 / f64::sqrt(count));
+        let mean = sum / count;
+        let deviation = 0.5 / f64::sqrt(count);
         assert!((mean + 0.5 / 11.0 - 6.0).abs() < 5.0 * deviation, "{mean}");
         assert!(
             bits(10.0).all(|magnitude| magnitude <= 10.0)

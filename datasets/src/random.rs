@@ -1,8 +1,8 @@
 //! Random streams that are pure functions of what they are for.
 //!
 //! In: (seed, epoch or split, index, purpose). Out: an independent ChaCha8 stream.
-//! Invariant: the four words are the cipher's 256-bit key, so two different uses never share a stream, whatever rank,
-//! thread or platform draws.
+//! Invariant: the four words are the cipher's 256-bit key, so two different uses never share a
+//! stream, whatever rank, thread or platform draws.
 //! Source: D. J. Bernstein, "ChaCha, a variant of Salsa20" (2008).
 
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use rand::TryRng;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// What a stream is drawn for; part of the key, so that purposes are independent.
+/// The purpose of a stream; part of the key, so that purposes are independent.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -43,7 +43,8 @@ impl Stream {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// A uniform integer in `0..bound`, without modulo bias (Lemire, arXiv 1805.10941, with 64-bit words).
+    /// Returns a uniform integer in `0..bound`, without modulo bias (Lemire, arXiv 1805.10941, with
+    /// 64-bit words).
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "bound: expected at least 1, got 0");
         let bound = bound as u64;
@@ -56,12 +57,12 @@ impl Stream {
         }
     }
 
-    /// A uniform number in `[0, 1)` with 24 random bits.
+    /// Returns a uniform number in `[0, 1)` with 24 random bits.
     pub(crate) fn unit(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// A uniform number in `[low, high)`.
+    /// Returns a uniform number in `[low, high)`.
     pub(crate) fn between(&mut self, low: f32, high: f32) -> f32 {
         low + (high - low) * self.unit()
     }
@@ -76,7 +77,7 @@ impl Stream {
         self.0.fill_bytes(bytes);
     }
 
-    /// A uniform permutation of `0..len` (Fisher-Yates; Knuth, TAOCP 2, algorithm 3.4.2 P).
+    /// Returns a uniform permutation of `0..len` (Fisher-Yates; Knuth, TAOCP 2, algorithm 3.4.2 P).
     pub(crate) fn permutation(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for last in (1..len).rev() {
@@ -86,7 +87,7 @@ impl Stream {
     }
 }
 
-/// What distributions draw from.
+/// The interface of distributions.
 impl TryRng for Stream {
     type Error = Infallible;
 

@@ -1,8 +1,9 @@
 //! A part of an image of any size, brought to the size of a sample as Pillow and torchvision do it.
 //!
 //! In: u8 `[h, w, C]` and a [`View`] of it. Out: u8 `[H, W, C]`.
-//! Invariant: bilinear with a filter that widens as the image shrinks (antialiased), rounded to 8 bits after each of its two passes;
-//! each value is within 1 of 255 of Pillow's on the images of a test, and seldom 2 off on others (4 values of 263,000 on 2026-11-27).
+//! Invariant: bilinear with a filter that widens as the image shrinks (antialiased), rounded to 8
+//! bits after each of its two passes; each value is within 1 of 255 of Pillow's on the images of a
+//! test, and seldom 2 off on others (4 values of 263,000 on 2026-11-27).
 
 use std::cell::RefCell;
 
@@ -23,12 +24,14 @@ pub struct CropBox {
     pub height: u32,
 }
 
-/// What of an image becomes a sample.
+/// The part of an image that becomes a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
-    /// This part, cut out before it is resized, as torchvision's `resized_crop`: the filter sees nothing around it.
+    /// This part, cut out before it is resized, as torchvision's `resized_crop`: the filter sees
+    /// nothing around it.
     Crop(CropBox),
-    /// The middle of the image whose shorter side was brought to this length, as torchvision's `Resize` and `CenterCrop`.
+    /// The middle of the image whose shorter side was brought to this length, as torchvision's
+    /// `Resize` and `CenterCrop`.
     Middle {
         /// At least the height and width of the sample, in pixels.
         shorter_side: u32,
@@ -36,7 +39,8 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// The pixels of an image of this width and height that a sample of `lines` rows of `columns` is made of, or more.
+    /// Returns the pixels of an image of this width and height that a sample of `lines` rows of
+    /// `columns` is made of, or more.
     pub(crate) fn reads(self, [width, height]: [u32; 2], [columns, lines]: [u32; 2]) -> CropBox {
         let shorter_side = match self {
             Self::Crop(part) => return part,
@@ -66,7 +70,8 @@ impl View {
     /// Writes what is seen of an image.
     ///
     /// # Shapes
-    /// `image`: `[height, width, C]`, of which only what [`reads`](Self::reads) says matters; `output`: `[H, W, C]`.
+    /// `image`: `[height, width, C]`, of which only what [`reads`](Self::reads) says matters;
+    /// `output`: `[H, W, C]`.
     ///
     /// # Panics
     /// If a slice does not fit its shape, or a crop its image.
@@ -75,7 +80,7 @@ impl View {
         if channels == 3 {
             return self.apply_to_rgb(image, size, [width as u32, height as u32], output);
         }
-        // Nobody hurries with others: each channel is made three.
+        // Other numbers of channels are rare: each channel is tripled.
         let mut resized = vec![0; 3 * height * width];
         for channel in 0..channels {
             let of_channel = image.iter().skip(channel).step_by(channels);
@@ -103,7 +108,8 @@ impl View {
         let (part, options) = match self {
             Self::Crop(part) => (part, options),
             Self::Middle { shorter_side } => {
-                // Only the middle is computed: which pixels it comes from, seen with those around it.
+                // Only the middle is computed: which pixels it comes from, seen with those around
+                // it.
                 let [wide, high] = resized_size([width, height], shorter_side);
                 let (left, across) = middle(width, wide, columns);
                 let (top, down) = middle(height, high, lines);
@@ -138,9 +144,12 @@ thread_local! {
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Width and height when the shorter of both becomes `shorter_side`: the longer one is rounded down, as torchvision's `Resize` does.
+/// Returns the width and the height after the shorter of both has become `shorter_side`.
+///
+/// The longer one is rounded down, as torchvision's `Resize` does.
 fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
-    let (short, long) = (u64::from(width.min(height)), u64::from(width.max(height)));
+    let short = u64::from(width.min(height));
+    let long = u64::from(width.max(height));
     let longer_side = (u64::from(shorter_side) * long / short) as u32;
     if width <= height {
         [shorter_side, longer_side]
@@ -149,9 +158,10 @@ fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
     }
 }
 
-/// Start and length, in pixels of a side of `len`, of the middle `wanted` pixels of that side resized to `resized`.
+/// Returns the start and the length of the middle `wanted` pixels of a side resized to `resized`.
 ///
-/// A rest of one pixel lies on the side that torchvision's `CenterCrop` leaves it on: half a pixel is rounded to the even number.
+/// Both are in pixels of the original side of `len` pixels. An odd remainder is cut as by
+/// torchvision's `CenterCrop`: half a pixel is rounded to the even number.
 fn middle(len: u32, resized: u32, wanted: u32) -> (f64, f64) {
     let first = (f64::from(resized - wanted) / 2.0).round_ties_even();
     let scale = f64::from(len) / f64::from(resized);
@@ -198,7 +208,7 @@ mod tests {
         }
     }
 
-    /// The image of `make.py`, beside the file.
+    /// Returns the image that `make.py` draws.
     fn drawn(width: u32, height: u32) -> Vec<u8> {
         let pixel =
             |y: u32, x: u32, channel: u32| ((x * 7 + y * 13 + channel * 50) ^ (x * y / 3)) as u8;
@@ -209,7 +219,8 @@ mod tests {
     #[test]
     fn each_value_is_within_one_of_that_of_pillow() {
         let cases = include_bytes!("../tests/images/resize/resized.bin");
-        let (mut num_cases, mut rest) = (0, &cases[..]);
+        let mut num_cases = 0;
+        let mut rest = &cases[..];
         while let Some((numbers, behind)) = rest.split_first_chunk::<16>() {
             let [width, height, left, top, w, h, size, _] = std::array::from_fn(|at| {
                 u32::from(u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]))

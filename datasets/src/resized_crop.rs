@@ -2,7 +2,8 @@
 //!
 //! In: (seed, epoch, sample index) and the size of the image. Out: a [`CropBox`].
 //! Invariant: the draw depends on these only.
-//! Source: Szegedy et al. 2014 (1409.4842), section 6: 8 to 100 % of the area, aspect ratio 3/4 to 4/3.
+//! Source: Szegedy et al. 2014 (1409.4842), section 6: 8 to 100 % of the area, aspect ratio 3/4 to
+//! 4/3.
 
 use crate::random::{Purpose, Stream};
 use crate::resize::CropBox;
@@ -13,7 +14,7 @@ const RATIOS: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 /// The draws before the middle of the image is taken.
 const MAX_TRIES: usize = 10;
 
-/// Which parts are drawn.
+/// The range of areas from which crops are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResizedCrop {
     /// The smallest share of the image's area, above 0.
@@ -23,7 +24,7 @@ pub struct ResizedCrop {
 }
 
 impl ResizedCrop {
-    /// The part of a sample's image of this size in one epoch.
+    /// Returns the part of a sample's image of this size in one epoch.
     ///
     /// # Differs from PyTorch
     /// The distribution is torchvision's, the random stream our own.
@@ -53,7 +54,7 @@ impl ResizedCrop {
     }
 }
 
-/// The largest middle part of an allowed aspect ratio.
+/// Returns the largest middle part of an allowed aspect ratio.
 fn middle(width: u32, height: u32) -> CropBox {
     let ratio = f64::from(width) / f64::from(height);
     let times =
@@ -111,7 +112,8 @@ mod tests {
             let ratio = f64::from(*width) / f64::from(*height);
             assert!((0.74..=1.35).contains(&ratio), "{ratio}");
         }
-        // Large flat parts of a square do not fit and are drawn again; the mean is that of 400,000 draws by torchvision's lines in Python.
+        // Large flat parts of a square do not fit and are drawn again; the mean is that of 400,000
+        // draws by torchvision's lines in Python.
         let scale = mean(&|part| f64::from(part.width * part.height) / 250_000.0);
         let ratio = mean(&|part| (f64::from(part.width) / f64::from(part.height)).ln());
         assert!((scale - 0.4788).abs() < 0.01, "{scale}");

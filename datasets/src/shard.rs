@@ -1,9 +1,10 @@
-//! Which samples a shard reads in each step of an epoch.
+//! The samples that a shard reads in each step of an epoch.
 //!
-//! In: (num_samples, global_batch_size, seed, epoch, shard_index, num_shards). Out: the indices of each step.
-//! Invariant: all shards make the same number of steps; global batch k is the same set of samples for every number of
-//! shards; in an epoch no sample is read twice and none is lost, unless `drop_last` drops the partial batch or the order is
-//! [balanced](ShardPlan::balanced).
+//! In: (num_samples, global_batch_size, seed, epoch, shard_index, num_shards). Out: the indices of
+//! each step.
+//! Invariant: all shards make the same number of steps. Global batch k is the same set of samples
+//! for every number of shards. In an epoch every sample is read once, unless `drop_last` drops the
+//! partial batch or the order is [balanced](ShardPlan::balanced).
 //! Source: one shuffle an epoch, split over the workers, as in arXiv 1706.02677, section 2.3.
 
 use std::ops::Range;
@@ -12,7 +13,7 @@ use crate::dataset::ImageDataset;
 use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
 
-/// What a plan is made from; all shards of a job differ in `shard_index` only.
+/// The inputs of a plan; the shards of a job differ only in `shard_index`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
     /// The number of samples of the data set.
@@ -23,21 +24,23 @@ pub struct ShardConfig {
     pub seed: u64,
     /// The epoch, from 0; each has its own order.
     pub epoch: u64,
-    /// Whether samples come in random order, or else by index.
+    /// True if samples come in random order, or else by index.
     pub shuffle: bool,
-    /// Whether the last global batch is dropped if it is partial.
+    /// True if the last global batch is dropped if it is partial.
     pub drop_last: bool,
     /// The shard that this plan is for, in `0..num_shards`.
     pub shard_index: usize,
     /// The number of shards.
     pub num_shards: usize,
-    /// How many consecutive shards from `shard_index` on this plan's reader takes, at least 1: each is a batch of its own, so
-    /// that what is computed of a shard does not depend on who else's shards the reader has.
+    /// Number of consecutive shards, from `shard_index` on, that this plan's reader takes, at least
+    /// 1. Each is a separate batch, so that results of a shard do not depend on the other shards of
+    /// the reader.
     pub num_own_shards: usize,
 }
 
 impl ShardConfig {
-    /// The only shard there is, of epoch 0, by index, with the last batch even where it is partial, and seed 0.
+    /// Returns the only shard there is, of epoch 0, by index, with the last batch even where it is
+    /// partial, and seed 0.
     pub fn new(num_samples: usize, global_batch_size: usize) -> Self {
         Self {
             num_samples,
@@ -68,8 +71,8 @@ pub struct StepShard {
     pub global_num_samples: usize,
     /// This shard's samples; may be empty in the last step.
     pub indices: Vec<usize>,
-    /// A number for each of these samples by which its random changes are drawn: its index, plus `num_samples` for each time that
-    /// the epoch has drawn it before.
+    /// A number for each of these samples by which its random changes are drawn: its index, plus
+    /// `num_samples` for each time that the epoch has drawn it before.
     pub draws: Vec<usize>,
 }
 
@@ -77,8 +80,10 @@ impl ShardPlan {
     /// Draws the epoch's order.
     ///
     /// # Errors
-    /// If there are no samples or no shards, `shard_index` is out of range, the global batch is empty or not a multiple of
-    /// `num_shards`, or `drop_last` would leave no step.
+    /// - If there are no samples or no shards.
+    /// - If `shard_index` is out of range.
+    /// - If the global batch is empty or not a multiple of `num_shards`.
+    /// - If `drop_last` would leave no step.
     pub fn new(config: ShardConfig) -> Result<Self, DatasetError> {
         let ShardConfig {
             num_samples,
@@ -124,9 +129,10 @@ impl ShardPlan {
         Ok(Self { config, order })
     }
 
-    /// As [`new`](Self::new), in a random order that favours no class: each of the epoch's `num_samples` samples is drawn with
-    /// replacement, its class first, with equal probabilities, then a sample of that class. It is PyTorch's
-    /// `WeightedRandomSampler` with weights of one over the size of a sample's class.
+    /// As [`new`](Self::new), in a random order that favours no class: each of the epoch's
+    /// `num_samples` samples is drawn with replacement, its class first, with equal probabilities,
+    /// then a sample of that class. It is PyTorch's `WeightedRandomSampler` with weights of one
+    /// over the size of a sample's class.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -169,12 +175,12 @@ impl ShardPlan {
         })
     }
 
-    /// What the plan was made from.
+    /// Returns the inputs of the plan.
     pub fn config(&self) -> &ShardConfig {
         &self.config
     }
 
-    /// The number of steps of the epoch, the same on every shard.
+    /// Returns the number of steps of the epoch, the same on every shard.
     pub fn num_steps(&self) -> usize {
         if self.config.drop_last {
             self.config.num_samples / self.config.global_batch_size
@@ -185,7 +191,7 @@ impl ShardPlan {
         }
     }
 
-    /// The plan's first shard's samples of a step.
+    /// Returns the plan's first shard's samples of a step.
     ///
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
@@ -193,12 +199,13 @@ impl ShardPlan {
         self.step_of(self.config.shard_index, step_in_epoch)
     }
 
-    /// The shards of this plan's reader.
+    /// Returns the shards of this plan's reader.
     pub fn own_shards(&self) -> Range<usize> {
         self.config.shard_index..self.config.shard_index + self.config.num_own_shards
     }
 
-    /// A shard's samples of a step: positions r, r + N, r + 2N … of the global batch for shard r of N.
+    /// Returns a shard's samples of a step: positions r, r + N, r + 2N … of the global batch for
+    /// shard r of N.
     ///
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
@@ -218,7 +225,7 @@ impl ShardPlan {
         }
     }
 
-    /// The samples of a step over all shards, in the order of the epoch.
+    /// Returns the samples of a step over all shards, in the order of the epoch.
     ///
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
@@ -243,7 +250,8 @@ impl ShardPlan {
             .map_or(position, |order| order[position])
     }
 
-    /// The largest number of samples that any shard has in a step, by which all shards count their micro-batches.
+    /// Returns the largest number of samples that any shard has in a step, by which all shards
+    /// count their micro-batches.
     pub(crate) fn max_shard_samples(&self, global_num_samples: usize) -> usize {
         global_num_samples.div_ceil(self.config.num_shards)
     }

@@ -1,16 +1,18 @@
-//! Which folders and files of a data set are which split.
+//! Names of folders and files of the splits of a data set.
 //!
-//! In: names of folders and files. Out: a [`Split`], the folder or the files of a split, and notes on what is not used.
-//! Invariant: this file alone decides, for folders of images, tar shards and Parquet files.
+//! In: names of folders and files. Out: a [`Split`], the folder or the files of a split, and notes
+//! on what is not used.
+//! Invariant: only this file decides, for folders of images, tar shards and Parquet files.
 //!
-//! | Split | Names, in any case; the first that is there is used |
+//! | Split | Names, in any case; the first that exists is used |
 //! |---|---|
 //! | [`Split::Train`] | `train`, `training` |
 //! | [`Split::Val`] | `val`, `valid`, `validation` |
 //! | [`Split::Test`] | `test`, `testing` |
 //!
-//! A folder of images is called exactly so. Of a file the first such word of its name counts (`imagenet1k-train-0000.tar`,
-//! `validation-00000-of-00014.parquet`, `val2017.tar`), else the nearest folder of such a name (`train/0000.parquet`).
+//! A folder of images has exactly such a name. For a file the first such word of its name counts
+//! (`imagenet1k-train-0000.tar`, `validation-00000-of-00014.parquet`, `val2017.tar`), else the
+//! nearest folder of such a name (`train/0000.parquet`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,7 +47,8 @@ impl Split {
     /// All splits.
     pub const ALL: [Self; 3] = [Self::Train, Self::Val, Self::Test];
 
-    /// The names that a folder or file of the split may have, in lower case; the first is the split's own.
+    /// Returns the names that a folder or file of the split may have, in lower case; the first is
+    /// the split's own.
     #[must_use]
     pub fn names(self) -> &'static [&'static str] {
         match self {
@@ -55,7 +58,7 @@ impl Split {
         }
     }
 
-    /// The split that has this name, in any case.
+    /// Returns the split that has this name, in any case.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|split| {
@@ -73,7 +76,8 @@ impl fmt::Display for Split {
     }
 }
 
-/// The names to look for: `name` itself, then the other names of the split that it names, if any.
+/// Returns the names to look for: `name` itself, then the other names of the split that it names,
+/// if any.
 fn wanted(name: &str) -> Vec<String> {
     let others = Split::of_name(name).map_or(&[][..], Split::names);
     let others = others
@@ -83,7 +87,8 @@ fn wanted(name: &str) -> Vec<String> {
     std::iter::once(name.to_owned()).chain(others).collect()
 }
 
-/// The folder of the split `name` in `dir`, if there is one, and a note on others of the same split.
+/// Returns the folder of the split `name` in `dir`, if there is one, and a note on others of the
+/// same split.
 pub(crate) fn folder(
     dir: &Path,
     name: &str,
@@ -103,7 +108,8 @@ pub(crate) fn folder(
     Ok(Some((dir.join(used), (!others.is_empty()).then(unused))))
 }
 
-/// Notes on entries of `dir` that have the name of a split and are no folders, such as links to a disk that is not mounted.
+/// Notes on entries of `dir` that have the name of a split and are no folders, such as links to a
+/// disk that is not mounted.
 pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
     let names = Split::ALL
         .into_iter()
@@ -117,17 +123,18 @@ pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The names of the folders in `dir`, sorted; hidden ones and those that are not UTF-8 are left out.
+/// Returns the names of the folders in `dir`, sorted; hidden ones and those that are not UTF-8 are
+/// left out.
 pub(crate) fn folder_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
         let entry = entry.map_err(DatasetError::io("read", dir))?;
-        let name = entry
-            .file_name()
-            .into_string()
-            .ok()
-            .filter(|name| !name.starts_with('.'));
-        names.extend(name.filter(|_| entry.path().is_dir()));
+        if let Ok(name) = entry.file_name().into_string()
+            && !name.starts_with('.')
+            && entry.path().is_dir()
+        {
+            names.push(name);
+        }
     }
     names.sort();
     Ok(names)
@@ -142,7 +149,7 @@ pub(crate) struct SplitFiles {
     names: Vec<String>,
     /// Compressed files: paths below `dir` in which `ending` stands before another ending.
     others: Vec<String>,
-    /// What file names end with: ".tar".
+    /// Ending of file names: ".tar".
     ending: &'static str,
 }
 
@@ -153,12 +160,13 @@ pub(crate) struct FoundFiles {
     pub(crate) split: String,
     /// Paths below the data set's folder, sorted; never empty.
     pub(crate) names: Vec<String>,
-    /// What is not used.
+    /// Notes on files that are not used.
     pub(crate) notes: Vec<String>,
 }
 
 impl SplitFiles {
-    /// Lists the files that end with `ending` in `dir`; where there are none, those in its folders, and so on.
+    /// Lists the files that end with `ending` in `dir`; where there are none, those in its folders,
+    /// and so on.
     pub(crate) fn list(dir: &Path, ending: &'static str) -> Result<Self, DatasetError> {
         let mut files = Self {
             dir: dir.to_path_buf(),
@@ -211,7 +219,7 @@ impl SplitFiles {
         Ok(())
     }
 
-    /// The files of the split `name`; `None` if there are none.
+    /// Returns the files of the split `name`; `None` if there are none.
     ///
     /// # Errors
     /// If the split's files are of several data sets.
@@ -246,11 +254,11 @@ impl SplitFiles {
             .chain(by_name.into_values().flat_map(BTreeMap::into_values));
         let unused: Vec<String> = unused.flatten().collect();
         let Some(names) = own else {
-            return Err(DatasetError::SeveralSets {
-                path: self.dir.clone(),
-                split: split.clone(),
-                files: list(unused.iter()),
-            });
+            let files = list(unused.iter());
+            let problem = format!(
+                "the files of the split {split} are of several data sets. Give the folder of one of them: {files}"
+            );
+            return Err(DatasetError::invalid(&self.dir, problem));
         };
         let mut notes = Vec::new();
         if !unused.is_empty() {
@@ -283,7 +291,8 @@ impl SplitFiles {
     pub(crate) fn unused(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for split in Split::ALL {
-            let (name, names) = (split.names()[0], wanted(split.names()[0]));
+            let name = split.names()[0];
+            let names = wanted(split.names()[0]);
             let is_there = self.names.iter().any(|file| is_of(file, name, &names));
             let others: Vec<&String> = self
                 .others
@@ -313,7 +322,7 @@ impl SplitFiles {
         notes
     }
 
-    /// The error that the files of the split `name` are not there, and what is.
+    /// Returns the error that the files of the split `name` are not there, and what is.
     pub(crate) fn missing(&self, name: &str, remedy: &'static str) -> DatasetError {
         let wanted = wanted(name);
         let compressed: Vec<&String> = self
@@ -343,12 +352,13 @@ impl SplitFiles {
     }
 }
 
-/// Whether the file `path` is of the split `name`, which has these names.
+/// Returns true if the file `path` belongs to the split `name`, which has these names.
 fn is_of(path: &str, name: &str, wanted: &[String]) -> bool {
     split_of(path, name).is_some_and(|(split, _)| wanted.contains(&split))
 }
 
-/// The name of the split that a file belongs to, and the data set it belongs to: what precedes the split's name, without digits.
+/// Returns the name of the split that a file belongs to, and the data set it belongs to: what
+/// precedes the split's name, without digits.
 ///
 /// Known are the names of all splits, and `name`.
 pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
@@ -384,9 +394,10 @@ pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
     })
 }
 
-/// Where `word` stands in `text`, in any case, with no letter before or after it.
+/// Returns the place of `word` in `text`, in any case, with no letter before or after it.
 fn word(text: &str, word: &str) -> Option<usize> {
-    let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
+    let text = text.to_ascii_lowercase();
+    let word = word.to_ascii_lowercase();
     let is_letter = |letter: Option<char>| letter.is_some_and(char::is_alphabetic);
     let mut places = text.match_indices(&word).map(|(place, _)| place);
     places.find(|&place| {
@@ -399,7 +410,8 @@ fn word(text: &str, word: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The files of train, val and test among these, each with the first that is used, and what is noted.
+    /// Returns the files of train, val and test among these, each with the first that is used, and
+    /// what is noted.
     fn found(names: &[&str]) -> (Vec<String>, Vec<String>) {
         let root = tempfile::tempdir().unwrap();
         for name in names {

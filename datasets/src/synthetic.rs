@@ -10,7 +10,7 @@ use crate::memory::{MemoryDataset, PART_BYTES, black_images};
 use crate::progress;
 use crate::random::{Purpose, Stream};
 
-/// What to make.
+/// The data set to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntheticConfig {
     /// The shape of every image.
@@ -28,7 +28,8 @@ pub struct SyntheticConfig {
 /// Makes the data set in memory: N * H * W * C bytes.
 ///
 /// # Errors
-/// If a count or a side of the image is 0, there are more than 65,536 classes, or the system does not grant the memory.
+/// If a count or a side of the image is 0, there are more than 65,536 classes, or the system does
+/// not grant the memory.
 pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.shape.num_values() == 0 {
         return Err(DatasetError::config(

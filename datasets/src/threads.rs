@@ -1,7 +1,8 @@
-//! Threads that a run can do without: where the operating system refuses one, the caller does the work.
+//! Threads that a run can do without: where the operating system rejects one, the caller does the
+//! work.
 //!
-//! In: work. Out: the thread that does it, or its input for the caller. Invariant: a lack of threads (`ulimit -u`, the cgroup's `pids.max`)
-//! costs time, never a result.
+//! In: work. Out: the thread that does it, or its input for the caller. Invariant: a lack of
+//! threads (`ulimit -u`, the cgroup's `pids.max`) costs time, never a result.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,7 @@ pub fn num_refused() -> u64 {
 /// Starts `work` on `input` on a thread.
 ///
 /// # Errors
-/// `input`, if the operating system refuses the thread.
+/// `input`, if the operating system rejects the thread.
 pub fn start<I, T>(
     name: &str,
     input: I,
@@ -61,11 +62,12 @@ fn builder() -> Builder {
 
 #[cfg(test)]
 thread_local! {
-    /// Set by tests: the operating system refuses the threads that this thread starts.
+    /// Set by tests: the operating system rejects the threads that this thread starts.
     pub(crate) static REFUSES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Returns the results of `work` on each part, in the order of the parts; the caller and up to `num_threads - 1` threads share the parts.
+/// Returns the results of `work` on each part, in the order of the parts; the caller and up to
+/// `num_threads - 1` threads share the parts.
 pub(crate) fn in_parts<P: Send, R: Send>(
     num_threads: usize,
     parts: impl IntoIterator<Item = P>,
@@ -83,7 +85,7 @@ pub(crate) fn in_parts<P: Send, R: Send>(
         done
     };
     let mut done = thread::scope(|scope| {
-        // A helper that the operating system refuses leaves its parts to the others.
+        // A helper that the operating system rejects leaves its parts to the others.
         let helpers =
             (0..num_helpers).map_while(|_| Builder::new().spawn_scoped(scope, work_off).ok());
         let helpers: Vec<_> = helpers.collect();

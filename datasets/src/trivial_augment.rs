@@ -1,7 +1,9 @@
 //! TrivialAugment: one random operation of random strength on each training image.
 //!
-//! In: (seed, epoch, sample index). Out: the [`Operation`]. Invariant: the draw depends on these only.
-//! Source: Müller and Hutter 2021, TrivialAugment (2103.10158), the wide space of operations, as torchvision's `TrivialAugmentWide`.
+//! In: (seed, epoch, sample index). Out: the [`Operation`]. Invariant: the draw depends on these
+//! only.
+//! Source: Müller and Hutter 2021, TrivialAugment (2103.10158), the wide space of operations, as
+//! torchvision's `TrivialAugmentWide`.
 
 use crate::operation::Operation;
 use crate::operation::Reading::Nearest;
@@ -13,11 +15,12 @@ const NUM_BINS: usize = 31;
 /// Draws what is done to one sample in one epoch.
 pub(crate) fn draw(seed: u64, epoch: u64, index: usize) -> Operation {
     let mut stream = Stream::new(seed, epoch, index as u64, Purpose::TrivialAugment);
-    let (kind, bin) = (stream.below(14), stream.below(NUM_BINS));
+    let kind = stream.below(14);
+    let bin = stream.below(NUM_BINS);
     of(kind, bin, stream.coin())
 }
 
-/// The operation of this number, at one of the strengths; some have two directions.
+/// Returns the operation of this number, at one of the strengths; some have two directions.
 fn of(kind: usize, bin: usize, is_negative: bool) -> Operation {
     let up_to = |largest: f64| largest * bin as f64 / (NUM_BINS - 1) as f64;
     let signed = |largest| {
@@ -52,7 +55,8 @@ mod tests {
     use crate::dataset::ImageShape;
     use crate::operation::tests::{SHAPE, picture};
 
-    /// `datasets/tests/images/trivial_augment.py` made them with PIL: of each operation five strengths, both directions.
+    /// `datasets/tests/images/trivial_augment.py` made them with PIL: of each operation five
+    /// strengths, both directions.
     const FIXTURE: &[u8] = include_bytes!("../tests/images/trivial_augment.bin");
 
     #[test]

@@ -16,10 +16,9 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use datasets::cifar::{self, Cifar};
 #[cfg(feature = "parquet")]
-use datasets::parquet_files::{self, ParquetConfig};
+use datasets::parquet_files;
 use datasets::{
-    CropBox, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, download, image_folder,
-    load_image, tar_shards,
+    CropBox, OnBadImage, ReadConfig, Sizing, download, image_folder, load_image, tar_shards,
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -132,7 +131,7 @@ fn crop(bytes: &[u8]) {
         fs::create_dir_all(&dir).expect("a folder in a folder of our own");
         write(&dir.join("image.jpg"), bytes);
     }
-    let config = ImageFolderConfig::new(Sizing {
+    let config = ReadConfig::new(Sizing {
         size: 8,
         shorter_side: Some(9),
     });
@@ -161,11 +160,10 @@ pub fn shards(bytes: &[u8]) {
         shorter_side: Some(9),
     };
     for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip, OnBadImage::Fail] {
-        let config = TarShardsConfig {
-            sizing,
+        let config = ReadConfig {
             on_bad_image,
             num_threads: 1,
-            cache_dir: None,
+            ..ReadConfig::new(sizing)
         };
         match tar_shards::open(folder.path(), &config) {
             Err(error) => names(&error.to_string(), folder.path()),
@@ -195,10 +193,10 @@ pub fn parquet(bytes: &[u8]) {
     for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
         match parquet_files::open(
             folder.path(),
-            &ParquetConfig {
-                sizing,
+            &ReadConfig {
                 on_bad_image,
                 num_threads: 1,
+                ..ReadConfig::new(sizing)
             },
         ) {
             Err(error) => names(&error.to_string(), folder.path()),

@@ -1,5 +1,5 @@
-//! Batches: in host memory, as uploaded to a device, and as a model takes them. This file and its folder are the only ones of this
-//! crate that name burn.
+//! Batches: in host memory, as uploaded to a device, and as a model takes them. This file and its
+//! folder are the only ones of this crate that name burn.
 //!
 //! In: pixels and labels in host memory. Out: tensors.
 //! Shapes: images `[N, H, W, C]` (channels last), labels `[N]`.
@@ -48,7 +48,7 @@ pub enum Pixels {
     Raw(RawPixels),
 }
 
-/// A micro-batch as it was uploaded, perhaps by another thread; what is left to do is done where it is used.
+/// An uploaded micro-batch, perhaps of another thread; the remaining work is done where it is used.
 #[derive(Clone, Debug)]
 pub struct DeviceBatch {
     /// The classes `[N]`, in host memory.
@@ -61,8 +61,9 @@ pub struct DeviceBatch {
 
 /// Images and labels of a [`DeviceBatch`].
 ///
-/// All of it is flat, since a transfer to a GPU would pad each short row of a matrix to 16 bytes or more; and nothing is computed
-/// of it yet, so that the thread that uploads leaves no work in a queue of its own.
+/// Everything is flat, since a transfer to a GPU would pad each short row of a matrix to 16 bytes
+/// or more. Nothing is computed yet, so that the uploading thread leaves no work in a separate
+/// queue.
 #[derive(Clone, Debug)]
 struct Uploaded {
     images: UploadedImages,
@@ -84,7 +85,7 @@ enum UploadedImages {
 pub struct ImageBatch {
     /// Normalised pixels `[N, H, W, C]`.
     pub images: Tensor<4>,
-    /// What a model is to answer.
+    /// The expected answers of a model.
     pub targets: Targets,
 }
 
@@ -107,7 +108,7 @@ pub struct MixedTargets {
 }
 
 impl Targets {
-    /// One class a sample, `[N]`.
+    /// Returns one class a sample, `[N]`.
     pub fn of(labels: Tensor<1, Int>) -> Self {
         Self {
             labels,
@@ -122,7 +123,8 @@ impl HostBatch {
         self.labels.len()
     }
 
-    /// The pixels, cropped, flipped and normalised, `[N, H, W, C]`; computed here if they are raw.
+    /// Returns the pixels, cropped, flipped and normalised, `[N, H, W, C]`; computed here if they
+    /// are raw.
     pub fn normalised_pixels(&self) -> Cow<'_, [f32]> {
         match &self.pixels {
             Pixels::Normalised(pixels) => Cow::Borrowed(pixels),
@@ -190,7 +192,8 @@ impl DeviceBatch {
         self.labels.len()
     }
 
-    /// The batch as a model takes it: raw pixels are cropped, flipped and normalised now, on the device.
+    /// Returns the batch as a model takes it: raw pixels are cropped, flipped and normalised now,
+    /// on the device.
     ///
     /// # Panics
     /// If the batch is empty: there is nothing to compute.

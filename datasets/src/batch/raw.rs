@@ -1,15 +1,16 @@
 //! Raw pixels to images on a device: cropped, flipped and normalised by burn's operations.
 //!
-//! In: u8 `[N, H, W, C]`, a [`Placement`] for each image, the [`NormalizationTable`]. Out: f32 `[N, H, W, C]`.
-//! Invariant: each value is an entry of the table that the host route uses, so the bits are the same on every device, however
-//! that divides and rounds.
-//! What is uploaded is a quarter of the host route's bytes, and 4 (H + W) bytes an image where images are moved.
+//! In: u8 `[N, H, W, C]`, a [`ImageShift`] for each image, the [`NormalizationTable`]. Out: f32 `[N,
+//! H, W, C]`.
+//! Invariant: each value is an entry of the table that the host route uses, so the bits are the
+//! same on every device, however that divides and rounds. What is uploaded is a quarter of the host
+//! route's bytes, and 4 (H + W) bytes an image where images are moved.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 
-use crate::augment::Placement;
+use crate::augment::ImageShift;
 use crate::dataset::ImageShape;
 use crate::normalize::{NUM_PIXEL_VALUES, NormalizationTable};
 
@@ -18,8 +19,8 @@ use crate::normalize::{NUM_PIXEL_VALUES, NormalizationTable};
 pub struct RawPixels {
     /// `[N, H, W, C]`.
     pub bytes: Vec<u8>,
-    /// Where each image is read `[N]`.
-    pub placements: Vec<Placement>,
+    /// Shift of each image `[N]`.
+    pub shifts: Vec<ImageShift>,
     /// The normalised value of each pixel value.
     pub table: Arc<NormalizationTable>,
 }
@@ -35,7 +36,8 @@ pub(super) struct UploadedPixels {
     table: Tensor<1>,
 }
 
-/// Which pixel of the batch each pixel of the output is: row plus column, or black where that is behind the last pixel.
+/// The source pixel of each output pixel: row plus column, or black if that is behind the last
+/// pixel.
 #[derive(Clone, Debug)]
 struct Sources {
     /// The first pixel of each output row's source row `[N * H]`.
@@ -45,24 +47,24 @@ struct Sources {
 }
 
 impl RawPixels {
-    /// Room for the images of `placements`, all black.
+    /// Room for the images of `shifts`, all black.
     pub fn black(
-        placements: Vec<Placement>,
+        shifts: Vec<ImageShift>,
         shape: ImageShape,
         table: Arc<NormalizationTable>,
     ) -> Self {
-        let len = placements.len() * shape.num_values();
+        let len = shifts.len() * shape.num_values();
         // With room for the one pixel that the upload may add.
         let mut bytes = Vec::with_capacity(len + shape.channels);
         bytes.resize(len, 0);
         Self {
             bytes,
-            placements,
+            shifts,
             table,
         }
     }
 
-    /// The images `[N, H, W, C]` of `shape`, made here.
+    /// Returns the images `[N, H, W, C]` of `shape`, made here.
     pub fn normalised(&self, shape: ImageShape) -> Vec<f32> {
         let len = shape.num_values();
         let mut output = vec![0.0; self.bytes.len()];
@@ -70,22 +72,23 @@ impl RawPixels {
             .bytes
             .chunks_exact(len)
             .zip(output.chunks_exact_mut(len));
-        for ((bytes, output), placement) in images.zip(&self.placements) {
-            self.table.apply(bytes, shape, *placement, output);
+        for ((bytes, output), shift) in images.zip(&self.shifts) {
+            self.table.apply(bytes, shape, *shift, output);
         }
         output
     }
 
     pub(super) fn upload(mut self, shape: ImageShape, device: &Device) -> UploadedPixels {
         let is_moved = self
-            .placements
+            .shifts
             .iter()
-            .any(|placement| *placement != Placement::default());
+            .any(|shift| *shift != ImageShift::default());
         let sources = is_moved.then(|| {
             self.bytes.resize(self.bytes.len() + shape.channels, 0);
-            Sources::upload(&self.placements, shape, device)
+            Sources::upload(&self.shifts, shape, device)
         });
-        let (len, table) = (self.bytes.len(), self.table.values());
+        let len = self.bytes.len();
+        let table = self.table.values();
         let num_entries = table.len();
         UploadedPixels {
             bytes: Tensor::from_data(TensorData::new(self.bytes, [len]), (device, DType::U8)),
@@ -96,7 +99,7 @@ impl RawPixels {
 }
 
 impl UploadedPixels {
-    /// The images `[N, H, W, C]`.
+    /// Returns the images `[N, H, W, C]`.
     pub(super) fn normalised(self, num_samples: usize, shape: ImageShape) -> Tensor<4> {
         let ImageShape {
             height,
@@ -131,15 +134,15 @@ impl UploadedPixels {
 
 impl Sources {
     fn upload(
-        placements: &[Placement],
+        shifts: &[ImageShift],
         ImageShape { height, width, .. }: ImageShape,
         device: &Device,
     ) -> Self {
-        let black = placements.len() * height * width;
+        let black = shifts.len() * height * width;
         // A row and a column that are both outside still add up to a number.
         assert!(
             black < 1 << 30,
-            "batch: expected less than {} pixels, got {black}; use smaller batches",
+            "batch: expected less than {} pixels, got {black}. Use smaller batches.",
             1 << 30
         );
         let inside = |position: isize, len: usize| {
@@ -147,16 +150,16 @@ impl Sources {
                 .ok()
                 .filter(|position| *position < len)
         };
-        let mut rows = Vec::with_capacity(placements.len() * height);
-        let mut columns = Vec::with_capacity(placements.len() * width);
-        for (image, placement) in placements.iter().enumerate() {
+        let mut rows = Vec::with_capacity(shifts.len() * height);
+        let mut columns = Vec::with_capacity(shifts.len() * width);
+        for (image, shift) in shifts.iter().enumerate() {
             rows.extend((0..height).map(|y| {
-                let row = inside(y as isize + placement.dy, height);
+                let row = inside(y as isize + shift.dy, height);
                 row.map_or(black, |row| (image * height + row) * width) as i32
             }));
             columns.extend((0..width).map(|x| {
-                let x = if placement.flip { width - 1 - x } else { x };
-                inside(x as isize + placement.dx, width).unwrap_or(black) as i32
+                let x = if shift.flip { width - 1 - x } else { x };
+                inside(x as isize + shift.dx, width).unwrap_or(black) as i32
             }));
         }
         let upload = |values: Vec<i32>| {

@@ -1,8 +1,8 @@
 //! CIFAR-10 and CIFAR-100 from the original binary release.
 //!
 //! In: the folder with the release's files. Out: [`DatasetSplits`] in memory, 32x32 RGB.
-//! Invariant: a file is a whole number of records (label bytes, then 3,072 pixel bytes in planes R, G, B, row-major), or it is
-//! refused.
+//! Invariant: a file is a whole number of records (label bytes, then 3,072 pixel bytes in planes R,
+//! G, B, row-major), or it is refused.
 //! Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009);
 //! <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
@@ -13,7 +13,7 @@ use md5::{Digest, Md5};
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
-use crate::file::read_whole;
+use crate::file::{read_text, read_whole};
 use crate::memory::{MemoryDataset, to_hex};
 use crate::split::Split;
 
@@ -32,7 +32,7 @@ const MAX_RECORD_FILE_BYTES: u64 = 4 << 30;
 /// The most bytes of a file of class names: the larger official one has 1 kB.
 const MAX_NAMES_FILE_BYTES: u64 = 1 << 20;
 
-/// Which of the two data sets.
+/// One of the two data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cifar {
     /// CIFAR-10: 10 classes, 50,000 + 10,000 images.
@@ -42,7 +42,7 @@ pub enum Cifar {
 }
 
 impl Cifar {
-    /// The name for logs: "cifar-10" or "cifar-100".
+    /// Returns the name for logs: "cifar-10" or "cifar-100".
     pub fn name(self) -> &'static str {
         match self {
             Self::Ten => "cifar-10",
@@ -50,7 +50,7 @@ impl Cifar {
         }
     }
 
-    /// The folder that the release's archive unpacks to.
+    /// Returns the folder that the release's archive unpacks to.
     pub fn folder(self) -> &'static str {
         match self {
             Self::Ten => "cifar-10-batches-bin",
@@ -58,7 +58,7 @@ impl Cifar {
         }
     }
 
-    /// The number of classes.
+    /// Returns the number of classes.
     pub fn num_classes(self) -> usize {
         match self {
             Self::Ten => 10,
@@ -66,7 +66,7 @@ impl Cifar {
         }
     }
 
-    /// The training files.
+    /// Returns the training files.
     pub fn train_files(self) -> &'static [&'static str] {
         match self {
             Self::Ten => &[
@@ -80,7 +80,7 @@ impl Cifar {
         }
     }
 
-    /// The test file.
+    /// Returns the test file.
     pub fn test_file(self) -> &'static str {
         match self {
             Self::Ten => "test_batch.bin",
@@ -88,7 +88,7 @@ impl Cifar {
         }
     }
 
-    /// The file with the names of the classes.
+    /// Returns the file with the names of the classes.
     pub fn names_file(self) -> &'static str {
         match self {
             Self::Ten => "batches.meta.txt",
@@ -108,7 +108,7 @@ impl Cifar {
         }
     }
 
-    /// The bytes before the pixels: the class, in CIFAR-100 after its superclass.
+    /// Returns the bytes before the pixels: the class, in CIFAR-100 after its superclass.
     fn num_label_bytes(self) -> usize {
         match self {
             Self::Ten => 1,
@@ -123,7 +123,7 @@ impl Cifar {
         }
     }
 
-    /// The number of records of a file of the release.
+    /// Returns the number of records of a file of the release.
     fn official_num_records(self, file: &str) -> usize {
         if self == Self::Hundred && file != self.test_file() {
             50_000
@@ -132,9 +132,11 @@ impl Cifar {
         }
     }
 
-    /// The MD5 digest of a file of the release, as rai-project/dldataset has it (whose digest of CIFAR-10's archive is the official
-    /// page's); those of CIFAR-10 are checked by other downloaders, too. It tells other data from the official ones, by accident or
-    /// by intent, not a forgery.
+    /// Returns the MD5 digest of a file of the release.
+    ///
+    /// The digests are those of rai-project/dldataset, whose digest of CIFAR-10's archive is the
+    /// official page's. Other downloaders check those of CIFAR-10, too. MD5 detects other data, not
+    /// a forgery.
     fn official_md5(self, file: &str) -> &'static str {
         match file {
             "data_batch_1.bin" => "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -149,7 +151,7 @@ impl Cifar {
         }
     }
 
-    /// Where the files lie: `dir` itself or the release's folder in it.
+    /// Returns the folder of the files: `dir` itself or the release's folder in it.
     pub(crate) fn find(self, dir: &Path) -> Option<PathBuf> {
         [dir.to_path_buf(), dir.join(self.folder())]
             .into_iter()
@@ -157,15 +159,17 @@ impl Cifar {
     }
 }
 
-/// Reads a data set into memory (180 MB when whole).
+/// Reads a data set into memory (180 MB when complete).
 ///
-/// `dir` is the folder with the files or its parent. Data in the layout of the release are read whatever they are: subsets, conversions
-/// and other labels are used as much as the original. A file with another number of records than the official one gives a note that names
-/// both numbers; the files of a split that have as many, but other content, give one note. CIFAR-100 is read with its 100 fine labels.
+/// `dir` is the folder with the files or its parent. Any data in the layout of the release are
+/// read: subsets, conversions and other labels, too. A file with another number of records than the
+/// official one gives a note with both numbers. Files of a split with the official number but other
+/// content give one note. CIFAR-100 is read with its 100 fine labels.
 ///
 /// # Errors
-/// If a file is missing or cannot be read, is empty or no whole number of records, holds a label out of range, or the file of class
-/// names has another number of names than there are classes.
+/// - If a file is missing, cannot be read, is empty, or is not a whole number of records.
+/// - If a label is out of range.
+/// - If the file of class names has another number of names than there are classes.
 pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, DatasetError> {
     let folder = find(dir.as_ref(), cifar)?;
     let class_names = read_class_names(&folder, cifar)?;
@@ -214,11 +218,11 @@ fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
             cifar.test_file(),
             dir.join(cifar.folder()).display()
         ),
-        remedy: "unpack the original binary release there, or download it",
+        remedy: "Unpack the original binary release there, or download it",
     })
 }
 
-/// The names beside the data, or the official ones if that file is missing.
+/// Returns the names in the data's folder, or the official ones if that file is missing.
 fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetError> {
     let path = folder.join(cifar.names_file());
     if !path.is_file() {
@@ -228,26 +232,21 @@ fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetE
             .map(str::to_owned)
             .collect());
     }
-    let bytes = read_whole(&path, MAX_NAMES_FILE_BYTES)?;
-    let text =
-        String::from_utf8(bytes).map_err(|_| DatasetError::NotText { path: path.clone() })?;
-    // Some editors put a byte order mark first, which `trim` does not count as white space.
-    let text = text.trim_start_matches('\u{feff}');
+    let text = read_text(&path, MAX_NAMES_FILE_BYTES)?;
     let names: Vec<String> = text
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
         .map(String::from)
         .collect();
-    if names.len() == cifar.num_classes() {
-        Ok(names)
-    } else {
-        Err(DatasetError::ClassNames {
+    if names.len() != cifar.num_classes() {
+        return Err(DatasetError::class_names(
             path,
-            expected: cifar.num_classes(),
-            got: names.len(),
-        })
+            cifar.num_classes(),
+            names.len(),
+        ));
     }
+    Ok(names)
 }
 
 fn read_split(
@@ -282,7 +281,7 @@ fn read_split(
     }
     if !others.is_empty() {
         dataset.notes.push(format!(
-            "{}: as many records as the official release, but other content: other data, or damaged; do not compare with published results",
+            "{}: as many records as the official release, but other content: other data, or damaged. Do not compare with published results.",
             others.join(", ")
         ));
     }
@@ -299,11 +298,14 @@ fn read_records(
     let num_label_bytes = cifar.num_label_bytes();
     let record_bytes = num_label_bytes + SHAPE.num_values();
     if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
-        return Err(DatasetError::PartialRecord {
-            path: path.to_path_buf(),
-            len_bytes: bytes.len(),
-            record_bytes,
-        });
+        let len = bytes.len();
+        let problem = format!(
+            "expected a whole number of records of {record_bytes} bytes, got {len} bytes ({} records and {} bytes); \
+             the file is truncated or of another format. Fetch it again",
+            len / record_bytes,
+            len % record_bytes
+        );
+        return Err(DatasetError::invalid(path, problem));
     }
     let num_records = bytes.len() / record_bytes;
     dataset.pixels.reserve(num_records * SHAPE.num_values());
@@ -311,12 +313,10 @@ fn read_records(
         let (labels, planes) = content.split_at(num_label_bytes);
         let label = usize::from(labels[num_label_bytes - 1]);
         if label >= cifar.num_classes() {
-            return Err(DatasetError::LabelOutOfRange {
-                path: path.to_path_buf(),
-                record,
-                label,
-                num_classes: cifar.num_classes(),
-            });
+            let num_classes = cifar.num_classes();
+            let problem =
+                format!("record {record}: expected a label below {num_classes}, got {label}");
+            return Err(DatasetError::invalid(path, problem));
         }
         dataset.labels.push(label as u16);
         for position in 0..PLANE {

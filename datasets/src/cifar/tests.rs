@@ -1,17 +1,17 @@
-//! The binary reader on files written here.
+//! Tests of the binary reader, on files written here.
 
 use std::fs;
 
 use super::*;
 use tempfile::TempDir;
 
-/// A record whose pixel of channel c at position p is c * 50 + p modulo 50.
+/// Returns a record whose pixel of channel c at position p is c * 50 + p modulo 50.
 fn record(labels: &[u8]) -> Vec<u8> {
     let planes = (0..3).flat_map(|channel| (0..PLANE).map(move |p| (channel * 50 + p % 50) as u8));
     labels.iter().copied().chain(planes).collect()
 }
 
-/// CIFAR-10 with one record a file; the labels are 0..=5.
+/// Returns a CIFAR-10 with one record per file. The labels are 0..=5.
 fn cifar_10() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let files = Cifar::Ten.train_files().iter().chain(&["test_batch.bin"]);
@@ -246,11 +246,11 @@ fn a_byte_order_mark_and_other_line_ends_are_no_part_of_class_names() {
 fn class_names_that_are_no_text_are_refused() {
     let dir = cifar_10();
     let path = dir.path().join("batches.meta.txt");
-    // UTF-16, as an editor may save it.
+    // UTF-16, as some editors save it.
     fs::write(&path, b"\xFF\xFEa\0\n\0").unwrap();
     assert!(
         message(&dir, Cifar::Ten)
-            .ends_with("expected text in UTF-8, got other bytes; save it as UTF-8")
+            .ends_with("expected text in UTF-8, got other bytes. Save it as UTF-8")
     );
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let text = message(&dir, Cifar::Ten);

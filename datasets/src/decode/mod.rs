@@ -1,8 +1,9 @@
 //! From an image file to u8 pixels of one size.
 //!
-//! In: a file of any kind in [`EXTENSIONS`], whatever its name, size and colour type, and a [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
-//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is a truncated file; a hostile file cannot
-//! claim the memory.
+//! In: a file of any kind in [`EXTENSIONS`], whatever its name, size and colour type, and a
+//! [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
+//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is a
+//! truncated file; a hostile file cannot claim the memory.
 
 mod jpeg;
 mod tiff;
@@ -28,7 +29,8 @@ pub const EXTENSIONS: [&str; 10] = [
 /// The largest width and height of a sample, in pixels.
 const MAX_SIDE: u32 = 16_384;
 
-/// The largest width and height of an image file, in pixels. The resized longer side of an image 1 pixel wide still fits 32 bits.
+/// The largest width and height of an image file, in pixels. The resized longer side of an image 1
+/// pixel wide still fits 32 bits.
 const MAX_IMAGE_SIDE: u32 = 1 << 17;
 
 /// The largest image file, and the largest image in bytes: 178 megapixels in RGB, as in Pillow.
@@ -37,25 +39,27 @@ pub(crate) const MAX_ALLOC_BYTES: u64 = 512 << 20;
 /// The largest image of the smallest file: 22 megapixels.
 const SMALL_ALLOC_BYTES: u64 = 64 << 20;
 
-/// The bytes that each byte of a file adds to that. Deflate, and with it PNG, unpacks a byte to 1,032 at most and JPEG to about as
-/// many; WebP knows no such bound, so this keeps its headers honest.
+/// The bytes that each byte of a file adds to that. Deflate, and with it PNG, unpacks a byte to
+/// 1,032 at most and JPEG to about as many; WebP knows no such bound, so this keeps its headers
+/// honest.
 const MAX_EXPANSION: u64 = 2048;
 
 /// The memory that a thread keeps between two files: that of eight megapixels.
 const KEPT_BYTES: usize = 48 << 20;
 
-/// How an image of any size is brought to the height and width of a sample.
+/// The way in which an image of any size is brought to the height and width of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizing {
     /// Height and width of the sample, in pixels.
     pub size: usize,
-    /// The length to which the shorter side of the image is brought before its middle is cut out, as torchvision's `Resize` and
-    /// `CenterCrop` do; `None` brings the largest centred square to `size`.
+    /// The length to which the shorter side of the image is brought before its middle is cut out,
+    /// as torchvision's `Resize` and `CenterCrop` do; `None` brings the largest centred square to
+    /// `size`.
     pub shorter_side: Option<usize>,
 }
 
 impl Sizing {
-    /// The largest centred square, brought to `size` x `size`.
+    /// Returns the largest centred square, brought to `size` x `size`.
     pub fn square(size: usize) -> Self {
         Self {
             size,
@@ -63,7 +67,7 @@ impl Sizing {
         }
     }
 
-    /// Whether images can be brought to this size.
+    /// Returns true if images can be brought to this size.
     pub(crate) fn check(self) -> Result<(), DatasetError> {
         let max = MAX_SIDE as usize;
         if !(1..=max).contains(&self.size) {
@@ -87,17 +91,19 @@ impl Sizing {
     }
 }
 
-/// Reads one image file as the image-folder data set would: for predictions on single files.
+/// Reads one image file as the image-folder data set does: for predictions on single files.
 ///
-/// With [`Sizing::square`] the largest centred square is resized (triangle filter, antialiased when it shrinks). Grey, alpha, 16-bit
-/// and CMYK images are converted; alpha is dropped and an EXIF orientation ignored, as Pillow's `convert("RGB")` does.
+/// With [`Sizing::square`] the largest centred square is resized (triangle filter, antialiased when
+/// it shrinks). Grey, alpha, 16-bit and CMYK images are converted. Alpha is dropped and an EXIF
+/// orientation ignored, as Pillow's `convert("RGB")` does.
 ///
 /// # Shapes
 /// The result: `[size, size, channels]`.
 ///
 /// # Errors
-/// If the file cannot be read or decoded whole, is no regular file, exceeds 131,072 pixels a side or 512 MiB (less for a small
-/// file), a length of `sizing` is not in 1..=16,384, or `channels` is neither 1 nor 3.
+/// - If the file cannot be read or decoded completely, or is not a regular file.
+/// - If it exceeds 131,072 pixels a side or 512 MiB (less for a small file).
+/// - If a length of `sizing` is not in 1..=16,384, or `channels` is neither 1 nor 3.
 pub fn load_image(
     path: impl AsRef<Path>,
     sizing: Sizing,
@@ -123,12 +129,13 @@ pub fn load_image(
     Ok(pixels)
 }
 
-/// The bytes of an image file.
+/// Returns the bytes of an image file.
 pub(crate) fn read_image_file(path: &Path) -> Result<Vec<u8>, DatasetError> {
     read_whole(path, MAX_ALLOC_BYTES)
 }
 
-/// Decodes the bytes of an image, which errors call `path`, into `pixels`, `[H, W, C]` of `shape`, whose height and width are those of `sizing`.
+/// Decodes the bytes of an image, which errors call `path`, into `pixels`, `[H, W, C]` of `shape`,
+/// whose height and width are those of `sizing`.
 pub(crate) fn decode_into(
     bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
@@ -231,7 +238,8 @@ fn bad_jpeg(reason: jpeg::Reason) -> String {
     format!("the JPEG file cannot be decoded: {reason}")
 }
 
-/// Calls `decode` with memory that its next call on this thread finds again, unless it is that of a very large image.
+/// Calls `decode` with memory that its next call on this thread finds again, unless it is that of a
+/// very large image.
 fn with_scratch<R>(decode: impl FnOnce(&mut jpeg::Scratch) -> R) -> R {
     thread_local! {
         static SCRATCH: RefCell<jpeg::Scratch> = RefCell::default();
@@ -245,10 +253,11 @@ fn with_scratch<R>(decode: impl FnOnce(&mut jpeg::Scratch) -> R) -> R {
     })
 }
 
-/// The largest centred square, brought to `size` x `size`.
+/// Returns the largest centred square, brought to `size` x `size`.
 fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     let image = decode_whole(bytes)?;
-    let (width, height) = (image.width(), image.height());
+    let width = image.width();
+    let height = image.height();
     let side = width.min(height);
     // The crop comes first, so that a long thin image cannot be blown up to size x (size * length).
     let square = if width == height {
@@ -268,7 +277,7 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     )))
 }
 
-/// The largest allocation that decoding a file may make.
+/// Returns the largest allocation that decoding a file may make.
 fn max_alloc(bytes: &[u8]) -> u64 {
     MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64)
 }
@@ -327,19 +336,39 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image)
 }
 
-/// Copies the whole chunks of a PNG file and appends the chunk that ends the file.
+/// Returns the chunks of a PNG file with complete data, and appends the chunk that ends a file.
+/// Adds the last checksum if it is cut.
 fn with_end_of_png(bytes: &[u8]) -> Vec<u8> {
     let mut len = 8;
+    let mut checksum = Vec::new();
     while let Some(size) = bytes.get(len..).and_then(<[u8]>::first_chunk) {
-        match len + 12 + u32::from_be_bytes(*size) as usize {
-            end if end <= bytes.len() => len = end,
-            _ => break,
+        let end_of_data = len + 8 + u32::from_be_bytes(*size) as usize;
+        if end_of_data > bytes.len() {
+            break;
         }
+        if end_of_data + 4 > bytes.len() {
+            checksum = crc32(&bytes[len + 4..end_of_data]).to_be_bytes().to_vec();
+            len = end_of_data;
+            break;
+        }
+        len = end_of_data + 4;
     }
-    [&bytes[..len], b"\0\0\0\0IEND\xAEB`\x82"].concat()
+    [&bytes[..len], &checksum, b"\0\0\0\0IEND\xAEB`\x82"].concat()
 }
 
-/// Refuses an image with too many pixels of so many bytes.
+/// Returns the checksum of a PNG chunk (ISO 3309).
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg());
+        }
+    }
+    !crc
+}
+
+/// Rejects an image with too many pixels of so many bytes.
 fn check_size([width, height]: [u32; 2], bytes_per_pixel: u64, bytes: &[u8]) -> Result<(), String> {
     let is_small = u64::from(width) * u64::from(height) * bytes_per_pixel <= max_alloc(bytes);
     if width.max(height) > MAX_IMAGE_SIDE || !is_small {

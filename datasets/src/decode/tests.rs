@@ -1,4 +1,4 @@
-//! What decoding promises, on images written here.
+//! Tests of decoding, on images written here.
 
 use std::fs;
 

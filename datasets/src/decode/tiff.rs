@@ -1,7 +1,7 @@
 //! TIFF files, whose first image becomes RGB as Pillow's `convert("RGB")` makes it.
 //!
-//! In: the bytes of a file. Out: all its pixels, turned as the file says. 16 bits a value become the upper 8, as in other formats.
-//! Alpha is dropped.
+//! In: the bytes of a file. Out: all its pixels, turned as the file says. 16 bits a value become
+//! the upper 8, as in other formats. Alpha is dropped.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -10,8 +10,8 @@ use std::num::NonZero;
 use image::metadata::Orientation;
 use image::{DynamicImage, RgbImage};
 use tiff::decoder::{BufferLayoutPreference, Decoder, DecodingResult, Limits};
-use tiff::tags::{ByteOrder, Tag};
-use tiff::{ColorType, TiffError};
+use tiff::tags::{ByteOrder, CompressionMethod, Tag};
+use tiff::{ColorType, TiffError, TiffUnsupportedError};
 
 use super::jpeg::{darken, to_rgb};
 use super::{check_size, max_alloc, too_large};
@@ -27,6 +27,9 @@ const ASSOCIATED_ALPHA: u8 = 1;
 pub(super) fn decode(bytes: &[u8]) -> Result<DynamicImage, String> {
     let bad = |error: TiffError| match error {
         TiffError::LimitsExceeded => too_large(error, bytes),
+        TiffError::UnsupportedError(TiffUnsupportedError::UnsupportedCompressionMethod(method)) => {
+            unsupported_compression(method)
+        }
         error => format!("the TIFF file cannot be decoded: {error}"),
     };
     let open = |file: Cow<'_, [u8]>| {
@@ -75,6 +78,20 @@ pub(super) fn decode(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image)
 }
 
+fn unsupported_compression(method: CompressionMethod) -> String {
+    let name = match method {
+        CompressionMethod::Huffman => "CCITT RLE".to_owned(),
+        CompressionMethod::Fax3 => "CCITT Group 3 (fax)".to_owned(),
+        CompressionMethod::JPEG => "old-style JPEG".to_owned(),
+        CompressionMethod::ZSTD => "Zstandard".to_owned(),
+        method => format!("{method:?}"),
+    };
+    format!(
+        "the TIFF file is compressed by {name} (expected none, PackBits, LZW, Deflate, JPEG or \
+         CCITT Group 4). Convert it, for instance by tiffcp -c lzw"
+    )
+}
+
 /// The values of an image as the library decodes them.
 struct Values {
     samples: DecodingResult,
@@ -83,7 +100,7 @@ struct Values {
 }
 
 impl Values {
-    /// The value at a place of a row, as a byte; fewer bits as they are.
+    /// Returns the value at a place of a row, as a byte; fewer bits as they are.
     fn value(&self, plane: usize, row: usize, place: usize) -> Option<u8> {
         let bytes = |len: Option<NonZero<usize>>| len.map_or(0, NonZero::get);
         let start = plane * bytes(self.layout.plane_stride) + row * bytes(self.layout.row_stride);
@@ -113,7 +130,7 @@ impl Values {
         )
     }
 
-    /// A channel of a row.
+    /// Returns a channel of a row.
     fn channel(&self, row: usize, width: usize, channel: usize) -> Result<Vec<u8>, String> {
         let num_channels = usize::from(self.colours.num_samples());
         let value = |column| match self.layout.planes {
@@ -166,7 +183,10 @@ impl Values {
                 | ColorType::CMYK(8 | 16)
                 | ColorType::YCbCr(8),
                 _,
-            ) => (colours[1], colours[2]) = (channel(1)?, channel(2)?),
+            ) => {
+                colours[1] = channel(1)?;
+                colours[2] = channel(2)?;
+            }
             _ => return Err(self.unsupported()),
         }
         let fourth = (self.colours.num_samples() > 3)

@@ -1,7 +1,9 @@
 //! Fetches CIFAR-10 or CIFAR-100 from its official address (feature `download`).
 //!
-//! In: which data set, a folder. Out: the release's folder in it, as [`cifar::open`](crate::cifar::open) reads it.
-//! Invariant: nothing appears under the release's name before its archive's sha256 was checked and all of it was unpacked.
+//! In: which data set, a folder. Out: the release's folder in it, as
+//! [`cifar::open`](crate::cifar::open) reads it.
+//! Invariant: nothing appears under the release's name before its archive's sha256 was checked and
+//! all of it was unpacked.
 //! Source: <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
 use std::fs::{self, File, OpenOptions};
@@ -23,7 +25,7 @@ pub use unpack::unpack;
 /// The most bytes of an archive: the larger official one has 170 MB.
 const MAX_ARCHIVE_BYTES: u64 = 200_000_000;
 
-/// Where an archive comes from and what it is.
+/// The address and the digest of an archive.
 struct Source {
     url: String,
     /// The archive's digest in hex.
@@ -32,7 +34,8 @@ struct Source {
 }
 
 impl Source {
-    /// The official archive; both digests are those that other public downloaders (TFDS, MLDatasets.jl) check.
+    /// Returns the official archive; both digests are those that other public downloaders (TFDS,
+    /// MLDatasets.jl) check.
     fn official(cifar: Cifar) -> Self {
         let (name, sha256) = match cifar {
             Cifar::Ten => (
@@ -56,10 +59,10 @@ impl Source {
             url: self.url.clone(),
             reason: reason.to_string(),
             remedy: if num_bytes > 0 {
-                format!("run it again to continue after {num_bytes} bytes")
+                format!("Run it again to continue after {num_bytes} bytes")
             } else {
                 format!(
-                    "check the network, or fetch the archive elsewhere and unpack it so that there is a folder {}",
+                    "Check the network, or fetch the archive elsewhere and unpack it so that there is a folder {}",
                     self.cifar.folder()
                 )
             },
@@ -69,12 +72,13 @@ impl Source {
 
 /// Downloads, checks and unpacks a data set into `dir` and returns the release's folder.
 ///
-/// Does nothing if it is there already. An interrupted download continues where it stopped. `progress` is told the bytes so far
-/// and, if the server says it, how many there will be. Only one process may do this in a folder at a time.
+/// Does nothing if the folder exists. An interrupted download continues. `progress` receives the
+/// number of bytes so far and, if the server sends it, the total number. Only one process may do
+/// this in a folder at a time.
 ///
 /// # Errors
-/// If there is no network, the server does not answer with the archive, the bytes are not the published ones, or the folder cannot
-/// be written.
+/// If there is no network, the server does not answer with the archive, the bytes are not the
+/// published ones, or the folder cannot be written.
 pub fn download(
     cifar: Cifar,
     dir: impl AsRef<Path>,
@@ -146,7 +150,7 @@ fn receive(
             }
             options.append(true);
         }
-        // There is nothing after what we have; its digest will tell whether it is whole.
+        // The file is complete or too long; its digest decides.
         416 if done > 0 => return Ok(()),
         status => {
             return Err(source.error(format!("the server answered with status {status}"), done));
@@ -193,7 +197,7 @@ fn append(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(source.error(error, done)),
         };
-        // A server that does not say the length could go on until the disk is full.
+        // A server that does not send the length could fill the disk.
         if let Err(error) = refuse_long(source, done + len as u64) {
             fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
             return Err(error);
@@ -215,18 +219,18 @@ fn refuse_long(source: &Source, len: u64) -> Result<(), DatasetError> {
     ))
 }
 
-/// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
+/// Compares the archive's digest with the published one and removes what differs, since continuing
+/// it could never succeed.
 fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
     let got = sha256_of(path)?;
     if got == source.sha256 {
         return Ok(());
     }
     fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
-    Err(DatasetError::Checksum {
-        path: path.to_path_buf(),
-        expected: source.sha256.clone(),
-        got,
-    })
+    let expected = &source.sha256;
+    let problem =
+        format!("expected sha256 {expected}, got {got}; the file was removed. Download it again");
+    Err(DatasetError::invalid(path, problem))
 }
 
 #[cfg(test)]

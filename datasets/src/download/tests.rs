@@ -13,19 +13,19 @@ use super::*;
 use crate::memory::to_hex;
 use sha2::{Digest, Sha256};
 
-/// How the server answers.
+/// The way in which the server answers.
 #[derive(Clone, Copy, PartialEq)]
 enum Answer {
-    /// As a good server: honours ranges.
+    /// Sends the requested range, as a good server does.
     Whole,
     /// Ignores ranges.
     WithoutRanges,
-    /// Ends the connection after so many bytes of the body.
+    /// Ends the connection after this many bytes of the body.
     CutAfter(usize),
     NotFound,
 }
 
-/// Answers one request after another, one answer each.
+/// A server that gives one answer to each request in turn.
 struct Server {
     url: String,
     /// The value of each request's Range header, empty if there is none.
@@ -53,7 +53,7 @@ impl Server {
         }
     }
 
-    /// Waits until all answers were given and returns the ranges asked for.
+    /// Waits until all answers are given, and returns the requested ranges.
     fn finish(mut self) -> Vec<String> {
         self.thread.take().unwrap().join().unwrap();
         self.ranges.lock().unwrap().clone()
@@ -86,7 +86,8 @@ fn respond(mut stream: TcpStream, content: &[u8], answer: Answer) -> String {
         Answer::NotFound => ("404 Not Found", String::new()),
         _ if start >= content.len() => ("416 Range Not Satisfiable", String::new()),
         _ if start > 0 => {
-            let (last, len) = (content.len() - 1, content.len());
+            let last = content.len() - 1;
+            let len = content.len();
             (
                 "206 Partial Content",
                 format!("Content-Range: bytes {start}-{last}/{len}\r\n"),
@@ -111,7 +112,7 @@ fn respond(mut stream: TcpStream, content: &[u8], answer: Answer) -> String {
     range
 }
 
-/// A gzipped archive of these paths and contents.
+/// Returns a gzipped archive with these paths and contents.
 fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     let entries = files
         .iter()
@@ -119,9 +120,9 @@ fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     tar(&entries.collect::<Vec<_>>())
 }
 
-/// A small CIFAR-100 of one record a file.
+/// Returns a small CIFAR-100 with one record per file.
 fn cifar_100() -> Vec<u8> {
-    // Not all alike, else a few bytes would hold all of the compressed archive.
+    // The bytes differ, because the compressed archive of equal bytes would be too short.
     let record: Vec<u8> = (0..3074u32)
         .map(|i| if i < 2 { 7 } else { (i * i / 7) as u8 })
         .collect();
@@ -151,7 +152,7 @@ fn run(source: &Source, dir: &TempDir) -> Result<PathBuf, DatasetError> {
     obtain(&agent(), source, dir.path(), &mut |_, _| {})
 }
 
-/// The names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .unwrap()
@@ -182,7 +183,7 @@ fn an_archive_is_fetched_checked_and_unpacked() {
     let len = content.len() as u64;
     assert_eq!(calls.first(), Some(&(0, Some(len))));
     assert_eq!(calls.last(), Some(&(len, Some(len))));
-    // The server is gone after one answer: what is there is not fetched again.
+    // The server is gone after one answer, so an existing file is not fetched again.
     assert_eq!(server.finish(), [""]);
     assert_eq!(run(&source, &dir).unwrap(), folder);
 }
@@ -195,7 +196,7 @@ fn an_interrupted_download_continues_where_it_stopped() {
     let source = source(&server.url, &content);
     let text = run(&source, &dir).unwrap_err().to_string();
     assert!(
-        text.contains("run it again to continue after 100 bytes"),
+        text.contains("Run it again to continue after 100 bytes"),
         "{text}"
     );
     run(&source, &dir).unwrap();
@@ -296,10 +297,10 @@ fn failures_of_the_network_name_the_address_and_a_remedy() {
     );
     let url = server.url.clone();
     server.finish();
-    // Nobody listens there any more.
+    // No server listens there any more.
     let text = run(&source(&url, b""), &dir).unwrap_err().to_string();
     assert!(
-        text.contains(&url) && text.contains("check the network"),
+        text.contains(&url) && text.contains("Check the network"),
         "{text}"
     );
     let new = dir.path().join("new");
@@ -320,7 +321,7 @@ fn more_bytes_than_an_archive_has_are_not_fetched() {
             stream
                 .write_all(format!("HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n").as_bytes())
                 .unwrap();
-            // Without a length the body goes on until the reader hangs up.
+            // Without a length the body continues until the reader closes the connection.
             while head.is_empty() && stream.write_all(&[0; 1 << 16]).is_ok() {}
         }
     });

@@ -1,8 +1,9 @@
-//! Which files a folder of images holds; no file is opened.
+//! The files of a folder of images; no file is opened.
 //!
 //! In: the folder of a split. Out: classes, files in order, notes on what is left out.
-//! Invariant: the files of a class are those that torchvision's `ImageFolder` finds, in its order: those of the class folder and of all
-//! folders below it, links followed. Nothing is left out without a note that names it, but for hidden files that are no images.
+//! Invariant: the files of a class are those that torchvision's `ImageFolder` finds, in its order:
+//! those of the class folder and of all folders below it, links followed. A note names everything
+//! that is left out, except hidden files that are not images.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,28 +12,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::classes::{by_name, empty_classes, map_labels};
+use super::FolderSource;
+use crate::classes::{by_name, empty_class};
 use crate::decode::EXTENSIONS;
+use crate::encoded::FoundSplit;
 use crate::error::{DatasetError, list};
 use crate::split::folder_names;
 
-/// The files of a split before any is opened.
-#[derive(Debug, Default)]
-pub(crate) struct ScannedSplit {
-    /// The folder of the split.
-    pub(crate) dir: PathBuf,
-    pub(crate) class_names: Vec<String>,
-    /// Sorted by class, then by folder, then by name.
-    pub(crate) files: Vec<PathBuf>,
-    /// Of each file.
-    pub(crate) labels: Vec<u16>,
-    pub(crate) notes: Vec<String>,
-    left_out: BTreeMap<LeftOut, Vec<PathBuf>>,
-}
-
 /// Why an entry of a folder is no sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum LeftOut {
+pub(super) enum LeftOut {
     Misplaced,
     Missing,
     Unreadable,
@@ -45,7 +34,7 @@ enum LeftOut {
 impl LeftOut {
     fn in_words(self) -> &'static str {
         match self {
-            Self::Misplaced => "images lie beside the class folders, so that they have no label",
+            Self::Misplaced => "images lie outside the class folders, so they have no label",
             Self::Missing => "links lead to missing files",
             Self::Unreadable => "folders or links cannot be read",
             Self::Loop => "links lead back to a folder that they lie in",
@@ -56,7 +45,7 @@ impl LeftOut {
     }
 }
 
-/// What an entry of a folder is, links followed.
+/// The kind of an entry of a folder, links followed.
 enum Kind {
     Folder,
     File,
@@ -74,64 +63,179 @@ const ELOOP: i32 = 40;
 /// A folder by its place on the disk.
 type Place = (u64, u64);
 
-/// Scans the folder of a split.
-pub(super) fn scan(dir: &Path) -> Result<ScannedSplit, DatasetError> {
-    let mut split = ScannedSplit {
-        dir: dir.to_path_buf(),
-        ..ScannedSplit::default()
+/// Finds the images in the folder of a split.
+pub(super) fn scan(dir: &Path) -> Result<FoundSplit<FolderSource>, DatasetError> {
+    let folder = dir.file_name().unwrap_or_default().to_string_lossy();
+    let mut split = FoundSplit {
+        name: format!("image-folder {folder}"),
+        source: FolderSource {
+            dir: dir.to_path_buf(),
+            ..FolderSource::default()
+        },
+        labels: Vec::new(),
+        class_names: Some(Vec::new()),
+        notes: Vec::new(),
     };
     let place = place_of(dir).map_err(DatasetError::io("read", dir))?;
     for (name, kind) in sorted_entries(dir).map_err(DatasetError::io("read", dir))? {
         let path = dir.join(&name);
-        match split.kind(&path, kind) {
+        match split.source.kind(&path, kind) {
             Some(Kind::Folder) if name == LOST_AND_FOUND => {}
             Some(Kind::Folder) => split.add_class(&path, place)?,
             Some(Kind::File) if has_image_extension(&path) => {
-                split.leave_out(LeftOut::Misplaced, path)
+                split.source.leave_out(LeftOut::Misplaced, path)
             }
-            Some(Kind::File) => split.leave_out(LeftOut::OtherFormat, path),
+            Some(Kind::File) => split.source.leave_out(LeftOut::OtherFormat, path),
             None => {}
         }
     }
     Ok(split)
 }
 
-/// The names of the class folders in the folder of a split, whatever these hold.
+/// Returns the names of the class folders in the folder of a split, whatever these hold.
 pub(super) fn class_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = folder_names(dir)?;
     names.retain(|name| name != LOST_AND_FOUND);
     Ok(names)
 }
 
-impl ScannedSplit {
+impl FoundSplit<FolderSource> {
     /// Adds a class and its images.
     fn add_class(&mut self, dir: &Path, of_split: Place) -> Result<(), DatasetError> {
         if place_of(dir).is_ok_and(|place| place == of_split) {
-            self.leave_out(LeftOut::Loop, dir.to_path_buf());
+            self.source.leave_out(LeftOut::Loop, dir.to_path_buf());
             return Ok(());
         }
         let name = dir.file_name().and_then(OsStr::to_str).map(str::to_owned);
-        let name = name.ok_or_else(|| DatasetError::ClassFolderName {
-            path: dir.to_path_buf(),
+        let name = name.ok_or_else(|| {
+            DatasetError::invalid(
+                dir,
+                "expected a class folder with a name in UTF-8, got other bytes. Rename the folder",
+            )
         })?;
         let mut folders = Vec::new();
-        self.collect(dir, &mut vec![of_split], &mut folders);
+        self.source.collect(dir, &mut vec![of_split], &mut folders);
         // As torchvision sorts what os.walk finds: whole paths as text.
         folders.sort_by(|(a, _), (b, _)| a.as_os_str().cmp(b.as_os_str()));
-        let label = u16::try_from(self.class_names.len());
-        let label = label.map_err(|_| {
+        let class_names = self.class_names.get_or_insert_default();
+        let label = u16::try_from(class_names.len()).map_err(|_| {
             DatasetError::config("number of class folders", "at most 65536", "more")
         })?;
+        class_names.push(name);
         for (folder, names) in folders {
             self.labels.extend(names.iter().map(|_| label));
-            self.files
-                .extend(names.iter().map(|name| folder.join(name)));
+            let files = names.iter().map(|name| folder.join(name));
+            self.source.files.extend(files);
         }
-        self.class_names.push(name);
         Ok(())
     }
 
-    /// Collects the images in `dir` and below, folder by folder; `within` are the folders that it lies in.
+    /// Maps the labels to positions in `expected`, the classes of the training.
+    ///
+    /// # Errors
+    /// If the split has images of other classes, or no image has a label.
+    pub(super) fn with_classes(&mut self, expected: &[String]) -> Result<(), DatasetError> {
+        self.expect_labels(expected)?;
+        self.map_to(expected)
+    }
+
+    /// Rejects a split without an image in the folder of a class of the training.
+    fn expect_labels(&self, expected: &[String]) -> Result<(), DatasetError> {
+        let class_names = self.class_names.as_deref().unwrap_or_default();
+        let source = &self.source;
+        let mut with_images = self.labels.clone();
+        with_images.dedup();
+        let folders: Vec<String> = with_images
+            .iter()
+            .map(|&class| class_names[usize::from(class)].clone())
+            .collect();
+        if by_name(&folders, expected).iter().any(Option::is_some) {
+            return Ok(());
+        }
+        let mut found = match source.left_out.get(&LeftOut::Misplaced) {
+            None if folders.is_empty() => {
+                return Err(DatasetError::Unlabelled {
+                    path: source.dir.clone(),
+                    problem: "expected images in class folders, got none, so the split is not \
+                              measured. Add images or remove the folder"
+                        .to_owned(),
+                });
+            }
+            Some(images) if folders.is_empty() => {
+                format!("{} images lie in no class folder", images.len())
+            }
+            _ => format!(
+                "all {} images lie in folders that are no classes of the training ({})",
+                source.files.len(),
+                list(folders.iter())
+            ),
+        };
+        let lists: Vec<String> = source
+            .left_out
+            .get(&LeftOut::OtherFormat)
+            .into_iter()
+            .flatten()
+            .filter(|path| path.parent() == Some(&source.dir))
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|kind| LISTS.iter().any(|list| kind == *list))
+            })
+            .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+            .collect();
+        if !lists.is_empty() {
+            let lists = list(lists.iter());
+            found.push_str(&format!(
+                " (if {lists} lists the classes, move each image into a folder of its class)"
+            ));
+        }
+        Err(DatasetError::unlabelled(&source.dir, found))
+    }
+
+    /// Adds notes on what is left out.
+    pub(super) fn note_left_out(&mut self) {
+        for (why, paths) in &self.source.left_out {
+            let formats = match why {
+                LeftOut::OtherFormat => {
+                    format!(" ({}; expected {})", formats(paths), EXTENSIONS.join(", "))
+                }
+                _ => String::new(),
+            };
+            let num = paths.len();
+            let why = why.in_words();
+            self.notes.push(format!(
+                "left out: {num} {why}{formats}: {}",
+                list(paths.iter().map(|path| path.display()))
+            ));
+        }
+    }
+
+    /// Rejects a class without images in a training split.
+    pub(super) fn expect_images(&self) -> Result<(), DatasetError> {
+        let class_names = self.class_names.iter().flatten();
+        let empty = class_names
+            .enumerate()
+            .find(|(class, _)| self.labels.binary_search(&(*class as u16)).is_err());
+        let Some((_, name)) = empty else {
+            return Ok(());
+        };
+        let path = self.source.dir.join(name);
+        let mut found = Vec::new();
+        for (why, paths) in &self.source.left_out {
+            let num = paths
+                .iter()
+                .filter(|other| other.starts_with(&path))
+                .count();
+            if num > 0 {
+                found.push(format!("{num} {}", why.in_words()));
+            }
+        }
+        Err(empty_class(path, &found.join("; ")))
+    }
+}
+
+impl FolderSource {
+    /// Collects the images in `dir` and below, folder by folder; `within` are the folders that it
+    /// lies in.
     fn collect(
         &mut self,
         dir: &Path,
@@ -160,7 +264,8 @@ impl ScannedSplit {
         folders.push((dir.to_path_buf(), images));
     }
 
-    /// What an entry is, links followed, unless it is left out. Only links and what is rare are asked for: a network takes its time.
+    /// Returns the kind of an entry, links followed, unless it is left out. Only links and rare
+    /// kinds need a system call, which is slow on a network file system.
     fn kind(&mut self, path: &Path, kind: Option<FileType>) -> Option<Kind> {
         let kind = match kind {
             Some(kind) if kind.is_file() || kind.is_dir() => Ok(kind),
@@ -187,108 +292,9 @@ impl ScannedSplit {
     fn leave_out(&mut self, why: LeftOut, path: PathBuf) {
         self.left_out.entry(why).or_default().push(path);
     }
-
-    /// The split with labels that are positions in `expected`, the classes of the training.
-    ///
-    /// # Errors
-    /// If it has images of other classes, or nothing tells the class of any.
-    pub(super) fn with_classes(mut self, expected: &[String]) -> Result<Self, DatasetError> {
-        self.expect_labels(expected)?;
-        let name = format!("{}", self.dir.display());
-        let notes = map_labels(&name, &mut self.labels, Some(&self.class_names), expected)?;
-        self.notes.extend(notes);
-        self.class_names = expected.to_vec();
-        Ok(self)
-    }
-
-    /// Refuses a split in which no image lies in the folder of a class of the training.
-    fn expect_labels(&self, expected: &[String]) -> Result<(), DatasetError> {
-        let mut with_images = self.labels.clone();
-        with_images.dedup();
-        let folders: Vec<String> = with_images
-            .iter()
-            .map(|&class| self.class_names[usize::from(class)].clone())
-            .collect();
-        let mut found = match self.left_out.get(&LeftOut::Misplaced) {
-            _ if by_name(&folders, expected).iter().any(Option::is_some) => return Ok(()),
-            _ if !folders.is_empty() => format!(
-                "all {} images lie in folders that are no classes of the training ({})",
-                self.files.len(),
-                list(folders.iter())
-            ),
-            None => "there are no images in class folders".to_owned(),
-            Some(images) => format!("{} images lie in no class folder", images.len()),
-        };
-        let others = self
-            .left_out
-            .get(&LeftOut::OtherFormat)
-            .into_iter()
-            .flatten();
-        let is_list = |path: &&PathBuf| {
-            path.extension()
-                .is_some_and(|kind| LISTS.iter().any(|list| kind == *list))
-        };
-        let lists: Vec<String> = others
-            .filter(|path| path.parent() == Some(&self.dir))
-            .filter(is_list)
-            .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
-            .collect();
-        if !lists.is_empty() {
-            let lists = list(lists.iter());
-            found.push_str(&format!(
-                " (if {lists} lists the classes, move each image into a folder of its class)"
-            ));
-        }
-        Err(DatasetError::Unlabelled {
-            path: self.dir.clone(),
-            found,
-        })
-    }
-
-    /// Adds notes on what is left out.
-    pub(super) fn note_left_out(&mut self) {
-        for (why, paths) in &self.left_out {
-            let formats = match why {
-                LeftOut::OtherFormat => {
-                    format!(" ({}; expected {})", formats(paths), EXTENSIONS.join(", "))
-                }
-                _ => String::new(),
-            };
-            let (num, why) = (paths.len(), why.in_words());
-            self.notes.push(format!(
-                "left out: {num} {why}{formats}: {}",
-                list(paths.iter().map(|path| path.display()))
-            ));
-        }
-    }
-
-    /// Refuses a class without images in a split to train on.
-    pub(super) fn expect_images(&self) -> Result<(), DatasetError> {
-        if empty_classes(&self.labels, &self.class_names).is_none() {
-            return Ok(());
-        }
-        let empty = (0..self.class_names.len())
-            .find(|class| self.labels.binary_search(&(*class as u16)).is_err());
-        let path = self
-            .dir
-            .join(empty.map_or("", |class| &self.class_names[class]));
-        let found = self.left_out.iter().filter_map(|(why, paths)| {
-            let num = paths
-                .iter()
-                .filter(|left_out| left_out.starts_with(&path))
-                .count();
-            (num > 0).then(|| format!("{num} {}", why.in_words()))
-        });
-        let found = found.collect::<Vec<_>>().join("; ");
-        Err(DatasetError::EmptyClass {
-            path,
-            extensions: EXTENSIONS.join(", "),
-            found,
-        })
-    }
 }
 
-/// The extensions of files and how many have each, the commonest first.
+/// Returns the extensions of files and how many have each, the commonest first.
 fn formats(paths: &[PathBuf]) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     for path in paths {
@@ -312,7 +318,8 @@ fn place_of(dir: &Path) -> io::Result<Place> {
     fs::metadata(dir).map(|facts| (facts.dev(), facts.ino()))
 }
 
-/// The entries of a folder, sorted by the bytes of their names, and what each is, links not followed.
+/// Returns the entries of a folder, sorted by the bytes of their names, and what each is, links not
+/// followed.
 fn sorted_entries(dir: &Path) -> io::Result<Vec<(OsString, Option<FileType>)>> {
     let entries = fs::read_dir(dir)?
         .map(|entry| entry.map(|entry| (entry.file_name(), entry.file_type().ok())));

@@ -1,6 +1,7 @@
 //! The columns of a Parquet file: which hold images and labels, and what stands in them.
 //!
-//! In: an open file. Out: labels of a row group, the bytes of one image, names of classes. Invariant: as many labels as rows.
+//! In: an open file. Out: labels of a row group, the bytes of one image, names of classes.
+//! Invariant: as many labels as rows.
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType};
@@ -9,14 +10,15 @@ use serde_json::Value;
 
 use super::shared_file::SharedFile;
 
-/// The columns that may hold the images, and those that may hold the labels, the first that is there.
+/// The columns that may hold the images, and those that may hold the labels, the first that is
+/// there.
 pub(super) const IMAGES: [&str; 4] = ["image.bytes", "img.bytes", "image", "img"];
 pub(super) const LABELS: [&str; 3] = ["label", "labels", "fine_label"];
 
 /// The key of a file's metadata that holds the names of classes.
 const FACTS: &str = "huggingface";
 
-/// What a row says of its class.
+/// The label of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Label {
     Number(u16),
@@ -25,7 +27,7 @@ pub(super) enum Label {
     None,
 }
 
-/// The names of the columns; one that is a list has another name.
+/// Returns the names of the columns; one that is a list has another name.
 pub(super) fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     let columns = reader.metadata().file_metadata().schema_descr().columns();
     let name = |column: &parquet::schema::types::ColumnDescPtr| {
@@ -40,7 +42,8 @@ pub(super) fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     columns.iter().map(name).collect()
 }
 
-/// The first of the columns `names` that is there, else the only one that the file's metadata call `kind`.
+/// Returns the first of the columns `names` that is there, else the only one that the file's
+/// metadata call `kind`.
 pub(super) fn column(
     reader: &SerializedFileReader<SharedFile>,
     names: &[&str],
@@ -61,7 +64,7 @@ pub(super) fn column(
     })
 }
 
-/// All labels of a row group.
+/// Returns all labels of a row group.
 pub(super) fn labels(
     reader: &SerializedFileReader<SharedFile>,
     group: usize,
@@ -125,13 +128,14 @@ fn wrong_label(got: &str) -> String {
     format!("expected a label from 0 to 65535, got {got}")
 }
 
-/// The labels of a column, of which some rows may have none.
+/// Returns the labels of a column, of which some rows may have none.
 fn column_labels<T: DataType>(
     mut column: ColumnReaderImpl<T>,
     num_rows: usize,
     label: impl Fn(&T::T) -> Result<Label, String>,
 ) -> Result<Vec<Label>, String> {
-    let (mut present, mut values) = (Vec::new(), Vec::new());
+    let mut present = Vec::new();
+    let mut values = Vec::new();
     let (num_read, ..) = column
         .read_records(num_rows, Some(&mut present), None, &mut values)
         .map_err(|error| error.to_string())?;
@@ -149,7 +153,7 @@ fn column_labels<T: DataType>(
     (0..num_rows).map(next).collect()
 }
 
-/// The bytes of one image.
+/// Returns the bytes of one image.
 pub(super) fn bytes(
     reader: &SerializedFileReader<SharedFile>,
     group: usize,
@@ -166,7 +170,8 @@ pub(super) fn bytes(
         return Err("expected bytes in the column of images, got another type".to_owned());
     };
     let column: &mut ColumnReaderImpl<ByteArrayType> = &mut column;
-    let (mut present, mut values) = (Vec::new(), Vec::new());
+    let mut present = Vec::new();
+    let mut values = Vec::new();
     column
         .skip_records(row)
         .map_err(|error| error.to_string())?;
@@ -179,7 +184,7 @@ pub(super) fn bytes(
     })
 }
 
-/// What a file's metadata say of its columns.
+/// Returns the description of the columns in a file's metadata.
 pub(super) fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
     let metadata = reader.metadata().file_metadata().key_value_metadata();
     let text = metadata.and_then(|metadata| {
@@ -195,7 +200,7 @@ pub(super) fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
     facts["info"]["features"].clone()
 }
 
-/// The names of the classes of a column.
+/// Returns the names of the classes of a column.
 pub(super) fn class_names(features: &Value, column: &str) -> Option<Vec<String>> {
     let names = features[column]["names"].as_array()?;
     names

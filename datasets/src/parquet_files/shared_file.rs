@@ -1,6 +1,7 @@
 //! A file as the library of Parquet reads it.
 //!
-//! In: an open file. Out: its bytes from any place. Invariant: no read moves the position of another.
+//! In: an open file. Out: its bytes from any place. Invariant: no read moves the position of
+//! another.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -11,10 +12,11 @@ use bytes::Bytes;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
-/// A file that several threads read at once: each says where, and none moves the position of another, as `File` itself would.
+/// A file that several threads read at once: each says where, and none moves the position of
+/// another, as `File` itself would.
 pub(super) struct SharedFile(pub(super) Arc<File>);
 
-/// What is read of it from a position on.
+/// The bytes of a file from a position on.
 pub(super) struct FileFrom {
     file: Arc<File>,
     position: u64,

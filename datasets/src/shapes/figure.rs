@@ -64,7 +64,8 @@ impl Figure {
         }
     }
 
-    /// Calls `paint` with the position, the coverage in 0..=1 and a place along the figure in 0..=1 for each pixel covered.
+    /// Calls `paint` with the position, the coverage in 0..=1 and a place along the figure in 0..=1
+    /// for each pixel covered.
     pub(super) fn draw(&self, mut paint: impl FnMut(usize, f32, f32)) {
         for position in 0..SIDE * SIDE {
             let x = (position % SIDE) as f32 - self.centre[0];
@@ -85,7 +86,7 @@ impl Figure {
     }
 }
 
-/// The signed distance to a class's outline in units of the radius, negative inside.
+/// Returns the signed distance to a class's outline in units of the radius, negative inside.
 fn distance(class: usize, point: Point) -> f32 {
     let [x, y] = point;
     match class {
@@ -107,7 +108,8 @@ fn distance(class: usize, point: Point) -> f32 {
 }
 
 fn to_box([x, y]: Point, half: Point) -> f32 {
-    let (dx, dy) = (x.abs() - half[0], y.abs() - half[1]);
+    let dx = x.abs() - half[0];
+    let dy = y.abs() - half[1];
     libm::hypotf(dx.max(0.0), dy.max(0.0)) + dx.max(dy).min(0.0)
 }
 

@@ -1,9 +1,10 @@
 //! The embedded data set: ten classes of geometric figures, 32x32 RGB, drawn when it is opened.
 //!
 //! In: [`ShapesConfig`]. Out: [`DatasetSplits`] in memory.
-//! Invariant: sample i of a split is a pure function of (seed, split, i); class i mod 10 keeps labels balanced. Position,
-//! size, rotation, colours, background, distractors and noise are drawn alike for all classes, so that only form tells them
-//! apart and no linear function of the pixels does.
+//! Invariant: sample i of a split is a pure function of (seed, split, i); class i mod 10 keeps
+//! labels balanced. Position, size, rotation, colours, background, distractors and noise are drawn
+//! alike for all classes. Only the form differs between classes, and no linear function of the
+//! pixels separates them.
 
 mod figure;
 
@@ -25,7 +26,7 @@ const SHAPE: ImageShape = ImageShape {
     channels: 3,
 };
 
-/// How many figures to draw.
+/// Number of figures to draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapesConfig {
     /// The number of training samples.
@@ -135,7 +136,8 @@ fn random_colour(stream: &mut Stream) -> Colour {
     std::array::from_fn(|_| stream.unit())
 }
 
-/// A colour far from every mixture of the two background colours, else the figure could not be seen.
+/// Returns a colour far from every mixture of the two background colours, else the figure could not
+/// be seen.
 fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
     let dot = |a: Colour, b: Colour| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let minus =
@@ -162,7 +164,8 @@ fn mix(from: Colour, to: Colour, share: f32) -> Colour {
     std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * share)
 }
 
-/// A smooth change between two colours: a product of two waves of random direction, length and phase.
+/// A smooth change between two colours: a product of two waves of random direction, length and
+/// phase.
 struct Background {
     waves: [[f32; 3]; 2],
     strength: f32,
@@ -195,11 +198,12 @@ impl Background {
     }
 }
 
-/// A thin stroke or a dot in any colour.
+/// Draws a thin stroke or a dot in any colour.
 fn draw_distractor(stream: &mut Stream, canvas: &mut [Colour; SIDE * SIDE]) {
     let colour = random_colour(stream);
     let side = SIDE as f32;
-    let (x, y) = (stream.between(0.0, side), stream.between(0.0, side));
+    let x = stream.between(0.0, side);
+    let y = stream.between(0.0, side);
     let angle = stream.between(0.0, std::f32::consts::TAU);
     let length = if stream.coin() {
         stream.between(3.0, 12.0)
@@ -207,9 +211,11 @@ fn draw_distractor(stream: &mut Stream, canvas: &mut [Colour; SIDE * SIDE]) {
         0.0
     };
     let half_width = stream.between(0.5, 1.2);
-    let (dx, dy) = (libm::cosf(angle), libm::sinf(angle));
+    let dx = libm::cosf(angle);
+    let dy = libm::sinf(angle);
     for (position, pixel) in canvas.iter_mut().enumerate() {
-        let (px, py) = ((position % SIDE) as f32 - x, (position / SIDE) as f32 - y);
+        let px = (position % SIDE) as f32 - x;
+        let py = (position / SIDE) as f32 - y;
         let along = (px * dx + py * dy).clamp(0.0, length);
         let distance = libm::hypotf(px - along * dx, py - along * dy) - half_width;
         if distance < 0.5 {

@@ -1,4 +1,4 @@
-//! What the embedded data set promises.
+//! Tests of the generated data set of shapes.
 
 use super::*;
 
@@ -19,7 +19,9 @@ fn image(dataset: &dyn ImageDataset, index: usize) -> Vec<u8> {
 
 #[test]
 fn the_same_seed_gives_the_same_images() {
-    let (first, again, other) = (small(1), small(1), small(2));
+    let first = small(1);
+    let again = small(1);
+    let other = small(2);
     assert_eq!(first.train.checksum(), again.train.checksum());
     assert_eq!(
         first.evaluated().unwrap().checksum(),
@@ -108,7 +110,8 @@ fn the_normalization_is_that_of_the_pixels() {
     }
 }
 
-/// Softmax regression on all pixels by stochastic gradient descent: what a model without any idea of form can reach.
+/// Trains a softmax regression on all pixels: it shows what a model without any idea of shapes
+/// reaches.
 #[test]
 fn a_linear_classifier_does_not_learn_the_classes() {
     let splits = open(&ShapesConfig {
@@ -159,6 +162,6 @@ fn a_linear_classifier_does_not_learn_the_classes() {
             best == Some(splits.evaluated().unwrap().label(*index))
         })
         .count();
-    // Guessing gets 10 %, a ResNet-20 over 95 %.
+    // Guessing reaches 10 %, a ResNet-20 over 95 %.
     assert!(num_correct < 500 / 4, "{num_correct} of 500");
 }

@@ -1,58 +1,56 @@
 //! The index of the shards of a folder, kept so that their headers are read once.
 //!
 //! In: what was found in each shard. Out: a file of text, and the same again.
-//! Invariant: a file is whole or not there, and ends with the sha256 of all before; what does not fit a shard as it is now (its length,
-//! its time, its place on the disk) is not used.
+//! Invariant: a file is whole or not there, and ends with the sha256 of all before; what does not
+//! fit a shard as it is now (its length, its time, its place on the disk) is not used.
 
-use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::str::Lines;
 
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::DatasetError;
-use crate::file::read_whole;
+use crate::file::{not_a_file, read_text};
 use crate::memory::to_hex;
 
 /// The first line.
-const TITLE: &str = "lockstep shards 5";
+const TITLE: &str = "lockstep shards 6";
 
 /// The largest index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;
 
-/// What tells that a shard is still the one that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Properties of a shard that change when the shard is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) len_bytes: u64,
     /// Since 1970.
-    modified_ns: i128,
+    modified_ns: i64,
     inode: u64,
 }
 
-/// Where an image lies in its shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The place of an image in its shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IndexedImage {
     pub(super) offset: u64,
     pub(super) len_bytes: u32,
     pub(super) label: u16,
+    /// The name of the sample.
+    pub(super) key: String,
 }
 
-/// What a shard holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The contents of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ShardIndex {
     pub(super) identity: Identity,
     pub(super) images: Vec<IndexedImage>,
-    /// Of each image.
-    pub(super) keys: Vec<String>,
-    /// Of samples that are left out.
+    /// Descriptions of samples that are left out.
     pub(super) problems: Vec<String>,
-    /// How many of these lack nothing but a label.
+    /// Number of `problems` that lack only a label.
     pub(super) num_unlabelled: usize,
-    /// What is odd about the shard, and harms no sample.
+    /// An oddity of the shard that affects no sample.
     pub(super) note: Option<String>,
     /// Why the rest of the shard could not be read, whatever it holds.
     pub(super) fault: Option<String>,
@@ -62,13 +60,10 @@ impl Identity {
     pub(super) fn of(path: &Path) -> Result<Self, DatasetError> {
         let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
         if !metadata.is_file() {
-            return Err(DatasetError::NotAFile {
-                path: path.to_path_buf(),
-                got: "something else",
-            });
+            return Err(not_a_file(path, "another kind of entry"));
         }
-        let modified_ns =
-            i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+        let seconds = metadata.mtime().saturating_mul(1_000_000_000);
+        let modified_ns = seconds.saturating_add(metadata.mtime_nsec());
         Ok(Self {
             len_bytes: metadata.len(),
             modified_ns,
@@ -81,129 +76,26 @@ impl Identity {
     }
 }
 
-/// The file's text.
+/// Returns the text of an index.
 fn written(shards: &[(String, ShardIndex)]) -> String {
-    let mut text = format!("{TITLE}\n");
-    for (
-        name,
-        ShardIndex {
-            identity,
-            images,
-            keys,
-            problems,
-            num_unlabelled,
-            note,
-            fault,
-        },
-    ) in shards
-    {
-        let Identity {
-            len_bytes,
-            modified_ns,
-            inode,
-        } = identity;
-        let (num_images, num_problems) = (images.len(), problems.len());
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            text,
-            "{len_bytes} {modified_ns} {inode} {num_images} {num_problems} {num_unlabelled} {name}"
-        );
-        for (
-            IndexedImage {
-                offset,
-                len_bytes,
-                label,
-            },
-            key,
-        ) in images.iter().zip(keys)
-        {
-            let _ = writeln!(text, "{offset} {len_bytes} {label} {key}");
-        }
-        for problem in problems {
-            let _ = writeln!(text, "{}", Value::from(problem.as_str()));
-        }
-        for text_or_none in [note, fault] {
-            let _ = writeln!(text, "{}", Value::from(text_or_none.as_deref()));
-        }
-    }
-    let digest = to_hex(&Sha256::digest(&text));
-    text + &digest + "\n"
+    let shards = serde_json::to_string(shards).expect("numbers and texts are JSON");
+    let digest = to_hex(&Sha256::digest(&shards));
+    format!("{TITLE} {digest}\n{shards}\n")
 }
 
-/// What an index holds; `None` where it is damaged, of another version or not ours.
+/// Returns the contents of an index; `None` if it is damaged or of another version.
 fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
-    let (body, digest) = text.strip_suffix('\n')?.rsplit_once('\n')?;
-    let body = &text[..body.len() + 1];
-    if to_hex(&Sha256::digest(body)) != digest {
+    let (title, shards) = text.strip_suffix('\n')?.split_once('\n')?;
+    let digest = to_hex(&Sha256::digest(shards));
+    if title != format!("{TITLE} {digest}") {
         return None;
     }
-    let mut lines = body.lines();
-    if lines.next()? != TITLE {
-        return None;
-    }
-    let mut shards = Vec::new();
-    while let Some(line) = lines.next() {
-        let [
-            len_bytes,
-            modified_ns,
-            inode,
-            num_images,
-            num_problems,
-            num_unlabelled,
-            name,
-        ] = fields(line)?;
-        let identity = Identity {
-            len_bytes: len_bytes.parse().ok()?,
-            modified_ns: modified_ns.parse().ok()?,
-            inode: inode.parse().ok()?,
-        };
-        let (images, keys) = images(&mut lines, num_images.parse().ok()?)?;
-        let problems = (0..num_problems.parse::<usize>().ok()?)
-            .map(|_| serde_json::from_str(lines.next()?).ok());
-        let problems = problems.collect::<Option<_>>()?;
-        let num_unlabelled = num_unlabelled.parse().ok()?;
-        let note = serde_json::from_str(lines.next()?).ok()?;
-        let fault = serde_json::from_str(lines.next()?).ok()?;
-        shards.push((
-            name.to_owned(),
-            ShardIndex {
-                identity,
-                images,
-                keys,
-                problems,
-                num_unlabelled,
-                note,
-                fault,
-            },
-        ));
-    }
-    Some(shards)
+    serde_json::from_str(shards).ok()
 }
 
-fn images(lines: &mut Lines<'_>, num_images: usize) -> Option<(Vec<IndexedImage>, Vec<String>)> {
-    let (mut images, mut keys) = (Vec::new(), Vec::new());
-    for _ in 0..num_images {
-        let [offset, len_bytes, label, key] = fields(lines.next()?)?;
-        let (offset, len_bytes) = (offset.parse().ok()?, len_bytes.parse().ok()?);
-        images.push(IndexedImage {
-            offset,
-            len_bytes,
-            label: label.parse().ok()?,
-        });
-        keys.push(key.to_owned());
-    }
-    Some((images, keys))
-}
-
-/// The words of a line, of which the last may have spaces.
-fn fields<const N: usize>(line: &str) -> Option<[&str; N]> {
-    line.splitn(N, ' ').collect::<Vec<_>>().try_into().ok()
-}
-
-/// Reads an index; nothing where there is none that can be used.
+/// Reads an index; empty if there is none that can be used.
 pub(super) fn read(path: &Path) -> Vec<(String, ShardIndex)> {
-    let bytes = read_whole(path, MAX_INDEX_BYTES).ok();
-    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    let text = read_text(path, MAX_INDEX_BYTES).ok();
     text.and_then(|text| parsed(&text)).unwrap_or_default()
 }
 
@@ -240,28 +132,26 @@ mod tests {
                 offset: 512,
                 len_bytes: 9,
                 label: 65_535,
+                key: "a folder/a".to_owned(),
             },
             IndexedImage {
                 offset: 1 << 40,
                 len_bytes: u32::MAX,
                 label: 0,
+                key: "b".to_owned(),
             },
         ];
-        let keys = vec!["a folder/a".to_owned(), "b".to_owned()];
         let problems = vec!["c's \\d \"e\"\n: no label".to_owned()];
-        let (note, fault) = (Some("odd".to_owned()), Some("no \"end\"".to_owned()));
         let full = ShardIndex {
             identity,
             images,
-            keys,
             problems,
             num_unlabelled: 1,
-            note,
-            fault,
+            note: Some("odd".to_owned()),
+            fault: Some("no \"end\"".to_owned()),
         };
         let empty = ShardIndex {
             images: vec![],
-            keys: vec![],
             problems: vec![],
             note: None,
             fault: None,

@@ -1,7 +1,8 @@
 //! A shard, of which any bytes are read by their place.
 //!
 //! In: the path of a file. Out: bytes of it.
-//! Invariant: a shard stays open once it was read, but no more than [`MAX_OPEN`] of the process do, of all splits and data sets.
+//! Invariant: a shard stays open once it was read, but no more than [`MAX_OPEN`] of the process do,
+//! of all splits and data sets.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +11,15 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The shards that the process keeps open: half of the 1,024 files that it may often have open, the others being for MPI and all else.
+/// Limit of the shards that the process keeps open: half of the usual limit of 1,024 files, which
+/// MPI and others share.
 pub(super) const MAX_OPEN: usize = 512;
 
 /// Those that it keeps open now.
 static NUM_OPEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A shard, which is opened when it is first read.
+#[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
     file: OnceLock<KeptOpen>,
@@ -51,10 +54,11 @@ impl Shard {
 }
 
 /// A file that counts as open until it is closed.
+#[derive(Debug)]
 struct KeptOpen(File);
 
 impl KeptOpen {
-    /// `None` where as many are open as may be.
+    /// Returns `None` if the most files that may be open are open.
     fn new(file: File) -> Option<Self> {
         let more = |open| (open < MAX_OPEN).then_some(open + 1);
         NUM_OPEN

@@ -1,6 +1,7 @@
-//! What `MANIFEST` says of the shards of a folder, and whether they are those.
+//! Digests of the shards of a folder, from its `MANIFEST`.
 //!
-//! In: lines as `sha256sum` writes them. Out: the digest of a split. Invariant: a shard that it lists is there, and one that may be another is hashed.
+//! In: lines as `sha256sum` writes them. Out: the digest of a split.
+//! Invariant: a listed shard exists, and a shard that may have changed is hashed.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::index::{Identity, ShardIndex};
 use super::{MANIFEST, MAX_TEXT_BYTES};
 use crate::error::DatasetError;
-use crate::file::{read_whole, sha256_of};
+use crate::file::{read_text, sha256_of};
 use crate::memory::to_hex;
 use crate::split::split_of;
 
@@ -20,15 +21,14 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// That of a folder, if it has one.
+    /// Reads the manifest of a folder, if it has one.
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, DatasetError> {
         let path = dir.join(MANIFEST);
         if !path.exists() {
             return Ok(None);
         }
         let identity = Identity::of(&path)?;
-        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?)
-            .map_err(|_| DatasetError::NotText { path })?;
+        let text = read_text(&path, MAX_TEXT_BYTES)?;
         Ok(Some(Self { text, identity }))
     }
 
@@ -46,7 +46,7 @@ impl Manifest {
             .map(|(digest, _)| digest)
     }
 
-    /// What it says of a shard, if that may be another by now.
+    /// Returns the listed digest of a shard that may have changed.
     pub(super) fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
         if was_known || shard.is_newer_than(&self.identity) {
             self.digest(name)
@@ -55,7 +55,7 @@ impl Manifest {
         }
     }
 
-    /// One digest of those of a split's shards; none where it misses one.
+    /// Returns one digest of those of a split's shards; none where it misses one.
     pub(super) fn digest_of_split(
         &self,
         dir: &Path,
@@ -72,7 +72,7 @@ impl Manifest {
                 what: name.to_owned(),
                 path: dir.to_path_buf(),
                 expected: "every shard that MANIFEST lists".to_owned(),
-                remedy: "fetch it again, or remove MANIFEST to do without it",
+                remedy: "Fetch it again, or remove MANIFEST to do without it",
             });
         }
         let mut digest = Sha256::new();
@@ -86,15 +86,15 @@ impl Manifest {
     }
 }
 
-/// Refuses a shard that is not what the manifest lists.
+/// Rejects a shard that is not what the manifest lists.
 pub(super) fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
     let got = sha256_of(path)?;
     if got.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
-    Err(DatasetError::ChangedShard {
-        path: path.to_path_buf(),
-        expected: expected.to_owned(),
-        got,
-    })
+    let problem = format!(
+        "expected sha256 {expected}, as MANIFEST says, got {got}. Fetch the shard again, or make \
+         MANIFEST again (sha256sum *.tar > MANIFEST)"
+    );
+    Err(DatasetError::invalid(path, problem))
 }

@@ -1,9 +1,10 @@
-//! What a shard holds, by the headers of its members.
+//! The contents of a shard, from the headers of its members.
 //!
-//! In: a tar file. Out: a [`ShardIndex`]: where each image lies, its label, and what is wrong with other samples.
-//! Invariant: nothing of a sample is taken that does not lie whole within the file; each sample has one image, one label and a key of
-//! its own; memory in proportion to the file. GNU's long names and those of pax are read.
-//! Source: the naming of WebDataset: members `KEY.EXTENSION` with one KEY, up to the first dot of the name, are one sample.
+//! In: a tar file. Out: a [`ShardIndex`]: places of images, labels, and problems of other samples.
+//! Invariant: a sample lies whole within the file, and has one image, one label and a unique key;
+//! memory is in proportion to the file. GNU's long names and those of pax are read.
+//! Source: the naming of WebDataset: members `KEY.EXTENSION` with one KEY, up to the first dot of
+//! the name, are one sample.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,34 +24,35 @@ use crate::progress;
 /// The longest label, in bytes: a number, or an object with one.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
 
-/// What lengths in an archive are multiples of.
+/// Unit of lengths in an archive.
 const BLOCK_BYTES: u64 = 512;
 
-/// What an object says of its sample; other keys are not ours, nor looked into.
+/// The JSON object of a sample; other keys are ignored.
 #[derive(Deserialize)]
 struct Facts {
-    /// A class may be told in words there, and by number in a `.cls`.
+    /// The class may be a name here, with a number in a `.cls`.
     label: Option<Value>,
 }
 
-/// What is known of a sample so far.
+/// The known members of a sample.
 #[derive(Default)]
 struct Sample {
     key: String,
     /// Extension, offset and length.
     image: Option<(u64, u64)>,
     label: Option<u16>,
-    /// What stands for no label: -1, as test splits without labels have it.
+    /// The text of a negative label, which test splits without labels have.
     no_label: Option<String>,
     problem: Option<String>,
-    /// What stands in place of an image or a label that is not there otherwise.
+    /// Problem that counts only if the image or the label is missing.
     stand_in: Option<String>,
 }
 
 /// Reads the headers of the shard at `path`.
 ///
 /// # Errors
-/// If the file cannot be opened or asked for its length; what is wrong inside is told by the index.
+/// If the file cannot be opened or its length is unknown. The index contains the problems inside
+/// the file.
 pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     let identity = Identity::of(path)?;
@@ -59,49 +61,41 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
         Ok(note) => (note, None),
         Err(fault) => (None, Some(fault)),
     };
-    let (mut images, mut keys, mut problems, mut num_unlabelled) =
-        (Vec::new(), Vec::new(), Vec::new(), 0);
-    for Sample {
-        key,
-        image,
-        label,
-        no_label,
-        problem,
-        stand_in,
-    } in samples.all
-    {
-        match (
-            problem.or(stand_in.filter(|_| image.is_none() || label.is_none())),
-            image,
-            label,
-        ) {
-            (Some(problem), _, _) => problems.push(format!("{key}: {problem}")),
-            (None, Some((offset, len_bytes)), Some(label)) => {
-                images.push(IndexedImage {
-                    offset,
-                    len_bytes: len_bytes as u32,
-                    label,
-                });
-                keys.push(key);
-            }
-            (None, Some(_), None) => {
+    let mut images = Vec::new();
+    let mut problems = Vec::new();
+    let mut num_unlabelled = 0;
+    for sample in samples.all {
+        let key = sample.key;
+        let is_incomplete = sample.image.is_none() || sample.label.is_none();
+        let stand_in = if is_incomplete { sample.stand_in } else { None };
+        if let Some(problem) = sample.problem.or(stand_in) {
+            problems.push(format!("{key}: {problem}"));
+            continue;
+        }
+        match (sample.image, sample.label) {
+            (Some((offset, len_bytes)), Some(label)) => images.push(IndexedImage {
+                offset,
+                len_bytes: len_bytes as u32,
+                label,
+                key,
+            }),
+            (Some(_), None) => {
                 num_unlabelled += 1;
-                let got = no_label.unwrap_or_else(|| "none".to_owned());
+                let got = sample.no_label.as_deref().unwrap_or("none");
                 problems.push(format!(
                     "{key}: expected a label, in {key}.cls or a number under label in {key}.json, got {got}"
                 ));
             }
             // A label or a caption without an image is of no sample.
-            (None, None, Some(_)) => problems.push(format!(
+            (None, Some(_)) => problems.push(format!(
                 "{key}: expected an image, {key}.jpg or {key}.png, got none"
             )),
-            (None, None, None) => {}
+            (None, None) => {}
         }
     }
     Ok(ShardIndex {
         identity,
         images,
-        keys,
         problems,
         num_unlabelled,
         note,
@@ -117,12 +111,13 @@ struct Samples {
 }
 
 impl Samples {
-    /// Reads all members, also those of archives that follow the first; an error is why the rest of the file has none, else there may be a
-    /// note.
+    /// Reads all members, also those of archives that follow the first; an error is why the rest of
+    /// the file has none, else there may be a note.
     fn read(&mut self, file: &File, file_bytes: u64) -> Result<Option<String>, String> {
         let mut archive = Archive::new(file);
         archive.set_ignore_zeros(true);
-        let (mut end, mut num_archives) = (0_u64, 1);
+        let mut end = 0_u64;
+        let mut num_archives = 1;
         for entry in archive
             .entries_with_seek()
             .map_err(|error| error.to_string())?
@@ -137,14 +132,16 @@ impl Samples {
                     "{name}: expected whole files, got a sparse one (tar without -S packs whole files)"
                 ));
             }
-            // Where the header does not follow at once, what lies between is the end of an archive or a long name.
+            // Where the header does not follow at once, what lies between is the end of an archive
+            // or a long name.
             let next = end.next_multiple_of(BLOCK_BYTES);
             if end > 0 && entry.raw_header_position() != next && is_zeros(file, next) {
                 num_archives += 1;
                 // Keys of another archive are of other samples.
                 self.by_key.clear();
             }
-            let (offset, len_bytes) = (entry.raw_file_position(), entry.size());
+            let offset = entry.raw_file_position();
+            let len_bytes = entry.size();
             end = offset.saturating_add(len_bytes);
             if end > file_bytes {
                 let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
@@ -163,7 +160,8 @@ impl Samples {
                 "expected a tar file, got {file_bytes} bytes; the file is truncated"
             ));
         }
-        // Two blocks of zeros end an archive, of which one is enough; a member that is whole may be the last without any.
+        // Two blocks of zeros end an archive, of which one is enough; a member that is whole may be
+        // the last without any.
         let without_end = end
             .next_multiple_of(BLOCK_BYTES)
             .saturating_add(BLOCK_BYTES)
@@ -178,7 +176,9 @@ impl Samples {
         })
     }
 
-    /// A note where bytes that are no header follow an archive that has ended, else why the rest of the file is lost.
+    /// Returns a note if bytes that are no header follow an archive that has ended.
+    ///
+    /// Otherwise the error says why the rest of the file is lost.
     fn after_the_last(&self, file: &File, end: u64, error: &str) -> Result<Option<String>, String> {
         let after = end.next_multiple_of(BLOCK_BYTES);
         if end > 0 && is_zeros(file, after) {
@@ -187,16 +187,12 @@ impl Samples {
             )));
         }
         let mut first = [0; 6];
-        let compression = file
-            .read_at(&mut first, 0)
-            .ok()
-            .and_then(|_| compression(&first))
-            .filter(|_| end == 0);
-        Err(match compression {
-            Some((name, remedy)) => {
-                format!("expected a tar file, got one compressed with {name}; unpack it ({remedy})")
+        let is_read = file.read_at(&mut first, 0).is_ok();
+        Err(match compression(&first) {
+            Some((name, remedy)) if end == 0 && is_read => {
+                format!("expected a tar file, got one compressed with {name}. Unpack it ({remedy})")
             }
-            None => format!(
+            _ => format!(
                 "after byte {end}: expected the header of a member, got other bytes ({error}); the file is damaged or no tar file"
             ),
         })
@@ -211,9 +207,7 @@ impl Samples {
                 "expected a name in UTF-8, got other bytes",
             );
         };
-        let (folder, file_name) = name
-            .rsplit_once('/')
-            .map_or(("", name), |(folder, file_name)| (folder, file_name));
+        let (folder, file_name) = name.rsplit_once('/').unwrap_or(("", name));
         let Some((stem, extension)) = file_name.split_once('.') else {
             return;
         };
@@ -246,7 +240,7 @@ impl Samples {
                     self.of(&key).no_label.get_or_insert(got);
                 }
                 Ok(Label::Class(label)) => self.of(&key).add_label(label),
-                // A number beside it is all that is needed.
+                // A number in another member suffices.
                 Err(reason) if extension == "json" => {
                     self.of(&key).stand_in.get_or_insert(reason);
                 }
@@ -262,7 +256,8 @@ impl Samples {
                     ));
                 }
             }
-            // Another image of a sample that is whole, or one of a key with dots; a hidden file is neither.
+            // Another image of a sample that is whole, or one of a key with dots; a hidden file is
+            // neither.
             further
                 if !stem.is_empty()
                     && further
@@ -298,7 +293,7 @@ impl Samples {
 }
 
 impl Sample {
-    /// A number and an object may both tell it, if they agree.
+    /// Sets the label; a number and an object may both have it, if they agree.
     fn add_label(&mut self, label: u16) {
         let before = *self.label.get_or_insert(label);
         if before != label {
@@ -306,13 +301,13 @@ impl Sample {
         }
     }
 
-    /// The first problem counts.
+    /// Keeps the first problem.
     fn refuse(&mut self, problem: String) {
         self.problem.get_or_insert(problem);
     }
 }
 
-/// What a member says of the label.
+/// The label in a member.
 enum Label {
     Class(u16),
     /// A number below 0, which stands for no label.
@@ -320,7 +315,7 @@ enum Label {
     None,
 }
 
-/// The label in a member; an object may have none.
+/// Returns the label in a member; an object may have none.
 fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Result<Label, String> {
     let mut text = String::new();
     if len_bytes > MAX_LABEL_BYTES || entry.read_to_string(&mut text).is_err() {
@@ -347,7 +342,7 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     }
 }
 
-/// A label as text: a whole number, which may be written as 3.0.
+/// Returns a label as text: a whole number, which may be written as 3.0.
 fn number(text: &str) -> Result<Label, String> {
     let shown = || {
         text.trim()
@@ -375,9 +370,12 @@ fn number(text: &str) -> Result<Label, String> {
     }
 }
 
-/// The text of an object with `null` in place of `NaN` and `Infinity`, which Python writes and JSON does not have; `None` without these.
+/// Returns the text of an object with `null` in place of `NaN` and `Infinity`, which Python writes
+/// and JSON does not have; `None` without these.
 fn without_special_numbers(text: &str) -> Option<String> {
-    let (mut result, mut rest, mut in_string) = (String::new(), text, false);
+    let mut result = String::new();
+    let mut rest = text;
+    let mut in_string = false;
     while let Some(letter) = rest.chars().next() {
         let special = ["NaN", "-Infinity", "Infinity"]
             .into_iter()
@@ -398,13 +396,13 @@ fn without_special_numbers(text: &str) -> Option<String> {
     (result != text).then_some(result)
 }
 
-/// Whether the block at `offset` is one of zeros, which end an archive.
+/// Returns true if the block at `offset` is one of zeros, which end an archive.
 fn is_zeros(file: &File, offset: u64) -> bool {
     let mut block = [1; BLOCK_BYTES as usize];
     file.read_exact_at(&mut block, offset).is_ok() && block.iter().all(|byte| *byte == 0)
 }
 
-/// The program that compressed a file with these first bytes, and how to unpack it.
+/// Returns the program that compressed a file with these first bytes, and how to unpack it.
 fn compression(first: &[u8]) -> Option<(&'static str, &'static str)> {
     match first {
         [0x1f, 0x8b, ..] => Some(("gzip", "gzip -dc FILE > NAME.tar")),

@@ -1,16 +1,17 @@
-//! What shards promise, on tar files made here.
+//! Tests of shards, on tar files made here.
 
 mod told;
 mod written;
 
 use super::kept_open::MAX_OPEN;
 use super::*;
+use crate::decode::Sizing;
 use std::fs::File;
 use std::path::Path;
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
 
-/// A PNG of one colour.
+/// Returns a PNG of one colour.
 fn png(value: u8) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
     image::RgbImage::from_pixel(9, 7, image::Rgb([value; 3]))
@@ -19,38 +20,38 @@ fn png(value: u8) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// A tar file of these members.
+/// Returns a tar file with these members.
 fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
     builder(members).into_inner().unwrap()
 }
 
-/// A tar file that begins with these members.
+/// Returns a tar file that starts with these members.
 fn builder(members: &[(&str, &[u8])]) -> Builder<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (name, bytes) in members {
         let mut header = Header::new_gnu();
         header.set_size(bytes.len() as u64);
         header.set_mode(0o644);
-        // Names of more than 100 bytes become GNU's long ones.
+        // Names of more than 100 bytes become GNU's long names.
         archive.append_data(&mut header, name, *bytes).unwrap();
     }
     archive
 }
 
-fn config(on_bad_image: OnBadImage) -> TarShardsConfig {
+fn config(on_bad_image: OnBadImage) -> ReadConfig {
     let sizing = Sizing {
         size: 4,
         shorter_side: Some(5),
     };
-    TarShardsConfig {
-        sizing,
+    ReadConfig {
         on_bad_image,
         num_threads: 2,
-        cache_dir: None,
+        ..ReadConfig::new(sizing)
     }
 }
 
-/// A folder with this first shard of training, a second one and one to test with, both good.
+/// Returns a folder with this first training shard, and with a good second one and a good test
+/// shard.
 fn folder(train: &[u8]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let good = tar(&[
@@ -69,7 +70,7 @@ fn folder(train: &[u8]) -> TempDir {
     root
 }
 
-/// (label, grey value) of each sample.
+/// Returns the label and the grey value of each sample.
 fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, u8)> {
     let sample = |index| {
         let mut pixels = [0; 48];
@@ -79,8 +80,17 @@ fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, u8)> {
     (0..dataset.len()).map(sample).collect()
 }
 
+/// Opens a folder without bad samples.
+fn strict(root: &Path) -> DatasetSplits {
+    open(root, &config(OnBadImage::Fail)).unwrap()
+}
+
+fn refusal(root: &Path, on_bad_image: OnBadImage) -> String {
+    open(root, &config(on_bad_image)).unwrap_err().to_string()
+}
+
 fn opened(root: &Path) -> Vec<(usize, u8)> {
-    samples(&*open(root, &config(OnBadImage::Fail)).unwrap().train)
+    samples(&*strict(root).train)
 }
 
 #[test]
@@ -103,16 +113,14 @@ fn samples_stand_in_the_order_of_their_shards() {
         assert_eq!(opened(root.path()), expected);
         assert!(root.path().join(INDEX).exists());
     }
-    let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+    let splits = strict(root.path());
     assert_eq!(
         (splits.train.name(), splits.evaluated().unwrap().name()),
         ("shards train", "shards val")
     );
     assert_eq!(splits.evaluated().unwrap().class_names(), ["0", "1", "2"]);
     fs::write(root.path().join(CLASSES), "cat\ndog\n").unwrap();
-    let text = open(root.path(), &config(OnBadImage::Fail))
-        .unwrap_err()
-        .to_string();
+    let text = refusal(root.path(), OnBadImage::Fail);
     assert!(
         text.ends_with("classes.txt: expected 3 class names, got 2"),
         "{text}"
@@ -129,14 +137,14 @@ fn the_index_is_read_again_when_a_shard_changes_and_made_in_the_cache_where_it_m
     )
     .unwrap();
     assert_eq!(opened(root.path())[0], (0, 20));
-    // Damaged, it is made anew.
+    // A damaged index is made again.
     fs::write(root.path().join(INDEX), "lockstep shards 1\n").unwrap();
     assert_eq!(opened(root.path())[0], (0, 20));
-    // A folder in its place cannot be written.
+    // If there is a folder in its place, the index cannot be written.
     fs::remove_file(root.path().join(INDEX)).unwrap();
     fs::create_dir(root.path().join(INDEX)).unwrap();
     let cache = tempfile::tempdir().unwrap();
-    let config = TarShardsConfig {
+    let config = ReadConfig {
         cache_dir: Some(cache.path().join("new")),
         ..config(OnBadImage::Fail)
     };
@@ -151,15 +159,13 @@ fn the_index_is_read_again_when_a_shard_changes_and_made_in_the_cache_where_it_m
 
 #[test]
 fn what_is_wrong_is_named_and_refused_or_skipped_with_a_note() {
-    let (image, good) = (
-        png(10),
-        tar(&[
-            ("1.png", &png(10)),
-            ("1.cls", b"1"),
-            ("2.png", &png(12)),
-            ("2.cls", b"0"),
-        ]),
-    );
+    let image = png(10);
+    let good = tar(&[
+        ("1.png", &png(10)),
+        ("1.cls", b"1"),
+        ("2.png", &png(12)),
+        ("2.cls", b"0"),
+    ]);
     let after = |members: &[(&str, &[u8])]| {
         tar(&[&[("1.png", &image[..]), ("1.cls", b"1")], members].concat())
     };
@@ -202,9 +208,7 @@ fn what_is_wrong_is_named_and_refused_or_skipped_with_a_note() {
     for (train, expected) in cases {
         let root = folder(&train);
         for _ in 0..2 {
-            let text = open(root.path(), &config(OnBadImage::Fail))
-                .unwrap_err()
-                .to_string();
+            let text = refusal(root.path(), OnBadImage::Fail);
             assert!(
                 text.contains("train-0.tar: ") && text.contains(expected),
                 "{expected}: {text}"
@@ -269,7 +273,7 @@ fn a_link_in_place_of_a_file_is_refused_or_skipped_with_a_note() {
 fn an_image_above_the_limit_of_a_file_is_refused_by_its_header() {
     for (len_bytes, is_refused) in [(512 << 20, false), ((512 << 20) + 1, true)] {
         let mut train = tar(&[("1.cls", b"1"), ("1.png", b"")]);
-        // The last header; the bytes that it tells of are a hole of the file.
+        // The last header. The bytes that it announces are a hole in the file.
         let place = train.len() - 1024 - 512;
         let mut header = Header::from_byte_slice(&train[place..place + 512]).clone();
         header.set_size(len_bytes);
@@ -298,10 +302,8 @@ fn an_image_above_the_limit_of_a_file_is_refused_by_its_header() {
 
 #[test]
 fn all_splits_together_keep_no_more_shards_open_than_a_process_may() {
-    let (root, shard) = (
-        tempfile::tempdir().unwrap(),
-        tar(&[("1.png", b"an image"), ("1.cls", b"1")]),
-    );
+    let root = tempfile::tempdir().unwrap();
+    let shard = tar(&[("1.png", b"an image"), ("1.cls", b"1")]);
     let splits = ["train", "val"].map(|split| {
         let names: Vec<_> = (0..=MAX_OPEN / 2)
             .map(|number| format!("{split}-{number}.tar"))
@@ -310,7 +312,12 @@ fn all_splits_together_keep_no_more_shards_open_than_a_process_may() {
             .iter()
             .for_each(|name| fs::write(root.path().join(name), &shard).unwrap());
         let indices = indexed(root.path(), &names, None, &config(OnBadImage::Fail)).unwrap();
-        Shards::new(root.path(), split.to_owned(), None, indices, Vec::new())
+        let files = FoundFiles {
+            split: split.to_owned(),
+            names,
+            notes: Vec::new(),
+        };
+        found_split(root.path(), files, None, indices, OnBadImage::Fail)
             .unwrap()
             .source
     });
@@ -334,7 +341,7 @@ fn an_image_that_does_not_decode_is_named_by_shard_and_key() {
         ("2.png", &png(9)),
         ("2.cls", b"1"),
     ]));
-    let train = open(root.path(), &config(OnBadImage::Fail)).unwrap().train;
+    let train = strict(root.path()).train;
     let text = train.read_image(0, &mut [0; 48]).unwrap_err().to_string();
     assert!(text.contains("train-0.tar/1"), "{text}");
     let train = open(root.path(), &config(OnBadImage::Skip)).unwrap().train;
@@ -351,9 +358,7 @@ fn an_image_that_does_not_decode_is_named_by_shard_and_key() {
 #[test]
 fn missing_shards_are_told_with_a_remedy() {
     let root = tempfile::tempdir().unwrap();
-    let text = open(root.path(), &config(OnBadImage::Fail))
-        .unwrap_err()
-        .to_string();
+    let text = refusal(root.path(), OnBadImage::Fail);
     assert!(
         text.contains("files of the split train not found") && text.contains("trainer shard"),
         "{text}"

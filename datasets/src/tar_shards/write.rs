@@ -1,10 +1,11 @@
-//! Makes shards of a folder of images.
+//! Writes shards of a folder of images.
 //!
-//! In: `FROM/train/<class>/*` and the same of other splits. Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`, which has comments on
-//! what of the folder is left out.
-//! Invariant: samples stand in the order of the folder, files as they are; the same folder gives the same bytes; all of it is written
-//! beside `TO`, or into a hidden folder of one that is there, which may be a mount, and renamed when it is whole. A hidden folder is locked
-//! while it is written to, so that one that was left by a process that was killed is known.
+//! In: `FROM/train/<class>/*` and the same of other splits. Out: `TO/train-000000.tar` and so on,
+//! `classes.txt`, and `MANIFEST`, with comments on files that are left out.
+//! Invariant: samples stand in the order of the folder, files unchanged; the same folder gives the
+//! same bytes. All is written next to `TO`, or into a hidden folder of an existing `TO`, which may
+//! be a mount, and renamed when it is complete. A hidden folder is locked while it is written to,
+//! so that the remains of a killed process are recognised.
 //! Source: flock(2).
 
 use std::ffi::OsString;
@@ -17,33 +18,36 @@ use tar::{Builder, EntryType, Header};
 
 use super::{CLASSES, MANIFEST};
 use crate::decode::read_image_file;
+use crate::encoded::{FoundSplit, FoundSplits};
 use crate::error::DatasetError;
-use crate::image_folder::{ScannedSplit, scan_all};
+use crate::image_folder::{FolderSource, scan_all};
 use crate::memory::to_hex;
 use crate::progress;
-use crate::split::Split;
 
-/// What names of folders of what is not whole yet end with, before the process.
+/// Ending of the name of an incomplete folder, before the process id.
 const PART: &str = ".part-";
 
-/// What was written.
+/// The result of writing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardWriting {
     /// The shards of all splits.
     pub num_shards: usize,
     /// The images of all splits.
     pub num_images: usize,
-    /// What of the folder is in no shard, one sentence each; `MANIFEST` has the same.
+    /// Notes on files that are in no shard, one sentence each; `MANIFEST` has the same.
     pub notes: Vec<String>,
 }
 
-/// Writes the images of the folder `from` into shards of `images_per_shard` in the folder `to`, which is new or empty.
+/// Writes the images of the folder `from` into shards of `images_per_shard` in the folder `to`,
+/// which is new or empty.
 ///
-/// An image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, `val-*.tar` or `test-*.tar`. A split without labels is left out.
-/// `go_on` is given each shard's name when it is written, and says whether to write the next.
+/// An image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, `val-*.tar` or
+/// `test-*.tar`. A split without labels is left out. `proceed` receives the name of each shard when
+/// it is written; if it returns false, writing stops.
 ///
 /// # Errors
-/// If `from` is no such folder, `to` is there and not empty, or a file cannot be read or written, or `go_on` says no; then `to` is as it was.
+/// If `from` is not such a folder, `to` exists and is not empty, a file cannot be read or written,
+/// or `proceed` returns false. Then `to` is unchanged.
 ///
 /// # Panics
 /// If `images_per_shard` is 0.
@@ -51,7 +55,7 @@ pub fn write(
     from: &Path,
     to: &Path,
     images_per_shard: usize,
-    go_on: &mut dyn FnMut(&str) -> bool,
+    proceed: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
     assert!(
         images_per_shard > 0,
@@ -62,12 +66,8 @@ pub fn write(
     for (split, scanned) in &splits {
         notes.extend(scanned.notes.iter().map(|note| format!("{split}: {note}")));
     }
-    if let Some(name) = splits[0]
-        .1
-        .class_names
-        .iter()
-        .find(|name| name.contains(['\n', '\r']))
-    {
+    let class_names = splits[0].1.class_names.clone().unwrap_or_default();
+    if let Some(name) = class_names.iter().find(|name| name.contains(['\n', '\r'])) {
         return Err(DatasetError::Config {
             field: "class folder",
             expected: format!("a name on one line, as {CLASSES} has a line for each"),
@@ -80,7 +80,7 @@ pub fn write(
             what: "what the link leads to".to_owned(),
             path: to.to_path_buf(),
             expected: "a folder".to_owned(),
-            remedy: "make that folder or mount it, or remove the link",
+            remedy: "Make that folder or mount it, or remove the link",
         });
     }
     if is_there {
@@ -95,9 +95,9 @@ pub fn write(
         false => part.as_mut_os_string().push(ending),
     }
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
-    // Where the file system has no locks, what is left of it is refused instead of removed.
+    // Where the file system has no locks, what is left of it is rejected instead of removed.
     let _held = hold(&part);
-    let written = write_all(&splits, notes, &part, images_per_shard, go_on).and_then(|written| {
+    let written = write_all(&splits, notes, &part, images_per_shard, proceed).and_then(|written| {
         if is_there {
             move_out(&part, &to)
         } else {
@@ -106,7 +106,7 @@ pub fn write(
         .map(|()| written)
     });
     if written.is_err() {
-        // The first error is the one to be told.
+        // The first error is the one to report.
         let _ = fs::remove_dir_all(&part);
     }
     written
@@ -119,15 +119,14 @@ fn hold(part: &Path) -> io::Result<File> {
     Ok(folder)
 }
 
-/// Refuses a folder with anything in it but what a file system has there; removes what processes that were killed left.
+/// Rejects a folder with anything in it but what a file system has there; removes what processes
+/// that were killed left.
 fn expect_empty(to: &Path) -> Result<(), DatasetError> {
     let mut left = Vec::new();
     for entry in fs::read_dir(to).map_err(DatasetError::io("read", to))? {
         let entry = entry.map_err(DatasetError::io("read", to))?;
-        let (path, name) = (
-            entry.path(),
-            entry.file_name().to_string_lossy().into_owned(),
-        );
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
         let is_part = name
             .strip_prefix(PART)
             .is_some_and(|process| process.parse::<u32>().is_ok())
@@ -136,10 +135,9 @@ fn expect_empty(to: &Path) -> Result<(), DatasetError> {
             Some(Ok(held)) => left.push((path, held)),
             _ if name == "lost+found" => {}
             _ => {
-                return Err(DatasetError::NotEmpty {
-                    path: to.to_path_buf(),
-                    found: name,
-                });
+                let problem =
+                    format!("expected a new or empty folder, got one with {name}. Choose another");
+                return Err(DatasetError::invalid(to, problem));
             }
         }
     }
@@ -172,11 +170,11 @@ fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
 }
 
 fn write_all(
-    splits: &[(Split, ScannedSplit)],
+    splits: &FoundSplits<FolderSource>,
     notes: Vec<String>,
     folder: &Path,
     images_per_shard: usize,
-    go_on: &mut dyn FnMut(&str) -> bool,
+    proceed: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
     // Programs that check digests pass over comments.
     let mut manifest: String = notes
@@ -190,30 +188,30 @@ fn write_all(
     for (name, split) in splits {
         // As wide as the last one, since they are read in the order of their names.
         let width = split
-            .files
+            .labels
             .len()
             .div_ceil(images_per_shard)
             .to_string()
             .len()
             .max(6);
-        for (number, first) in (0..split.files.len()).step_by(images_per_shard).enumerate() {
+        for (number, first) in (0..split.labels.len())
+            .step_by(images_per_shard)
+            .enumerate()
+        {
             let name = format!("{name}-{number:0width$}.tar");
-            let images = first..(first + images_per_shard).min(split.files.len());
+            let images = first..(first + images_per_shard).min(split.labels.len());
             written.num_images += images.len();
             let digest = write_shard(&folder.join(&name), split, images)?;
             manifest += &format!("{digest}  {name}\n");
             written.num_shards += 1;
-            if !go_on(&name) {
-                return Err(DatasetError::Stopped {
-                    path: folder.to_path_buf(),
-                });
+            if !proceed(&name) {
+                let problem = "stopped before all was written, so nothing is kept. Start again";
+                return Err(DatasetError::invalid(folder, problem));
             }
         }
     }
-    let classes = splits[0]
-        .1
-        .class_names
-        .iter()
+    let class_names = splits[0].1.class_names.iter().flatten();
+    let classes = class_names
         .map(|name| format!("{name}\n"))
         .collect::<String>();
     let whole = |name: &str, text: &str| {
@@ -232,7 +230,7 @@ fn write_all(
 /// Writes one shard, and gives its sha256.
 fn write_shard(
     path: &Path,
-    split: &ScannedSplit,
+    split: &FoundSplit<FolderSource>,
     images: std::ops::Range<usize>,
 ) -> Result<String, DatasetError> {
     let file = File::create(path).map_err(DatasetError::io("create", path))?;
@@ -241,7 +239,8 @@ fn write_shard(
         digest: Sha256::new(),
     });
     for image in images {
-        let (file, label) = (&split.files[image], split.labels[image]);
+        let file = &split.source.files[image];
+        let label = split.labels[image];
         let bytes = read_image_file(file)?;
         let extension = file
             .extension()
@@ -279,7 +278,7 @@ fn append<W: Write>(archive: &mut Builder<W>, name: &str, bytes: &[u8]) -> io::R
     archive.append_data(&mut header, name, bytes)
 }
 
-/// What is written, and its digest.
+/// A file and the digest of its bytes.
 struct Digested {
     file: BufWriter<File>,
     digest: Sha256,

@@ -1,11 +1,12 @@
-//! Images of different sizes: random parts to train on, the middle to test with, from files that are decoded when they are read.
+//! Images of different sizes, decoded when they are read: random parts for training, the middle for
+//! testing.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use datasets::{
-    Augment, CropBox, ImageDataset, ImageFolderConfig, ImageShape, Loader, LoaderConfig,
-    Normalization, OnBadImage, ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
+    Augment, CropBox, ImageDataset, ImageShape, Loader, LoaderConfig, Normalization, OnBadImage,
+    ReadConfig, ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
 };
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
@@ -16,14 +17,15 @@ const AUGMENT: Augment = Augment::ResizedCrop(ResizedCrop {
     max_scale: 1.0,
 });
 
-/// Two classes of drawn photographs, none of the size of another, in three formats.
+/// Returns two classes of drawn photographs, all of different sizes, in three formats.
 fn photographs() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (number, class) in (0..20).map(|number| (number, ["cat", "dog"][number as usize % 2])) {
         let split = if number < 14 { "train" } else { "test" };
         let path = root.path().join(split).join(class);
         std::fs::create_dir_all(&path).unwrap();
-        let (width, height) = (30 + 7 * number, 90 - 3 * number);
+        let width = 30 + 7 * number;
+        let height = 90 - 3 * number;
         let pixel = |x: u32, y: u32| {
             Rgb([
                 (x * 3 + number * 9) as u8,
@@ -42,14 +44,14 @@ fn photographs() -> TempDir {
     root
 }
 
-fn config() -> ImageFolderConfig {
+fn config() -> ReadConfig {
     let sizing = Sizing {
         size: SIZE,
         shorter_side: Some(28),
     };
-    ImageFolderConfig {
+    ReadConfig {
         num_threads: 2,
-        ..ImageFolderConfig::new(sizing)
+        ..ReadConfig::new(sizing)
     }
 }
 
@@ -57,7 +59,7 @@ fn train(root: &Path) -> Arc<dyn ImageDataset> {
     image_folder::open(root, &config()).unwrap().train
 }
 
-/// The bits of every image of an epoch, in the order of samples.
+/// Returns the bits of every image of an epoch, in the order of samples.
 fn epoch(
     dataset: &Arc<dyn ImageDataset>,
     epoch: u64,
@@ -67,7 +69,7 @@ fn epoch(
     epoch_in(dataset, None, epoch, num_shards, num_threads)
 }
 
-/// As [`epoch`], of images of this shape.
+/// As [`epoch`], for images of this shape.
 fn epoch_in(
     dataset: &Arc<dyn ImageDataset>,
     image_shape: Option<ImageShape>,
@@ -140,7 +142,7 @@ fn parts_of_another_size_than_the_data_sets_are_those_of_a_data_set_of_that_size
     };
     let small = image_folder::open(
         root.path(),
-        &ImageFolderConfig {
+        &ReadConfig {
             sizing: small,
             ..config()
         },
@@ -201,7 +203,8 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
     let whole = image::RgbImage::from_raw(30, 90, whole).unwrap();
     let expected = image::imageops::crop_imm(&whole, 3, 41, 24, 24).to_image();
     assert_eq!(pixels, *expected.as_raw());
-    // The sample of a subset is another one of the whole; what is cut is that one.
+    // A sample of a subset has another index in the whole data set. The random part depends on the
+    // latter.
     let subset = Subset::first(Arc::clone(&dataset), dataset.len()).unwrap();
     let mut of_subset = vec![0; pixels.len()];
     subset
@@ -224,7 +227,7 @@ fn the_notes_and_the_checksum_tell_the_sizes() {
     };
     let other = image_folder::open(
         root.path(),
-        &ImageFolderConfig {
+        &ReadConfig {
             sizing: other,
             ..config()
         },
@@ -255,7 +258,7 @@ fn a_bad_photograph_is_named_when_it_is_read_or_left_out_when_asked_for() {
         .unwrap_err()
         .to_string();
     assert!(text.contains("0.jpg"), "{text}");
-    let skipping = ImageFolderConfig {
+    let skipping = ReadConfig {
         on_bad_image: OnBadImage::Skip,
         ..config()
     };

@@ -1,11 +1,11 @@
-//! Batches whose pixels a device makes of raw bytes are those that the host makes, bit by bit.
+//! Batches that a device makes from raw bytes equal those of the host, bit by bit.
 
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::{
-    Augment, DeviceBatch, HostBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization,
-    Pixels, Placement, RawPixels, ResizedCrop, ShardConfig, ShardPlan, SyntheticConfig,
+    Augment, DeviceBatch, HostBatch, ImageShape, ImageShift, LoadedStep, Loader, LoaderConfig,
+    Normalization, Pixels, RawPixels, ResizedCrop, ShardConfig, ShardPlan, SyntheticConfig,
     normalize::NormalizationTable, synthetic,
 };
 
@@ -56,11 +56,9 @@ fn steps(
 
 fn bits(batch: DeviceBatch) -> (Vec<u32>, Vec<i32>, [usize; 4]) {
     let batch = batch.into_images();
-    let (dims, images, labels) = (
-        batch.images.dims(),
-        batch.images.into_data(),
-        batch.targets.labels.into_data(),
-    );
+    let dims = batch.images.dims();
+    let images = batch.images.into_data();
+    let labels = batch.targets.labels.into_data();
     let images = images
         .as_slice::<f32>()
         .unwrap()
@@ -70,7 +68,7 @@ fn bits(batch: DeviceBatch) -> (Vec<u32>, Vec<i32>, [usize; 4]) {
     (images, labels.as_slice::<i32>().unwrap().to_vec(), dims)
 }
 
-/// The number of batches without samples.
+/// Asserts equal batches and returns the number of batches without samples.
 fn assert_routes_are_equal(
     shape: ImageShape,
     augment: Augment,
@@ -149,7 +147,7 @@ fn partial_and_empty_batches_take_the_same_route() {
         width: 5,
         channels: 3,
     };
-    // The last step has two samples: the third of three shards gets none.
+    // The last step has two samples, so the third of three shards gets none.
     let num_empty =
         |shard| assert_routes_are_equal(shape, Augment::CropFlip { pad: 2 }, 5, (shard, 3));
     assert_eq!([0, 1, 2].map(num_empty), [0, 0, 1]);
@@ -166,18 +164,18 @@ fn every_placement_of_every_pixel_value_is_that_of_the_host() {
         mean: vec![0.4914],
         std: vec![0.2023],
     }));
-    let mut placements = Vec::new();
+    let mut shifts = Vec::new();
     for dy in -5..=5 {
         for dx in [-65, -64, -63, -1, 0, 1, 63, 64, 65] {
-            placements.extend([false, true].map(|flip| Placement { dy, dx, flip }));
+            shifts.extend([false, true].map(|flip| ImageShift { dy, dx, flip }));
         }
     }
-    let mut raw = RawPixels::black(placements.clone(), shape, table);
+    let mut raw = RawPixels::black(shifts.clone(), shape, table);
     raw.bytes
         .iter_mut()
         .enumerate()
         .for_each(|(position, byte)| *byte = position as u8);
-    let num_samples = placements.len();
+    let num_samples = shifts.len();
     let batch = HostBatch {
         pixels: Pixels::Raw(raw),
         labels: vec![0; num_samples],

@@ -1,4 +1,4 @@
-//! The loader: order, equality over threads and shards, bounded memory, and failures that come out as errors.
+//! The loader: order, equality over threads and shards, bounded memory, and failures as errors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const SHAPE: ImageShape = ImageShape {
     channels: 3,
 };
 
-/// Pixels and label tell the index; reading may fail, panic or be counted.
+/// A data set whose pixels and labels are the index. Reading may fail, panic or be counted.
 struct Numbered {
     len: usize,
     class_names: Vec<String>,
@@ -295,7 +295,7 @@ fn no_more_than_prefetch_steps_are_made_ahead() {
             while dataset.num_reads.load(Ordering::SeqCst) < limit && Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            // Time enough for a thread that would go too far.
+            // This is enough time for a thread to load too many steps.
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(dataset.num_reads.load(Ordering::SeqCst), limit);
         }
@@ -313,11 +313,11 @@ fn threads_end_when_the_loader_is_dropped() {
     let mut loader = Loader::start(dataset.clone(), plan(1000, 8, (0, 1)), config);
     loader.next().unwrap().unwrap();
     drop(loader);
-    // The threads held the data set; they are joined, so nobody but this test holds it now.
+    // The threads that held the data set are joined, so only this test holds it now.
     assert_eq!(Arc::strong_count(&dataset), 1);
 }
 
-/// The error of the first step that fails and the number of steps before it.
+/// Returns the number of steps before the first failing step, and its error.
 fn failure(dataset: Numbered, num_threads: usize) -> (usize, DatasetError) {
     let config = LoaderConfig {
         num_threads,

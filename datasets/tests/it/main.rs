@@ -1,4 +1,4 @@
-//! What loading promises, on made-up images and, where they are, on real ones.
+//! Tests of loading, on generated images and, if they are available, on real ones.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

@@ -1,10 +1,11 @@
-//! Folders of images with odd entries: each is used, ignored with a note, or refused with its path; nothing is waited for.
+//! Folders of images with odd entries: each is used, ignored with a note, or rejected with its
+//! path. Opening never waits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use datasets::image_folder::open;
-use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage, Sizing, load_image};
+use datasets::{DatasetSplits, OnBadImage, ReadConfig, Sizing, load_image};
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
 
@@ -15,7 +16,7 @@ fn write_image(path: PathBuf) -> PathBuf {
     path
 }
 
-/// A PNG of 2x2 pixels, whatever its file will be called.
+/// Returns a PNG of 2x2 pixels, whatever name its file gets.
 fn encoded() -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
     RgbImage::from_pixel(2, 2, Rgb([9; 3]))
@@ -24,7 +25,7 @@ fn encoded() -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Two classes, one image each for training and testing.
+/// Returns two classes with one image each for training and for testing.
 fn folder() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for class in ["train/cat", "train/dog", "test/cat", "test/dog"] {
@@ -33,15 +34,16 @@ fn folder() -> TempDir {
     root
 }
 
-/// Opened with images in memory and with images decoded on demand: both must see the same.
+/// Opens the folder with images in memory and with images decoded on demand. Both must see the
+/// same.
 fn opened(root: &TempDir) -> DatasetSplits {
-    let config = ImageFolderConfig {
+    let config = ReadConfig {
         num_threads: 2,
-        ..ImageFolderConfig::new(Sizing::square(2))
+        ..ReadConfig::new(Sizing::square(2))
     };
     let on_demand = open(
         root.path(),
-        &ImageFolderConfig {
+        &ReadConfig {
             memory_limit_bytes: 0,
             ..config.clone()
         },
@@ -56,7 +58,7 @@ fn opened(root: &TempDir) -> DatasetSplits {
 }
 
 fn message(root: &TempDir) -> String {
-    open(root.path(), &ImageFolderConfig::new(Sizing::square(2)))
+    open(root.path(), &ReadConfig::new(Sizing::square(2)))
         .unwrap_err()
         .to_string()
 }
@@ -80,9 +82,9 @@ fn an_empty_file_is_refused_or_skipped_as_any_that_does_not_decode() {
     .unwrap();
     assert!(message(&root).contains("b.png: the file is a few words of text"));
     fs::write(root.path().join("train/cat/b.png"), "").unwrap();
-    let config = ImageFolderConfig {
+    let config = ReadConfig {
         on_bad_image: OnBadImage::Skip,
-        ..ImageFolderConfig::new(Sizing::square(2))
+        ..ReadConfig::new(Sizing::square(2))
     };
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(splits.train.len(), 2);
@@ -143,7 +145,7 @@ fn folders_without_any_image_are_refused_and_named() {
 fn an_image_size_out_of_range_is_refused() {
     let root = folder();
     for size in [0, 16_385, usize::MAX] {
-        let text = open(root.path(), &ImageFolderConfig::new(Sizing::square(size)))
+        let text = open(root.path(), &ReadConfig::new(Sizing::square(size)))
             .unwrap_err()
             .to_string();
         assert_eq!(
@@ -186,9 +188,9 @@ mod unix {
     #[test]
     fn a_pipe_that_takes_the_place_of_an_image_later_is_refused_when_read() {
         let root = folder();
-        let config = ImageFolderConfig {
+        let config = ReadConfig {
             memory_limit_bytes: 0,
-            ..ImageFolderConfig::new(Sizing::square(2))
+            ..ReadConfig::new(Sizing::square(2))
         };
         let splits = open(root.path(), &config).unwrap();
         let path = root.path().join("train/cat/a.png");
@@ -216,7 +218,7 @@ mod unix {
     fn loops_of_links_end() {
         let root = folder();
         let class = root.path().join("train/cat");
-        // A loop is not entered, wherever it lies.
+        // A loop is not entered, wherever it is.
         symlink(&class, class.join("again")).unwrap();
         symlink(class.join("self.png"), class.join("self.png")).unwrap();
         symlink(root.path().join("train"), root.path().join("train/loop")).unwrap();
@@ -251,7 +253,7 @@ mod unix {
         let path = write_image(root.path().join("train/cat/b.png"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
         if fs::read(&path).is_ok() {
-            // For root every file is readable, but for the memory of address 0.
+            // Root can read every file except the memory at address 0.
             if !Path::new("/proc/self/mem").exists() {
                 println!("skipped: this user reads every file");
                 return;
@@ -260,9 +262,9 @@ mod unix {
             symlink("/proc/self/mem", &path).unwrap();
         }
         for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
-            let config = ImageFolderConfig {
+            let config = ReadConfig {
                 on_bad_image,
-                ..ImageFolderConfig::new(Sizing::square(2))
+                ..ReadConfig::new(Sizing::square(2))
             };
             let text = open(root.path(), &config).unwrap_err().to_string();
             assert!(

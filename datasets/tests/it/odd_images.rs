@@ -1,9 +1,10 @@
-//! Image files of rare kinds become the pixels that Pillow makes of them; hostile ones are refused in little memory.
+//! Rare kinds of image files become the pixels that Pillow makes of them. Malicious ones are
+//! rejected in little memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use datasets::{ImageFolderConfig, OnBadImage, Sizing, image_folder, load_image};
+use datasets::{OnBadImage, ReadConfig, Sizing, image_folder, load_image};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -27,8 +28,9 @@ fn refused(name: &str, bytes: &[u8]) -> String {
     text
 }
 
-/// The files of `make.py`: CMYK, progressive and grey JPEG, JPEG, GIF and TIFF under other names, PNG of 1 and 16 bits, with palette,
-/// with alpha and without an end, TIFF of all kinds, orientations, and the first frame of animations.
+/// The files of `make.py`: CMYK, progressive and grey JPEG; JPEG, GIF and TIFF under other names;
+/// PNG of 1 and 16 bits, with a palette, with alpha and without an end; TIFF of all kinds;
+/// orientations; the first frame of animations.
 #[test]
 fn rare_kinds_of_images_have_the_pixels_that_pillow_finds() {
     let expected = fs::read_to_string(fixture("expected.txt")).unwrap();
@@ -71,6 +73,46 @@ fn an_image_of_one_pixel_fills_the_square() {
 }
 
 #[test]
+fn a_png_cut_inside_its_last_checksum_has_all_its_pixels() {
+    let whole = fs::read(fixture("no_end.png")).unwrap();
+    let expected = load_image(fixture("no_end.png"), Sizing::square(16), 3).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.png");
+    for num_missing in 1..=4 {
+        fs::write(&path, &whole[..whole.len() - num_missing]).unwrap();
+        let pixels = load_image(&path, Sizing::square(16), 3).unwrap();
+        assert_eq!(pixels, expected, "{num_missing} bytes are missing");
+    }
+}
+
+#[test]
+fn a_tiff_file_of_an_unread_compression_names_it_and_a_remedy() {
+    let group_4 = fs::read(fixture("fax.tif")).unwrap();
+    // Tag 259, a short, one value: 4.
+    let entry = [3, 1, 3, 0, 1, 0, 0, 0, 4, 0];
+    let place = group_4
+        .windows(10)
+        .position(|bytes| bytes == entry)
+        .unwrap()
+        + 8;
+    for (method, name) in [
+        (2_u16, "CCITT RLE"),
+        (3, "CCITT Group 3 (fax)"),
+        (6, "old-style JPEG"),
+        (50_000, "Zstandard"),
+    ] {
+        let mut bytes = group_4.clone();
+        bytes[place..place + 2].copy_from_slice(&method.to_le_bytes());
+        let text = refused("other.tif", &bytes);
+        assert!(
+            text.contains(&format!("compressed by {name} (expected")),
+            "{text}"
+        );
+        assert!(text.contains("tiffcp -c lzw"), "{text}");
+    }
+}
+
+#[test]
 fn a_progressive_jpeg_cut_anywhere_is_refused() {
     let whole = fs::read(fixture("progressive.jpg")).unwrap();
     for len in 0..whole.len() - 1 {
@@ -78,7 +120,7 @@ fn a_progressive_jpeg_cut_anywhere_is_refused() {
     }
 }
 
-/// Pillow refuses all of these but a code in no table, of which it makes noise.
+/// Pillow rejects all of these except a code that is in no table, which it turns into noise.
 #[test]
 fn a_jpeg_damaged_in_any_scan_is_refused() {
     for name in ["progressive.jpg", "cmyk.jpg", "resize/rows_420.jpg"] {
@@ -87,7 +129,7 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
         for (number, scan) in scans.enumerate() {
             let codes = scan + 2 + usize::from(whole[scan + 3]);
             let tables = scan + 6;
-            // A later scan of means has neither tables nor codes.
+            // A later scan of DC coefficients has neither tables nor codes.
             let is_coded = !(number > 0 && whole[codes - 3] == 0);
             let with = |at: usize, bytes: &[u8]| {
                 let mut changed = whole.clone();
@@ -103,7 +145,8 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
     }
 }
 
-/// A random part of a training image may reach where the middle that is tested does not; of a test image nothing else is read.
+// A random part of a training image may reach rows that the tested middle does not reach. Of a test
+// image only the middle is read.
 #[test]
 fn a_training_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
     let root = tempfile::tempdir().unwrap();
@@ -128,9 +171,9 @@ fn a_training_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
         shorter_side: Some(16),
     };
     load_image(&path, sizing, 3).unwrap();
-    let how = ImageFolderConfig {
+    let how = ReadConfig {
         on_bad_image: OnBadImage::Skip,
-        ..ImageFolderConfig::new(sizing)
+        ..ReadConfig::new(sizing)
     };
     fs::copy(&path, root.path().join("test/cat/1.jpg")).unwrap();
     let splits = image_folder::open(root.path(), &how).unwrap();
@@ -163,7 +206,7 @@ fn bytes_between_the_headers_of_a_jpeg_change_nothing() {
     }
 }
 
-/// A PNG of these sides whose only data is the start of a compressed stream.
+/// Returns a PNG of this size whose only data is the start of a compressed stream.
 fn png(width: u32, height: u32) -> Vec<u8> {
     let mut bytes = b"\x89PNG\r\n\x1a\n".to_vec();
     let chunk = |bytes: &mut Vec<u8>, kind: &[u8; 4], data: &[u8]| {
@@ -199,7 +242,7 @@ fn crc32(bytes: &[u8]) -> u32 {
         .fold(!0, step)
 }
 
-/// A JPEG with a frame header of these sides.
+/// Returns a JPEG with a frame header of this size.
 fn jpeg(width: u16, height: u16) -> Vec<u8> {
     let mut bytes = fs::read(fixture("cmyk.jpg")).unwrap();
     let frame = bytes
@@ -223,7 +266,7 @@ fn bmp(width: u32, height: u32) -> Vec<u8> {
     bytes
 }
 
-/// A lossless WebP of up to 16,384 pixels a side and no data.
+/// Returns a lossless WebP of up to 16,384 pixels a side, without data.
 fn webp(width: u32, height: u32) -> Vec<u8> {
     let sides = (width - 1) | (height - 1) << 14;
     let data = [&[0x2F][..], &sides.to_le_bytes(), &[0; 3]].concat();
@@ -262,7 +305,7 @@ fn a_header_that_claims_a_huge_image_is_refused_without_that_memory_and_says_wha
     }
 }
 
-/// The largest memory of this process so far, where the system tells it.
+/// Returns the largest memory of this process so far, if the system reports it.
 fn peak_kib() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

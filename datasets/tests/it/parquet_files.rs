@@ -1,4 +1,4 @@
-//! What Parquet files promise, on those that `make.py` wrote, as Hugging Face writes them.
+//! Parquet files that `make.py` wrote as Hugging Face writes them.
 
 use std::fs::{self, File};
 use std::panic;
@@ -8,15 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use datasets::image_folder;
-use datasets::parquet_files::{ParquetConfig, is_reading, open, open_split};
+use datasets::parquet_files::{is_reading, open, open_split};
 use datasets::tar_shards;
-use datasets::{
-    DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing,
-    TarShardsConfig,
-};
+use datasets::{DatasetError, DatasetSplits, ImageDataset, OnBadImage, ReadConfig, Sizing};
 use parquet::basic::Compression;
 use parquet::data_type::{
-    BoolType, ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type,
+    BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FloatType, Int32Type, Int64Type,
 };
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
@@ -31,18 +28,18 @@ fn images() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images")
 }
 
-fn opened(dir: &Path) -> Result<DatasetSplits, DatasetError> {
-    open(
-        dir,
-        &ParquetConfig {
-            sizing: SIZING,
-            on_bad_image: OnBadImage::Fail,
-            num_threads: 1,
-        },
-    )
+fn one_thread() -> ReadConfig {
+    ReadConfig {
+        num_threads: 1,
+        ..ReadConfig::new(SIZING)
+    }
 }
 
-/// (label, pixels) of each sample.
+fn opened(dir: &Path) -> Result<DatasetSplits, DatasetError> {
+    open(dir, &one_thread())
+}
+
+/// Returns the label and the pixels of each sample.
 fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, Vec<u8>)> {
     let sample = |index| {
         let mut pixels = vec![0; 12 * 12 * 3];
@@ -77,7 +74,8 @@ fn samples_of_all_files_and_row_groups_are_those_of_a_folder_and_of_its_shards()
         "resize/rows_grey",
         "resize/rows_restarts",
     ];
-    let (folder, shards) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let shards = tempfile::tempdir().unwrap();
     for (number, name) in names.iter().enumerate() {
         for split in ["train", "val"] {
             let class = folder.path().join(split).join(["cat", "dog"][number / 4]);
@@ -90,17 +88,12 @@ fn samples_of_all_files_and_row_groups_are_those_of_a_folder_and_of_its_shards()
         }
     }
     let expected = samples(&*splits.train);
-    let of_folder = image_folder::open(folder.path(), &ImageFolderConfig::new(SIZING))
+    let of_folder = image_folder::open(folder.path(), &ReadConfig::new(SIZING))
         .unwrap()
         .train;
     assert_eq!(samples(&*of_folder), expected);
     tar_shards::write(folder.path(), shards.path(), 3, &mut |_| true).unwrap();
-    let how = TarShardsConfig {
-        sizing: SIZING,
-        on_bad_image: OnBadImage::Fail,
-        num_threads: 1,
-        cache_dir: None,
-    };
+    let how = one_thread();
     assert_eq!(
         samples(&*tar_shards::open(shards.path(), &how).unwrap().train),
         expected
@@ -124,7 +117,8 @@ fn threads_that_read_one_file_at_once_get_their_own_samples() {
     let expected = samples(&*train);
     thread::scope(|scope| {
         for first in 0..8 {
-            let (train, expected) = (&train, &expected);
+            let train = &train;
+            let expected = &expected;
             scope.spawn(move || {
                 let mut pixels = vec![0; 12 * 12 * 3];
                 for index in (0..400).map(|step| (first + 3 * step) % 8) {
@@ -149,11 +143,7 @@ fn a_split_opens_alone_and_none_is_taken_for_another() {
         )
         .unwrap();
     }
-    let how = ParquetConfig {
-        sizing: SIZING,
-        on_bad_image: OnBadImage::Fail,
-        num_threads: 1,
-    };
+    let how = one_thread();
     let expected = samples(
         &**opened(&images().join("parquet"))
             .unwrap()
@@ -198,7 +188,8 @@ fn damaged_and_missing_files_are_named() {
         let text = opened(folder.path()).unwrap_err().to_string();
         assert!(text.contains("train-00001"), "{len}: {text}");
     }
-    // Bytes of an image are not of the footer: they are found when it is read.
+    // The footer does not cover the bytes of an image: their damage is found when the image is
+    // read.
     let mut changed = bytes.clone();
     changed[200..4000].fill(7);
     fs::write(&path, changed).unwrap();
@@ -213,7 +204,12 @@ fn damaged_and_missing_files_are_named() {
     );
 }
 
-/// Row groups with the same image in every row, which takes few bytes but for the first group's.
+/// Writes the values of a column.
+fn put<T: DataType>(column: &mut SerializedColumnWriter<'_>, values: &[T::T]) {
+    column.typed::<T>().write_batch(values, None, None).unwrap();
+}
+
+/// Writes row groups with the same image in every row. All groups but the first take few bytes.
 fn write_alike(path: &Path, num_groups: usize, num_rows: usize) {
     let schema =
         "message m { required group image { required binary bytes; } required int64 label; }";
@@ -224,16 +220,10 @@ fn write_alike(path: &Path, num_groups: usize, num_rows: usize) {
         let image = ByteArray::from(vec![7; if number == 0 { num_rows } else { 1 }]);
         let mut group = writer.next_row_group().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column
-            .typed::<ByteArrayType>()
-            .write_batch(&vec![image; num_rows], None, None)
-            .unwrap();
+        put::<ByteArrayType>(&mut column, &vec![image; num_rows]);
         column.close().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column
-            .typed::<Int64Type>()
-            .write_batch(&vec![0; num_rows], None, None)
-            .unwrap();
+        put::<Int64Type>(&mut column, &vec![0; num_rows]);
         column.close().unwrap();
         group.close().unwrap();
     }
@@ -250,11 +240,7 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
         &train,
     )
     .unwrap();
-    let how = ParquetConfig {
-        sizing: SIZING,
-        on_bad_image: OnBadImage::Fail,
-        num_threads: 1,
-    };
+    let how = one_thread();
     let names = |classes: Option<&[String]>| {
         open_split(folder.path(), "test", classes, &how)
             .unwrap()
@@ -277,10 +263,10 @@ fn files_to_test_with_that_name_no_classes_have_the_names_of_those_to_train_on()
     assert_eq!([names(None).len(), names(Some(&three)).len()], [2, 3]);
 }
 
-/// Writes the column of labels.
+/// A function that writes the column of labels.
 type WriteLabels<'a> = &'a dyn Fn(&mut SerializedColumnWriter<'_>);
 
-/// A file of these images in the column that `schema` names first, and the labels that `write` writes to the second.
+/// Writes a file with rows of images and labels. `schema` names their columns in this order.
 fn write_rows(
     path: &Path,
     schema: &str,
@@ -300,10 +286,7 @@ fn write_rows(
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
     let images = vec![ByteArray::from(image); num_rows];
-    column
-        .typed::<ByteArrayType>()
-        .write_batch(&images, None, None)
-        .unwrap();
+    put::<ByteArrayType>(&mut column, &images);
     column.close().unwrap();
     if let Some(mut column) = group.next_column().unwrap() {
         write(&mut column);
@@ -317,60 +300,42 @@ fn write_rows(
 fn labels_of_any_type_in_columns_of_any_usual_name_and_compression_are_those_of_the_rows() {
     let texts = ["dog", "cat", "dog"].map(ByteArray::from);
     let int64 = |column: &mut SerializedColumnWriter<'_>| {
-        column
-            .typed::<Int64Type>()
-            .write_batch(&[1, 0, 1], None, None)
-            .unwrap();
+        put::<Int64Type>(column, &[1, 0, 1]);
     };
     let cases: [(&str, Compression, WriteLabels<'_>); 9] = [
         (
             "required group image { required binary bytes; } required int32 label (INTEGER(8, false));",
             Compression::UNCOMPRESSED,
             &|column| {
-                column
-                    .typed::<Int32Type>()
-                    .write_batch(&[1, 0, 1], None, None)
-                    .unwrap();
+                put::<Int32Type>(column, &[1, 0, 1]);
             },
         ),
         (
             "required group img { required binary bytes; } required float labels;",
             Compression::SNAPPY,
             &|column| {
-                column
-                    .typed::<FloatType>()
-                    .write_batch(&[1.0, 0.0, 1.0], None, None)
-                    .unwrap();
+                put::<FloatType>(column, &[1.0, 0.0, 1.0]);
             },
         ),
         (
             "required binary image; required double fine_label;",
             Compression::LZ4_RAW,
             &|column| {
-                column
-                    .typed::<DoubleType>()
-                    .write_batch(&[1.0, 0.0, 1.0], None, None)
-                    .unwrap();
+                put::<DoubleType>(column, &[1.0, 0.0, 1.0]);
             },
         ),
         (
             "required binary img; required boolean label;",
             Compression::UNCOMPRESSED,
             &|column| {
-                column
-                    .typed::<BoolType>()
-                    .write_batch(&[true, false, true], None, None)
-                    .unwrap();
+                put::<BoolType>(column, &[true, false, true]);
             },
         ),
         (
             "required binary image; required binary label (STRING);",
             Compression::UNCOMPRESSED,
             &|column| {
-                column
-                    .typed::<ByteArrayType>()
-                    .write_batch(&texts, None, None)
-                    .unwrap();
+                put::<ByteArrayType>(column, &texts);
             },
         ),
         (
@@ -445,10 +410,9 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
     let open_as = |on_bad_image| {
         open(
             folder.path(),
-            &ParquetConfig {
-                sizing: SIZING,
+            &ReadConfig {
                 on_bad_image,
-                num_threads: 1,
+                ..one_thread()
             },
         )
     };
@@ -468,11 +432,11 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
         [1, 0]
     );
     assert!(
-        train.notes()[0].starts_with("2 rows were skipped: train-0.parquet/row group 0 row 1"),
+        train.notes()[0].starts_with("2 samples were skipped: train-0.parquet/row group 0 row 1"),
         "{:?}",
         train.notes()
     );
-    // Whether the labels are null, -1 or not there at all.
+    // The labels may be null, -1 or missing.
     write("train-0.parquet", &[1, 0], &[1, 1]);
     for number in 0..3 {
         match number {
@@ -489,7 +453,7 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
         let splits = open_as(OnBadImage::Fail).unwrap();
         assert!(splits.test.is_none() && splits.val.is_some(), "{number}");
         assert!(
-            splits.notes[0].contains("none of 2 rows of the files test has a label"),
+            splits.notes[0].contains("none of 2 images has a label"),
             "{:?}",
             splits.notes
         );

@@ -1,18 +1,16 @@
-//! The readers on real images, where these are at hand.
+//! The readers on real images, if these are available.
 //!
-//! In: the folder that `LOCKSTEP_DATA` names, which must hold the archives, else `../shared/data` beside the repository; the
-//! tests say aloud that they are skipped where that has none.
+//! In: the archives in the folder that `LOCKSTEP_DATA` names, or in `../shared/data` next to the
+//! repository. If the latter has none, the tests print that they skip, and pass.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-use datasets::{
-    Cifar, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, cifar, image_folder, tar_shards,
-};
+use datasets::{Cifar, ReadConfig, Sizing, cifar, image_folder, tar_shards};
 use tempfile::TempDir;
 
-/// Unpacks an archive of the shared data, or says that there is none.
+/// Unpacks an archive of the shared data, or prints that there is none.
 fn unpack(archive: &str) -> Option<TempDir> {
     let named = std::env::var_os("LOCKSTEP_DATA").map(PathBuf::from);
     let is_named = named.is_some();
@@ -21,7 +19,7 @@ fn unpack(archive: &str) -> Option<TempDir> {
     let path = folder.join(archive);
     if !path.is_file() {
         assert!(!is_named, "LOCKSTEP_DATA: expected {}", path.display());
-        // Past the test harness, which keeps what is printed to itself.
+        // Written directly, because the test harness captures what is printed.
         let skipped = format!(
             "SKIPPED: {} is not there; LOCKSTEP_DATA=DIR names another folder\n",
             path.display()
@@ -41,7 +39,7 @@ fn unpack(archive: &str) -> Option<TempDir> {
     Some(folder)
 }
 
-/// The mean of each channel, 0..1.
+/// Returns the mean of each channel, in 0..1.
 fn mean(dataset: &dyn datasets::ImageDataset) -> [f64; 3] {
     let mut pixels = vec![0; dataset.image_shape().num_values()];
     let mut sums = [0u64; 3];
@@ -76,7 +74,7 @@ fn the_original_records_are_read() {
     let labels = |dataset: &dyn datasets::ImageDataset| [0, 1, 2, 3].map(|i| dataset.label(i));
     assert_eq!(labels(&*splits.train), [6, 9, 9, 4]);
     assert_eq!(labels(&**splits.evaluated().unwrap()), [3, 8, 8, 0]);
-    // The release's first training image begins with these RGB pixels.
+    // The first training image of the release starts with these RGB pixels.
     let mut pixels = vec![0; 3072];
     splits.train.read_image(0, &mut pixels).unwrap();
     assert_eq!(pixels[..6], [59, 62, 63, 43, 46, 45]);
@@ -90,8 +88,7 @@ fn the_jpeg_files_are_decoded() {
     let Some(folder) = unpack("cifar10-jpeg.tar.gz") else {
         return;
     };
-    let splits =
-        image_folder::open(folder.path(), &ImageFolderConfig::new(Sizing::square(32))).unwrap();
+    let splits = image_folder::open(folder.path(), &ReadConfig::new(Sizing::square(32))).unwrap();
     assert_eq!(
         (splits.train.len(), splits.evaluated().unwrap().len()),
         (50_000, 10_000)
@@ -106,7 +103,7 @@ fn the_jpeg_files_are_decoded() {
         (10, "airplane", "truck")
     );
     assert_eq!((splits.train.label(0), splits.train.label(49_999)), (0, 9));
-    // The re-compression keeps the mean colour of CIFAR-10.
+    // The recompression keeps the mean colour of CIFAR-10.
     let published = Cifar::Ten.normalization().mean;
     for (measured, published) in mean(&*splits.train).iter().zip(published) {
         assert!(
@@ -121,7 +118,8 @@ fn real_images_enlarged_are_the_same_from_files_and_from_shards() {
     let Some(all) = unpack("cifar10-jpeg.tar.gz") else {
         return;
     };
-    let (folder, shards) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let shards = tempfile::tempdir().unwrap();
     for (split, class) in [
         ("train", "cat"),
         ("train", "dog"),
@@ -139,17 +137,15 @@ fn real_images_enlarged_are_the_same_from_files_and_from_shards() {
         size: 224,
         shorter_side: Some(256),
     };
-    let expected = image_folder::open(folder.path(), &ImageFolderConfig::new(sizing))
+    let expected = image_folder::open(folder.path(), &ReadConfig::new(sizing))
         .unwrap()
         .train;
     for images_per_shard in [40, 20, 10] {
         let to = shards.path().join(images_per_shard.to_string());
         tar_shards::write(folder.path(), &to, images_per_shard, &mut |_| true).unwrap();
-        let how = TarShardsConfig {
-            sizing,
-            on_bad_image: OnBadImage::Fail,
+        let how = ReadConfig {
             num_threads: 2,
-            cache_dir: None,
+            ..ReadConfig::new(sizing)
         };
         let train = tar_shards::open(&to, &how).unwrap().train;
         assert_eq!(

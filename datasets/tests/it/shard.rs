@@ -1,4 +1,5 @@
-//! Shard plans for all small sizes: cover, disjoint, ordered, equal step counts, the same global batches for every N.
+//! Shard plans for all small sizes: cover, disjoint, ordered, equal step counts, the same global
+//! batches for every number of shards.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,7 @@ const NUM_SAMPLES: std::ops::RangeInclusive<usize> = 1..=30;
 const MAX_SHARDS: usize = 5;
 const MAX_PER_SHARD: usize = 4;
 
-/// All plans of a job, one a shard.
+/// Returns the plans of all shards of a job.
 fn plans(base: &ShardConfig, num_shards: usize) -> Vec<ShardPlan> {
     (0..num_shards)
         .map(|shard_index| {
@@ -31,7 +32,7 @@ fn config(num_samples: usize, global_batch_size: usize) -> ShardConfig {
     }
 }
 
-/// Every valid combination of small sizes.
+/// Calls `check` with every valid combination of small sizes.
 fn for_all_small_sizes(mut check: impl FnMut(&ShardConfig, &[ShardPlan])) {
     for num_samples in NUM_SAMPLES {
         for num_shards in 1..=MAX_SHARDS {
@@ -52,7 +53,7 @@ fn for_all_small_sizes(mut check: impl FnMut(&ShardConfig, &[ShardPlan])) {
     }
 }
 
-/// The samples of a step in the order of the permutation, put together from all shards.
+/// Returns the samples of a step in the order of the permutation, joined from all shards.
 fn global_batch(plans: &[ShardPlan], step: usize) -> Vec<usize> {
     let shards: Vec<Vec<usize>> = plans.iter().map(|plan| plan.step(step).indices).collect();
     let len = shards.iter().map(Vec::len).sum();
@@ -169,7 +170,8 @@ fn seed_and_epoch_alone_decide_the_order() {
 
 #[test]
 fn the_order_of_a_seed_never_changes_between_versions() {
-    // Written by this program: a changed order would silently change every run that continues from a checkpoint.
+    // This program wrote them: a changed order would silently change every run that continues from
+    // a checkpoint.
     let plan = ShardPlan::new(config(10, 10)).unwrap();
     assert_eq!(plan.step(0).indices, [8, 4, 6, 2, 1, 5, 7, 9, 0, 3]);
 }
@@ -226,7 +228,7 @@ fn settings_that_cannot_work_are_refused_with_both_numbers() {
     assert!(ShardPlan::new(shards(config(4, 4), 0, 0)).is_err());
 }
 
-/// 90 samples of class 0, 9 of class 1, none of class 2, 1 of class 3.
+/// A data set with 90 samples of class 0, 9 of class 1, none of class 2 and 1 of class 3.
 struct Unbalanced(Vec<String>);
 
 impl ImageDataset for Unbalanced {

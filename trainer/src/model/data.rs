@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
-use datasets::parquet_files::{self, ParquetConfig};
+use datasets::parquet_files;
 use datasets::{
-    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape,
-    Normalization, RandAugment, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split,
-    Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder, shapes, synthetic, tar_shards,
+    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization,
+    RandAugment, ReadConfig, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing,
+    Split, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, communicator::Topology};
 
@@ -74,7 +74,7 @@ pub fn open(
         }
         DatasetChoice::ImageFolder(files) => image_folder::open(
             &files.data_dir,
-            &folder_of_rank(files, communicator.topology())?,
+            &read_config(files, communicator.topology())?,
         )?,
         DatasetChoice::Shards(files) => {
             tar_shards::open(&files.data_dir, &shards_of_rank(files, communicator, None)?)?
@@ -133,13 +133,16 @@ pub fn open(
                 val.len()
             );
         }
-        let (train, val) =
-            Subset::train_and_validation(splits.train, share, seed).context("--val-fraction")?;
+        let (train, val) = Subset::train_and_validation(splits.train, share, seed)
+            .map_err(|error| error.for_option("--val-fraction"))?;
         splits.train = Arc::new(train);
         splits.val = Some(Arc::new(val));
     }
     if let Some(limit) = split.limit_train {
-        splits.train = Arc::new(Subset::first(splits.train, limit).context("--limit-train")?);
+        splits.train = Arc::new(
+            Subset::first(splits.train, limit)
+                .map_err(|error| error.for_option("--limit-train"))?,
+        );
     }
     evaluated(&splits)?;
     // A val split is often the smaller one.
@@ -278,11 +281,11 @@ fn open_named(
         }
         #[cfg(feature = "parquet")]
         DatasetChoice::Parquet(_) => {
-            let how = parquet_of_rank(files, communicator.topology())?;
+            let how = read_config(files, communicator.topology())?;
             parquet_files::open_split(dir, name, classes, &how)?
         }
         _ => {
-            let how = folder_of_rank(files, communicator.topology())?;
+            let how = read_config(files, communicator.topology())?;
             image_folder::open_split(dir, name, classes, &how)?
         }
     })
@@ -339,11 +342,10 @@ fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
     notes_of(split).iter().for_each(|note| reporter.note(note));
 }
 
-/// Returns how one rank reads a folder of images: with its share of the memory and threads of a
-/// node.
-fn folder_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ImageFolderConfig> {
-    let of_node = ImageFolderConfig::new(sizing(&files.size));
-    Ok(ImageFolderConfig {
+/// Returns how a rank reads images: with its share of the memory and the CPUs of its node.
+fn read_config(files: &ImageFiles, topology: &Topology) -> Result<ReadConfig> {
+    let of_node = ReadConfig::new(sizing(&files.size));
+    Ok(ReadConfig {
         memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
         num_threads: ranks::share_of_threads(topology)?,
         on_bad_image: files.on_bad_image,
@@ -359,7 +361,7 @@ fn shards_of_rank(
     files: &ImageFiles,
     communicator: &dyn Communicator,
     only: Option<&str>,
-) -> Result<TarShardsConfig> {
+) -> Result<ReadConfig> {
     let topology = communicator.topology();
     let set = |variable| {
         environment(variable)
@@ -367,11 +369,9 @@ fn shards_of_rank(
             .map(PathBuf::from)
     };
     let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    let how = TarShardsConfig {
-        sizing: sizing(&files.size),
-        on_bad_image: files.on_bad_image,
-        num_threads: ranks::share_of_threads(topology)?,
+    let how = ReadConfig {
         cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
+        ..read_config(files, topology)?
     };
     let dir = &files.data_dir;
     for reads in [
@@ -389,20 +389,8 @@ fn shards_of_rank(
 
 #[cfg(feature = "parquet")]
 fn open_parquet(files: &ImageFiles, topology: &Topology) -> Result<DatasetSplits> {
-    Ok(parquet_files::open(
-        &files.data_dir,
-        &parquet_of_rank(files, topology)?,
-    )?)
-}
-
-#[cfg(feature = "parquet")]
-fn parquet_of_rank(files: &ImageFiles, topology: &Topology) -> Result<ParquetConfig> {
-    let num_threads = ranks::share_of_threads(topology)?;
-    Ok(ParquetConfig {
-        sizing: sizing(&files.size),
-        on_bad_image: files.on_bad_image,
-        num_threads,
-    })
+    let how = read_config(files, topology)?;
+    Ok(parquet_files::open(&files.data_dir, &how)?)
 }
 
 #[cfg(not(feature = "parquet"))]

@@ -1,13 +1,16 @@
 //! The arithmetic codes of sequential and progressive scans.
 //!
-//! In: bytes without their stuffing. Out: the values of blocks. Invariant: any bytes are read safely.
-//! Source: ITU-T T.81, annexes D, F.1.4.4 and G.1.3; the registers are those of libjpeg's `jdarith.c`.
+//! In: bytes without their stuffing. Out: the values of blocks. Invariant: any bytes are read
+//! safely.
+//! Source: ITU-T T.81, annexes D, F.1.4.4 and G.1.3; the registers are those of libjpeg's
+//! `jdarith.c`.
 
-use super::coefficients::Block;
+use super::coefficients::Coefficients;
 use super::header::{Scan, Tables};
 
-/// Table D.3. The two high bytes of a state are the size of the less probable interval. Then come the next state after the more
-/// probable outcome, a bit that exchanges both outcomes, and the next state after the less probable one.
+/// Table D.3. The two high bytes of a state are the size of the less probable interval. Then come
+/// the next state after the more probable outcome, a bit that exchanges both outcomes, and the next
+/// state after the less probable one.
 #[rustfmt::skip]
 const STATES: [u32; 114] = [
     0x5A1D_0181, 0x2586_020E, 0x1114_0310, 0x080B_0412, 0x03D8_0514, 0x01DA_0617, 0x00E5_0719, 0x006F_081C,
@@ -27,7 +30,7 @@ const STATES: [u32; 114] = [
     0x59EB_6FF0, 0x5A1D_7171,
 ];
 
-/// What a decision has seen: a state, and in the highest bit the more probable outcome.
+/// The state of a decision, and in the highest bit the more probable outcome.
 type Bin = u8;
 
 /// The state of an even decision, which never changes.
@@ -114,7 +117,7 @@ pub(super) struct Arithmetic<'a> {
     is_progressive: bool,
     registers: Registers<'a>,
     means: [u16; 4],
-    /// Of each component, the first bin of its next difference of means.
+    /// For each component, the first bin of its next difference of means.
     contexts: [usize; 4],
     dc_bins: [[Bin; 64]; 4],
     ac_bins: [[Bin; 256]; 4],
@@ -141,7 +144,7 @@ impl<'a> Arithmetic<'a> {
         };
     }
 
-    pub(super) fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
+    pub(super) fn block(&mut self, index: usize, block: &mut Coefficients) -> Option<()> {
         let (_, [dc, ac]) = self.scan.components[index];
         let ac = ac - 4;
         if !self.is_progressive {
@@ -159,8 +162,9 @@ impl<'a> Arithmetic<'a> {
         }
     }
 
-    fn mean(&mut self, index: usize, table: usize, block: &mut Block) -> Option<()> {
-        let (registers, bins) = (&mut self.registers, &mut self.dc_bins[table]);
+    fn mean(&mut self, index: usize, table: usize, block: &mut Coefficients) -> Option<()> {
+        let registers = &mut self.registers;
+        let bins = &mut self.dc_bins[table];
         let context = self.contexts[index];
         self.contexts[index] = 0;
         if registers.decide(&mut bins[context]) {
@@ -183,8 +187,9 @@ impl<'a> Arithmetic<'a> {
         Some(())
     }
 
-    fn first_bits(&mut self, table: usize, block: &mut Block) -> Option<()> {
-        let (registers, bins) = (&mut self.registers, &mut self.ac_bins[table]);
+    fn first_bits(&mut self, table: usize, block: &mut Coefficients) -> Option<()> {
+        let registers = &mut self.registers;
+        let bins = &mut self.ac_bins[table];
         let [first, last] = self.scan.places;
         let mut place = first.max(1);
         while place <= last && !registers.decide(&mut bins[3 * (place - 1)]) {
@@ -212,8 +217,9 @@ impl<'a> Arithmetic<'a> {
         Some(())
     }
 
-    fn next_bit(&mut self, table: usize, block: &mut Block) -> Option<()> {
-        let (registers, bins) = (&mut self.registers, &mut self.ac_bins[table]);
+    fn next_bit(&mut self, table: usize, block: &mut Coefficients) -> Option<()> {
+        let registers = &mut self.registers;
+        let bins = &mut self.ac_bins[table];
         let [mut place, last] = self.scan.places;
         let one = 1i16 << self.scan.bits[1];
         // Where the block ended in the scans before.
@@ -265,7 +271,8 @@ fn magnitude(
 
 /// Reads the bits of a value below its highest one.
 fn value(registers: &mut Registers, bin: &mut Bin, size: u32, is_negative: bool) -> i16 {
-    let (mut bits, mut value) = (size >> 1, size);
+    let mut bits = size >> 1;
+    let mut value = size;
     while bits > 0 {
         if registers.decide(bin) {
             value |= bits;

@@ -1,15 +1,17 @@
 //! The scans of progressive and arithmetic files, each of which adds to the values of all blocks.
 //!
-//! In: the codes of a scan. Out: 64 values a block, in the file's order, before quantisation is undone.
+//! In: the codes of a scan. Out: 64 values a block, in the file's order, before quantisation is
+//! undone.
 //! Invariant: any bytes are read safely; codes that no encoder writes give `None`.
-//! Source: ITU-T T.81, annexes G.1 (progressive) and F.1.4.4, G.1.3 (arithmetic), as libjpeg-turbo reads them.
+//! Source: ITU-T T.81, annexes G.1 (progressive) and F.1.4.4, G.1.3 (arithmetic), as libjpeg-turbo
+//! reads them.
 
 use super::arithmetic::Arithmetic;
 use super::header::{Header, Scan, Tables};
 use super::huffman::{Bits, Run, Table};
 
 /// The values of a block.
-pub(super) type Block = [i16; 64];
+pub(super) type Coefficients = [i16; 64];
 
 /// Reads the blocks of a scan in their order.
 pub(super) enum Coder<'a> {
@@ -55,7 +57,8 @@ impl<'a> Coder<'a> {
         }
     }
 
-    /// None if more than `len` bytes were read since the last restart. Arithmetic codes end in zeros that are not written.
+    /// None if more than `len` bytes were read since the last restart. Arithmetic codes end in
+    /// zeros that are not written.
     pub(super) fn end(&self, len: usize) -> Option<()> {
         match self {
             Self::Huffman(coder) => coder.bits.end(len),
@@ -64,7 +67,7 @@ impl<'a> Coder<'a> {
     }
 
     /// Reads a block of the component at `index` of the scan.
-    pub(super) fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
+    pub(super) fn block(&mut self, index: usize, block: &mut Coefficients) -> Option<()> {
         match self {
             Self::Huffman(coder) => coder.block(index, block),
             Self::Arithmetic(coder) => coder.block(index, block),
@@ -75,7 +78,7 @@ impl<'a> Coder<'a> {
 /// The Huffman codes of a progressive scan.
 pub(super) struct Progressive<'a> {
     scan: &'a Scan,
-    /// Of each component; none where no table is needed.
+    /// Table of each component; `None` if no table is needed.
     tables: Vec<Option<&'a Table>>,
     bits: Bits<'a>,
     means: [i32; 4],
@@ -84,7 +87,7 @@ pub(super) struct Progressive<'a> {
 }
 
 impl Progressive<'_> {
-    fn block(&mut self, index: usize, block: &mut Block) -> Option<()> {
+    fn block(&mut self, index: usize, block: &mut Coefficients) -> Option<()> {
         let low = self.scan.bits[1];
         match (self.scan.places[0], self.scan.bits[0]) {
             (0, 0) => {
@@ -102,7 +105,7 @@ impl Progressive<'_> {
         }
     }
 
-    fn first_bits(&mut self, block: &mut Block) -> Option<()> {
+    fn first_bits(&mut self, block: &mut Coefficients) -> Option<()> {
         if self.blocks_to_skip > 0 {
             self.blocks_to_skip -= 1;
             return Some(());
@@ -127,7 +130,7 @@ impl Progressive<'_> {
     }
 
     /// Reads one more bit of each value: first those that are not zero yet.
-    fn next_bit(&mut self, block: &mut Block) -> Option<()> {
+    fn next_bit(&mut self, block: &mut Coefficients) -> Option<()> {
         let table = self.tables[0]?;
         let [mut place, last] = self.scan.places;
         let one = 1i16 << self.scan.bits[1];

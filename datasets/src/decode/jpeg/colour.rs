@@ -4,7 +4,8 @@
 //! Invariant: bit for bit libjpeg-turbo's, and for ink Pillow's.
 //! Source: JFIF (ITU-T T.871), section 7.
 
-/// Which rows of a plane are mixed, and how a sum of four times a value is rounded left and right.
+/// The rows of a plane that are mixed, and the rounding, left and right, of a sum of four times a
+/// value.
 #[derive(Clone, Copy)]
 pub(super) struct Mix<'a> {
     /// The row of colours that the pixels lie in, and the nearest other one, or the same.
@@ -23,10 +24,12 @@ impl Mix<'_> {
     }
 }
 
-/// Makes twice as many colours as a row has: three parts of the nearest, one of the next, beyond the ends the last again.
+/// Makes twice as many colours as a row has: three parts of the nearest, one of the next, beyond
+/// the ends the last again.
 ///
 /// # Shapes
-/// `columns`: which of the rows' colours are made two; `wide`: at least two for each; `sums`: scratch.
+/// `columns`: which of the rows' colours are made two; `wide`: at least two for each; `sums`:
+/// scratch.
 #[inline(always)]
 pub(super) fn widen(
     mix: Mix<'_>,
@@ -34,7 +37,7 @@ pub(super) fn widen(
     sums: &mut Vec<u16>,
     wide: &mut [u8],
 ) {
-    // Indices, not nested zips: those were calls of their own in development builds.
+    // Indices instead of nested zips, which were calls in development builds.
     let [near, far] = mix.rows;
     let sum = |near: &[u8], far: &[u8], column: usize| {
         3 * u16::from(near[column]) + u16::from(far[column])
@@ -44,7 +47,8 @@ pub(super) fn widen(
         columns.end.min(near.len() - 1),
     ]
     .map(|column| sum(near, far, column));
-    let (near, far) = (&near[columns.clone()], &far[columns.clone()]);
+    let near = &near[columns.clone()];
+    let far = &far[columns.clone()];
     let len = columns.len();
     sums.resize(sums.len().max(len + 2), 0);
     let sums = &mut sums[..len + 2];
@@ -52,7 +56,9 @@ pub(super) fn widen(
     for (column, middle) in sums[1..=len].iter_mut().enumerate() {
         *middle = sum(near, far, column);
     }
-    let (left, middle, right) = (&sums[..len], &sums[1..=len], &sums[2..]);
+    let left = &sums[..len];
+    let middle = &sums[1..=len];
+    let right = &sums[2..];
     let pairs = &mut wide.as_chunks_mut().0[..len];
     for column in 0..len {
         // Below 2^12.
@@ -67,17 +73,20 @@ pub(super) fn widen(
     }
 }
 
-/// A row of pixels.
+/// Returns a row of pixels.
 ///
 /// # Shapes
 /// `brightness`, `blue`, `red`: `[W]`; `rgb`: `[W, 3]`.
 #[inline(always)]
 pub(in crate::decode) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8]) {
-    // Factors below a half, so that they and the differences have 16 bits: 1.402, 1.772, 0.34414 and 0.71414 in 2^-16.
+    // Factors below a half, so that they and the differences have 16 bits: 1.402, 1.772, 0.34414
+    // and 0.71414 in 2^-16.
     let rounded = |sum: i32| (sum + (1 << 15)) >> 16;
     let pixels = rgb.as_chunks_mut().0;
     let len = pixels.len();
-    let (brightness, blue, red) = (&brightness[..len], &blue[..len], &red[..len]);
+    let brightness = &brightness[..len];
+    let blue = &blue[..len];
+    let red = &red[..len];
     for column in 0..len {
         let [blue, red] = [blue[column], red[column]].map(|colour| i32::from(colour) - 128);
         let byte = |value: i32| (i32::from(brightness[column]) + value).clamp(0, 255) as u8;
@@ -89,7 +98,8 @@ pub(in crate::decode) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb:
     }
 }
 
-/// Makes light of the three inks of each pixel, whose bits `inverted` are inverted, under the ink `black`, which files have inverted.
+/// Makes light of the three inks of each pixel, whose bits `inverted` are inverted, under the ink
+/// `black`, which files have inverted.
 ///
 /// As Pillow's `convert("RGB")`, which rounds a product of two bytes in this way.
 #[inline(always)]

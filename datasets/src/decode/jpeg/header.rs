@@ -1,6 +1,7 @@
 //! The segments of a JPEG file: size, colours, tables and scans.
 //!
-//! In: the bytes of a file. Out: a [`Header`] up to the first scan, then further [`Scan`]s. Invariant: no byte is trusted.
+//! In: the bytes of a file. Out: a [`Header`] up to the first scan, then further [`Scan`]s.
+//! Invariant: no byte is trusted.
 //! Source: ITU-T T.81, annex B.
 
 use std::borrow::Cow;
@@ -85,7 +86,8 @@ impl Header {
     pub(in crate::decode) fn read(bytes: &[u8]) -> Result<Self> {
         let mut tables = Tables::new();
         let mut frame = None;
-        let (mut is_jfif, mut adobe) = (false, None);
+        let mut is_jfif = false;
+        let mut adobe = None;
         let mut segments = Segments { bytes, position: 2 };
         loop {
             let (marker, body) = segments.next().ok_or(TRUNCATED)?;
@@ -94,7 +96,8 @@ impl Header {
                     let (kind, size, components): (u8, _, Vec<Component>) =
                         frame.ok_or("the scan has no frame")?;
                     let colours = colours(&components, is_jfif, adobe);
-                    let (is_progressive, is_arithmetic) = (kind & 3 == 2, kind > 0xC8);
+                    let is_progressive = kind & 3 == 2;
+                    let is_arithmetic = kind > 0xC8;
                     let scan = Scan::read(body, &components, is_progressive)?;
                     let codes_at = segments.position;
                     return Ok(Self {
@@ -125,12 +128,13 @@ impl Header {
         }
     }
 
-    /// Width and height, above 0.
+    /// Returns the width and the height, both above 0.
     pub(in crate::decode) fn size(&self) -> [u32; 2] {
         self.size.map(|side| side as u32)
     }
 
-    /// Reads the segments from `position` up to the next scan. Returns none at the end of the image.
+    /// Reads the segments from `position` up to the next scan. Returns none at the end of the
+    /// image.
     ///
     /// `num_scans`: scans that were read before.
     pub(super) fn next_scan(
@@ -173,7 +177,8 @@ pub(super) fn ends_after(bytes: &[u8], position: usize) -> bool {
         .any(|pair| pair == [0xFF, END_OF_IMAGE])
 }
 
-/// Returns the colours as libjpeg guesses them: JFIF is grey or YCbCr, Adobe's last byte says which, else the components' names do.
+/// Returns the colours as libjpeg guesses them: JFIF is grey or YCbCr, Adobe's last byte says
+/// which, else the components' names do.
 fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colours {
     let is_named_rgb = || components.iter().map(|component| component.id).eq(*b"RGB");
     match (components.len(), adobe) {
@@ -230,7 +235,7 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
                     .any(|(own, most)| !(1..=4).contains(own) || most % own != 0)
                 {
                     return Err(
-                        format!("sampling {sampling:?} beside {most:?} is not supported").into(),
+                        format!("sampling {sampling:?} with {most:?} is not supported").into(),
                     );
                 }
             }
@@ -245,7 +250,7 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
     Ok((size, components))
 }
 
-/// The largest sampling across and down, each of any component.
+/// Returns the largest sampling across and down, each of any component.
 pub(super) fn most_sampling(components: &[Component]) -> [usize; 2] {
     [0, 1].map(|side| {
         components
@@ -373,7 +378,8 @@ impl Tables {
     }
 }
 
-/// The segments from a position on: marker and body. Markers without a length, but for those of the image, are passed over.
+/// The segments from a position on: marker and body. Markers without a length, but for those of the
+/// image, are passed over.
 struct Segments<'a> {
     bytes: &'a [u8],
     position: usize,

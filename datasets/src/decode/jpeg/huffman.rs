@@ -1,6 +1,8 @@
-//! Huffman codes of runs and sizes, each followed by the bits of a value: bit by bit, and the blocks of a sequential scan.
+//! Huffman codes of runs and sizes, each followed by the bits of a value: bit by bit, and the
+//! blocks of a sequential scan.
 //!
-//! In: a [`Table`] as a file defines it, and bytes without their stuffing. Out: the 64 values of a block, quantisation undone.
+//! In: a [`Table`] as a file defines it, and bytes without their stuffing. Out: the 64 values of a
+//! block, quantisation undone.
 //! Invariant: any bytes are read safely; what no code stands for gives `None`.
 //! Source: ITU-T T.81, annexes C and F.2.
 
@@ -15,7 +17,7 @@ const TO_THE_END: u8 = 128;
 /// The run of a symbol that no 8-bit image has: beyond a block, not beyond [`TO_THE_END`].
 const IMPOSSIBLE: u8 = 64;
 
-/// Whose values a table codes.
+/// The kind of values that a table codes.
 #[derive(Clone, Copy)]
 pub(super) enum Class {
     /// Differences of blocks' means.
@@ -59,16 +61,18 @@ impl Code {
 /// One table of codes.
 #[derive(Clone)]
 pub(super) struct Table {
-    /// What the next bits begin with.
+    /// The code that the next bits begin with.
     looks: Box<[Code; 1 << LOOK_BITS]>,
-    /// Of each length, the first 16 bits behind its codes, and the place of its symbols less that of its first code.
+    /// For each length: the first 16 bits after its codes, and the place of its symbols less that
+    /// of its first code.
     longer: [(u32, i32); 17],
     symbols: Vec<u8>,
     class: Class,
 }
 
 impl Table {
-    /// That of a DHT segment: how many codes there are of each length, 1 to 16, and what they stand for, shortest first.
+    /// Returns the table of a DHT segment: the number of codes of each length, 1 to 16, and their
+    /// symbols, shortest first.
     pub(super) fn new(class: Class, counts: &[u8; 16], symbols: &[u8]) -> Option<Self> {
         let mut table = Self {
             looks: Box::new([Code::default(); 1 << LOOK_BITS]),
@@ -76,7 +80,8 @@ impl Table {
             symbols: symbols.to_vec(),
             class,
         };
-        let (mut code, mut place) = (0u32, 0);
+        let mut code = 0u32;
+        let mut place = 0;
         for (length, count) in (1..=16).zip(counts) {
             table.longer[length as usize].1 = place as i32 - code as i32;
             for _ in 0..*count {
@@ -101,7 +106,7 @@ impl Table {
         Some(table)
     }
 
-    /// A code longer than a look, with which these 16 bits begin.
+    /// Returns a code longer than a look, with which these 16 bits begin.
     #[cold]
     fn long(&self, bits: u32) -> Option<Code> {
         let length = (LOOK_BITS + 1..=16).find(|length| bits < self.longer[*length as usize].0)?;
@@ -114,7 +119,7 @@ impl Table {
     }
 }
 
-/// What a code of a progressive scan stands for.
+/// The meaning of a code of a progressive scan.
 pub(super) enum Run {
     /// Zeros, then a value.
     Value(usize, i32),
@@ -200,12 +205,15 @@ impl<'a> Bits<'a> {
             code = table.long((self.buffer >> 48) as u32)?;
         }
         // None of these wraps; other operations would ask so in development builds, each time.
-        let (length, total) = (u32::from(code.length), u32::from(code.total));
-        let (bits, size) = (self.buffer.wrapping_shl(length), total.wrapping_sub(length));
+        let length = u32::from(code.length);
+        let total = u32::from(code.total);
+        let bits = self.buffer.wrapping_shl(length);
+        let size = total.wrapping_sub(length);
         self.buffer = self.buffer.wrapping_shl(total);
         self.count = self.count.wrapping_sub(total);
         let value = (bits >> 1).wrapping_shr(63 ^ size) as i32;
-        // Those that begin with 0 are negative numbers, as far from the largest of their size as they are from zero.
+        // Those that begin with 0 are negative numbers, as far from the largest of their size as
+        // they are from zero.
         let largest = 1i32.wrapping_shl(size).wrapping_sub(1);
         let negative = !((bits as i64 >> 63) as i32);
         Some((code, value.wrapping_sub(largest & negative)))
@@ -233,8 +241,8 @@ impl<'a> Bits<'a> {
         Some(())
     }
 
-    /// Reads a block, the first value of which is a difference to `mean`, and writes it, times `quantization`, to a lane of a group;
-    /// without one it is passed over.
+    /// Reads a block, the first value of which is a difference to `mean`, and writes it, times
+    /// `quantization`, to a lane of a group; without one it is passed over.
     #[inline(always)]
     pub(super) fn block(
         &mut self,

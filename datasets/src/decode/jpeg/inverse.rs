@@ -1,18 +1,22 @@
 //! The inverse cosine transform of eight blocks at once.
 //!
 //! In: values of blocks by their place in a file. Out: 8x8 bytes each.
-//! Invariant: bit for bit libjpeg's "islow", on every instruction set; for coarse quantisation, as libjpeg-turbo's vectors of 16 bits compute it.
-//! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11 multiplications", in fixed point with 13 bits,
-//! columns first, 2 bits kept between the passes.
+//! Invariant: bit for bit libjpeg's "islow", on every instruction set; for coarse quantisation, as
+//! libjpeg-turbo's vectors of 16 bits compute it.
+//! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11
+//! multiplications", in fixed point with 13 bits, columns first, 2 bits kept between the passes.
 
 use std::num::Wrapping;
 
 /// Blocks that are transformed together.
 pub(super) const LANES: usize = 8;
 
-/// Row by row, the places at which a file has the values of a block: along its diagonals. Those beyond a block have no row.
+/// Row by row, the places at which a file has the values of a block: along its diagonals. Those
+/// beyond a block have no row.
 const PLACES: [u8; 256] = {
-    let (mut places, mut index, mut diagonal) = ([64; 256], 0, 0);
+    let mut places = [64; 256];
+    let mut index = 0;
+    let mut diagonal = 0;
     while diagonal < 15 {
         let mut step = 0;
         while step <= diagonal {
@@ -35,7 +39,7 @@ const PLACES: [u8; 256] = {
 
 /// Values of up to eight blocks; those that were not set are zero.
 pub(super) struct Group {
-    /// Whether values may not fit 16 bits on the way.
+    /// True if values may not fit 16 bits on the way.
     is_coarse: bool,
     /// `[row, column, block]`.
     values: [[i32; 8 * LANES]; 8],
@@ -60,7 +64,8 @@ impl Group {
         }
     }
 
-    /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says, `stride` bytes apart, and clears them.
+    /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says,
+    /// `stride` bytes apart, and clears them.
     #[inline(always)]
     pub(super) fn write(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
         if self.is_coarse {
@@ -114,7 +119,8 @@ impl Group {
     }
 }
 
-/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`; `SHORT` ones and their sums have 16 bits.
+/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`; `SHORT` ones
+/// and their sums have 16 bits.
 #[inline(always)]
 fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
     let short = |value: Wrapping<i32>| {
@@ -127,14 +133,21 @@ fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8
     let [f0, f1, f2, f3, f4, f5, f6, f7] = frequencies.map(|value| short(Wrapping(value)));
     let times = |value: Wrapping<i32>, factor: i32| value * Wrapping(factor);
     let shared = times(f2 + f6, 4433);
-    let (even2, even3) = (shared - times(f6, 15_137), shared + times(f2, 6270));
-    let (even0, even1) = (short(f0 + f4) << 13, short(f0 - f4) << 13);
+    let even2 = shared - times(f6, 15_137);
+    let even3 = shared + times(f2, 6270);
+    let even0 = short(f0 + f4) << 13;
+    let even1 = short(f0 - f4) << 13;
     let even = [even0 + even3, even1 + even2, even1 - even2, even0 - even3];
 
-    let (a, b, c, d) = (f7 + f1, f5 + f3, short(f7 + f3), short(f5 + f1));
+    let a = f7 + f1;
+    let b = f5 + f3;
+    let c = short(f7 + f3);
+    let d = short(f5 + f1);
     let shared = times(c + d, 9633);
-    let (a, b) = (times(a, -7373), times(b, -20_995));
-    let (c, d) = (shared - times(c, 16_069), shared - times(d, 3196));
+    let a = times(a, -7373);
+    let b = times(b, -20_995);
+    let c = shared - times(c, 16_069);
+    let d = shared - times(d, 3196);
     let odd = [
         times(f1, 12_299) + a + d,
         times(f3, 25_172) + b + c,
@@ -179,7 +192,8 @@ fn transposed(bytes: &[u8; 64]) -> [[u8; 8]; 8] {
 /// Exchanges what `mask` does not have of a row for what it has of the row `distance` below.
 #[inline(always)]
 fn exchange(rows: &mut [u64; 8], row: usize, distance: usize, mask: u64) {
-    let (upper, lower) = (rows[row], rows[row + distance]);
+    let upper = rows[row];
+    let lower = rows[row + distance];
     rows[row] = upper & mask | (lower & mask) << (8 * distance);
     rows[row + distance] = upper >> (8 * distance) & mask | lower & !mask;
 }

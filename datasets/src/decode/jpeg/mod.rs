@@ -1,10 +1,11 @@
 //! JPEG files, sequential and progressive: only the wanted part of an image becomes pixels.
 //!
 //! In: the bytes of a file. Out: RGB.
-//! Invariant: bit for bit the pixels of libjpeg-turbo's defaults, and so Pillow's and torchvision's, wherever its vectors of 16 bits
-//! hold their values, as those of any image do; no byte of the file is trusted. What is damaged and what Pillow does not read is an error.
-//! Sequential Huffman codes, which most photographs have, become pixels as they are read, down to the last wanted row. The other
-//! processes keep the values of all blocks until their last scan.
+//! Invariant: bit for bit the pixels of libjpeg-turbo's defaults, and so Pillow's and
+//! torchvision's, wherever its vectors of 16 bits hold their values, as those of any image do; no
+//! byte of the file is trusted. What is damaged and what Pillow does not read is an error.
+//! Sequential Huffman codes, which most photographs have, become pixels as they are read, down to
+//! the last wanted row. The other processes keep the values of all blocks until their last scan.
 //! Source: ITU-T T.81.
 
 mod arithmetic;
@@ -22,7 +23,7 @@ use std::ops::Range;
 
 use kernels::simd::{Isa, Task, vectorized};
 
-use self::coefficients::{Block, Coder};
+use self::coefficients::{Coder, Coefficients};
 use self::header::most_sampling;
 use self::huffman::Bits;
 use self::inverse::{Group, LANES};
@@ -41,7 +42,7 @@ type Result<T> = std::result::Result<T, Reason>;
 #[derive(Default)]
 pub(super) struct Scratch {
     codes: Vec<u8>,
-    blocks: Vec<Block>,
+    blocks: Vec<Coefficients>,
     planes: Vec<u8>,
     wide: [Vec<u8>; 4],
     sums: Vec<u16>,
@@ -49,15 +50,15 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// The bytes of memory, but for those of single rows.
+    /// Returns the bytes of memory, but for those of single rows.
     pub(super) fn len(&self) -> usize {
         self.codes.capacity()
-            + size_of::<Block>() * self.blocks.capacity()
+            + size_of::<Coefficients>() * self.blocks.capacity()
             + self.planes.capacity()
             + self.rgb.capacity()
     }
 
-    /// The pixels that were just decoded; the memory goes with them.
+    /// Returns the pixels that were just decoded; the memory goes with them.
     pub(super) fn into_pixels(self, len: usize) -> Vec<u8> {
         let mut pixels = self.rgb;
         pixels.truncate(len);
@@ -136,7 +137,7 @@ impl Header {
         sweep: &Sweep,
         codes: &[u8],
         ends: &[usize],
-        blocks: &mut [Block],
+        blocks: &mut [Coefficients],
     ) -> Option<()> {
         let mut coder = Coder::new(self, &scans.tables, &scans.scan)?;
         let mut restart = 0;
@@ -156,10 +157,8 @@ impl Header {
             for (index, ((component, _), [across, down])) in components.enumerate() {
                 let (plane, stride) = layout.planes[*component];
                 for block in 0..across * down {
-                    let (y, x) = (
-                        row * down + block / across,
-                        column * across + block % across,
-                    );
+                    let y = row * down + block / across;
+                    let x = column * across + block % across;
                     coder.block(index, &mut blocks[(plane + 8 * y * stride) / 64 + x])?;
                 }
             }
@@ -168,7 +167,7 @@ impl Header {
     }
 }
 
-/// Bytes of codes before a restart, from the restart before on.
+/// Returns the number of bytes of codes between the previous restart and `restart`.
 #[inline(always)]
 fn len_before(ends: &[usize], restart: usize) -> Option<usize> {
     Some(*ends.get(restart)? - if restart == 0 { 0 } else { ends[restart - 1] })
@@ -231,7 +230,8 @@ struct Layout {
     size: [usize; 2],
     /// Columns and rows of the units that become pixels.
     units: [Range<usize>; 2],
-    /// The start of each component's plane, and the bytes of its rows. Its blocks lie at a 64th of these places.
+    /// The start of each component's plane, and the bytes of its rows. Its blocks lie at a 64th of
+    /// these places.
     planes: Vec<(usize, usize)>,
     planes_len: usize,
 }
@@ -248,7 +248,8 @@ impl Layout {
             let end = (start + len + 2) as usize;
             start.saturating_sub(2) as usize / side..end.div_ceil(side).min(number)
         };
-        let (mut planes, mut planes_len) = (Vec::new(), 0);
+        let mut planes = Vec::new();
+        let mut planes_len = 0;
         for component in &header.components {
             let stride = 8 * component.sampling[0] * units_across;
             planes.push((planes_len, stride));
@@ -265,7 +266,7 @@ impl Layout {
         }
     }
 
-    /// All blocks of a component.
+    /// Returns all blocks of a component.
     fn all_blocks(&self, component: usize) -> Range<usize> {
         let start = |component: usize| {
             self.planes
@@ -276,7 +277,7 @@ impl Layout {
         start(component)..start(component + 1)
     }
 
-    /// The wanted columns and rows of the blocks of a component.
+    /// Returns the wanted columns and rows of the blocks of a component.
     #[inline(always)]
     fn blocks(&self, sampling: [usize; 2]) -> [Range<usize>; 2] {
         [0, 1].map(|side| {
@@ -287,7 +288,8 @@ impl Layout {
 }
 
 impl Header {
-    /// Reads the units of a sequential scan down to the last that is wanted; those that are wanted become bytes of the planes.
+    /// Reads the units of a sequential scan down to the last that is wanted; those that are wanted
+    /// become bytes of the planes.
     #[inline(always)]
     fn read_planes(
         &self,
@@ -311,15 +313,19 @@ impl Header {
             ));
         }
         let mut group = Group::new(scans.state.iter().map(|state| &state.quantization));
-        let (mut starts, mut num_starts) = ([(0, 0); LANES], 0);
-        let (mut restart, mut bits, mut means) = (0, Bits::new(codes), [0; 4]);
+        let mut starts = [(0, 0); LANES];
+        let mut num_starts = 0;
+        let mut restart = 0;
+        let mut bits = Bits::new(codes);
+        let mut means = [0; 4];
         for unit in 0..rows.end * sweep.size[0] {
             if restart_interval > 0 && unit > 0 && unit % restart_interval == 0 {
                 bits.end(len_before(ends, restart)?)?;
                 bits = Bits::new(&codes[ends[restart]..]);
                 (restart, means) = (restart + 1, [0; 4]);
             }
-            let (row, column) = (unit / sweep.size[0], unit % sweep.size[0]);
+            let row = unit / sweep.size[0];
+            let column = unit % sweep.size[0];
             let is_wanted = rows.contains(&row) && columns.contains(&column);
             for (([across, down], tables, quantization, (plane, stride)), mean) in
                 coded.iter().zip(&mut means)
@@ -330,10 +336,8 @@ impl Header {
                         continue;
                     }
                     bits.block(*tables, mean, quantization, Some((&mut group, num_starts)))?;
-                    let (y, x) = (
-                        row * down + block / across,
-                        column * across + block % across,
-                    );
+                    let y = row * down + block / across;
+                    let x = column * across + block % across;
                     starts[num_starts] = (plane + 8 * (y * stride + x), *stride);
                     num_starts += 1;
                     if num_starts == LANES {
@@ -349,9 +353,16 @@ impl Header {
 
     /// Makes bytes of the values of all wanted blocks.
     #[inline(always)]
-    fn transform(&self, layout: &Layout, scans: &Scans<'_>, blocks: &[Block], planes: &mut [u8]) {
+    fn transform(
+        &self,
+        layout: &Layout,
+        scans: &Scans<'_>,
+        blocks: &[Coefficients],
+        planes: &mut [u8],
+    ) {
         let mut group = Group::new(scans.state.iter().map(|state| &state.quantization));
-        let (mut starts, mut num_starts) = ([(0, 0); LANES], 0);
+        let mut starts = [(0, 0); LANES];
+        let mut num_starts = 0;
         for (index, (plane, stride)) in layout.planes.iter().enumerate() {
             let [columns, rows] = layout.blocks(self.components[index].sampling);
             let quantization = &scans.state[index].quantization;
@@ -383,9 +394,5 @@ impl Header {
     }
 }
 
-#[cfg(test)]
-mod families;
-#[cfg(test)]
-mod families_codes;
 #[cfg(test)]
 mod tests;

@@ -44,7 +44,8 @@ impl Header {
                 let narrow = width.div_ceil(across);
                 let mixed = left / across..columns.end.div_ceil(across);
                 // The row that the pixels lie in, and the nearest other one.
-                let (near, is_upper) = (row / down, row % down == 0);
+                let near = row / down;
+                let is_upper = row % down == 0;
                 let far = if is_upper {
                     near.saturating_sub(1)
                 } else {
@@ -99,10 +100,11 @@ impl Header {
     }
 }
 
-/// Makes a row of the image's size of the row of a plane that the pixels lie in, and the nearest other row.
+/// Makes a row of the image's size of the row of a plane that the pixels lie in, and the nearest
+/// other row.
 ///
-/// Colours of half the width or height lie between the nearest two, 3 to 1 ("fancy upsampling"). Others are repeated, and so are
-/// those of planes too narrow for libjpeg to mix.
+/// Colours of half the width or height lie between the nearest two, 3 to 1 ("fancy upsampling").
+/// Others are repeated, and so are those of planes too narrow for libjpeg to mix.
 #[inline(always)]
 fn enlarge(
     rows @ [near, _]: [&[u8]; 2],

@@ -1,6 +1,7 @@
 //! The scans of an image, one after the other.
 //!
-//! In: a header and the bytes of its file. Out: each scan with its tables, the blocks it codes, and its codes without stuffing.
+//! In: a header and the bytes of its file. Out: each scan with its tables, the blocks it codes, and
+//! its codes without stuffing.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,7 +12,7 @@ use super::{Layout, Reason, Result};
 /// The places whose values are estimated where no scan has them.
 pub(super) const SMOOTHED: Range<usize> = 1..10;
 
-/// What the scans so far have of a component.
+/// The result of the scans so far for a component.
 pub(super) struct State {
     /// The table of the first scan that has the component.
     pub(super) quantization: [i32; 64],
@@ -90,7 +91,8 @@ impl<'a> Scans<'a> {
         Ok(true)
     }
 
-    /// Whether a progressive file ends before its scans have all bits of the lowest frequencies.
+    /// Returns true if a progressive file ends before its scans have all bits of the lowest
+    /// frequencies.
     pub(super) fn leaves_bits_open(&self) -> bool {
         let has_open_bits = |state: &State| {
             state.lowest_bits[SMOOTHED]
@@ -113,7 +115,8 @@ impl<'a> Scans<'a> {
         .into()
     }
 
-    /// Copies the codes of the scan without the zeros that are stuffed behind each 0xFF. Returns the place of each restart, and the end.
+    /// Copies the codes of the scan without the zeros that are stuffed behind each 0xFF. Returns
+    /// the place of each restart, and the end.
     #[inline(always)]
     pub(super) fn unstuff(
         &mut self,

@@ -1,10 +1,12 @@
-//! Estimates of the lowest frequencies that no scan of a progressive file has, from the means of 5x5 blocks.
+//! Estimates of the lowest frequencies that no scan of a progressive file has, from the means of
+//! 5x5 blocks.
 //!
-//! In: blocks, and the bits that are read of each value. Out: the same blocks, with estimates for values that are zero and not exact.
+//! In: blocks, and the bits that are read of each value. Out: the same blocks, with estimates for
+//! values that are zero and not exact.
 //! Invariant: the values of libjpeg-turbo's `decompress_smooth_data`.
 //! Source: ITU-T T.81, section K.8, with a larger window.
 
-use super::coefficients::Block;
+use super::coefficients::Coefficients;
 use super::header::{Component, Header};
 use super::scans::{SMOOTHED, State};
 use super::{Layout, most_sampling};
@@ -14,7 +16,8 @@ type Window = [[i64; 5]; 5];
 
 const NONE: [i64; 5] = [0; 5];
 
-/// The place of a value, that of the value whose window has rows and columns exchanged, and the window.
+/// The place of a value, that of the value whose window has rows and columns exchanged, and the
+/// window.
 type Estimate = (usize, usize, Window);
 
 /// For components of which nothing but means is known.
@@ -101,7 +104,7 @@ const OF_MORE: [Estimate; 3] = [
 /// # Shapes
 /// `blocks`: all of the component, those beyond the image too.
 pub(super) fn smooth(
-    blocks: &mut [Block],
+    blocks: &mut [Coefficients],
     header: &Header,
     component: &Component,
     layout: &Layout,
@@ -121,12 +124,11 @@ pub(super) fn smooth(
         [0, 1].map(|side| (header.size[side] * component.sampling[side]).div_ceil(8 * most[side]));
     let means: Vec<i64> = blocks.iter().map(|block| i64::from(block[0])).collect();
     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-        // As libjpeg counts rows: as if all units had as many rows as those of this block, of which the last ones have fewer.
+        // As libjpeg counts rows: as if all units had as many rows as those of this block, of which
+        // the last ones have fewer.
         let rows_of_unit = down.min(rows - row / down * down);
-        let (counted, all) = (
-            row / down * rows_of_unit + row % down,
-            layout.size[1] * rows_of_unit,
-        );
+        let counted = row / down * rows_of_unit + row % down;
+        let all = layout.size[1] * rows_of_unit;
         let above = row - counted.min(1);
         let below = row + usize::from(counted + 1 < all);
         let around: Window = [

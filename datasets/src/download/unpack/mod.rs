@@ -1,8 +1,9 @@
 //! Unpacks the archive of a release.
 //!
 //! In: a `.tar.gz` file, the folder for the release's folder. Out: the release's files in it.
-//! Invariant: the release's folder appears whole or not at all, also after a crash of the machine; nothing is written beside it, whatever the archive's names say;
-//! an archive cannot unpack to more than a release could.
+//! Invariant: the release's folder appears complete or not at all, even after a crash of the
+//! machine. Nothing is written outside it, whatever names the archive has. An archive cannot unpack
+//! to more than a release could.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,19 +23,25 @@ const MAX_UNPACKED_BYTES: u64 = 200_000_000;
 /// The most files of an archive: the larger release has 8.
 const MAX_FILES: usize = 32;
 
-/// Unpacks an archive of the original release, fetched in whatever way, into `dir` and returns the release's folder.
+/// Unpacks an archive of the original release into `dir` and returns the release's folder.
 ///
 /// # Errors
-/// If the archive cannot be read, is damaged, holds anything but plain files in the release's folder, more bytes than the
-/// release or not all of its files, or `dir` cannot be written. Then the release's folder is not there.
+/// - If the archive cannot be read or is damaged.
+/// - If it holds anything except plain files in the release's folder, more bytes than the release,
+///   or not all of its files.
+/// - If `dir` cannot be written.
+///
+/// After an error the release's folder does not exist.
 pub fn unpack(
     cifar: Cifar,
     archive: impl AsRef<Path>,
     dir: impl AsRef<Path>,
 ) -> Result<PathBuf, DatasetError> {
-    let (archive, dir) = (archive.as_ref(), dir.as_ref());
+    let archive = archive.as_ref();
+    let dir = dir.as_ref();
     let folder = dir.join(cifar.folder());
-    // The files are written beside the final place, then renamed; a try that was interrupted may have left some.
+    // The files are written to a temporary folder, which is renamed; an interrupted try may have
+    // left some.
     let unfinished = dir.join(format!("{}.unpacking", cifar.folder()));
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(DatasetError::io("remove", &unfinished))?;
@@ -46,7 +53,7 @@ pub fn unpack(
             fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder))
         });
     if let Err(error) = result {
-        // The first error is the one to tell; a folder left behind is removed by the next try.
+        // The first error is the one to report; the next try removes a folder that is left.
         let _ = fs::remove_dir_all(&unfinished);
         return Err(error);
     }
@@ -54,7 +61,8 @@ pub fn unpack(
     Ok(folder)
 }
 
-/// Waits until the names in a folder are on disk, where its file system can and this user may read it.
+/// Waits until the names in a folder are on disk, where its file system can and this user may read
+/// it.
 fn sync_directory(path: &Path) -> Result<(), DatasetError> {
     let path = if path.as_os_str().is_empty() {
         Path::new(".")
@@ -70,12 +78,10 @@ fn sync_directory(path: &Path) -> Result<(), DatasetError> {
     }
 }
 
-/// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
+/// Writes the archive's files into `folder`; anything but plain files right in the release's folder
+/// is rejected.
 fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
-    let refuse = |reason: String| DatasetError::Archive {
-        path: archive.to_path_buf(),
-        reason,
-    };
+    let refuse = |reason: String| DatasetError::invalid(archive, reason);
     let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
     let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
     let mut entries = Archive::new(Bounded {
@@ -127,7 +133,8 @@ fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), Datas
     Ok(())
 }
 
-/// The entry's name in the release's folder if it is a plain file right there, else what is wrong with it.
+/// Returns the entry's name in the release's folder if it is a plain file right there, else what is
+/// wrong with it.
 fn plain_name<R: Read>(cifar: Cifar, entry: &Entry<'_, R>) -> io::Result<Result<PathBuf, String>> {
     let path = entry.path()?;
     let mut parts = path.components().filter(|part| *part != Component::CurDir);

@@ -1,4 +1,4 @@
-//! Archives that are not what they should be.
+//! Tests of damaged and malicious archives.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use super::*;
 const TRAIN: &str = "cifar-100-binary/train.bin";
 const TEST: &str = "cifar-100-binary/test.bin";
 
-/// A header whose name is written raw: the library itself refuses names that escape.
+/// Returns a header with the raw name: the library itself rejects names that leave the folder.
 fn header(path: &str, kind: EntryType, len: u64) -> Header {
     let mut header = Header::new_gnu();
     header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
@@ -23,7 +23,7 @@ fn header(path: &str, kind: EntryType, len: u64) -> Header {
     header
 }
 
-/// An entry of this kind and content.
+/// Returns an entry of this kind and content.
 pub(in crate::download) fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
     let mut bytes = header(path, kind, content.len() as u64).as_bytes().to_vec();
     bytes.extend(content);
@@ -48,7 +48,7 @@ fn compressed(tar: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The folder `data` in a folder of its own, after unpacking; and the result.
+/// Unpacks into the folder `data` of a new temporary folder. Returns that folder and the result.
 fn unpacked(archive: &[u8]) -> (TempDir, Result<PathBuf, DatasetError>) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
@@ -59,7 +59,7 @@ fn unpacked(archive: &[u8]) -> (TempDir, Result<PathBuf, DatasetError>) {
     (root, result)
 }
 
-/// Unpacks an archive that must be refused, checks that it left nothing, and returns the error.
+/// Unpacks an archive that must be rejected, checks that nothing is left, and returns the error.
 fn refused(archive: &[u8]) -> String {
     let (root, result) = unpacked(archive);
     let text = result.unwrap_err().to_string();
@@ -73,7 +73,7 @@ fn refused(archive: &[u8]) -> String {
     text
 }
 
-/// A gzipped archive.
+/// Returns a gzipped archive.
 pub(in crate::download) fn tar(entries: &[Vec<u8>]) -> Vec<u8> {
     compressed(&[entries.concat(), vec![0; 1024]].concat())
 }
@@ -177,14 +177,14 @@ fn many_small_files_are_refused() {
     assert!(refused(&tar(&[files])).contains("expected at most 32 files, got more"));
 }
 
-/// A compressed archive of one entry of 2 GiB of zeros, in 2 MB.
+/// Returns an archive with one entry of 2 GiB of zeros, compressed to 2 MB.
 fn bomb(path: &str, kind: EntryType) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder
         .write_all(header(path, kind, 2 << 30).as_bytes())
         .unwrap();
     let zeros = vec![0; 1 << 20];
-    // What is refused after 200 MB need not be written to its end.
+    // The archive is rejected after 200 MB, so the rest need not be written.
     (0..300).for_each(|_| encoder.write_all(&zeros).unwrap());
     encoder.finish().unwrap()
 }
@@ -212,7 +212,8 @@ fn an_archive_cut_anywhere_is_refused() {
     for len in 0..archive.len() {
         refused(&archive[..len]);
     }
-    // Cut before it was compressed; only the blocks of zeros at the end may be missing.
+    // The archive is cut before its compression. Only the blocks of zeros at the end may be
+    // missing.
     for len in (0..whole.len()).step_by(100) {
         refused(&compressed(&whole[..len]));
     }

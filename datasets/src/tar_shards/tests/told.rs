@@ -1,4 +1,4 @@
-//! What shards say of that which they leave out, and of labels and classes that are not as they should be.
+//! Tests of the notes and errors of shards: omitted samples, wrong labels and wrong classes.
 
 use super::*;
 
@@ -10,11 +10,7 @@ fn notes(root: &Path) -> Vec<String> {
         .to_vec()
 }
 
-fn refusal(root: &Path, on_bad_image: OnBadImage) -> String {
-    open(root, &config(on_bad_image)).unwrap_err().to_string()
-}
-
-/// Two samples of classes 1 and 0.
+/// Returns two samples of classes 1 and 0.
 fn good() -> Vec<u8> {
     tar(&[
         ("1.png", &png(10)),
@@ -33,7 +29,8 @@ fn a_json_member_that_tells_no_label_is_a_problem_where_no_number_came() {
         "\"a cat\"",
         &format!("\"{}\"", "a".repeat(1 << 20)),
     ] {
-        let (image, json) = (png(10), json.as_bytes());
+        let image = png(10);
+        let json = json.as_bytes();
         let with_number = folder(&tar(&[
             ("1.png", &image),
             ("1.json", json),
@@ -87,8 +84,8 @@ fn a_shard_that_is_cut_is_told_apart_from_a_sample_that_is_skipped() {
             .any(|note| note.contains("samples were skipped")),
         "{said:?}"
     );
-    assert!(refusal(root.path(), OnBadImage::Fail).ends_with(", or skip what is bad"));
-    // Nothing is left of the split, so that skipping does not help.
+    assert!(refusal(root.path(), OnBadImage::Fail).ends_with(", or skip bad samples"));
+    // Nothing is left of the split, so skipping does not help.
     for name in ["train-0.tar", "train-1.tar"] {
         fs::write(root.path().join(name), &cut[..600]).unwrap();
     }
@@ -116,18 +113,18 @@ fn shards_that_are_not_read_are_noted() {
             .find(|note| note.starts_with("1 files are ignored"))?;
         note.rsplit_once(' ').map(|(_, name)| name.to_owned())
     };
-    let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+    let splits = strict(root.path());
     assert_eq!(
         name_of_compressed(splits.train.notes()),
         Some("train-2.tar.gz".to_owned())
     );
-    // A split of compressed shards alone is not dropped in silence.
+    // A split that has only compressed shards is not silently ignored.
     fs::rename(
         root.path().join("test-0.tar"),
         root.path().join("test-0.tar.gz"),
     )
     .unwrap();
-    let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+    let splits = strict(root.path());
     assert!(
         splits.test.is_none() && splits.notes[0].contains("test-0.tar.gz"),
         "{:?}",
@@ -184,7 +181,7 @@ fn each_line_of_class_names_is_a_class_and_those_without_images_are_noted() {
         text.contains("classes.txt: line 2: expected the name of a class"),
         "{text}"
     );
-    // ImageNet has two kinds of crane.
+    // ImageNet has two classes named crane.
     let splits = with("crane\ndog\nelk\ncrane").unwrap();
     let of_val = open_split(root.path(), "val", None, &config(OnBadImage::Fail)).unwrap();
     for (opened, notes) in [
@@ -218,19 +215,19 @@ fn a_split_opens_alone_with_the_classes_that_are_known() {
             .to_string()
             .contains("got images of others: 1")
     );
-    // The index keeps what it knows of the others.
+    // The index keeps its entries of the other shards.
     fs::write(root.path().join("val-1.tar"), good()).unwrap();
     assert_eq!(num(Some(&known)), 5);
     assert!(
         fs::read_to_string(root.path().join(INDEX))
             .unwrap()
-            .contains(" train-0.tar")
+            .contains("train-0.tar")
     );
     ["train-0.tar", "train-1.tar"]
         .iter()
         .for_each(|name| fs::remove_file(root.path().join(name)).unwrap());
     assert_eq!([num(None), num(Some(&known[..4]))], [2, 4]);
-    // Names map labels, which are positions only without any.
+    // The names map labels. Without names a label is a position.
     fs::write(root.path().join(CLASSES), "d\nb\n").unwrap();
     let mapped = opened(Some(&known)).unwrap();
     let labels: Vec<usize> = (0..mapped.len()).map(|index| mapped.label(index)).collect();
@@ -275,7 +272,8 @@ fn a_label_is_a_whole_number_however_it_is_written() {
 
 #[test]
 fn archives_that_follow_one_another_are_all_read_and_other_bytes_behind_the_end_are_noted() {
-    let (image, one) = (png(10), good());
+    let image = png(10);
+    let one = good();
     let other = tar(&[
         ("1.png", &image[..]),
         ("1.cls", b"0"),
@@ -313,7 +311,7 @@ fn archives_that_follow_one_another_are_all_read_and_other_bytes_behind_the_end_
     ] {
         let root = folder(&train);
         for _ in 0..2 {
-            let train = open(root.path(), &config(OnBadImage::Fail)).unwrap().train;
+            let train = strict(root.path()).train;
             assert_eq!(samples(&*train)[..expected.len()], *expected, "{note}");
             assert_eq!(train.len(), expected.len() + 2);
             let is_noted = |text: &String| text.starts_with("train-0.tar: ") && text.contains(note);
@@ -343,19 +341,16 @@ fn a_split_without_labels_is_not_opened_and_blocks_no_other() {
         )
         .unwrap();
         for _ in 0..2 {
-            let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+            let splits = strict(root.path());
             assert!(splits.test.is_none() && splits.val.is_some());
             let note = &splits.notes[0];
-            assert!(
-                note.contains("shards test: none of 1 images has a label"),
-                "{note}"
-            );
+            assert!(note.contains("none of 1 images has a label"), "{note}");
             let alone =
                 open_split(root.path(), "test", None, &config(OnBadImage::Fail)).unwrap_err();
             assert_eq!(alone.to_string(), *note);
         }
     }
-    // One label makes the others bad samples, and training needs labels.
+    // One label makes the images without one bad samples, because training needs labels.
     let root = folder(&tar(&[
         ("1.png", &image),
         ("1.cls", b"-1"),

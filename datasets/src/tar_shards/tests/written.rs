@@ -1,11 +1,11 @@
-//! What writing shards of a folder promises, and what their manifest says of them.
+//! Tests of writing a folder as shards, and of the manifest.
 
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
 use crate::image_folder;
 
-/// A folder of images of two classes, 7 to train on and 3 to test with.
+/// Returns a folder with images of two classes, 7 for training and 3 for testing.
 fn images() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for number in 0..10u8 {
@@ -22,9 +22,10 @@ fn images() -> TempDir {
 
 #[test]
 fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let sizing = config(OnBadImage::Fail).sizing;
-    let expected = image_folder::open(from.path(), &crate::ImageFolderConfig::new(sizing)).unwrap();
+    let expected = image_folder::open(from.path(), &crate::ReadConfig::new(sizing)).unwrap();
     for (images_per_shard, num_shards) in [(7, 2), (4, 3), (2, 6)] {
         let to = target.path().join(format!("{images_per_shard}"));
         let mut told = Vec::new();
@@ -42,7 +43,7 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
             }
         );
         assert_eq!((told.len(), &told[0][..]), (num_shards, "train-000000.tar"));
-        let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
+        let splits = strict(&to);
         assert_eq!(samples(&*splits.train), samples(&*expected.train));
         assert_eq!(
             samples(&**splits.evaluated().unwrap()),
@@ -58,9 +59,9 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
                 to_hex(&Sha256::digest(fs::read(to.join(name)).unwrap()))
             );
         }
-        // Without them the checksum is another one, over the images.
+        // Without digests the checksum is another one, over the images.
         fs::remove_file(to.join(MANIFEST)).unwrap();
-        let without = open(&to, &config(OnBadImage::Fail)).unwrap();
+        let without = strict(&to);
         assert!(without.train.checksum_reads_files());
         assert_ne!(without.train.checksum(), splits.train.checksum());
     }
@@ -73,7 +74,8 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
 
 #[test]
 fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     for (name, value) in [
         ("test/dog/deep/er/a.png", 1),
         ("train/cat/again/b.png", 2),
@@ -103,7 +105,7 @@ fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
             "{note}"
         );
     }
-    let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
+    let splits = strict(&to);
     assert_eq!(
         [
             splits.train.len(),
@@ -122,7 +124,8 @@ fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
 
 #[test]
 fn shards_are_not_written_over_anything_nor_left_half_done() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     fs::create_dir(&to).unwrap();
     write(from.path(), &to, 100, &mut |_| true).unwrap();
@@ -161,7 +164,8 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
 
 #[test]
 fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_before_the_work() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     fs::create_dir(&to).unwrap();
     let inode = || fs::metadata(&to).unwrap().ino();
@@ -199,7 +203,8 @@ fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_
 
 #[test]
 fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another_writes_to_it() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path();
     for folder in ["lost+found", ".part-1", ".part-2"] {
         fs::create_dir(to.join(folder)).unwrap();
@@ -235,19 +240,18 @@ fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another
 
 #[test]
 fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one_it_lists() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     write(from.path(), &to, 3, &mut |_| true).unwrap();
-    let listed = samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train);
+    let listed = opened(&to);
     let path = to.join("train-000001.tar");
     let bytes = fs::read(&path).unwrap();
-    // The same once more: other times, the same bytes.
+    // The same bytes are written again, so only the times change.
     fs::write(&path, &bytes).unwrap();
-    assert_eq!(
-        samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train),
-        listed
-    );
-    // Another of the same length, as old as the manifest: the index knew one that was not it.
+    assert_eq!(opened(&to), listed);
+    // The other file has the same length and the same time as the manifest: the index kept a file
+    // that was not it.
     let mut other = bytes.clone();
     let place = other.iter().rposition(|byte| *byte != 0).unwrap();
     other[place] ^= 1;
@@ -259,14 +263,12 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
         .unwrap()
         .set_modified(old)
         .unwrap();
-    let text = open(&to, &config(OnBadImage::Skip))
-        .unwrap_err()
-        .to_string();
+    let text = refusal(&to, OnBadImage::Skip);
     assert!(
         text.contains("train-000001.tar: expected sha256") && text.contains("as MANIFEST says"),
         "{text}"
     );
-    // No index, and newer than the manifest.
+    // There is no index, and the shard is newer than the manifest.
     fs::remove_file(to.join(INDEX)).unwrap();
     File::options()
         .append(true)
@@ -279,11 +281,12 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
 
 #[test]
 fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     write(from.path(), &to, 3, &mut |_| true).unwrap();
     let speaks = || {
-        let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
+        let splits = strict(&to);
         [&splits.train, splits.evaluated().unwrap()].map(|split| {
             split
                 .notes()
@@ -303,12 +306,11 @@ fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
 
 #[test]
 fn a_shard_that_the_manifest_lists_must_be_there() {
-    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let from = images();
+    let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     write(from.path(), &to, 3, &mut |_| true).unwrap();
     fs::remove_file(to.join("train-000001.tar")).unwrap();
-    let text = open(&to, &config(OnBadImage::Fail))
-        .unwrap_err()
-        .to_string();
+    let text = refusal(&to, OnBadImage::Fail);
     assert!(text.contains("train-000001.tar not found"), "{text}");
 }

@@ -144,10 +144,10 @@ fn ranks_share_their_node_s_memory_and_processors() {
         eval_split: None,
     };
     let [of_three, alone] =
-        [0, 3].map(|rank| folder_of_rank(&files, &Topology::from_nodes(rank, &nodes)).unwrap());
+        [0, 3].map(|rank| read_config(&files, &Topology::from_nodes(rank, &nodes)).unwrap());
     assert_eq!(
         alone.memory_limit_bytes,
-        ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes
+        ReadConfig::new(Sizing::square(8)).memory_limit_bytes
     );
     assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
     assert!((1..=alone.num_threads).contains(&of_three.num_threads));

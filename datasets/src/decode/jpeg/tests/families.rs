@@ -1,12 +1,14 @@
-//! Whole families of JPEG files, written here from coefficients, against the definition of the transform in floating point.
+//! Whole families of JPEG files, written here from coefficients, against the definition of the
+//! transform in floating point.
 
-use super::families_codes::Codes;
-use super::*;
+use super::super::*;
+use super::codes::Codes;
 
-/// Values of a block along its diagonals, with what a file cannot hold left out.
+/// The values of a block in zigzag order. Values that a file cannot hold are 0.
 type Coefficients = [i16; 64];
 
-/// A component as it is coded: its sampling, and the blocks of its plane, those that fill up the last unit too.
+/// A component as it is coded: its sampling and the blocks of its plane, including those that fill
+/// up the last unit.
 struct Plane {
     sampling: [usize; 2],
     stride: usize,
@@ -18,7 +20,7 @@ struct Image {
     size: [usize; 2],
     planes: Vec<Plane>,
     restart_interval: usize,
-    /// Whether all codes have 16 bits, or 8 and 9.
+    /// True if all codes have 16 bits, or 8 and 9.
     has_long_codes: bool,
 }
 
@@ -28,7 +30,7 @@ type ScanOf<'a> = (&'a [usize], [usize; 2], [u32; 2]);
 const WHOLE: [usize; 2] = [0, 63];
 const EXACT: [u32; 2] = [0, 0];
 
-/// The steps of quantisation.
+/// Returns the quantisation step of a place.
 fn step(place: usize) -> i32 {
     4 + place as i32 / 2
 }
@@ -93,7 +95,7 @@ impl Image {
             .unwrap()
     }
 
-    /// The blocks of a scan, unit by unit: component and index of the block.
+    /// Returns the blocks of a scan, unit by unit: component and index of the block.
     fn units(&self, components: &[usize]) -> Vec<Vec<(usize, usize)>> {
         let mut units = Vec::new();
         let side = |side: usize, own: usize| (self.size[side] * own).div_ceil(8 * self.most(side));
@@ -205,13 +207,13 @@ impl Image {
         codes.end(bytes);
     }
 
-    /// The samples of a component by the definition of the transform.
+    /// Returns the samples of a component by the definition of the transform.
     fn samples(&self, plane: &Plane) -> Vec<Vec<f64>> {
         let mut places = Vec::new();
         for diagonal in 0..15usize {
             let upwards = (diagonal.saturating_sub(7)..=diagonal.min(7))
                 .map(|column| (diagonal - column, column));
-            // Row and column; even diagonals are walked upwards.
+            // Row and column. Even diagonals run upwards.
             places.extend(if diagonal % 2 == 0 {
                 upwards.collect::<Vec<_>>()
             } else {
@@ -244,7 +246,8 @@ impl Image {
         samples
     }
 
-    /// The pixels, with colours of half the size three parts the nearest and one part the next.
+    /// Returns the pixels. Colours of half the size are three parts the nearest and one part the
+    /// next.
     fn pixels(&self) -> Vec<f64> {
         let [width, height] = self.size;
         let mut channels = Vec::new();
@@ -253,7 +256,7 @@ impl Image {
             let [across, down] = [0, 1].map(|side| self.most(side) / plane.sampling[side]);
             let [narrow, short] = [width.div_ceil(across), height.div_ceil(down)];
             let is_mixed = matches!([across, down], [2, 1 | 2]) && narrow > 2;
-            // The nearest sample, the next one, and the part of the next one.
+            // The nearest sample, the next one, and the share of the next one.
             let around = |at: usize, factor: usize, len: usize, is_mixed: bool| {
                 let near = at / factor;
                 let next = if at.is_multiple_of(2) {
@@ -282,7 +285,7 @@ impl Image {
             let value = |channel: usize| channels[channel][index];
             let rgb = match channels.len() {
                 1 => [value(0); 3],
-                // Ink, inverted in the file.
+                // Ink is inverted in the file.
                 4 => [0, 1, 2].map(|ink| value(ink) * value(3) / 255.0),
                 _ => {
                     let [blue, red] = [value(1) - 128.0, value(2) - 128.0];
@@ -321,7 +324,7 @@ impl Image {
         );
         let pixels = pixels.unwrap_or_else(|reason| panic!("{name}: {reason}"));
         for (index, (got, expected)) in pixels.iter().zip(self.pixels()).enumerate() {
-            // Samples are 1 off at most, colours twice that.
+            // Samples differ by at most 1, colours by at most 2.
             assert!(
                 (f64::from(*got) - expected).abs() < 5.0,
                 "{name}: value {index}: {got}, expected {expected}"
@@ -330,7 +333,7 @@ impl Image {
     }
 }
 
-/// One side is as large as a unit and its neighbours, the other one differs.
+/// One side is as large as a unit or its neighbours, and the other one differs.
 const SIZES: [[usize; 2]; 9] = [
     [1, 1],
     [3, 5],

@@ -1,12 +1,12 @@
-//! The Huffman codes of values: what the tests of whole families write.
+//! The Huffman codes of values, for the files that the tests of whole families write.
 
 /// The codes of a scan.
 #[derive(Default)]
 pub(super) struct Codes {
-    /// Whether all codes have 16 bits, or 8 and 9.
+    /// True if all codes have 16 bits, or 8 and 9.
     has_long_codes: bool,
     bits: Vec<bool>,
-    /// Blocks that end here, and bits that are due behind the code that counts them.
+    /// The number of blocks that end here, and the bits that follow the code that counts them.
     num_ended: u32,
     due: Vec<bool>,
 }
@@ -32,7 +32,7 @@ impl Codes {
         }
     }
 
-    /// A run of zeros, and the value behind it.
+    /// Writes a run of zeros, and the value behind it.
     pub(super) fn value(&mut self, run: usize, value: i16) {
         let size = 16 - value.unsigned_abs().leading_zeros();
         self.symbol((run << 4) as u8 | size as u8);
@@ -60,7 +60,7 @@ impl Codes {
     pub(super) fn first_bits(&mut self, values: &[i16], low: u32, counts_ends: bool) {
         let mut run = 0;
         for value in values {
-            // Towards zero.
+            // The division rounds towards zero.
             let value = value / (1 << low);
             if value == 0 {
                 run += 1;
@@ -88,7 +88,8 @@ impl Codes {
             .map(|value| value.unsigned_abs() >> low)
             .collect();
         let last_new = sizes.iter().rposition(|size| *size == 1);
-        let (mut run, mut corrections) = (0, Vec::new());
+        let mut run = 0;
+        let mut corrections = Vec::new();
         for (place, size) in sizes.iter().enumerate() {
             if *size == 0 {
                 run += 1;
@@ -116,7 +117,7 @@ impl Codes {
         }
     }
 
-    /// Fills up the last byte, and writes all with their stuffing.
+    /// Fills up the last byte, and writes all bytes with their stuffing.
     pub(super) fn end(&mut self, bytes: &mut Vec<u8>) {
         self.end_blocks();
         for piece in std::mem::take(&mut self.bits).chunks(8) {

@@ -1,4 +1,7 @@
-//! The promises of the decoder, on files that Pillow and `cjpeg` wrote.
+//! Tests of the JPEG decoder, on files that Pillow and `cjpeg` wrote.
+
+mod codes;
+mod families;
 
 use sha2::{Digest, Sha256};
 
@@ -9,7 +12,7 @@ use crate::memory::to_hex;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/images/resize");
 
-/// The files that it decodes: name, bytes, and the sha256 of Pillow's pixels.
+/// Returns name, bytes and SHA-256 of Pillow's pixels of each file that the decoder reads.
 fn files() -> Vec<(String, Vec<u8>, String)> {
     let digests = std::fs::read_to_string(format!("{FOLDER}/rows.txt")).unwrap();
     let mut files = Vec::new();
@@ -36,7 +39,8 @@ fn all(header: &Header) -> CropBox {
 
 #[test]
 fn pixels_are_those_of_pillow_bit_by_bit() {
-    let (mut num_decoded, mut scratch) = (0, Scratch::default());
+    let mut num_decoded = 0;
+    let mut scratch = Scratch::default();
     for (name, bytes, digest) in files() {
         let header = Header::read(&bytes).unwrap();
         let pixels = header.decode(&bytes, all(&header), &mut scratch).unwrap();
@@ -57,7 +61,8 @@ fn a_part_has_the_pixels_of_the_whole_whatever_the_memory_held() {
         let [width, height] = header.size();
         let mut scratch = Scratch::default();
         for case in 0..200 {
-            let (left, top) = (case * 7 % width, case * 11 % height);
+            let left = case * 7 % width;
+            let top = case * 11 % height;
             let part = CropBox {
                 left,
                 top,
@@ -90,7 +95,7 @@ fn a_file_with_any_byte_changed_is_decoded_or_refused() {
             for change in [0xFF, 0x01, 0x80] {
                 let mut changed = bytes.clone();
                 changed[place] ^= change;
-                // Other sizes are decoded, too, as long as they are no larger than a test should be.
+                // Changed sizes are decoded, too, unless they are too large for a test.
                 let header = Header::read(&changed)
                     .ok()
                     .filter(|header| header.size.iter().product::<usize>() < 1 << 18);
@@ -137,7 +142,7 @@ fn kinds_that_pillow_refuses_are_refused_by_name() {
         ),
         (4, 12, "12 bits a value are not supported (expected 8)"),
         (6, 0, "the frame has 45x0 pixels, 3 components"),
-        (11, 0x32, "sampling [2, 1] beside [3, 2] is not supported"),
+        (11, 0x32, "sampling [2, 1] with [3, 2] is not supported"),
         (10, b'X', "the header of a scan contradicts the frame"),
         (12, 9, "quantization table 9 is missing"),
     ] {
@@ -147,7 +152,7 @@ fn kinds_that_pillow_refuses_are_refused_by_name() {
             changed[frame + 5] = 0;
         }
         if place == 11 {
-            // Three brightnesses for two colours.
+            // Three values of brightness for two colours.
             changed[frame + 14] = 0x21;
         }
         let decoded = Header::read(&changed).and_then(|header| {
@@ -257,10 +262,8 @@ fn tables_with_a_code_of_ones_are_refused_and_sizes_that_no_image_has_only_in_us
     ] {
         assert!(table(Class::Dc, counts, symbols).is_none(), "{counts:?}");
     }
-    let (dc, ac) = (
-        table(Class::Dc, &[0, 3], &[0, 1, 12]).unwrap(),
-        table(Class::Ac, &[1], &[0]).unwrap(),
-    );
+    let dc = table(Class::Dc, &[0, 3], &[0, 1, 12]).unwrap();
+    let ac = table(Class::Ac, &[1], &[0]).unwrap();
     for (bits, is_read) in [
         (0b0000_0000, true),
         (0b0100_0000, true),
