@@ -10,23 +10,24 @@ use layers::{BatchNorm, Conv2d, Features, relu};
 use crate::config::{ResNetConfig, Shortcut, Stage};
 use crate::init::WeightInit;
 
-/// Convolutions, each with a normalisation and a ReLU, of which the last comes after the shortcut is added.
+/// The convolutions, each with a normalisation and a ReLU. The last ReLU follows the addition of
+/// the shortcut.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct ResidualBlock {
     conv1: Conv2d,
     bn1: BatchNorm,
     conv2: Conv2d,
     bn2: BatchNorm,
-    /// Of a bottleneck.
+    /// The third convolution of a bottleneck.
     conv3: Option<Conv2d>,
     bn3: Option<BatchNorm>,
-    /// Shortcut B where the shape changes; the tuple gives the paths `downsample.0` and `.1`.
+    /// The shortcut B where the shape changes. The tuple gives the paths `downsample.0` and `.1`.
     downsample: Option<(Conv2d, BatchNorm)>,
-    /// Whether shortcut A subsamples and pads, because the shape changes.
+    /// True if shortcut A subsamples and pads, because the shape changes.
     is_padded: bool,
 }
 
-impl Block {
+impl ResidualBlock {
     pub(crate) fn new(
         config: &ResNetConfig,
         c_in: usize,
@@ -34,9 +35,11 @@ impl Block {
         stage: Stage,
         init: &mut WeightInit,
     ) -> Self {
-        let (inner, c_out) = (stage.channels, stage.out_channels());
+        let inner = stage.channels;
+        let c_out = stage.out_channels();
         let reshapes = c_in != c_out || stride > 1;
-        let (shortcut, zero_gamma) = (config.shortcut(), config.zero_gamma());
+        let shortcut = config.shortcut();
+        let zero_gamma = config.zero_gamma();
         let (first, second) = if stage.has_bottlenecks {
             (1, stride)
         } else {

@@ -1,6 +1,7 @@
-//! What a network looks like: depth, classes, shortcut.
+//! The configuration of a network: its depth, classes and shortcut.
 //!
-//! In: user data. Out: a configuration that is valid by construction. Invariant: there is a network of that depth for such images.
+//! In: user data. Out: a configuration that is valid by construction. Invariant: there is a network
+//! of that depth for such images.
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1.
 
 use burn::tensor::Device;
@@ -9,7 +10,7 @@ use std::fmt;
 
 use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
 
-/// How a block's input reaches its output where the shape changes.
+/// The path of a block's input to its output where the shape changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "cli",
@@ -17,7 +18,7 @@ use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
     serde(rename_all = "kebab-case")
 )]
 pub enum Shortcut {
-    /// Every second pixel, and channels of zeros half in front and half behind; no parameters.
+    /// Every second pixel, with channels of zeros half in front and half behind; no parameters.
     #[default]
     A,
     /// A 1x1 convolution with stride 2 and a batch normalisation.
@@ -33,16 +34,16 @@ impl fmt::Display for Shortcut {
     }
 }
 
-/// Depths of table 1: the networks for ImageNet.
+/// The depths of table 1: the networks for ImageNet.
 const IMAGENET_DEPTHS: [usize; 5] = [18, 34, 50, 101, 152];
 
-/// Those of table 1 that small images have, too, beside 6n + 2.
+/// The depths of table 1 that also exist for small images, in addition to 6n + 2.
 const WIDE_DEPTHS: [usize; 2] = [18, 34];
 
-/// Before the name of a network for small images whose depth is one for ImageNet, too.
+/// The prefix of a network for small images whose depth also exists for ImageNet.
 const SMALL: &str = "cifar-";
 
-/// Which images a network is for: its stem, stages and first weights.
+/// The images that a network is for. They decide its stem, stages and first weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Images {
     /// Such as CIFAR's.
@@ -54,10 +55,11 @@ enum Images {
 /// A stage of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stage {
-    /// Of the 3x3 convolutions; what the stage gives has [`Stage::out_channels`].
+    /// The channels of the 3x3 convolutions; the output has [`Stage::out_channels`].
     pub(crate) channels: usize,
     pub(crate) num_blocks: usize,
-    /// Whether a block is 1x1, 3x3, 1x1 with four times the channels at its end, instead of 3x3, 3x3.
+    /// True if a block is 1x1, 3x3, 1x1 with four times the channels at its end. Otherwise it is
+    /// 3x3, 3x3.
     pub(crate) has_bottlenecks: bool,
 }
 
@@ -71,9 +73,14 @@ impl Stage {
     }
 }
 
-/// A ResNet. For small images: three stages of `n` basic blocks with 16, 32 and 64 channels (`6n + 2` layers), or the four stages of
-/// ResNet-18 and -34 with 64, 128, 256 and 512, after a 3x3 convolution that keeps the size and no pooling, as everybody trains them on
-/// CIFAR. For ImageNet: the networks of table 1 as torchvision has them, with the stride of a bottleneck in its 3x3 convolution ("v1.5").
+/// The configuration of a ResNet.
+///
+/// For small images it starts with a 3x3 convolution that keeps the size, without pooling. Then
+/// come three stages of `n` basic blocks with 16, 32 and 64 channels (`6n + 2` layers). ResNet-18
+/// and -34 have their usual four stages with 64, 128, 256 and 512 channels instead.
+///
+/// For ImageNet it is a network of table 1 as in torchvision: a bottleneck has its stride in the
+/// 3x3 convolution ("v1.5").
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
     images: Images,
@@ -86,11 +93,13 @@ pub struct ResNetConfig {
 }
 
 impl ResNetConfig {
-    /// The network of `depth` layers for small images (20, 32, 44, 56, 110, 1202, …; 18, 34) with 10 classes, RGB images
-    /// and the shortcut that its paper has: B for 18 and 34 layers, else A.
+    /// Returns the network of `depth` layers for small images, with 10 classes and RGB images.
+    ///
+    /// `depth` is 20, 32, 44, 56, 110, 1202, …, or 18 or 34. The shortcut is that of its paper: B
+    /// for 18 and 34 layers, otherwise A.
     ///
     /// # Errors
-    /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
+    /// [`ModelError::Depth`] unless `depth` is 18, 34 or `6n + 2` with `n` at least 1.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
         Self::small(
             depth,
@@ -99,7 +108,8 @@ impl ResNetConfig {
         )
     }
 
-    /// `expected` and `others`, those that are not 6n + 2, are the depths that the error tells.
+    /// Returns the network for small images. The error names `expected`, and also suggests
+    /// `others`, the depths that are not 6n + 2.
     fn small(depth: usize, expected: &'static str, others: &[usize]) -> Result<Self, ModelError> {
         let is_wide = WIDE_DEPTHS.contains(&depth);
         if !is_wide && (depth < 8 || !(depth - 2).is_multiple_of(6)) {
@@ -127,8 +137,11 @@ impl ResNetConfig {
         })
     }
 
-    /// The network of `depth` layers for ImageNet with 1000 classes, RGB images and shortcut B, which torchvision's all have: 11,689,512
-    /// parameters (18 layers), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101) or 60,192,808 (152).
+    /// Returns the network of `depth` layers for ImageNet, with 1000 classes, RGB images and
+    /// shortcut B.
+    ///
+    /// It has 11,689,512 parameters (18 layers), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101)
+    /// or 60,192,808 (152).
     ///
     /// # Errors
     /// [`ModelError::Depth`] for another depth.
@@ -150,8 +163,11 @@ impl ResNetConfig {
     }
 
     fn of_large_images(depth: usize) -> Self {
-        let (images, shortcut) = (Images::Large, Shortcut::B);
-        let (num_classes, in_channels, zero_gamma) = (1000, 3, false);
+        let images = Images::Large;
+        let shortcut = Shortcut::B;
+        let num_classes = 1000;
+        let in_channels = 3;
+        let zero_gamma = false;
         Self {
             images,
             depth,
@@ -163,12 +179,14 @@ impl ResNetConfig {
         }
     }
 
-    /// The configuration a name stands for: `resnet18`, `34`, `50`, `101` and `152` are ImageNet's, other depths those for small images,
-    /// of which `cifar-` before the name makes one in any case.
+    /// Returns the configuration of a name.
+    ///
+    /// `resnet18`, `34`, `50`, `101` and `152` are networks for ImageNet; other depths are networks
+    /// for small images. The prefix `cifar-` selects the network for small images in any case.
     ///
     /// # Errors
-    /// [`ModelError::Name`] when the name is not `resnet` and a number, [`ModelError::Depth`] when
-    /// the number is no valid depth.
+    /// [`ModelError::Name`] if the name is not `resnet` and a number, [`ModelError::Depth`] if
+    /// there is no network of that depth.
     pub fn from_name(name: &str) -> Result<Self, ModelError> {
         let small = name.strip_prefix(SMALL);
         let depth = small
@@ -181,7 +199,7 @@ impl ResNetConfig {
         match small {
             Some(_) => Self::cifar(depth),
             None if IMAGENET_DEPTHS.contains(&depth) => Self::imagenet(depth),
-            // 50 and 152 are 6n + 2, too.
+            // The depths 50 and 152 are also 6n + 2.
             None => Self::small(
                 depth,
                 "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101",
@@ -193,7 +211,7 @@ impl ResNetConfig {
     /// Sets the number of classes.
     ///
     /// # Panics
-    /// When it is zero.
+    /// If it is zero.
     pub fn with_num_classes(mut self, num_classes: usize) -> Self {
         assert!(num_classes > 0, "num_classes: expected at least 1, got 0");
         self.num_classes = num_classes;
@@ -203,7 +221,7 @@ impl ResNetConfig {
     /// Sets the number of image channels.
     ///
     /// # Panics
-    /// When it is zero.
+    /// If it is zero.
     pub fn with_in_channels(mut self, in_channels: usize) -> Self {
         assert!(in_channels > 0, "in_channels: expected at least 1, got 0");
         self.in_channels = in_channels;
@@ -216,62 +234,67 @@ impl ResNetConfig {
         self
     }
 
-    /// Lets each block start as the identity: the last normalisation's gamma is 0 (Goyal et al.
-    /// 2017, arXiv 1706.02677, section 5.1).
+    /// Makes each block start as the identity: the gamma of its last normalisation is 0 (Goyal et
+    /// al. 2017, arXiv 1706.02677, section 5.1).
     pub fn with_zero_gamma(mut self, zero_gamma: bool) -> Self {
         self.zero_gamma = zero_gamma;
         self
     }
 
-    /// Sets how the layers are computed. Instruction sets and algorithms differ by rounding.
+    /// Sets the way in which the layers are computed. Instruction sets and algorithms differ by
+    /// rounding.
     ///
     /// # Panics
-    /// [`ResNetConfig::init`] does for activations of 16 bits with [`Kernels::Stock`], the first layer if the processor lacks the instruction
-    /// set.
+    /// [`ResNetConfig::init`] panics for activations of 16 bits with [`Kernels::Stock`]. The first
+    /// layer panics if the processor lacks the instruction set.
     pub fn with_computation(mut self, computation: Computation) -> Self {
         self.computation = computation;
         self
     }
 
-    /// The number of weighted layers on the longest path.
+    /// Returns the number of weighted layers on the longest path.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The number of classes.
+    /// Returns the number of classes.
     pub fn num_classes(&self) -> usize {
         self.num_classes
     }
 
-    /// The number of image channels.
+    /// Returns the number of image channels.
     pub fn in_channels(&self) -> usize {
         self.in_channels
     }
 
-    /// The kind of shortcut where the shape changes.
+    /// Returns the kind of shortcut where the shape changes.
     pub fn shortcut(&self) -> Shortcut {
         self.shortcut
     }
 
-    /// The name [`ResNetConfig::from_name`] reads.
+    /// Returns the name that [`ResNetConfig::from_name`] reads.
     pub fn name(&self) -> String {
         let is_other = self.is_small() && IMAGENET_DEPTHS.contains(&self.depth);
         format!("{}resnet{}", if is_other { SMALL } else { "" }, self.depth)
     }
 
-    /// Whether it is one for small images.
+    /// Returns true if the network is for small images.
     pub fn is_small(&self) -> bool {
         self.images == Images::Small
     }
 
-    /// The number of values in its weights file, parameters and running statistics, without making it; `u64::MAX` for more.
+    /// Returns the number of values in the network's weights file, without making the network.
+    ///
+    /// These are its parameters and running statistics. The largest result is `u64::MAX`.
     pub fn num_values(&self) -> u64 {
-        // A convolution's weights, and four values a channel of the normalisation after it.
+        // The weights of a convolution, and four values for each channel of the normalisation after
+        // it.
         let layer = |[c_in, c_out]: [u64; 2], kernel: u64| {
             c_out.saturating_mul(c_in.saturating_mul(kernel * kernel).saturating_add(4))
         };
         let block = |c_in: u64, stage: Stage| {
-            let (inner, c_out) = (stage.channels as u64, stage.out_channels() as u64);
+            let inner = stage.channels as u64;
+            let c_out = stage.out_channels() as u64;
             let convolutions = match stage.has_bottlenecks {
                 true => {
                     layer([c_in, inner], 1) + layer([inner, inner], 3) + layer([inner, c_out], 1)
@@ -286,11 +309,10 @@ impl ResNetConfig {
                     0
                 }
         };
-        let (stem, kernel) = (
-            self.stem_channels() as u64,
-            if self.is_small() { 3 } else { 7 },
-        );
-        let (mut num_values, mut c_in) = (layer([self.in_channels as u64, stem], kernel), stem);
+        let stem = self.stem_channels() as u64;
+        let kernel = if self.is_small() { 3 } else { 7 };
+        let mut num_values = layer([self.in_channels as u64, stem], kernel);
+        let mut c_in = stem;
         for stage in self.stages() {
             let c_out = stage.out_channels() as u64;
             let others = (stage.num_blocks as u64)
@@ -304,11 +326,13 @@ impl ResNetConfig {
         num_values.saturating_add((self.num_classes as u64).saturating_mul(c_in + 1))
     }
 
-    /// Makes the network with the weights that `seed` stands for: the same bits on every backend
-    /// and thread. burn's global random numbers are not used.
+    /// Makes the network with the weights of `seed`: the same bits on every backend and thread.
+    ///
+    /// burn's global random numbers are not used.
     ///
     /// # Panics
-    /// For 16 bits with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in 16 bits too.
+    /// For 16 bits with [`Kernels::Stock`]: burn's operations would also keep parameters and
+    /// statistics in 16 bits.
     pub fn init(&self, seed: u64, device: &Device) -> ResNet {
         let Computation {
             activations,
@@ -328,7 +352,7 @@ impl ResNetConfig {
         ResNet::new(self, &mut WeightInit::new(seed, rule, device))
     }
 
-    /// Channels of the first convolution.
+    /// Returns the channels of the first convolution.
     pub(crate) fn stem_channels(&self) -> usize {
         self.stages()[0].channels
     }
@@ -400,7 +424,7 @@ mod tests {
         let text = ResNetConfig::imagenet(20).unwrap_err().to_string();
         assert_eq!(
             text,
-            "depth: expected 18, 34, 50, 101 or 152, got 20; the nearest are 18 and 34"
+            "depth: expected 18, 34, 50, 101 or 152, got 20. The nearest are 18 and 34."
         );
     }
 
@@ -409,21 +433,22 @@ mod tests {
         let text = ResNetConfig::cifar(52).unwrap_err().to_string();
         assert_eq!(
             text,
-            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got 52; the nearest are 50 and 56"
+            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got 52. The nearest are 50 and 56."
         );
-        let told = |name: &str| ResNetConfig::from_name(name).unwrap_err().to_string();
-        let (own, any) = (told("cifar-resnet101"), told("resnet100"));
+        let error = |name: &str| ResNetConfig::from_name(name).unwrap_err().to_string();
+        let own = error("cifar-resnet101");
+        let any = error("resnet100");
         assert!(
-            own.ends_with("18 or 34, got 101; the nearest are 98 and 104"),
+            own.ends_with("18 or 34, got 101. The nearest are 98 and 104."),
             "{own}"
         );
         assert!(
-            any.ends_with("18, 34 or 101, got 100; the nearest are 98 and 101"),
+            any.ends_with("18, 34 or 101, got 100. The nearest are 98 and 101."),
             "{any}"
         );
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
-            assert!(text.ends_with("the nearest are 8 and 14"), "{text}");
+            assert!(text.ends_with("The nearest are 8 and 14."), "{text}");
         }
     }
 

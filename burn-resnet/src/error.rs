@@ -1,4 +1,4 @@
-//! What can go wrong: a configuration that names no network, a weights file that does not fit.
+//! Errors of configurations that name no network, and of weights files that do not fit one.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 )]
 pub enum ModelError {
     /// There is no network of this depth.
-    #[error("depth: expected {expected}, got {depth}; the nearest are {lower} and {upper}")]
+    #[error("depth: expected {expected}, got {depth}. The nearest are {lower} and {upper}.")]
     Depth {
         expected: &'static str,
         depth: usize,
@@ -34,7 +34,7 @@ pub enum WeightsError {
     #[error("{}: {reason}", path.display())]
     Io {
         path: PathBuf,
-        // Not a `source`, which a chain of causes would say again.
+        // Not a `source`: a chain of causes would print it twice.
         reason: std::io::Error,
     },
     /// The file has another format, or is damaged.
@@ -47,15 +47,15 @@ pub enum WeightsError {
     },
     /// The file's tensors are not those of the network.
     #[error(
-        "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]; \
-         check that they are of the same network, for as many classes",
+        "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]. \
+         Check that the file is of the same network, with as many classes.",
         path.display(), some(missing), some(unexpected), some(misshaped)
     )]
     Mismatch {
         path: PathBuf,
         missing: Vec<String>,
         unexpected: Vec<String>,
-        /// Name, expected and found shape (or type) of each tensor that does not fit.
+        /// The name, expected shape and found shape (or type) of each tensor that does not fit.
         misshaped: Vec<String>,
     },
     /// The file holds the network but for the last layer.
@@ -74,15 +74,15 @@ pub enum WeightsError {
     Write { path: PathBuf, reason: String },
 }
 
-/// The most names of one kind that an error tells.
+/// The most names of one kind in an error.
 const MAX_NAMES: usize = 10;
 
-/// The first names, and the number of the others.
+/// Returns the first names and the number of the others.
 pub(crate) fn some(names: &[String]) -> String {
-    let told = names.len().min(MAX_NAMES);
-    let mut text = names[..told].join(", ");
-    if names.len() > told {
-        text.push_str(&format!(" and {} more", names.len() - told));
+    let shown = names.len().min(MAX_NAMES);
+    let mut text = names[..shown].join(", ");
+    if names.len() > shown {
+        text.push_str(&format!(" and {} more", names.len() - shown));
     }
     text
 }

@@ -1,11 +1,11 @@
 //! The first weights: one stream of normal numbers, drawn in module order.
 //!
-//! In: a seed. Out: layers on a device. Invariant: the bits depend on the seed and the order of
-//! the calls only, never on the backend, the thread or burn's global random numbers.
-//! Source: He et al. 2015, "Delving Deep into Rectifiers", arXiv 1502.01852, equation 10
-//! (`std = sqrt(2 / fan_in)`), which the published CIFAR networks apply to convolutions and to the
-//! linear layer alike (`kaiming_normal_`). The linear bias is 0, as equation 10 has it; the
-//! published code leaves PyTorch's uniform default there.
+//! In: a seed. Out: layers on a device. Invariant: the bits depend only on the seed and the order
+//! of the calls, never on the backend, the thread or burn's global random numbers.
+//! Source: He et al. 2015, "Delving Deep into Rectifiers", arXiv 1502.01852, equation 10 (`std =
+//! sqrt(2 / fan_in)`). The published CIFAR networks apply it to convolutions and to the linear
+//! layer alike (`kaiming_normal_`). The linear bias is 0, as in equation 10; the published code
+//! leaves it at PyTorch's uniform default.
 
 use burn::module::{Initializer, Param};
 use burn::nn::conv::Conv2dConfig;
@@ -15,17 +15,17 @@ use layers::{BatchNorm, Conv2d, Linear};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// How weights are drawn.
+/// The rule by which weights are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// All by the number of inputs, as the published networks for CIFAR.
+    /// By the number of inputs, as in the published networks for CIFAR.
     FanIn,
-    /// Convolutions by the number of outputs; the linear layer's weights and bias uniform within one over the root of its inputs. As
-    /// torchvision's.
+    /// Convolutions by the number of outputs, as in torchvision. The weights and the bias of the
+    /// linear layer are uniform within one over the root of its number of inputs.
     FanOut,
 }
 
-/// Makes layers, drawing their weights from one stream.
+/// A maker of layers that draws their weights from one stream.
 pub(crate) struct WeightInit<'a> {
     stream: ChaCha8Rng,
     rule: Rule,
@@ -41,7 +41,7 @@ impl<'a> WeightInit<'a> {
         }
     }
 
-    /// A convolution without bias, padded so that stride 1 keeps the size (odd kernels).
+    /// Returns a convolution without bias, padded so that stride 1 keeps the size (odd kernels).
     pub(crate) fn conv(&mut self, channels: [usize; 2], kernel: usize, stride: usize) -> Conv2d {
         let pad = kernel / 2;
         let mut conv = Conv2dConfig::new(channels, [kernel, kernel])
@@ -61,7 +61,8 @@ impl<'a> WeightInit<'a> {
         conv.into()
     }
 
-    /// A normalisation with `gamma` 1 or 0, `beta` 0, running mean 0 and running variance 1.
+    /// Returns a normalisation with `gamma` 1 or 0, `beta` 0, running mean 0 and running variance
+    /// 1.
     pub(crate) fn norm(&mut self, channels: usize, zero_gamma: bool) -> BatchNorm {
         let mut norm = BatchNormConfig::new(channels).init(self.device);
         if zero_gamma {
@@ -118,14 +119,14 @@ impl<'a> WeightInit<'a> {
         ))
     }
 
-    /// Two independent standard normal numbers (Box and Muller 1958).
+    /// Returns two independent standard normal numbers (Box and Muller 1958).
     fn normal_pair(&mut self) -> [f64; 2] {
         let radius = (-2.0 * libm::log(self.uniform())).sqrt();
         let (sin, cos) = libm::sincos(std::f64::consts::TAU * self.uniform());
         [radius * cos, radius * sin]
     }
 
-    /// A multiple of 2^-53 in (0, 1]; zero is left out for the logarithm's sake.
+    /// Returns a multiple of 2^-53 in (0, 1]. Zero is left out because its logarithm is infinite.
     fn uniform(&mut self) -> f64 {
         ((self.stream.next_u64() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }

@@ -1,10 +1,10 @@
 //! Residual networks for small images and for ImageNet, on burn.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: no communication (but
-//! through a [`layers::StatisticsReducer`] the caller gives), no I/O but in [`load_weights`] and
-//! [`save_safetensors`], no randomness but the seed of [`ResNetConfig::init`].
-//! Source: He, Zhang, Ren, Sun 2015, "Deep Residual Learning for Image Recognition",
-//! arXiv 1512.03385, section 4.2 and table 1.
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: no communication except
+//! through a [`layers::StatisticsReducer`] of the caller; no I/O except in [`load_weights`] and
+//! [`save_safetensors`]; no randomness except from the seed of [`ResNetConfig::init`].
+//! Source: He, Zhang, Ren, Sun 2015, "Deep Residual Learning for Image Recognition", arXiv
+//! 1512.03385, section 4.2 and table 1.
 
 mod block;
 mod config;
@@ -13,7 +13,7 @@ mod init;
 mod pretrained;
 mod resnet;
 
-pub use block::Block;
+pub use block::ResidualBlock;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
@@ -23,7 +23,7 @@ pub use pretrained::{
 };
 pub use resnet::ResNet;
 
-/// The example of the crate's page, as a test.
+/// The example of the README, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

@@ -14,33 +14,33 @@ use layers::{
     global_avg_pool, relu,
 };
 
-use crate::Block;
+use crate::ResidualBlock;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
 
 /// A residual network.
 ///
-/// A clone shares the running statistics of its normalisations with the original (burn keeps them
-/// behind an `Arc`), so two training threads need two networks, each from
+/// A clone shares the running statistics of its normalisations with the original, because burn
+/// keeps them behind an `Arc`. So two training threads need two networks, each from
 /// [`ResNetConfig::init`]; `model.valid()` is an independent snapshot.
 #[derive(Module, Debug)]
 pub struct ResNet {
     conv1: Conv2d,
     bn1: BatchNorm,
-    layer1: Vec<Block>,
-    layer2: Vec<Block>,
-    layer3: Vec<Block>,
+    layer1: Vec<ResidualBlock>,
+    layer2: Vec<ResidualBlock>,
+    layer3: Vec<ResidualBlock>,
     /// Empty in networks of three stages.
-    layer4: Vec<Block>,
-    /// The last layer, of networks for small images as their published weights call it.
+    layer4: Vec<ResidualBlock>,
+    /// The last layer of networks for small images, named as in their published weights.
     linear: Option<Linear>,
-    /// That of networks for ImageNet, as torchvision calls it.
+    /// The last layer of networks for ImageNet, named as in torchvision.
     fc: Option<Linear>,
     #[module(skip)]
     computation: Computation,
 }
 
-/// 3x3 windows, half the size.
+/// Returns a pooling with windows of 3x3 that halves the size.
 fn pool() -> MaxPool2d {
     let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
     MaxPool2dConfig::new([3, 3])
@@ -50,14 +50,13 @@ fn pool() -> MaxPool2d {
 }
 
 impl ResNet {
-    /// Draws the weights in module order; materialised so that no later access initialises lazily.
+    /// Draws the weights in module order, all at once, so that no later access initialises lazily.
     pub(crate) fn new(config: &ResNetConfig, init: &mut WeightInit) -> Self {
-        let (stem, is_small) = (config.stem_channels(), config.is_small());
+        let stem = config.stem_channels();
+        let is_small = config.is_small();
         let (kernel, stride) = if is_small { (3, 1) } else { (7, 2) };
-        let (conv1, bn1) = (
-            init.conv([config.in_channels(), stem], kernel, stride),
-            init.norm(stem, false),
-        );
+        let conv1 = init.conv([config.in_channels(), stem], kernel, stride);
+        let bn1 = init.norm(stem, false);
         let mut c_in = stem;
         let mut layers = config
             .stages()
@@ -66,7 +65,7 @@ impl ResNet {
             .map(|(index, stage)| {
                 let blocks = (0..stage.num_blocks).map(|block| {
                     let stride = if index > 0 && block == 0 { 2 } else { 1 };
-                    Block::new(
+                    ResidualBlock::new(
                         config,
                         mem::replace(&mut c_in, stage.out_channels()),
                         stride,
@@ -98,19 +97,21 @@ impl ResNet {
         .materialize()
     }
 
-    /// Maps images to logits. On an autodiff device with training enabled the normalisations use
-    /// the batch's statistics and update the running ones; otherwise (`model.valid()`, a frozen
-    /// layer) they use the running ones.
+    /// Maps images to logits.
+    ///
+    /// On an autodiff device with training enabled, the normalisations use the statistics of the
+    /// batch and update the running ones. Otherwise (`model.valid()`, a frozen layer) they use the
+    /// running ones.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, num_classes]`.
     ///
     /// # Panics
-    /// When the images' last axis is not the number of channels the network was made for.
+    /// If the last axis of the images is not the number of channels that the network was made for.
     ///
     /// # Collective
-    /// With a reducer in the [`PassContext`], in training: every normalisation makes one sum in the forward
-    /// and one in the backward pass, so all ranks must make the same passes.
+    /// In training, with a reducer in the [`PassContext`]: every normalisation makes one sum in the
+    /// forward and one in the backward pass. So all ranks must make the same passes.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
@@ -138,7 +139,8 @@ impl ResNet {
         })
     }
 
-    /// The number of trainable parameters. burn's `num_params` counts the running statistics too.
+    /// Returns the number of trainable parameters. burn's `num_params` counts the running
+    /// statistics too.
     pub fn num_trainable(&self) -> usize {
         #[derive(Default)]
         struct Count {
@@ -151,7 +153,7 @@ impl ResNet {
             }
 
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                // By name: off an autodiff device nothing requires a gradient.
+                // Selects by name, because off an autodiff device no tensor requires a gradient.
                 if !self.field.starts_with("running_") {
                     self.num_trainable += param.shape().num_elements();
                 }

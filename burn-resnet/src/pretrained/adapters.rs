@@ -1,8 +1,9 @@
-//! Tensors of a module as PyTorch has them, and back.
+//! Conversion of a module's tensors to PyTorch's names and layouts, and back.
 //!
-//! In: a tensor, and the module in which it stands. Out: the same under the other's name, in the other's layout; what comes in also in
-//! the type that the module's own tensor has. Invariant: one undoes the other. burn-store knows most layers, the rest is here.
-//! A variant of an enum is no part of a name: `network.EffNet.stem` is `stem` where all of the model is in that enum.
+//! In: a tensor and the module around it. Out: the same tensor under the other name, in the other
+//! layout; on the way in also in the type of the module's own tensor. Invariant: one conversion
+//! undoes the other. burn-store knows most layers; the others are here. A variant of an enum is no
+//! part of a name: `network.EffNet.stem` is `stem` if the whole model is in that enum.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use burn::store::{
 };
 use burn::tensor::{Bool, DType, Int};
 
-/// What PyTorch calls a parameter of a layer whose names burn-store does not translate.
+/// Returns PyTorch's name of a parameter if burn-store does not translate the names of its layer.
 fn name_in_pytorch(parameter: &str, layer: &str) -> Option<&'static str> {
     match (layer, parameter) {
         ("Struct:InstanceNorm", "gamma") | ("Struct:PRelu", "alpha") => Some("weight"),
@@ -24,10 +25,10 @@ fn name_in_pytorch(parameter: &str, layer: &str) -> Option<&'static str> {
     }
 }
 
-/// From a module to PyTorch.
+/// The conversion from a module to PyTorch.
 #[derive(Clone, Debug)]
 pub(super) struct ToPyTorch {
-    /// The modules around an enum of networks, which are no part of a name.
+    /// The number of modules around an enum of networks. They are no part of a name.
     outer: usize,
 }
 
@@ -65,7 +66,8 @@ impl ModuleAdapter for ToPyTorch {
     }
 }
 
-/// From PyTorch to a module, of which these are the types by path. burn-store would give it those of the file.
+/// The conversion from PyTorch to a module with these types by path. burn-store would give the
+/// module the types of the file.
 #[derive(Clone, Debug)]
 pub(super) struct FromPyTorch(pub(super) Arc<HashMap<String, DType>>);
 
@@ -90,7 +92,8 @@ impl ModuleAdapter for FromPyTorch {
     }
 }
 
-/// The modules that all tensors seen are in, from the outermost; for each whether it is a variant of an enum.
+/// The modules around all tensors seen so far, from the outermost, each with whether it is a
+/// variant of an enum.
 #[derive(Default)]
 struct Ways {
     present: Vec<(String, bool)>,
@@ -112,7 +115,7 @@ impl Ways {
         }
     }
 
-    /// The number of modules around the innermost enum that all tensors are in.
+    /// Returns the number of modules around the innermost enum that all tensors are in.
     fn outer(&self) -> usize {
         let shared = self.shared.as_deref().unwrap_or_default();
         let variant = shared
@@ -149,21 +152,21 @@ impl ModuleVisitor for Ways {
     }
 }
 
-/// How the type of a container begins that is a variant of an enum.
+/// The prefix of a container's type that marks a variant of an enum.
 const VARIANT: &str = "Enum:";
 
 /// A tensor of a module.
 pub(super) struct OwnTensor {
-    /// In the module.
+    /// The path in the module.
     pub(super) path: String,
-    /// In a file.
+    /// The name in a file.
     pub(super) name: String,
-    /// In a file.
+    /// The shape in a file.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
 }
 
-/// The tensors of `model`, in module order.
+/// Returns the tensors of `model`, in module order.
 pub(super) fn own_tensors<M: Module>(model: &M) -> Vec<OwnTensor> {
     let own = model.collect(None, None, false).into_iter();
     let named = model.collect(None, Some(Box::new(ToPyTorch::of(model))), true);

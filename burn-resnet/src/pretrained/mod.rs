@@ -1,17 +1,17 @@
-//! Weights in and out, under the names PyTorch gives them.
+//! Reading and writing weights under the names that PyTorch gives them.
 //!
-//! In: `.safetensors` or a PyTorch checkpoint. Out: a network holding them, or a `.safetensors` file that PyTorch's
-//! `load_state_dict` takes as it is.
-//! Invariant: all of the network's tensors are read, or the error names what is missing; what else a file holds is named;
-//! what was written here is read under the names it was written with; a file is written whole or not at all.
+//! In: `.safetensors` or a PyTorch checkpoint. Out: a network with these weights, or a
+//! `.safetensors` file for PyTorch's `load_state_dict`.
+//! Invariant: all tensors of the network are read, or the error names the missing ones. The other
+//! tensors of a file are named. A written file is read again under the same names. A file is
+//! written whole or not at all.
 
 mod adapters;
-mod claims;
 mod names;
 mod pytorch;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,24 +25,31 @@ pub use names::shared_modules;
 
 use adapters::{FromPyTorch, OwnTensor, ToPyTorch, own_tensors};
 
-/// The formats in errors.
+/// The formats, as errors name them.
 const PYTORCH: &str = "a PyTorch checkpoint";
 const SAFETENSORS: &str = "safetensors";
 
 /// The longest part of a reason that an error shows.
 const MAX_REASON_BYTES: usize = 500;
 
-/// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
-/// its device, its types and what it trains.
+/// The bytes that a file may claim beyond its length. Headers are not counted exactly, and so few
+/// bytes cost nothing.
+const SLACK_BYTES: u64 = 1 << 20;
+
+/// Puts the weights of a file into `model`, which keeps its device, its types and what it trains.
 ///
-/// The file's content tells the format: safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. In a checkpoint the
-/// tensors may stand in dictionaries, modules and other objects, whose other parts are passed over. All names of `model` are looked for
-/// under one prefix, such as `state_dict.model`; wrappers such as `module` and `_orig_mod` are no part of a name, and `shortcut` is
-/// `downsample`. A clone of `model` shares its running statistics and so receives those of the file.
+/// `model` is a [`crate::ResNet`] or any other module. The content of the file decides its format:
+/// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. The tensors of a
+/// checkpoint may be in dictionaries, modules and other objects; other values in them are ignored.
+///
+/// All names of `model` must be under one prefix, such as `state_dict.model`. Wrappers such as
+/// `module` and `_orig_mod` are no part of a name, and `shortcut` is `downsample`. A clone of
+/// `model` shares its running statistics, so it receives those of the file.
 ///
 /// # Errors
-/// [`WeightsError`]: an unreadable file, one that claims more than it can hold, or tensors that do not fit, among them tensors
-/// that `model` does not have. [`load_weights_with`] passes over those and names them.
+/// [`WeightsError`] for an unreadable file, for one that claims more than it can hold, and for
+/// tensors that do not fit. A tensor that `model` does not have does not fit; [`load_weights_with`]
+/// ignores such tensors and names them.
 pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
     let path = path.as_ref();
     let (model, Loaded { unused, .. }) = load_weights_with(model, path, Head::OfFile)?;
@@ -52,30 +59,30 @@ pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, We
     Ok(model)
 }
 
-/// The source of the last layer, which has the classes.
+/// The source of the last layer, whose outputs are the classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// The file, as for all other layers.
     OfFile,
-    /// The model, for other classes than those of the file.
+    /// The model, if its classes are not those of the file.
     Own,
 }
 
-/// What a model took from a file.
+/// The tensors that a model took from a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// The keys and modules in which the tensors stood, such as `state_dict.model`, if they did.
+    /// The keys and modules around the tensors, such as `state_dict.model`, if there are any.
     pub key: Option<String>,
-    /// The tensors that were taken, by the names that PyTorch gives them, in module order.
+    /// The tensors that were taken, by their PyTorch names, in module order.
     pub taken: Vec<String>,
     /// The tensors that stay as they were: the head's, where it keeps its own.
     pub kept: Vec<String>,
-    /// The paths of tensors in the file that stand among those taken, and that the model does not have.
+    /// The paths of tensors in the file that are among those taken, but are not in the model.
     pub unused: Vec<String>,
 }
 
 impl Loaded {
-    /// The number and first paths of the tensors that the model does not have, if there are any.
+    /// Returns the number and the first paths of the tensors that the model does not have, if any.
     pub fn describe_unused(&self) -> Option<String> {
         let unused = &self.unused;
         let tensors = if unused.len() == 1 {
@@ -96,17 +103,20 @@ impl Loaded {
 /// A tensor of a file.
 struct FileTensor {
     path: String,
-    /// Or the Python type of a tensor that cannot be read.
+    /// The Python type of the tensor if it cannot be read.
     tensor: Result<Tensor, String>,
-    /// What two names of one tensor have in common, where the format tells.
+    /// The place that two names of one tensor share, if the format has such places.
     place: Option<(String, usize)>,
 }
 
-/// As [`load_weights`], with a choice for the head, the module of the last tensor in module order. Tensors that the model does not have
-/// are passed over.
+/// Puts the weights of a file into `model`, as [`load_weights`], and lets the caller choose the
+/// source of the head.
+///
+/// The head is the module of the last tensor in module order. Tensors that the model does not have
+/// are ignored.
 ///
 /// # Errors
-/// As [`load_weights`]; [`WeightsError::Head`] when only the head does not fit.
+/// As [`load_weights`]; [`WeightsError::Head`] if only the head does not fit.
 pub fn load_weights_with<M: Module>(
     mut model: M,
     path: impl AsRef<Path>,
@@ -123,7 +133,7 @@ pub fn load_weights_with<M: Module>(
         .iter()
         .partition(|own| head == Head::Own && is_of_head(&own.name));
 
-    let (file, file_len) = claims::open(path)?;
+    let (file, file_len) = open_file(path)?;
     let (format, tensors) = open(path, file, file_len)?;
     let unreadable = |reason| WeightsError::Format {
         path: path.into(),
@@ -143,7 +153,7 @@ pub fn load_weights_with<M: Module>(
     let matched =
         names::matching(&names, shared_modules(&all_names), &paths, is_same).map_err(|keys| {
             unreadable(format!(
-                "expected one network, got it under the keys {}; save one of them alone",
+                "expected one network, got it under the keys {}. Save only one of them.",
                 keys.join(", ")
             ))
         })?;
@@ -232,10 +242,10 @@ fn mismatch(path: &Path, unexpected: Vec<String>, misshaped: Vec<String>) -> Wei
     }
 }
 
-/// The tensors of a file for a network, and what keeps them from it.
+/// The tensors of a file for a network, and those that do not fit it.
 #[derive(Default)]
 struct Fit {
-    /// By their paths in the network.
+    /// The tensors by their paths in the network.
     found: Vec<Tensor>,
     missing: Vec<String>,
     misshaped: Vec<String>,
@@ -259,8 +269,9 @@ fn fit(
         };
         match &tensors[*place].tensor {
             Ok(tensor) => {
-                // Before the shapes are compared: a shape that no file of this length has is a damaged one.
-                if let Some(reason) = claims::refusal_of_tensor(tensor, file_len) {
+                // This comes before the comparison of shapes: a shape that a file of this length
+                // cannot have means a damaged file.
+                if let Some(reason) = too_large(tensor, file_len) {
                     return Err(reason);
                 }
                 let shape = tensor.shape.as_slice();
@@ -282,7 +293,36 @@ fn fit(
     Ok(fit)
 }
 
-/// The format of a file, and its tensors.
+/// Opens the file at `path` and returns its length. A pipe is rejected, because opening it would
+/// wait.
+fn open_file(path: &Path) -> Result<(File, u64), WeightsError> {
+    let failed = |reason| WeightsError::Io {
+        path: path.into(),
+        reason,
+    };
+    let metadata = path.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(failed(io::Error::other(
+            "expected a regular file, got a folder, pipe or device",
+        )));
+    }
+    Ok((File::open(path).map_err(failed)?, metadata.len()))
+}
+
+/// Returns the reason not to read a tensor: a stride of 0 repeats one element any number of times.
+fn too_large(tensor: &Tensor, file_len: u64) -> Option<String> {
+    let len = tensor.byte_len() as u64;
+    (len > file_len + SLACK_BYTES).then(|| {
+        format!(
+            "{}: expected a tensor no larger than the file of {file_len} bytes, got {:?} of {len} bytes; save it again with \
+             `contiguous()`",
+            tensor.name,
+            tensor.shape.as_slice()
+        )
+    })
+}
+
+/// Returns the format of a file, and its tensors.
 fn open(
     path: &Path,
     file: File,
@@ -297,8 +337,8 @@ fn open(
         .take(pytorch::HEADER_LEN)
         .read_to_end(&mut header)
         .map_err(failed)?;
-    std::io::Seek::rewind(&mut &file).map_err(failed)?;
-    // Of a file of neither format the name says what it should be.
+    (&file).rewind().map_err(failed)?;
+    // If a file has neither format, its name decides the format that the error expects.
     let is_other = header.starts_with(b"PK") || header.first() == Some(&0x80);
     let is_named = path
         .extension()
@@ -319,13 +359,14 @@ fn open(
     Ok((format, tensors))
 }
 
-/// Returns true if a file begins with the length of a JSON header that fits into it, and an object of JSON.
+/// Returns true if a file begins with the length of a JSON header that fits into it, and a JSON
+/// object.
 fn is_safetensors(header: &[u8], file_len: u64) -> bool {
     let len = header.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     len.is_some_and(|len| len < file_len) && header.get(8) == Some(&b'{')
 }
 
-/// What a file is that is often taken for weights.
+/// Returns the kind of a file that people often take for weights.
 fn other_kind(header: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 6] = [
         (
@@ -369,13 +410,13 @@ fn of_safetensors(path: &Path) -> Result<Vec<FileTensor>, String> {
         .collect())
 }
 
-/// Writes all parameters and running statistics as PyTorch names and lays them out.
+/// Writes all parameters and running statistics with PyTorch's names and layouts.
 ///
-/// The file appears under its name only when it is complete and on disk; an older one stays until
-/// then.
+/// The file appears under its name only when it is complete and on disk. Until then an older file
+/// stays.
 ///
 /// # Errors
-/// [`WeightsError::Write`] or [`WeightsError::Io`] when the file cannot be written.
+/// [`WeightsError::Write`] or [`WeightsError::Io`] if the file cannot be written.
 pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<(), WeightsError> {
     let path = path.as_ref();
     collect(model, SafetensorsStore::from_file(path).overwrite(true))
@@ -386,10 +427,10 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         })
 }
 
-/// What [`save_safetensors`] writes.
+/// Returns the bytes that [`save_safetensors`] writes.
 ///
 /// # Errors
-/// [`WeightsError::Write`] when a tensor cannot be read from its device.
+/// [`WeightsError::Write`] if a tensor cannot be read from its device.
 pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> {
     let store = collect(model, SafetensorsStore::from_bytes(None));
     store
@@ -400,7 +441,7 @@ pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> 
         })
 }
 
-/// `store` with all parameters and running statistics as PyTorch has them.
+/// Returns `store` with all parameters and running statistics in PyTorch's layout.
 fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsStore, String> {
     let store = store
         .with_to_adapter(ToPyTorch::of(model))
@@ -414,7 +455,7 @@ fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsS
     Ok(store)
 }
 
-/// The beginning of a reason: some readers print the object that they did not expect, however large.
+/// Returns the beginning of a reason. Some readers print a whole unexpected object, however large.
 fn shortened(mut reason: String) -> String {
     if reason.len() > MAX_REASON_BYTES {
         reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
@@ -430,7 +471,8 @@ fn describe(error: &ApplyError, named: impl Fn(&str) -> String) -> String {
             expected,
             found,
         } => {
-            let (expected, found) = (expected.as_slice(), found.as_slice());
+            let expected = expected.as_slice();
+            let found = found.as_slice();
             format!("{}: expected {expected:?}, got {found:?}", named(path))
         }
         ApplyError::DTypeMismatch {

@@ -1,14 +1,18 @@
-//! Which tensor of a file is which tensor of a network.
+//! The mapping from the tensors of a network to those of a file.
 //!
-//! In: the names that PyTorch gives a network's tensors, and the paths of a file's tensors. Out: the path that belongs to each name.
-//! Invariant: all paths that are taken stand under one prefix, and their order in the file has no influence.
+//! In: PyTorch's names of a network's tensors, and the paths of a file's tensors. Out: the path for
+//! each name.
+//! Invariant: all paths that are taken are under one prefix, and the order in the file does not
+//! matter.
 //!
-//! A path is the keys of dictionaries, the attributes of objects and the names of modules that lead to a tensor. So a dictionary
-//! `state_dict`, Lightning's `model.`, a `backbone.` and the wrapper `module.` are one thing here: a prefix.
+//! A path is the dictionary keys, object attributes and module names on the way to a tensor. So a
+//! dictionary `state_dict`, Lightning's `model.`, a `backbone.` and the wrapper `module.` are the
+//! same here: a prefix.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Modules that PyTorch's wrappers put around others: `DataParallel`, `torch.compile`, FSDP, activation checkpointing.
+/// The modules that PyTorch's wrappers put around others: `DataParallel`, `torch.compile`, FSDP and
+/// activation checkpointing.
 const WRAPPERS: [&str; 4] = [
     "module",
     "_orig_mod",
@@ -16,11 +20,11 @@ const WRAPPERS: [&str; 4] = [
     "_checkpoint_wrapped_module",
 ];
 
-/// The published code's name for shortcut B, and ours.
+/// The published code's name for shortcut B, and the name used here.
 const SHORTCUT: (&str, &str) = ("shortcut", "downsample");
 
-/// Where programs keep the network, the commonest first, when a file has several: the last ones are a trained network next to its
-/// average.
+/// The keys under which programs keep the network, the most common first. The last ones are those
+/// of a trained network next to its average.
 const USUAL: [&str; 7] = [
     "state_dict",
     "model_state_dict",
@@ -31,7 +35,8 @@ const USUAL: [&str; 7] = [
     "online_network",
 ];
 
-/// What PyTorch and its tools add to a network: counts of batches, of averaged models, of operations.
+/// The counters that PyTorch and its tools add to a network: of batches, averaged models,
+/// operations.
 const COUNTERS: [&str; 4] = [
     "num_batches_tracked",
     "n_averaged",
@@ -46,25 +51,28 @@ pub(super) struct Match {
     pub(super) places: Vec<Option<usize>>,
     /// The keys before the names, without wrappers; empty at the top.
     pub(super) prefix: String,
-    /// The places of the other tensors under the prefix, but for counters.
+    /// The places of the other tensors under the prefix, without counters.
     pub(super) unused: Vec<usize>,
 }
 
-/// A place where tensors of the network are.
+/// A place that contains tensors of the network.
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
-    /// Names that are there.
+    /// The number of names that are there.
     count: usize,
-    /// Modules that these names lack at their beginning.
+    /// The number of leading modules that these names lack.
     depth: usize,
     prefix: &'a str,
 }
 
-/// Finds the prefix in `paths` under which most of `names` are. The first `depth` modules of each name hold all of the network; they may be
-/// missing in the file, as a struct around one of several networks is.
+/// Finds the prefix in `paths` that has the most of `names`.
+///
+/// The first `depth` modules of each name hold the whole network. A file may lack them, just as it
+/// may lack a struct around one of several networks.
 ///
 /// # Errors
-/// The prefixes, when several have all names, hold different tensors by `is_same`, and none is a usual one.
+/// The prefixes, if several have all names, hold different tensors by `is_same`, and none is
+/// common.
 pub(super) fn matching(
     names: &[&str],
     depth: usize,
@@ -72,7 +80,8 @@ pub(super) fn matching(
     is_same: impl Fn(usize, usize) -> bool,
 ) -> Result<Match, Vec<String>> {
     let plain = plain(names, paths);
-    // Of two paths that differ in wrappers only, the shorter one counts, and of equal ones the last, as in Python.
+    // If two paths differ only in wrappers, the shorter one counts. Of equal ones the last counts,
+    // as in Python.
     let mut by_name: HashMap<&str, usize> = HashMap::new();
     for (index, name) in plain.iter().enumerate() {
         let place = by_name.entry(name.as_str()).or_insert(index);
@@ -133,7 +142,8 @@ pub(super) fn matching(
     })
 }
 
-/// `paths` without wrappers, and with our name for a shortcut, unless these are names in the network.
+/// Returns `paths` without wrappers and with `downsample` for a shortcut, unless the network has
+/// such names itself.
 fn plain(names: &[&str], paths: &[&str]) -> Vec<String> {
     let own: HashSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
     let wrappers: HashSet<&str> = WRAPPERS
@@ -158,7 +168,7 @@ fn plain(names: &[&str], paths: &[&str]) -> Vec<String> {
     paths.iter().map(plain).collect()
 }
 
-/// The candidates with the most names, the most usual first.
+/// Returns the candidates with the most names, the most common first.
 fn candidates<'a>(
     names: &[&str],
     depth: usize,
@@ -195,7 +205,7 @@ fn candidates<'a>(
     candidates
 }
 
-/// The number of modules, from the outermost, that hold all tensors of these names.
+/// Returns the number of modules, from the outermost, that hold all tensors of these names.
 pub fn shared_modules(names: &[&str]) -> usize {
     let Some((first, others)) = names.split_first() else {
         return 0;
@@ -211,14 +221,14 @@ pub fn shared_modules(names: &[&str]) -> usize {
     })
 }
 
-/// `name` without its first `depth` modules.
+/// Returns `name` without its first `depth` modules.
 fn after(name: &str, depth: usize) -> &str {
     (0..depth).fold(name, |name, _| {
         name.split_once('.').map_or(name, |(_, rest)| rest)
     })
 }
 
-/// How usual a prefix is, the most usual first: for each key its place in the list.
+/// Returns the rank of a prefix, the most common first: for each key its place in the list.
 fn rank(prefix: &str) -> Vec<usize> {
     let keys = prefix.split('.').filter(|key| !key.is_empty());
     keys.map(|key| {
@@ -241,7 +251,7 @@ mod tests {
         matching(names, shared_modules(names), &paths, |_, _| false)
     }
 
-    /// The names of a network under each prefix.
+    /// Returns the names of a network under each prefix.
     fn under(prefixes: &[&str]) -> Vec<String> {
         prefixes
             .iter()

@@ -1,4 +1,4 @@
-//! PyTorch checkpoints: the tensors are found whatever lies around and beside them.
+//! PyTorch checkpoints: the tensors are found whatever else is in the file.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,8 @@ fn network() -> Network {
     }
 }
 
-/// The names of [`Network`] with their shapes, in the file of [`archive`] one after the other: element `i` is `i`.
+/// The names and shapes of the tensors of [`Network`]. In the file of [`archive`] they follow each
+/// other, and element `i` is `i`.
 const TENSORS: [(&str, &[usize]); 4] = [
     ("stem.weight", &[2, 2]),
     ("stem.bias", &[2]),
@@ -68,7 +69,7 @@ fn call(function: &str, arguments: &[Vec<u8>]) -> Vec<u8> {
     .concat()
 }
 
-/// A view of the one storage.
+/// Returns a view of the only storage.
 fn view(class: &str, offset: usize, shape: &[usize], stride: &[usize]) -> Vec<u8> {
     let class = format!("ctorch\n{class}\n").into_bytes();
     let storage = [
@@ -88,7 +89,7 @@ fn view(class: &str, offset: usize, shape: &[usize], stride: &[usize]) -> Vec<u8
     call("torch._utils._rebuild_tensor_v2", &arguments)
 }
 
-/// The tensors of [`Network`] under this prefix, with these further ones.
+/// Returns the tensors of [`Network`] under this prefix, and these additional items.
 fn weights(prefix: &str, further: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut offset = 0;
     let names = TENSORS.map(|(name, _)| format!("{prefix}{name}"));
@@ -101,13 +102,15 @@ fn weights(prefix: &str, further: &[(&str, Vec<u8>)]) -> Vec<u8> {
     dict(&own.chain(further.iter().cloned()).collect::<Vec<_>>())
 }
 
-/// A zip archive as `torch.save` writes it to a file of this name: each entry's bytes begin at a multiple of 64.
+/// Returns a zip archive as `torch.save` writes it to a file of this name. The bytes of each entry
+/// start at a multiple of 64.
 fn archive(name: &str, pickle: &[u8]) -> Vec<u8> {
     let storage: Vec<u8> = (0..15_u8)
         .flat_map(|number| f32::from(number).to_le_bytes())
         .collect();
     let pickle = [b"\x80\x02", pickle, b"."].concat();
-    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    let mut file = Vec::new();
+    let mut directory = Vec::new();
     let entries: [(&str, &[u8]); 3] = [
         ("data.pkl", &pickle),
         ("byteorder", b"little"),
@@ -145,7 +148,8 @@ fn archive(name: &str, pickle: &[u8]) -> Vec<u8> {
         directory.extend((start as u32).to_le_bytes());
         directory.extend(entry.as_bytes());
     }
-    let (start, len) = (file.len() as u32, directory.len() as u32);
+    let start = file.len() as u32;
+    let len = directory.len() as u32;
     file.extend(directory);
     let ends = [start + len, len, start].map(u32::to_le_bytes);
     file.extend(
@@ -164,7 +168,7 @@ fn loaded_from(path: &Path, head: Head) -> Result<(Network, Loaded), WeightsErro
     load_weights_with(network(), path, head)
 }
 
-/// Loads a checkpoint of this pickle.
+/// Loads a checkpoint with this pickle.
 fn loaded(pickle: &[u8], head: Head) -> Result<(Network, Loaded), WeightsError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pth");
@@ -172,7 +176,7 @@ fn loaded(pickle: &[u8], head: Head) -> Result<(Network, Loaded), WeightsError> 
     loaded_from(&path, head)
 }
 
-/// The values of [`TENSORS`] as burn lays them out.
+/// Asserts the values of [`TENSORS`] in burn's layout.
 fn expect_values(network: &Network) {
     let of = |layer: &Linear| {
         [
@@ -248,7 +252,8 @@ fn tensors_are_found_beside_and_within_any_objects() {
             expect_values(&loaded(&dictionary, Head::OfFile).unwrap().0);
         }
     }
-    // A module: tables of parameters and modules. An object with a module, and an `OrderedDict` with attributes.
+    // A module with its tables of parameters and modules, an object with a module, and an
+    // `OrderedDict` with attributes.
     let table = |name: &'static str, items: Vec<u8>| (name, items);
     let module = |parameters: Vec<u8>, modules: Vec<u8>| {
         let buffers = dict(&[]);
@@ -406,7 +411,7 @@ fn views_with_strides_are_gathered_and_tensors_without_are_named() {
     }
 }
 
-/// One of several networks, as a program with a flag for the network has it.
+/// One of several networks, as in a program that chooses the network by a flag.
 #[derive(Module, Debug)]
 enum AnyNetwork {
     Small(Network),

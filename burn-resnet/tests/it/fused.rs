@@ -1,4 +1,4 @@
-//! Fused layers against burn's own operations: the same network, weights and images, other kernels.
+//! Fused layers against burn's own operations, with the same network, weights and images.
 
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
@@ -9,9 +9,10 @@ use crate::support::{
     Named, assert_close, gradients, images, relative_difference, tensors, values,
 };
 
-/// docs/numerics.md: relative to the largest, for logits, gradients and running statistics of one step.
+/// The tolerance of docs/numerics.md for logits, gradients and running statistics of one step,
+/// relative to the largest value.
 const STEP_TOLERANCE: f64 = 1e-5;
-/// docs/numerics.md: relative, for the loss of each of ten steps.
+/// The relative tolerance of docs/numerics.md for the loss of each of ten steps.
 const TEN_LOSSES_TOLERANCE: f64 = 1e-4;
 
 const SIZES: [[usize; 4]; 3] = [[4, 16, 16, 3], [3, 9, 14, 3], [2, 7, 8, 1]];
@@ -106,7 +107,8 @@ fn ten_steps_lose_as_with_burns_operations() {
             })
             .collect::<Vec<f32>>()
     };
-    let (fused, stock) = (losses(Kernels::Fused), losses(Kernels::Stock));
+    let fused = losses(Kernels::Fused);
+    let stock = losses(Kernels::Stock);
     assert!(stock[9] < 0.9 * stock[0], "the losses fall: {stock:?}");
     for (fused, stock) in fused.iter().zip(&stock) {
         let off = f64::from((fused - stock).abs() / stock);

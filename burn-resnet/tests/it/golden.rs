@@ -1,6 +1,6 @@
-//! A small network computes what PyTorch computes: golden/make_fixture.py made the numbers.
+//! A small network against PyTorch. golden/make_fixture.py made the numbers.
 //!
-//! The expected numbers were computed in f64, so a difference is the rounding of our f32.
+//! It computed them in f64, so a difference is the rounding of f32.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,13 @@ use safetensors::tensor::TensorView;
 
 use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
 
-// Relative to the largest absolute value of the tensor compared; docs/numerics.md lists them.
+// The tolerances are relative to the largest absolute value of the tensor; docs/numerics.md lists
+// them.
 const LOGITS_TOLERANCE: f64 = 2e-6;
 const LOSS_TOLERANCE: f64 = 1e-6;
 const GRADIENT_TOLERANCE: f64 = 1e-5;
 const STATISTICS_TOLERANCE: f64 = 3e-6;
-/// Each of ten steps of SGD starts from the rounding of the ones before.
+/// Each of the ten SGD steps starts from the rounding of the steps before.
 const TEN_LOSSES_TOLERANCE: f64 = 1e-5;
 
 const FIXTURE: &[u8] = include_bytes!("../golden/resnet8.safetensors");
@@ -55,7 +56,7 @@ impl Fixture {
         self.floats(&format!("{:?}.{part}", self.shortcut))
     }
 
-    /// All tensors under a prefix, as burn shapes them.
+    /// Returns all tensors under a prefix, in burn's shapes.
     fn named(&self, prefix: &str) -> Named {
         let prefix = format!("{:?}.{prefix}.", self.shortcut);
         let names = self
@@ -67,20 +68,23 @@ impl Fixture {
             .collect()
     }
 
-    /// burn keeps a linear weight as `[in, out]`, PyTorch as `[out, in]`.
+    /// Returns a tensor in burn's layout: burn keeps a linear weight as `[in, out]`, PyTorch as
+    /// `[out, in]`.
     fn in_burn_order(&self, prefix: &str, name: &str) -> Vec<f32> {
         let floats = self.floats(&format!("{prefix}{name}"));
         if name != "linear.weight" {
             return floats;
         }
-        let (rows, columns) = (10, 64);
+        let rows = 10;
+        let columns = 64;
         (0..columns)
             .flat_map(|i| (0..rows).map(move |o| (i, o)))
             .map(|(i, o)| floats[o * columns + i])
             .collect()
     }
 
-    /// The bytes of PyTorch's own state_dict: B's weights are A's and its own.
+    /// Returns the bytes of PyTorch's state_dict. Shortcut B has the weights of shortcut A and its
+    /// own.
     fn initial_weights(&self) -> Vec<u8> {
         let prefixes: &[&str] = match self.shortcut {
             Shortcut::A => &["A.initial."],
@@ -197,7 +201,8 @@ fn saved_weights_are_the_bytes_pytorch_would_save() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved.safetensors");
         save_safetensors(&fixture.model(&Device::flex().autodiff()), &path).unwrap();
-        let (saved, expected) = (std::fs::read(path).unwrap(), fixture.initial_weights());
+        let saved = std::fs::read(path).unwrap();
+        let expected = fixture.initial_weights();
         let saved = SafeTensors::deserialize(&saved).unwrap();
         let expected = SafeTensors::deserialize(&expected).unwrap();
         assert_eq!(saved.len(), expected.len());

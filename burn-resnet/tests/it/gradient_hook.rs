@@ -1,4 +1,5 @@
-//! Gradients handed to a hook during the backward pass: the same numbers, in backward order, each once.
+//! A hook gets the gradients during the backward pass: the same numbers, in backward order, each
+//! once.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +22,7 @@ impl GradientHook for Collector {
     }
 }
 
-/// Every parameter's PyTorch name, in module order.
+/// Returns the PyTorch name of every parameter, in module order.
 fn names(model: &ResNet) -> Vec<(ParamId, String)> {
     #[derive(Default)]
     struct Names(Vec<String>, Vec<(ParamId, String)>);
@@ -64,7 +65,7 @@ fn with_hook(hook: &Arc<Collector>) -> PassContext {
     }
 }
 
-/// What the tape keeps, and what the hook got in its order.
+/// Returns the gradients that the tape keeps, and those that the hook received, in its order.
 fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) {
     let hook = Arc::new(Collector::default());
     let images = Tensor::<4>::ones([2, 8, 8, 3], device) * 0.5;

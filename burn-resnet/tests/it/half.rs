@@ -1,4 +1,4 @@
-//! Activations of 16 bits against f32: the same network, weights and images, half the bits between the layers.
+//! Activations of 16 bits against f32, with the same network, weights and images.
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -6,15 +6,16 @@ use burn_resnet::{Activations, Computation, Isa, Kernels, ResNet, ResNetConfig, 
 
 use crate::support::{Named, gradients, images, tensors, values};
 
-/// docs/numerics.md: relative L2 distance of bf16's logits, and of its running statistics after one step, from f32's.
+/// The tolerance of docs/numerics.md for bf16: relative L2 distance of logits, and of the running
+/// statistics after one step, from those of f32.
 const FORWARD_TOLERANCE: f64 = 0.02;
-/// docs/numerics.md: the same of all gradients as one vector.
+/// The same for all gradients as one vector.
 const GRADIENT_TOLERANCE: f64 = 0.2;
-/// docs/numerics.md: f16's logits and running statistics.
+/// The tolerance of docs/numerics.md for f16: logits and running statistics.
 const F16_FORWARD_TOLERANCE: f64 = 0.002;
-/// docs/numerics.md: f16's gradients.
+/// The same for f16's gradients.
 const F16_GRADIENT_TOLERANCE: f64 = 0.08;
-/// What the loss of a step in f16 is multiplied by.
+/// The factor of the loss of a step in f16.
 const LOSS_SCALE: f32 = 1024.0;
 
 fn computed(computation: Computation) -> ResNetConfig {
@@ -69,12 +70,13 @@ fn step(config: &ResNetConfig) -> Step {
     }
 }
 
-/// L2 distance over the L2 norm of what is expected.
+/// Returns the L2 distance over the L2 norm of the expected values.
 fn distance<'a>(
     found: impl IntoIterator<Item = &'a f32>,
     expected: impl IntoIterator<Item = &'a f32>,
 ) -> f64 {
-    let (mut difference, mut norm) = (0.0, 0.0);
+    let mut difference = 0.0;
+    let mut norm = 0.0;
     for (found, expected) in found.into_iter().zip(expected) {
         difference += (f64::from(*found) - f64::from(*expected)).powi(2);
         norm += f64::from(*expected).powi(2);

@@ -1,5 +1,5 @@
-//! The networks for ImageNet, and ResNet-18 and -34 for small images, compute what PyTorch computes: golden/imagenet.py and
-//! golden/ten_losses.py printed the numbers, in f64.
+//! The networks for ImageNet, and ResNet-18 and -34 for small images, against PyTorch.
+//! golden/imagenet.py and golden/ten_losses.py computed the numbers in f64.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_resnet::{ResNet, ResNetConfig, load_weights, save_safetensors};
@@ -50,7 +50,7 @@ fn all_have_torchvisions_parameters() {
 #[test]
 fn two_of_each_kind_have_pytorchs_ten_losses() {
     let device = Device::flex().autodiff();
-    // Each of ten steps of SGD starts from the rounding of the ones before.
+    // Each of the ten SGD steps starts from the rounding of the steps before.
     for (name, side, learning_rate, tolerance, expected) in [
         ("resnet18", 64, 2e-4, 1e-3, LOSSES_OF_18),
         ("resnet50", 64, 2e-7, 1e-3, LOSSES_OF_50),

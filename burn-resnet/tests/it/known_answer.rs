@@ -1,8 +1,8 @@
-//! A published ResNet-20 classifies real images as it does elsewhere.
+//! A published ResNet-20 classifies real images as it does in other programs.
 //!
-//! Needs the files in the folder that `LOCKSTEP_DATA` names, else those of `../shared/data` beside the repository; where the
-//! latter are not there the tests say so aloud and pass. Source of the answer: an independent forward pass
-//! (shared/data/README.md).
+//! The files are in the folder that `LOCKSTEP_DATA` names, or in `../shared/data` next to the
+//! repository. If that folder does not have them, the tests print that they skip, and pass. Source
+//! of the answer: an independent forward pass (shared/data/README.md).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::support::{tensors, values};
 
 const NUM_IMAGES: usize = 1017;
 const NUM_CORRECT: usize = 932;
-/// docs/numerics.md: by how many images bf16 may differ.
+/// The number of images by which bf16 may differ (docs/numerics.md).
 const BF16_IMAGES: usize = 3;
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
@@ -37,7 +37,7 @@ fn shared_data() -> Option<PathBuf> {
             "LOCKSTEP_DATA: expected the published weights in {}",
             folder.display()
         );
-        // Past the test harness, which keeps what is printed to itself.
+        // Written directly, because the test harness captures what is printed.
         let skipped = format!(
             "SKIPPED: the published weights are not in {}; LOCKSTEP_DATA=DIR names another\n",
             folder.display()
@@ -52,7 +52,7 @@ fn published(config: &ResNetConfig, folder: &Path, device: &Device) -> ResNet {
     load_weights(model, folder.join("resnet20-12fca82f.th")).unwrap()
 }
 
-/// Label byte and planes R, G, B of every test image.
+/// Returns the label byte and the planes R, G, B of every test image.
 fn test_records(folder: &Path) -> Vec<u8> {
     let unpacked = tempfile::tempdir().unwrap();
     let member = "cifar-10-lossless-subset/test_batch.bin";
@@ -68,7 +68,7 @@ fn test_records(folder: &Path) -> Vec<u8> {
     std::fs::read(unpacked.path().join(member)).unwrap()
 }
 
-/// Normalised channels-last pixels of one record.
+/// Returns the normalised channels-last pixels of one record.
 fn pixels(record: &[u8]) -> impl Iterator<Item = f32> {
     (0..PLANE).flat_map(move |pixel| {
         (0..3).map(move |c| (f32::from(record[1 + c * PLANE + pixel]) / 255.0 - MEAN[c]) / STD[c])
@@ -94,7 +94,8 @@ fn the_published_resnet20_gets_932_of_1017_images_right() {
     assert_eq!((records.len(), bytes.len() % RECORD_BYTES), (NUM_IMAGES, 0));
     let fused = || ResNetConfig::from_name("resnet20").unwrap();
     let auto = Computation::default();
-    let (stock, direct) = (Kernels::Stock, Convolution::Direct);
+    let stock = Kernels::Stock;
+    let direct = Convolution::Direct;
     let mut paths = vec![
         Computation {
             kernels: stock,
@@ -117,7 +118,8 @@ fn the_published_resnet20_gets_932_of_1017_images_right() {
             .sum();
         assert_eq!(found, NUM_CORRECT, "{path:?}");
     }
-    // bf16 moves logits by up to a hundredth: images on the edge between two classes may change sides.
+    // bf16 changes logits by up to a hundredth: the class of an image may change if two classes are
+    // almost equal.
     let model = published(
         &fused().with_computation(Computation {
             activations: Activations::Bf16,

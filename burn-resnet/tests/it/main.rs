@@ -1,4 +1,4 @@
-//! What the networks promise: PyTorch's numbers, equal ways to compute, weights in and out.
+//! Tests of the networks: PyTorch's numbers, equal ways to compute, reading and writing weights.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 

@@ -43,7 +43,7 @@ fn the_number_of_values_is_that_of_the_network_made_and_no_depth_overflows_it() 
             .with_shortcut(shortcut)
             .with_num_classes(7)
             .with_in_channels(4);
-        // burn counts the running statistics too.
+        // burn also counts the running statistics.
         assert_eq!(
             config.num_values(),
             config.init(0, &Device::flex()).num_params() as u64,

@@ -11,16 +11,16 @@ use layers::{PassContext, StatisticsReducer};
 
 use crate::support::{Named, assert_close, gradients, tensors, values};
 
-/// Relative to the largest value of a tensor.
+/// The tolerance, relative to the largest value of a tensor.
 const TOLERANCE: f64 = 1e-5;
 const NUM_IMAGES: usize = 7;
 const SIZE: usize = 8;
 
-/// One rank's end of a sum over threads, in rank order.
+/// The end of one rank in a sum over threads, in rank order.
 #[derive(Debug)]
 struct ThreadReducer {
     rank: usize,
-    /// 0 for a rank without samples of its own.
+    /// The weight is 0 if the rank has no samples.
     weight: f64,
     barrier: Arc<Barrier>,
     slots: Arc<Mutex<Vec<Vec<f64>>>>,
@@ -39,10 +39,10 @@ impl StatisticsReducer for ThreadReducer {
     }
 }
 
-/// The images a rank computes, and whether it counts.
+/// The images of a rank, and its weight in the sum.
 type Part = (Range<usize>, f64);
 
-struct Outcome {
+struct StepResult {
     logits: Vec<f32>,
     image_gradients: Vec<f32>,
     parameter_gradients: Named,
@@ -56,8 +56,13 @@ fn images() -> Vec<f32> {
         .collect()
 }
 
-/// One training step of a rank: the loss is a sum over its samples divided by the global number.
-fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReducer>>) -> Outcome {
+/// Runs one training step of a rank. The loss is the sum over its samples divided by the global
+/// number of samples.
+fn run_rank(
+    device: &Device,
+    part: Part,
+    reducer: Option<Arc<dyn StatisticsReducer>>,
+) -> StepResult {
     let (range, weight) = part;
     let model = ResNetConfig::cifar(8)
         .unwrap()
@@ -77,7 +82,7 @@ fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReduc
     let computed = loss.backward();
     let mut statistics = tensors(&model.valid());
     statistics.retain(|name, _| name.contains("running_"));
-    Outcome {
+    StepResult {
         logits: values(logits),
         image_gradients: values(batch.grad(&computed).unwrap()),
         parameter_gradients: gradients(&model, &computed),
@@ -85,7 +90,7 @@ fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReduc
     }
 }
 
-fn run_ranks(device: &Device, parts: &[Part]) -> Vec<Outcome> {
+fn run_ranks(device: &Device, parts: &[Part]) -> Vec<StepResult> {
     let barrier = Arc::new(Barrier::new(parts.len()));
     let slots = Arc::new(Mutex::new(vec![Vec::new(); parts.len()]));
     thread::scope(|scope| {
@@ -93,7 +98,8 @@ fn run_ranks(device: &Device, parts: &[Part]) -> Vec<Outcome> {
             .iter()
             .enumerate()
             .map(|(rank, part)| {
-                let (barrier, slots) = (barrier.clone(), slots.clone());
+                let barrier = barrier.clone();
+                let slots = slots.clone();
                 let reducer = Arc::new(ThreadReducer {
                     rank,
                     weight: part.1,
@@ -117,11 +123,11 @@ fn assert_equals_one_rank(device: &Device, parts: &[Part]) {
             .filter(|(_, part)| part.1 != 0.0)
             .map(|(rank, _)| rank)
     };
-    let joined = |field: fn(&Outcome) -> &Vec<f32>| {
+    let joined = |field: fn(&StepResult) -> &Vec<f32>| {
         let all: Vec<f32> = counting().flat_map(|rank| field(rank).clone()).collect();
         Named::from([("joined".to_owned(), all)])
     };
-    let one = |field: fn(&Outcome) -> &Vec<f32>| {
+    let one = |field: fn(&StepResult) -> &Vec<f32>| {
         Named::from([("joined".to_owned(), field(&expected).clone())])
     };
     assert_close(&joined(|o| &o.logits), &one(|o| &o.logits), TOLERANCE);

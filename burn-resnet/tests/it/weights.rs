@@ -1,4 +1,4 @@
-//! Weights files: what does not fit is named, what is written is whole.
+//! Weights files: errors name what does not fit, and a written file is whole.
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +31,8 @@ fn a_training_model_takes_weights_and_still_trains() {
     assert_eq!(tensors(&model), tensors(&config().init(1, &device)));
     let loss = model.forward(Tensor::ones([2, 8, 8, 3], &device)).sum();
     let num_tensors = gradients(&model, &loss.backward()).len();
-    // Seven convolutions, seven normalisations of two, weight and bias of the linear layer.
+    // Seven convolutions, seven normalisations with two tensors each, weight and bias of the linear
+    // layer.
     assert_eq!(num_tensors, 7 + 14 + 2);
 
     let back = load_weights(model.valid(), &path).unwrap().train();
@@ -85,7 +86,7 @@ fn tensors_that_do_not_fit_are_named() {
     );
 }
 
-/// A module whose names are those that files of published networks are renamed from, and to.
+/// A module with the names that the readers of published files rename.
 #[derive(Module, Debug)]
 struct Fields {
     module: Conv2d,
@@ -116,7 +117,8 @@ impl Fields {
 fn a_module_reads_what_it_wrote_whatever_its_fields_are_called() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
-    let (written, other) = (Fields::new(&Device::flex()), Fields::new(&Device::flex()));
+    let written = Fields::new(&Device::flex());
+    let other = Fields::new(&Device::flex());
     assert_ne!(tensors(&written), tensors(&other));
     save_safetensors(&written, &path).unwrap();
     assert_eq!(
@@ -125,7 +127,8 @@ fn a_module_reads_what_it_wrote_whatever_its_fields_are_called() {
     );
 }
 
-/// Layers whose parameters PyTorch calls otherwise, and a parameter that it would call as it is called here.
+/// Layers whose parameters have other names in PyTorch, and a parameter that is named like one of
+/// them.
 #[derive(Module, Debug)]
 struct Named {
     norm: nn::InstanceNorm,
@@ -218,7 +221,7 @@ fn a_module_keeps_the_types_of_its_parameters_whatever_the_file_has() {
     }
 }
 
-/// Makes every parameter zero.
+/// A mapper that makes every parameter zero.
 struct Zeros;
 
 impl ModuleMapper for Zeros {
@@ -302,10 +305,8 @@ fn a_file_that_is_no_weights_file_is_refused() {
 #[test]
 fn a_pickle_that_would_start_a_program_starts_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, made) = (
-        folder.path().join("weights.pth"),
-        folder.path().join("made"),
-    );
+    let path = folder.path().join("weights.pth");
+    let made = folder.path().join("made");
     let call = format!("cposix\nsystem\n(S'touch {}'\ntR", made.display());
     // Python's own `pickle.load` makes the file out of either.
     for pickle in [format!("{call}."), format!("(dS'state_dict'\n{call}s.")] {

@@ -1,7 +1,8 @@
 //! The zip archives that `torch.save` writes.
 //!
-//! In: a file. Out: the place of each entry. Invariant: no entry lies outside the file.
-//! The crate `zip` scans for a second reading of an archive, and refuses files for the length of their name.
+//! In: a file. Out: the place of each entry. Invariant: no entry lies outside the file. The crate
+//! `zip` does not fit: it scans for a second directory of an archive, and it rejects files by the
+//! length of their names.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,14 +12,14 @@ use std::os::unix::fs::FileExt;
 use flate2::Crc;
 use flate2::read::DeflateDecoder;
 
-use crate::pretrained::claims::SLACK_BYTES;
+use crate::pretrained::SLACK_BYTES;
 
-/// Where an entry's bytes are.
+/// The place of an entry's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
     pub(super) start: u64,
     pub(super) len: u64,
-    /// Bytes in the file.
+    /// The number of bytes in the file.
     pub(super) stored: u64,
     pub(super) is_deflated: bool,
     /// `None` where no checksum was written.
@@ -26,7 +27,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The bytes `from..to` of the entry, where the file has them.
+    /// Returns the bytes `from..to` of the entry if the file has them.
     pub(super) fn read(&self, file: &File, from: usize, to: usize) -> io::Result<Vec<u8>> {
         if to as u64 > self.len || from > to {
             return Err(io::Error::other(format!(
@@ -103,10 +104,10 @@ const ENTRY_LEN: usize = 46;
 const LOCAL: &[u8] = b"PK\x03\x04";
 const LOCAL_LEN: usize = 30;
 
-/// The entries of the archive by name.
+/// Returns the entries of the archive by name.
 ///
 /// # Errors
-/// The reason that it has no directory, or one that names bytes outside the file.
+/// The reason that it has no directory, or that its directory names bytes outside the file.
 pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Place>, String> {
     let directory = directory(file, file_len)?;
     let mut entries = HashMap::new();
@@ -118,7 +119,8 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
             break;
         }
         let name = String::from_utf8_lossy(&rest[ENTRY_LEN..][..lens[0]]).into_owned();
-        // Number of bytes, number in the file, place of the local header; each in 64 bits further on where it says so.
+        // The number of bytes, the number of bytes in the file, and the place of the local header.
+        // If one is at its maximum, the extra field has it in 64 bits.
         let mut numbers = [24, 20, 42].map(|at| u64::from(u32_at(rest, at)));
         widen(&mut numbers, &rest[ENTRY_LEN + lens[0]..][..lens[1]]);
         let [len, stored, local] = numbers;
@@ -129,7 +131,8 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
         if !header.starts_with(LOCAL) {
             return Err(outside());
         }
-        // The local lengths count: PyTorch moves data to a round address by an extra field of this header alone.
+        // Only the lengths in the local header count: PyTorch aligns the data with an extra field
+        // that the directory does not have.
         let start = local
             + (LOCAL_LEN as u64)
             + u64::from(u16_at(&header, 26))
@@ -160,7 +163,7 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
     Ok(entries)
 }
 
-/// The bytes of the directory.
+/// Returns the bytes of the directory.
 fn directory(file: &File, file_len: u64) -> Result<Vec<u8>, String> {
     let no_directory = || "the archive has no directory: the file is cut off".to_owned();
     let read = |from: u64, len: u64| {
@@ -198,10 +201,11 @@ fn directory(file: &File, file_len: u64) -> Result<Vec<u8>, String> {
     read(place.0, place.1)
 }
 
-/// Puts the numbers that do not fit into 32 bits in their places, from the extra field of an entry.
+/// Replaces the numbers that do not fit into 32 bits by those in the extra field of an entry.
 fn widen(numbers: &mut [u64; 3], mut extra: &[u8]) {
     while extra.len() >= 4 {
-        let (kind, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
+        let kind = u16_at(extra, 0);
+        let len = usize::from(u16_at(extra, 2));
         let Some(field) = extra.get(4..4 + len) else {
             return;
         };

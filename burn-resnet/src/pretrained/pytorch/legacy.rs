@@ -1,7 +1,9 @@
-//! The format of `torch.save` before PyTorch 1.6, and with `_use_new_zipfile_serialization=False` since.
+//! The format of `torch.save` before PyTorch 1.6, today with
+//! `_use_new_zipfile_serialization=False`.
 //!
-//! In: a stream of pickles (magic number, version, byte order, the saved object, keys of the storages), then of each storage its
-//! number of elements and its bytes. Out: the saved object, and the place of each storage.
+//! In: a stream of pickles (magic number, version, byte order, saved object, keys of the storages),
+//! then for each storage its number of elements and its bytes. Out: the saved object and the place
+//! of each storage.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Cursor, Read, Seek, SeekFrom};
@@ -15,10 +17,10 @@ use super::pickle::{self, Node, Pickle};
 /// The magic number 0x1950a86a20f9469cfc6c as an operation of protocol 2 and above.
 const MAGIC: [u8; 10] = [0x6C, 0xFC, 0x9C, 0x46, 0xF9, 0x20, 0x6A, 0xA8, 0x50, 0x19];
 
-/// The same as protocols 0 and 1 write it.
+/// The same number as protocols 0 and 1 write it.
 const MAGIC_DIGITS: &[u8] = b"119547037146038801333356";
 
-/// Where the magic number ends at the latest: protocol 4 has a frame before it.
+/// The latest end of the magic number: protocol 4 has a frame before it.
 pub(super) const MAGIC_END: usize = 64;
 
 /// Returns true if a file that begins with `header` has this format.
@@ -27,7 +29,7 @@ pub(super) fn begins(header: &[u8]) -> bool {
     begins_with(&MAGIC) || begins_with(MAGIC_DIGITS)
 }
 
-/// The saved object and its storages.
+/// Returns the saved object and its storages.
 ///
 /// # Errors
 /// The reason that the stream has another format, or ends early.
@@ -74,7 +76,8 @@ pub(super) fn read(
         let start = stream
             .stream_position()
             .map_err(|error| error.to_string())?;
-        // Of a type that cannot be read, the bytes of an element are not known, nor is where the next storage begins.
+        // If the type cannot be read, the size of an element is unknown, and so is the start of the
+        // next storage.
         let size = sizes
             .get(&key)
             .copied()
@@ -108,7 +111,7 @@ pub(super) fn read(
     Ok((saved, storages))
 }
 
-/// The storage that is all of a file in memory: its type and its bytes.
+/// Returns the type and the bytes of the storage that is the whole of a file in memory.
 pub(super) fn one_storage(file: &[u8]) -> Option<(DType, Vec<u8>)> {
     let mut stream = Cursor::new(file);
     let (saved, storages) = read(&mut stream).ok()?;

@@ -1,7 +1,9 @@
-//! Checkpoints of PyTorch, whatever lies in them beside the tensors.
+//! Reading PyTorch checkpoints, whatever else they contain.
 //!
-//! In: a file of `torch.save` (zip archive, or pickles one after the other) or of `pickle.dump`. Out: its tensors by path, not read yet.
-//! Invariant: nothing in the file is executed; memory is bounded by a small multiple of the file's length.
+//! In: a file of `torch.save` (a zip archive, or pickles one after the other) or of `pickle.dump`.
+//! Out: its tensors by path, not yet read.
+//! Invariant: nothing in the file is executed. Memory is bounded by a small multiple of the file's
+//! length.
 
 mod archive;
 mod legacy;
@@ -19,18 +21,18 @@ use archive::Place;
 use objects::{Entry, Storage, View};
 
 use super::FileTensor;
-use super::claims::SLACK_BYTES;
+use super::SLACK_BYTES;
 
-/// The name of the pickle in an archive, below the archive's one folder.
+/// The name of the pickle in an archive, in the archive's only folder.
 const PICKLE: &str = "data.pkl";
 
-/// Where a tar header has its magic number.
+/// The place of the magic number in a tar header.
 const TAR_MAGIC: std::ops::Range<usize> = 257..262;
 
-/// How many bytes of a file tell its format.
+/// The number of bytes that decide the format of a file.
 pub(super) const HEADER_LEN: u64 = TAR_MAGIC.end as u64;
 
-/// The tensors of a checkpoint of `file_len` bytes that begin with `header`.
+/// Returns the tensors of a checkpoint of `file_len` bytes that starts with `header`.
 ///
 /// # Errors
 /// The reason that the file is no checkpoint.
@@ -71,7 +73,7 @@ pub(super) fn tensors(file: File, file_len: u64, header: &[u8]) -> Result<Vec<Fi
     Ok(opened.collect())
 }
 
-/// The pickle of an archive, and the places of its storages.
+/// Returns the pickle of an archive and the places of its storages.
 fn of_archive(
     file: &File,
     file_len: u64,
@@ -110,7 +112,7 @@ fn of_archive(
     Ok((pickle, storages.collect()))
 }
 
-/// A tensor that is read when it is needed.
+/// Returns a tensor that is read when it is needed.
 fn deferred(path: &str, view: View, storages: &HashMap<String, Place>, file: &Arc<File>) -> Tensor {
     let place = match &view.storage {
         Storage::Named(key) => storages.get(key).cloned(),
@@ -120,7 +122,8 @@ fn deferred(path: &str, view: View, storages: &HashMap<String, Place>, file: &Ar
     let byte_len = shape
         .iter()
         .fold(view.dtype.size(), |len, &size| len.saturating_mul(size));
-    let (file, name) = (Arc::clone(file), path.to_owned());
+    let file = Arc::clone(file);
+    let name = path.to_owned();
     Tensor::deferred(
         path.to_owned(),
         view.dtype,
@@ -135,7 +138,7 @@ fn deferred(path: &str, view: View, storages: &HashMap<String, Place>, file: &Ar
     )
 }
 
-/// The bytes of a tensor, the last dimension first.
+/// Returns the bytes of a tensor in row-major order.
 fn read(view: &View, place: Option<&Place>, file: &File) -> Result<Vec<u8>, String> {
     let View {
         storage,

@@ -1,7 +1,9 @@
-//! The tensors of a pickle, by the path of keys and attributes that leads to each.
+//! The tensors of a pickle, by the path of keys and attributes to each.
 //!
-//! In: a pickle. Out: for each tensor its path, type, shape, strides and place in a storage, or the reason that it has no such form.
-//! Invariant: whatever else the pickle holds is passed over; the time is bounded by the number of values.
+//! In: a pickle. Out: for each tensor its path, type, shape, strides and place in a storage, or the
+//! reason that it has no such form.
+//! Invariant: all other values of the pickle are ignored. The time is bounded by the number of
+//! values.
 
 use std::sync::Arc;
 
@@ -10,28 +12,30 @@ use burn::tensor::{BoolStore, DType};
 use super::legacy;
 use super::pickle::{Id, Node, Object, Pickle};
 
-/// Nested containers on the way to a tensor.
+/// The most nested containers around a tensor.
 const MAX_DEPTH: usize = 200;
 
-/// Values that are looked at on the way to all tensors. Containers may share parts, so that paths can be more than values.
+/// The most values that are visited on the way to all tensors. Containers may share parts, so there
+/// can be more paths than values.
 const MAX_VISITS: usize = 1 << 24;
 
 /// The tables of a `torch.nn.Module`, whose entries are its `state_dict`.
 const MODULE_TABLES: [&str; 3] = ["_parameters", "_buffers", "_modules"];
 
-/// A tensor as its storage has it.
+/// A tensor as a part of its storage.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
     pub(super) storage: Storage,
     pub(super) dtype: DType,
-    /// Elements before the first.
+    /// The number of elements before the first.
     pub(super) offset: usize,
     pub(super) shape: Vec<usize>,
     pub(super) stride: Vec<usize>,
 }
 
 impl View {
-    /// What names these elements in the file: two tensors of one place are one tensor.
+    /// Returns the storage and the offset of the elements. Two tensors with the same result are
+    /// one.
     pub(super) fn place(&self) -> Option<(String, usize)> {
         match &self.storage {
             Storage::Named(key) => Some((key.clone(), self.offset)),
@@ -40,7 +44,7 @@ impl View {
     }
 }
 
-/// Where the elements of tensors lie.
+/// The place of the elements of tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Storage {
     /// In the file, under this key.
@@ -49,17 +53,17 @@ pub(super) enum Storage {
     Bytes(Arc<Vec<u8>>),
 }
 
-/// A tensor, or the Python type of one without strides.
+/// A tensor, or the Python type of a tensor without strides.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) path: String,
     pub(super) tensor: Result<View, String>,
 }
 
-/// The tensors of `pickle`, in its order.
+/// Returns the tensors of `pickle` in its order.
 ///
 /// # Errors
-/// When paths to tensors are too many or too long to be a network.
+/// If the paths to tensors are too many or too long for a network.
 pub(super) fn tensors(pickle: &Pickle) -> Result<Vec<Entry>, String> {
     let mut walk = Walk {
         pickle,
@@ -73,7 +77,7 @@ pub(super) fn tensors(pickle: &Pickle) -> Result<Vec<Entry>, String> {
     Ok(walk.found)
 }
 
-/// For each value whether a tensor is in it, or it is one.
+/// Returns for each value whether it is a tensor or contains one.
 fn holders(pickle: &Pickle) -> Vec<bool> {
     let mut holds = vec![false; pickle.nodes().len()];
     let mut edges = Vec::new();
@@ -112,7 +116,7 @@ fn holders(pickle: &Pickle) -> Vec<bool> {
 struct Walk<'a> {
     pickle: &'a Pickle,
     holds: Vec<bool>,
-    /// The containers around the present value: Python's objects may contain themselves.
+    /// The containers around the present value. Python's objects may contain themselves.
     way: Vec<Id>,
     path: Vec<String>,
     visits: usize,
@@ -196,7 +200,7 @@ impl Walk<'_> {
         let Some(state) = object.state else {
             return Ok(());
         };
-        // A pair: the attributes, and those of `__slots__`.
+        // The state is the attributes, or a pair of the attributes and those of `__slots__`.
         for &attributes in self.pickle.sequence(state).unwrap_or(&[state]) {
             if let Node::Dict(attributes) = self.pickle.node(attributes) {
                 self.attributes(attributes)?;
@@ -205,7 +209,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The attributes of an object; of a module what its `state_dict` has.
+    /// Visits the attributes of an object; of a module, the entries of its `state_dict`.
     fn attributes(&mut self, attributes: &[(Id, Id)]) -> Result<(), String> {
         let pickle = self.pickle;
         let attribute = |name: &str| {
@@ -214,14 +218,14 @@ impl Walk<'_> {
         };
         let tables = MODULE_TABLES.map(|table| match attribute(table).map(|id| pickle.node(id)) {
             Some(Node::Dict(items)) => Some(items.as_slice()),
-            // An `OrderedDict`, as older versions of PyTorch have them.
+            // Older versions of PyTorch keep them in an `OrderedDict`.
             Some(Node::Object(object)) => Some(object.items.as_slice()),
             _ => None,
         });
         let [Some(parameters), Some(buffers), Some(modules)] = tables else {
             return self.entries(attributes, &[]);
         };
-        // A set, of which some versions make a call with a list.
+        // It is a set; some versions write it as a call with a list.
         let left_out = attribute("_non_persistent_buffers_set").map(|set| match pickle.node(set) {
             Node::Object(call) => pickle
                 .sequence(call.arguments)
@@ -243,12 +247,13 @@ impl Walk<'_> {
     }
 }
 
-/// What an object is, if it is a tensor: with strides, or of a type that has none.
+/// Returns the tensor that an object stands for, if any. The error is a type without strides.
 fn tensor(pickle: &Pickle, object: &Object) -> Option<Result<View, String>> {
     let arguments = pickle.sequence(object.arguments)?;
     let class = pickle.class(object.class)?;
     let rebuilt = match class {
-        // Storage, offset, shape, stride, whether it takes a gradient, hooks; the third version: the type.
+        // Storage, offset, shape, strides, whether it requires a gradient, hooks. The third version
+        // adds the type.
         "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2" => {
             rebuilt(pickle, arguments, None)
         }
@@ -257,7 +262,7 @@ fn tensor(pickle: &Pickle, object: &Object) -> Option<Result<View, String>> {
             arguments,
             arguments.get(6).and_then(|&dtype| pickle.class(dtype)),
         ),
-        // A function, the subclass, the function's arguments, the subclass's attributes.
+        // A function, the subclass, the arguments of the function, the attributes of the subclass.
         "torch._tensor._rebuild_from_type_v2" => {
             let &[class, _, arguments, ..] = arguments else {
                 return None;
@@ -273,7 +278,7 @@ fn tensor(pickle: &Pickle, object: &Object) -> Option<Result<View, String>> {
             );
         }
         "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct" => {
-            // A version, the shape, the type, whether columns come first, and the bytes.
+            // A version, the shape, the type, whether columns come first, the bytes.
             let &[_, shape, dtype, order, values] = pickle.sequence(object.state?)? else {
                 return None;
             };
@@ -316,7 +321,8 @@ fn rebuilt(pickle: &Pickle, arguments: &[Id], dtype: Option<&str>) -> Option<Vie
     })
 }
 
-/// A storage, the type of its elements unless it has none, and how many of them are before its part that is meant.
+/// Returns a storage, the type of its elements if it has one, and the number of elements before the
+/// view.
 fn storage_of(pickle: &Pickle, id: Id) -> Option<(Storage, Option<DType>, usize)> {
     match pickle.node(id) {
         Node::Reference(reference) => {
@@ -327,7 +333,7 @@ fn storage_of(pickle: &Pickle, id: Id) -> Option<(Storage, Option<DType>, usize)
                 reference.before,
             ))
         }
-        // `pickle.dump` has each storage as a file of `torch.save` of its own.
+        // `pickle.dump` has each storage as a separate file of `torch.save`.
         Node::Object(object)
             if pickle.class(object.class) == Some("torch.storage._load_from_bytes") =>
         {
@@ -341,12 +347,13 @@ fn storage_of(pickle: &Pickle, id: Id) -> Option<(Storage, Option<DType>, usize)
     }
 }
 
-/// What `torch.save` has in a pickle in the place of a storage.
+/// The reference of `torch.save` to a storage, in a pickle.
 pub(super) struct StorageReference {
     pub(super) key: String,
-    /// `None` where the tensor has the type.
+    /// `None` if the tensor has the type.
     pub(super) dtype: Option<DType>,
-    /// Elements before the part that is meant: files of PyTorch 0.4 and earlier name parts of storages.
+    /// The number of elements before the view: files of PyTorch 0.4 and earlier name parts of
+    /// storages.
     before: usize,
 }
 
@@ -373,7 +380,7 @@ impl StorageReference {
     }
 }
 
-/// The type by the name that PyTorch gives to it or to its storages.
+/// Returns the type by the name that PyTorch gives to it or to its storages.
 fn dtype_of(name: &str) -> Option<DType> {
     Some(match name.strip_prefix("torch.").unwrap_or(name) {
         "DoubleStorage" | "float64" => DType::F64,
@@ -393,7 +400,7 @@ fn dtype_of(name: &str) -> Option<DType> {
     })
 }
 
-/// An array of NumPy.
+/// Returns a NumPy array.
 fn array(
     pickle: &Pickle,
     values: Id,
@@ -418,21 +425,16 @@ fn array(
     let (Some(shape), Some(bytes)) = (pickle.numbers(shape), bytes(pickle, values)) else {
         return unread();
     };
-    let stride = if columns_first {
-        shape
-            .iter()
-            .scan(1_usize, |step, &len| {
-                Some(std::mem::replace(step, step.saturating_mul(len)))
-            })
-            .collect()
-    } else {
-        let steps = shape.iter().rev().scan(1_usize, |step, &len| {
-            Some(std::mem::replace(step, step.saturating_mul(len)))
-        });
-        let mut stride: Vec<usize> = steps.collect();
-        stride.reverse();
-        stride
-    };
+    let mut axes: Vec<usize> = (0..shape.len()).collect();
+    if !columns_first {
+        axes.reverse();
+    }
+    let mut stride = vec![1; shape.len()];
+    let mut step = 1_usize;
+    for axis in axes {
+        stride[axis] = step;
+        step = step.saturating_mul(shape[axis]);
+    }
     Some(Ok(View {
         storage: Storage::Bytes(Arc::new(bytes)),
         dtype,
@@ -442,7 +444,7 @@ fn array(
     }))
 }
 
-/// Bytes, which protocols before 3 have as a call that encodes text.
+/// Returns bytes. Protocols before 3 write them as a call that encodes text.
 fn bytes(pickle: &Pickle, id: Id) -> Option<Vec<u8>> {
     match pickle.node(id) {
         Node::Bytes(bytes) => Some(bytes.clone()),

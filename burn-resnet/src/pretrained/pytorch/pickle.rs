@@ -1,8 +1,10 @@
-//! A pickle as a graph of values, without executing anything.
+//! A pickle as a graph of values. Nothing is executed.
 //!
-//! In: a stream at the start of a pickle of protocol 0 to 5. Out: its nodes, with the stream just after the pickle.
-//! Invariant: every class and every call stays a name; memory is bounded by a small multiple of the bytes read, and no value is copied.
-//! burn's reader refuses a file for any object beside the tensors that holds a tensor, and for keys that are no text.
+//! In: a stream at the start of a pickle of protocol 0 to 5. Out: its nodes; the stream is just
+//! after the pickle.
+//! Invariant: every class and every call stays a name. Memory is bounded by a small multiple of the
+//! bytes read, and no value is copied. burn's reader does not suffice: it rejects a file with any
+//! object around the tensors, and keys that are no text.
 
 // tidy: long file because the operations of a pickle are one machine
 use std::collections::HashMap;
@@ -11,7 +13,7 @@ use std::io::{BufRead, Read};
 /// The place of a node in [`Pickle`].
 pub(super) type Id = u32;
 
-/// A value. Containers name their parts, so that a value used twice is one node.
+/// A value. A container holds the ids of its parts, so a value that is used twice is one node.
 #[derive(Debug)]
 pub(super) enum Node {
     Bool(bool),
@@ -23,19 +25,19 @@ pub(super) enum Node {
     /// A tuple, list or set.
     Sequence(Vec<Id>),
     Dict(Vec<(Id, Id)>),
-    /// What `persistent_load` would be asked for.
+    /// The argument of Python's `persistent_load`.
     Reference(Id),
     Object(Object),
-    /// `None`, a float, an integer beyond 64 bits, or what only Python understands.
+    /// `None`, a float, an integer beyond 64 bits, or a value that only Python understands.
     Opaque,
 }
 
-/// The result of a call, with what was put into it later.
+/// The result of a call, and the parts that were added to it later.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) class: Id,
     pub(super) arguments: Id,
-    /// Of a subclass of `dict`.
+    /// The items of a subclass of `dict`.
     pub(super) items: Vec<(Id, Id)>,
     pub(super) state: Option<Id>,
 }
@@ -56,7 +58,7 @@ impl Pickle {
         &self.nodes
     }
 
-    /// The text of a key or name; PyTorch uses integers as keys, too.
+    /// Returns the text of a key or name. PyTorch also uses integers as keys.
     pub(super) fn text(&self, id: Id) -> Option<String> {
         match self.node(id) {
             Node::Text(text) => Some(text.clone()),
@@ -97,7 +99,7 @@ impl Pickle {
 /// Reads one pickle.
 ///
 /// # Errors
-/// The reason that the stream holds none.
+/// The reason that there is no pickle in the stream.
 pub(super) fn read(stream: &mut impl BufRead) -> Result<Pickle, String> {
     let mut machine = Machine {
         stream,
@@ -120,7 +122,7 @@ struct Machine<'a, R> {
     stream: &'a mut R,
     nodes: Vec<Node>,
     stack: Vec<Id>,
-    /// Heights of the stack at the open marks.
+    /// The heights of the stack at the open marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
 }
@@ -130,11 +132,11 @@ impl<R: BufRead> Machine<'_, R> {
     /// Executes operations until STOP. Their codes are those of Python's `pickletools`.
     fn run(&mut self) -> Result<Id, String> {
         loop {
-            match self.take::<1>()?[0] {
+            let code = self.number(1)? as u8;
+            match code {
                 b'.' => return self.pop(),
                 // PROTO, FRAME
-                0x80 => drop(self.take::<1>()?),
-                0x95 => drop(self.take::<8>()?),
+                0x80 | 0x95 => drop(self.number(number_bytes(code))?),
                 // Constants and numbers
                 b'N' => self.stack.push(OPAQUE),
                 0x88 => self.push(Node::Bool(true))?,
@@ -149,23 +151,15 @@ impl<R: BufRead> Machine<'_, R> {
                     self.push_digits(line.trim_end_matches('L'))?;
                 }
                 b'J' => {
-                    let number = i32::from_le_bytes(self.take()?);
-                    self.push(Node::Int(number.into()))?;
+                    let number = self.number(4)? as u32;
+                    self.push(Node::Int(number.cast_signed().into()))?;
                 }
-                b'K' => {
-                    let [number] = self.take()?;
-                    self.push(Node::Int(number.into()))?;
+                b'K' | b'M' => {
+                    let number = self.number(number_bytes(code))?;
+                    self.push(Node::Int(number as i64))?;
                 }
-                b'M' => {
-                    let number = u16::from_le_bytes(self.take()?);
-                    self.push(Node::Int(number.into()))?;
-                }
-                0x8A => {
-                    let [len] = self.take()?;
-                    self.push_long(len.into())?;
-                }
-                0x8B => {
-                    let len = self.len_u32()?;
+                0x8A | 0x8B => {
+                    let len = self.number(number_bytes(code))?;
                     self.push_long(len)?;
                 }
                 b'F' => {
@@ -173,7 +167,7 @@ impl<R: BufRead> Machine<'_, R> {
                     self.stack.push(OPAQUE);
                 }
                 b'G' => {
-                    self.take::<8>()?;
+                    self.number(8)?;
                     self.stack.push(OPAQUE);
                 }
                 // Texts and bytes
@@ -185,31 +179,16 @@ impl<R: BufRead> Machine<'_, R> {
                     let line = self.line()?;
                     self.push(Node::Text(line))?;
                 }
-                0x8C | b'U' => {
-                    let [len] = self.take()?;
-                    self.push_text(len.into())?;
-                }
-                b'X' | b'T' => {
-                    let len = self.len_u32()?;
+                b'U' | b'T' | b'X' | 0x8C | 0x8D => {
+                    let len = self.number(number_bytes(code))?;
                     self.push_text(len)?;
                 }
-                0x8D => {
-                    let len = u64::from_le_bytes(self.take()?);
-                    self.push_text(len)?;
+                b'C' | b'B' | 0x8E | 0x96 => {
+                    let len = self.number(number_bytes(code))?;
+                    let bytes = self.bytes(len)?;
+                    self.push(Node::Bytes(bytes))?;
                 }
-                b'C' => {
-                    let [len] = self.take()?;
-                    self.push_bytes(len.into())?;
-                }
-                b'B' => {
-                    let len = self.len_u32()?;
-                    self.push_bytes(len)?;
-                }
-                0x8E | 0x96 => {
-                    let len = u64::from_le_bytes(self.take()?);
-                    self.push_bytes(len)?;
-                }
-                // Containers; a set is a sequence.
+                // Containers. A set becomes a sequence.
                 b'(' => self.marks.push(self.stack.len()),
                 b')' | b']' | 0x8F => self.push(Node::Sequence(Vec::new()))?,
                 b'}' => self.push(Node::Dict(Vec::new()))?,
@@ -237,14 +216,15 @@ impl<R: BufRead> Machine<'_, R> {
                     self.append(&items)?;
                 }
                 b's' => {
-                    let (value, key) = (self.pop()?, self.pop()?);
+                    let value = self.pop()?;
+                    let key = self.pop()?;
                     self.set(&[key, value])?;
                 }
                 b'u' => {
                     let items = self.pop_to_mark()?;
                     self.set(&items)?;
                 }
-                // The stack and the memo
+                // The stack and the memo.
                 b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
                 b'0' => drop(self.pop()?),
                 b'1' => drop(self.pop_to_mark()?),
@@ -256,34 +236,28 @@ impl<R: BufRead> Machine<'_, R> {
                     let index = self.line()?.parse().map_err(|_| damaged("memo index"))?;
                     self.recall(index)?;
                 }
-                b'h' => {
-                    let [index] = self.take()?;
-                    self.recall(index.into())?;
-                }
-                b'j' => {
-                    let index = u32::from_le_bytes(self.take()?);
-                    self.recall(index)?;
+                b'h' | b'j' => {
+                    let index = self.number(number_bytes(code))?;
+                    self.recall(index as u32)?;
                 }
                 b'p' => {
                     let index = self.line()?.parse().map_err(|_| damaged("memo index"))?;
                     self.memorise(index)?;
                 }
-                b'q' => {
-                    let [index] = self.take()?;
-                    self.memorise(index.into())?;
-                }
-                b'r' => {
-                    let index = u32::from_le_bytes(self.take()?);
-                    self.memorise(index)?;
+                b'q' | b'r' => {
+                    let index = self.number(number_bytes(code))?;
+                    self.memorise(index as u32)?;
                 }
                 0x94 => self.memorise(self.memo.len() as u32)?,
                 // Classes, calls, states
                 b'c' => {
-                    let (module, name) = (self.line()?, self.line()?);
+                    let module = self.line()?;
+                    let name = self.line()?;
                     self.push(Node::Class(format!("{module}.{name}")))?;
                 }
                 0x93 => {
-                    let (name, module) = (self.pop()?, self.pop()?);
+                    let name = self.pop()?;
+                    let module = self.pop()?;
                     let class = match (self.node(module), self.node(name)) {
                         (Node::Text(module), Node::Text(name)) => format!("{module}.{name}"),
                         _ => return Err(damaged("name of a class")),
@@ -300,11 +274,15 @@ impl<R: BufRead> Machine<'_, R> {
                     self.push(Node::Reference(id))?;
                 }
                 b'R' | 0x81 => {
-                    let (arguments, class) = (self.pop()?, self.pop()?);
+                    let arguments = self.pop()?;
+                    let class = self.pop()?;
                     self.push_object(class, arguments)?;
                 }
                 0x92 => {
-                    let (_named, arguments, class) = (self.pop()?, self.pop()?, self.pop()?);
+                    // The arguments by name.
+                    self.pop()?;
+                    let arguments = self.pop()?;
+                    let class = self.pop()?;
                     self.push_object(class, arguments)?;
                 }
                 b'i' => {
@@ -326,22 +304,16 @@ impl<R: BufRead> Machine<'_, R> {
                 b'b' => {
                     let state = self.pop()?;
                     let object = self.top()?;
-                    // The state of another value, as of an `OrderedDict`, is its attributes: no part of it.
+                    // The state of any other value, such as an `OrderedDict`, is its attributes,
+                    // which hold no tensors.
                     if let Node::Object(object) = &mut self.nodes[object as usize] {
                         object.state = Some(state);
                     }
                 }
-                // Registered classes; buffers that lie elsewhere, the second of which only makes one read-only.
-                0x82 => {
-                    self.take::<1>()?;
-                    self.stack.push(OPAQUE);
-                }
-                0x83 => {
-                    self.take::<2>()?;
-                    self.stack.push(OPAQUE);
-                }
-                0x84 => {
-                    self.take::<4>()?;
+                // Registered classes, and buffers outside the pickle. The second operation on
+                // buffers only makes one read-only.
+                0x82..=0x84 => {
+                    self.number(number_bytes(code))?;
                     self.stack.push(OPAQUE);
                 }
                 0x97 => self.stack.push(OPAQUE),
@@ -377,7 +349,7 @@ impl<R: BufRead> Machine<'_, R> {
         self.push(digits.parse().map_or(Node::Opaque, Node::Int))
     }
 
-    /// An integer of `len` bytes in two's complement.
+    /// Pushes an integer of `len` bytes in two's complement.
     fn push_long(&mut self, len: u64) -> Result<(), String> {
         let bytes = self.bytes(len)?;
         let fill = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) {
@@ -394,7 +366,7 @@ impl<R: BufRead> Machine<'_, R> {
         self.push(Node::Int(i64::from_le_bytes(number)))
     }
 
-    /// Text of `len` bytes; Python 2 writes bytes of any kind so.
+    /// Pushes a text of `len` bytes. Python 2 writes any bytes like this.
     fn push_text(&mut self, len: u64) -> Result<(), String> {
         let node = match String::from_utf8(self.bytes(len)?) {
             Ok(text) => Node::Text(text),
@@ -403,23 +375,15 @@ impl<R: BufRead> Machine<'_, R> {
         self.push(node)
     }
 
-    fn push_bytes(&mut self, len: u64) -> Result<(), String> {
-        let bytes = self.bytes(len)?;
-        self.push(Node::Bytes(bytes))
-    }
-
     fn node(&self, id: Id) -> &Node {
         &self.nodes[id as usize]
     }
 
-    /// The value on top of the stack, above the last mark.
+    /// Returns the value on top of the stack, above the last mark.
     fn top(&self) -> Result<Id, String> {
-        let above = self.stack.len() > self.marks.last().copied().unwrap_or(0);
-        self.stack
-            .last()
-            .copied()
-            .filter(|_| above)
-            .ok_or_else(|| damaged("stack"))
+        let mark = self.marks.last().copied().unwrap_or(0);
+        let above = self.stack.get(mark..).and_then(<[Id]>::last);
+        above.copied().ok_or_else(|| damaged("stack"))
     }
 
     fn pop(&mut self) -> Result<Id, String> {
@@ -433,7 +397,7 @@ impl<R: BufRead> Machine<'_, R> {
         Ok(self.stack.split_off(mark))
     }
 
-    /// Appends to a list; the items of another value, such as a `deque`, are not looked at.
+    /// Appends to a list. The items of another value, such as a `deque`, are ignored.
     fn append(&mut self, items: &[Id]) -> Result<(), String> {
         let list = self.top()?;
         if let Node::Sequence(list) = &mut self.nodes[list as usize] {
@@ -464,16 +428,13 @@ impl<R: BufRead> Machine<'_, R> {
         Ok(())
     }
 
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let mut bytes = [0; N];
+    /// Reads an unsigned number of up to 8 bytes, the low byte first.
+    fn number(&mut self, num_bytes: usize) -> Result<u64, String> {
+        let mut bytes = [0; 8];
         self.stream
-            .read_exact(&mut bytes)
+            .read_exact(&mut bytes[..num_bytes])
             .map_err(|error| format!("the pickle cannot be read to its end: {error}"))?;
-        Ok(bytes)
-    }
-
-    fn len_u32(&mut self) -> Result<u64, String> {
-        Ok(u32::from_le_bytes(self.take()?).into())
+        Ok(u64::from_le_bytes(bytes))
     }
 
     fn bytes(&mut self, len: u64) -> Result<Vec<u8>, String> {
@@ -499,6 +460,16 @@ impl<R: BufRead> Machine<'_, R> {
             return Err("the pickle ends within a line".to_owned());
         }
         String::from_utf8(line).map_err(|_| damaged("line"))
+    }
+}
+
+/// Returns the number of bytes of the number, length or index after an operation.
+fn number_bytes(code: u8) -> usize {
+    match code {
+        0x80 | b'K' | 0x8A | b'U' | 0x8C | b'C' | b'h' | b'q' | 0x82 => 1,
+        b'M' | 0x83 => 2,
+        0x8B | b'T' | b'X' | b'B' | b'j' | b'r' | 0x84 => 4,
+        _ => 8,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What several tests share: tensors by their PyTorch names, and differences between lists.
+//! Helpers of several tests: tensors by their PyTorch names, and differences between lists.
 
 pub(crate) mod ten_losses;
 
@@ -8,15 +8,15 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use burn_resnet::ResNet;
 
-/// Values by PyTorch's name, row-major in burn's own shape.
+/// Values by PyTorch's name, row-major in burn's shape.
 pub(crate) type Named = BTreeMap<String, Vec<f32>>;
 
-/// A tensor's values in logical order.
+/// Returns the values of a tensor in logical order.
 pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec::<f32>().expect("f32 tensor")
 }
 
-/// Smooth and without symmetry, so that a mirrored or shifted result differs.
+/// Returns smooth images without symmetry, so that a mirrored or shifted result differs.
 pub(crate) fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     let len = shape.iter().product::<usize>();
     let values: Vec<f32> = (0..len)
@@ -25,7 +25,7 @@ pub(crate) fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// What to take of each tensor.
+/// The part of each tensor to collect.
 enum Part<'a> {
     Value,
     Gradient(&'a Gradients),
@@ -62,7 +62,7 @@ impl ModuleVisitor for Collect<'_> {
     }
 }
 
-/// All parameters and running statistics.
+/// Returns all parameters and running statistics.
 pub(crate) fn tensors(model: &impl Module) -> Named {
     let mut collect = Collect {
         part: Part::Value,
@@ -73,7 +73,7 @@ pub(crate) fn tensors(model: &impl Module) -> Named {
     collect.named
 }
 
-/// The gradient of every parameter that has one.
+/// Returns the gradient of every parameter that has one.
 pub(crate) fn gradients(model: &ResNet, gradients: &Gradients) -> Named {
     let part = Part::Gradient(gradients);
     let mut collect = Collect {
@@ -85,7 +85,7 @@ pub(crate) fn gradients(model: &ResNet, gradients: &Gradients) -> Named {
     collect.named
 }
 
-/// Largest absolute difference over the largest absolute expected value.
+/// Returns the largest absolute difference over the largest absolute expected value.
 pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = |values: &mut dyn Iterator<Item = f64>| {
@@ -103,7 +103,7 @@ pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f64 {
     difference / scale.max(f64::MIN_POSITIVE)
 }
 
-/// Asserts the same names and values within `tolerance` of [`relative_difference`].
+/// Asserts equal names, and values within `tolerance` of [`relative_difference`].
 pub(crate) fn assert_close(found: &Named, expected: &Named, tolerance: f64) {
     let names = |named: &Named| named.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(found), names(expected));

@@ -1,4 +1,5 @@
-//! Ten steps of SGD from weights and images without a pattern, which golden/ten_losses.py makes too: no file of 45 MB is kept.
+//! Ten SGD steps from weights and images that a formula makes. golden/ten_losses.py uses the same
+//! formula, so no file of 45 MB is kept.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -7,7 +8,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-/// Numbers without a pattern, different for each `salt`, in -1..1.
+/// Returns numbers without a pattern, different for each `salt`, in -1..1.
 fn numbers(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32)
         .map(|i| {
@@ -20,7 +21,8 @@ fn numbers(len: usize, salt: u32) -> Vec<f32> {
         .collect()
 }
 
-/// Gives every parameter its numbers; the salt counts them in PyTorch's order.
+/// A mapper that gives every parameter its numbers. The salt counts the parameters in PyTorch's
+/// order.
 struct Numbered {
     dtype: FloatDType,
     salt: u32,
@@ -37,13 +39,14 @@ impl ModuleMapper for Numbered {
             return param.map(|running| running.cast(self.dtype));
         }
         self.salt += 1;
-        let (shape, device) = (param.shape(), param.device());
+        let shape = param.shape();
+        let device = param.device();
         let numbers = numbers(shape.num_elements(), self.salt);
         param.map(|old| {
             let dims: [usize; D] = shape.dims();
             let data = |values: Vec<f32>, shape: &[usize]| TensorData::new(values, shape.to_vec());
             let tensor: Tensor<D> = match self.field.as_str() {
-                // burn keeps a linear weight as `[in, out]`, PyTorch as `[out, in]`.
+                // burn keeps a linear weight as `[in, out]`, PyTorch keeps it as `[out, in]`.
                 "weight" if D == 2 => {
                     let scale = (6.0 / dims[0] as f64).sqrt() as f32;
                     let rows = data(
@@ -80,7 +83,8 @@ impl ModuleMapper for Numbered {
     }
 }
 
-/// The losses of `model`, whose weights get their numbers in this format, over four images of `size` x `size`, by `forward`.
+/// Returns the losses of `model` over four images of `size` x `size`, computed by `forward`. Its
+/// weights are the numbers of the formula, in this format.
 pub(crate) fn ten_losses<M: Module>(
     model: M,
     size: usize,
