@@ -1,9 +1,10 @@
-//! How long an all-reduce takes, by algorithm and size: `mpirun -n N all_reduce [rounds]`.
+//! Times of an all-reduce, by algorithm and size: `mpirun -n N all_reduce [rounds]`.
 //!
-//! In: the number of ranks that mpirun starts. Out: a table of medians and minima in µs, printed by rank 0.
-//! Invariant: the algorithms take turns, so that a slow moment of the machine meets all of them; a round lasts as long as its slowest
-//! rank.
-#![allow(clippy::print_stdout, reason = "a program of its own")]
+//! In: the number of ranks that mpirun starts. Out: a table of medians and minima in µs, printed by
+//! rank 0.
+//! Invariant: the algorithms take turns, so that a slow moment of the machine affects all of them;
+//! a round lasts as long as its slowest rank.
+#![allow(clippy::print_stdout, reason = "it is a program")]
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,9 +1,10 @@
-//! Which parameters' gradients travel together.
+//! Groups of parameters whose gradients are reduced together.
 //!
-//! In: a layout and a limit in bytes. Out: contiguous ranges of the flat gradient buffer, last parameters first.
+//! In: a layout and a limit in bytes. Out: contiguous ranges of the flat gradient buffer, last
+//! parameters first.
 //! Invariant: pure and equal on all ranks: every parameter lies whole in exactly one bucket.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3: reverse order follows the backward pass, and a small
-//! first bucket starts communication early.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3: reverse order follows
+//! the backward pass, and a small first bucket starts communication early.
 
 use std::ops::Range;
 
@@ -32,16 +33,21 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// The limit for `total_bytes` of gradients where none is given: an eighth of them, since the way of the last bucket is seen, but
-    /// 64 to 512 KiB, since each has a latency, and larger ones gain no bandwidth. Measured on hosts joined by 200 Mbit/s and 1 Gbit/s.
+    /// Returns the default limit for `total_bytes` of gradients: an eighth of them, within 64 to
+    /// 512 KiB.
+    ///
+    /// The reduction of the last bucket does not overlap with the backward pass, so smaller buckets
+    /// are better. Each bucket has a latency, so very small ones are not. Larger ones gain no
+    /// bandwidth. Measured on hosts joined by 200 Mbit/s and 1 Gbit/s.
     #[must_use]
     pub fn default_cap_bytes(total_bytes: usize) -> usize {
         (total_bytes / 8).clamp(1 << 16, 1 << 19)
     }
 
-    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first up to 256 KiB at most.
+    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first
+    /// up to 256 KiB at most.
     ///
-    /// A parameter larger than the limit is a bucket of its own.
+    /// A parameter larger than the limit has its own bucket.
     ///
     /// # Units
     /// `bucket_cap_bytes` counts bytes of `f32`.
@@ -73,12 +79,12 @@ impl BucketPlan {
         }
     }
 
-    /// The buckets, in the order of their reduction.
+    /// Returns the buckets, in the order of their reduction.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// A digest of the layout and the buckets, the same in every process.
+    /// Returns a digest of the layout and the buckets, the same in every process.
     pub fn hash(&self) -> u64 {
         let mut digest = Sha256::new();
         digest.update(self.layout_hash.to_le_bytes());

@@ -2,7 +2,7 @@
 //!
 //! In, out: `f32`s and their bytes, little endian. Invariant: every bit survives.
 
-/// The bytes of `values`, four each.
+/// Returns the bytes of `values`, four each.
 pub fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
@@ -10,7 +10,7 @@ pub fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// The inverse of [`floats_to_bytes`]; bytes after the last whole number are left out.
+/// Returns the inverse of [`floats_to_bytes`]; bytes after the last whole number are left out.
 pub fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes
         .as_chunks()

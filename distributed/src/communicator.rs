@@ -1,8 +1,10 @@
-//! What a rank can ask of the others.
+//! Communication of a rank with the others.
 //!
 //! In: this rank's buffers. Out: sums, copies and gathered bytes, equal on all ranks.
-//! Invariant: every rank makes the same collectives in the same order; an `Err` from any call but a refused peer ends the job.
-//! Source: MPI standard 3.1, chapter 3 (messages), chapter 5 (collectives), 6.4 (duplicates) and section 8.7 (`MPI_Abort`).
+//! Invariant: every rank makes the same collectives in the same order; an `Err` from any call
+//! except a rejected peer ends the job.
+//! Source: MPI standard 3.1, chapter 3 (messages), chapter 5 (collectives), 6.4 (duplicates) and
+//! section 8.7 (`MPI_Abort`).
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -18,7 +20,7 @@ pub use crate::topology::Topology;
 /// The rank that acts for all: it prints, writes files and gives its parameters to the others.
 pub const ROOT: usize = 0;
 
-/// How a rank waits for the others.
+/// Behaviour of a rank while it waits for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WaitPolicy {
     /// Polls without pause.
@@ -139,7 +141,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// rank.
     ///
     /// # Errors
-    /// If lengths or kinds differ between ranks (where the communicator detects it), or the job ends.
+    /// If lengths or kinds differ between ranks (where the communicator detects it), or the job
+    /// ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same kind of buffer and equal lengths.
@@ -192,7 +195,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `bytes` by the bytes of rank `root`.
     ///
     /// # Errors
-    /// If `root` is not a rank, lengths differ (where the communicator detects it), or the job ends.
+    /// If `root` is not a rank, lengths differ (where the communicator detects it), or the job
+    /// ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same root and equal lengths.
@@ -300,18 +304,18 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns true if one thread may use this communicator while another uses a duplicate.
     fn supports_threads(&self) -> bool;
 
-    /// Sets how calls on this communicator wait, including calls in progress; may be called from any
-    /// thread.
+    /// Sets how calls on this communicator wait, including calls in progress; may be called from
+    /// any thread.
     ///
     /// Collectives on the communicator that `MpiCommunicator::init` made always
     /// [spin](WaitPolicy::Spin), inside MPI. Threads always sleep until they are woken.
     fn set_wait_policy(&self, wait_policy: WaitPolicy);
 
-    /// Allocates memory that the ranks of one node share, for reductions; `None`, on all ranks, if a
-    /// node cannot share memory.
+    /// Allocates memory that the ranks of one node share, for reductions; `None`, on all ranks, if
+    /// a node cannot share memory.
     ///
-    /// `members` are the ranks of this rank's node, ascending. Longer buffers are cut to `bytes`. The
-    /// memory exists until the end of the job.
+    /// `members` are the ranks of this rank's node, ascending. Longer buffers are cut to `bytes`.
+    /// The memory exists until the end of the job.
     ///
     /// # Errors
     /// If the job ends.
@@ -329,13 +333,13 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// Ends the job on all ranks, so that none waits for this one.
     ///
-    /// MPI calls `MPI_Abort` with `exit_code` and does not return. On threads every pending and later
-    /// collective returns [`CollectiveError::Aborted`] on every rank. A single rank does nothing. The
-    /// caller prints its error first.
+    /// MPI calls `MPI_Abort` with `exit_code` and does not return. On threads every pending and
+    /// later collective returns [`CollectiveError::Aborted`] on every rank. A single rank does
+    /// nothing. The caller prints its error first.
     fn abort(&self, reason: &str, exit_code: i32);
 
-    /// Returns the library that moves the bytes, for manifests: `none`, `threads`, or the first line
-    /// of MPI's version text.
+    /// Returns the library that moves the bytes, for manifests: `none`, `threads`, or the first
+    /// line of MPI's version text.
     fn library(&self) -> String;
 }
 
@@ -344,8 +348,10 @@ pub type BetweenNodes<'a> = &'a mut dyn FnMut(ReduceBuffer<'_>) -> Result<(), Co
 
 /// Memory that the ranks of one node share.
 pub trait NodeMemory: Send + Debug {
-    /// Replaces the elements of `buffer`, of `f32` or `u64`, by their sum over the ranks of the node,
-    /// added in rank order, after `between` if there are other nodes.
+    /// Replaces the elements of `buffer`, of `f32` or `u64`, by their sum over the ranks of the
+    /// node.
+    ///
+    /// The parts are added in rank order. If there are other nodes, `between` then adds their sums.
     ///
     /// # Errors
     /// If `between` fails.

@@ -1,8 +1,10 @@
 //! The CPUs that a process may use, and its share of those that ranks of its node have in common.
 //!
-//! In: `/proc` and `/sys` of this process, the limits of the other ranks of its node. Out: [`CpuLimits`], a number of CPUs.
+//! In: `/proc` and `/sys` of this process, the limits of the other ranks of its node. Out:
+//! [`CpuLimits`], a number of CPUs.
 //! Invariant: what Linux does not report is no limit; a share is at least one CPU.
-//! Source: cpuset(7); Linux, admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`).
+//! Source: cpuset(7); Linux, admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst
+//! (`cpu.cfs_quota_us`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -84,13 +86,14 @@ impl CpuLimits {
     }
 }
 
-/// The CPUs of a list that are online. A mask may name CPUs that the machine does not have; a container may number those online anew.
+/// Returns the CPUs of a list that are online. A mask may name CPUs that the machine does not have.
+/// A container may renumber the CPUs that are online.
 fn online(mask: &BTreeSet<usize>, online: &BTreeSet<usize>) -> BTreeSet<usize> {
     let both: BTreeSet<usize> = mask & online;
     if both.is_empty() { mask.clone() } else { both }
 }
 
-/// The numbers in a list as Linux writes it, such as `0-3,8`.
+/// Returns the numbers in a list as Linux writes it, such as `0-3,8`.
 fn numbers(list: &str) -> BTreeSet<usize> {
     let range = |part: &str| {
         let (first, last) = part
@@ -102,10 +105,12 @@ fn numbers(list: &str) -> BTreeSet<usize> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
-/// Directories of the control group that limits `controller` for a process, then of the groups around that group.
+/// Directories of the control group that limits `controller` for a process, then of the groups
+/// around that group.
 ///
-/// `groups` is the text of `/proc/self/cgroup`, `root` the directory where the groups are mounted. Directories of both versions of control
-/// groups are returned; some may not exist: inside a container the mounted root often is the process's own group.
+/// `groups` is the text of `/proc/self/cgroup`, `root` the directory where the groups are mounted.
+/// Directories of both versions of control groups are returned; some may not exist: inside a
+/// container the mounted root often is the process's own group.
 pub fn control_groups(root: &Path, groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut directories = Vec::new();
     for line in groups.lines() {
@@ -155,12 +160,14 @@ fn quotas(root: &Path, groups: &str) -> Vec<CpuQuota> {
         .collect()
 }
 
-/// Number of CPUs that rank `own` of a node may use without taking those of the node's other ranks, at least 1.
+/// Returns the number of CPUs that rank `own` of a node may use without taking those of the node's
+/// other ranks, at least 1.
 ///
-/// Ranks whose masks meet, directly or through others, divide the union of their masks; ranks under one quota divide the quota.
+/// Ranks whose masks meet, directly or through others, divide the union of their masks; ranks under
+/// one quota divide the quota.
 ///
 /// # Panics
-/// When `own` is not below the number of limits.
+/// If `own` is not below the number of limits.
 pub(crate) fn share(own: usize, node: &[CpuLimits]) -> usize {
     let mut union = node[own].allowed.clone();
     let mut members = 1;

@@ -1,7 +1,8 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 //!
-//! In: values known to every rank. Out: one error with the same text on every rank.
-//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi`, `Nccl`, `WatchdogThread` and `Aborted` may differ by rank.
+//! In: values that every rank has. Out: one error with the same text on every rank.
+//! Invariant: an error follows from gathered data, so all ranks fail together. Only `Mpi`, `Nccl`,
+//! `WatchdogThread` and `Aborted` may differ by rank.
 
 use thiserror::Error;
 
@@ -13,7 +14,8 @@ use thiserror::Error;
     reason = "the message of each variant says what its fields are"
 )]
 pub enum CollectiveError {
-    /// Ranks brought buffers of different lengths to one collective, or a message has another length than its receiver expects.
+    /// Ranks brought buffers of different lengths to one collective, or a message has another
+    /// length than its receiver expects.
     #[error("{collective}: expected {expected} {}, got {got} (rank {rank})", unit(.collective))]
     LengthMismatch {
         /// Name of the collective, or `receive` or `exchange`.
@@ -63,13 +65,13 @@ pub enum CollectiveError {
     /// A loss or gradient is NaN or infinite.
     #[error("step {step}: non-finite loss or gradient on {}; {} there {value}; lower the learning rate, or check the data", list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
-        /// The step that would have been made.
+        /// The step that was not made.
         step: u64,
-        /// Ranks that met it, ascending, at least one.
+        /// Ranks with a non-finite value, ascending, at least one.
         ranks: Vec<usize>,
-        /// Whose gradient was found so on the first of `ranks`; `None`: the loss was.
+        /// Parameter of the gradient on the first of `ranks`; `None` for the loss.
         parameter: Option<String>,
-        /// The value found, of a gradient the largest.
+        /// The non-finite value; for a gradient the largest magnitude.
         value: f32,
     },
     /// The system gave no thread for communication.
@@ -87,7 +89,7 @@ pub enum CollectiveError {
     },
     /// Two modules share a parameter.
     #[error(
-        "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each a parameter of its own"
+        "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each its own parameter"
     )]
     SharedParameter { first: String, second: String },
     /// The ranks' parts of a global batch are not the whole of it.
@@ -119,7 +121,7 @@ pub enum CollectiveError {
     )]
     WorldSizeMismatch {
         launcher: &'static str,
-        /// The variable that tells the number of tasks.
+        /// Variable that holds the number of tasks.
         variable: &'static str,
         num_tasks: usize,
         world_size: usize,
@@ -153,14 +155,16 @@ pub enum CollectiveError {
         "MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support"
     )]
     ThreadLevel { expected: &'static str, got: String },
-    /// A watchdog needs a thread of its own on a duplicate, which the communicator does not allow.
+    /// The watchdog needs a thread and a duplicate, and two threads may not use the communicator at
+    /// once.
     #[error(
         "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here; a rank that stops will keep the others waiting"
     )]
     WatchdogNeedsThreads { library: String },
-    /// A parameter server beside a worker has a thread of its own, and two threads may not use the communicator at once.
+    /// A parameter server on a worker's rank needs a thread, and two threads may not use the
+    /// communicator at once.
     #[error(
-        "a parameter server beside a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here; give the servers ranks of their own (trainer: --server-placement own)"
+        "a parameter server on the rank of a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here; give the servers dedicated ranks (trainer: --server-placement own)"
     )]
     ServerNeedsThreads { library: String },
     /// The watchdog's thread did not start.
@@ -181,12 +185,12 @@ pub enum CollectiveError {
     NcclUnavailable {
         /// Ranks with a problem, ascending, at least one.
         ranks: Vec<usize>,
-        /// What was expected and found, on the first of `ranks`.
+        /// The expected and found state of the first of `ranks`.
         problem: String,
         remedy: String,
     },
     /// A call of NCCL, or of the CUDA driver on its way, failed.
-    #[error("{call} failed on rank {rank}: {text}; NCCL_DEBUG=INFO makes NCCL tell more")]
+    #[error("{call} failed on rank {rank}: {text}; NCCL_DEBUG=INFO makes NCCL print more")]
     Nccl {
         call: &'static str,
         rank: usize,
@@ -195,7 +199,7 @@ pub enum CollectiveError {
     },
 }
 
-/// What a length counts, and where the expected one comes from.
+/// Returns the unit of a length, and the source of the expected one.
 fn unit(collective: &str) -> String {
     match collective {
         "receive" | "exchange" => "bytes in the message".to_owned(),
@@ -203,7 +207,7 @@ fn unit(collective: &str) -> String {
     }
 }
 
-/// What was not finite.
+/// Returns the name of the non-finite value.
 fn found(parameter: Option<&str>) -> String {
     parameter.map_or_else(
         || "loss".to_owned(),
@@ -211,7 +215,7 @@ fn found(parameter: Option<&str>) -> String {
     )
 }
 
-/// The variables to unset for a world of one process.
+/// Returns the variables to unset for a world of one process.
 fn of_one_process(variable: &str) -> &str {
     // Without the step's variable the allocation's would count.
     if variable == "SLURM_STEP_NUM_TASKS" {
@@ -221,7 +225,7 @@ fn of_one_process(variable: &str) -> &str {
     }
 }
 
-/// `rank 2` or `ranks 1, 3`.
+/// Returns `rank 2` or `ranks 1, 3`.
 pub(crate) fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };

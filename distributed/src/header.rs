@@ -1,7 +1,9 @@
-//! What all ranks must agree on before they add up a step's gradients.
+//! Agreement of all ranks before they sum the gradients of a step.
 //!
-//! In: every rank's position, plan, sample count, finiteness and wish to stop. Out: one global status, the same on all ranks.
-//! Invariant: no rank leaves a step alone: a stop or an error is everybody's.
+//! In: position, plan, sample count, finiteness and stop request of every rank. Out: one global
+//! status, the same on all ranks.
+//! Invariant: either every rank takes a step or none does; a stop or an error is common to all
+//! ranks.
 
 use crate::{CollectiveError, Communicator, ROOT, replica::ParameterLayout};
 
@@ -14,11 +16,11 @@ pub struct StepHeader {
     pub step: u64,
     /// [`BucketPlan::hash`](crate::gradients::BucketPlan::hash).
     pub plan_hash: u64,
-    /// Whether this rank wants the run to end after this step.
+    /// True if this rank wants the run to end after this step.
     pub stop: bool,
     /// Samples of this rank.
     pub num_samples: u64,
-    /// Whether the loss is free of NaN and infinity.
+    /// True if the loss is free of NaN and infinity.
     pub finite: bool,
 }
 
@@ -26,7 +28,7 @@ impl StepHeader {
     /// Length of a header in bytes.
     pub const NUM_BYTES: usize = 34;
 
-    /// The header as bytes, little endian.
+    /// Returns the header as bytes, little endian.
     pub fn to_bytes(&self) -> [u8; Self::NUM_BYTES] {
         let mut bytes = [0; Self::NUM_BYTES];
         for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples]
@@ -40,7 +42,7 @@ impl StepHeader {
         bytes
     }
 
-    /// The header in `bytes`.
+    /// Returns the header in `bytes`.
     pub fn from_bytes(bytes: &[u8; Self::NUM_BYTES]) -> Self {
         let number =
             |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
@@ -55,10 +57,10 @@ impl StepHeader {
     }
 }
 
-/// What the ranks agreed on.
+/// The result of the agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalStepStatus {
-    /// Whether any rank wants the run to end after this step.
+    /// True if any rank wants the run to end after this step.
     pub stop: bool,
     /// Samples of the step over all ranks.
     pub num_samples: u64,
@@ -67,8 +69,9 @@ pub struct GlobalStepStatus {
 /// Compares the headers of all ranks.
 ///
 /// # Errors
-/// [`CollectiveError::RanksDiverged`] when epoch, step or plan differ, else [`CollectiveError::NonFinite`] when a rank met a NaN or
-/// an infinity. All ranks return the same error.
+/// [`CollectiveError::RanksDiverged`] when epoch, step or plan differ, else
+/// [`CollectiveError::NonFinite`] when a rank met a NaN or an infinity. All ranks return the same
+/// error.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -79,7 +82,7 @@ pub fn agree(
     global_status(&parsed(&communicator.all_gather(&header.to_bytes())?)?)
 }
 
-/// The headers of ranks that are at the same step of the same plan.
+/// Returns the headers of ranks that are at the same step of the same plan.
 pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
@@ -105,7 +108,8 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
         ];
         for (what, expected, got) in pairs {
             if expected != got {
-                let (expected, got) = (expected.to_string(), got.to_string());
+                let expected = expected.to_string();
+                let got = got.to_string();
                 return Err(CollectiveError::RanksDiverged {
                     step,
                     rank,
@@ -119,7 +123,7 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
     Ok(headers)
 }
 
-/// The same status wherever it is drawn from the same headers.
+/// Returns the status that follows from the headers of all ranks.
 pub(crate) fn global_status(headers: &[StepHeader]) -> Result<GlobalStepStatus, CollectiveError> {
     let ranks: Vec<usize> = (0..headers.len())
         .filter(|&rank| !headers[rank].finite)
@@ -139,7 +143,7 @@ pub(crate) fn global_status(headers: &[StepHeader]) -> Result<GlobalStepStatus, 
     })
 }
 
-/// Whether any rank wants the run to end, also after a step that cannot be made.
+/// Returns true if any rank wants the run to end, also after a step that cannot be made.
 pub(crate) fn wants_stop(headers: &[StepHeader]) -> bool {
     headers.iter().any(|header| header.stop)
 }
@@ -152,7 +156,7 @@ pub(crate) struct Largest {
     pub(crate) value: f32,
 }
 
-/// Whose gradient made the sum non-finite.
+/// Returns the error that names the rank and the parameter of a non-finite gradient.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -193,10 +197,11 @@ pub(crate) fn diagnose(
     })
 }
 
-/// Whose gradient is not finite on a rank that has all of them, flat as `layout` says.
+/// Returns the error that names the parameter of a non-finite gradient, on a rank that has all
+/// gradients, flat as `layout` says.
 ///
 /// # Panics
-/// When `gradients` has another length than the layout.
+/// If `gradients` has another length than the layout.
 pub fn locate_non_finite(
     step: u64,
     rank: usize,
@@ -225,7 +230,8 @@ pub fn locate_non_finite(
     }
 }
 
-/// The bits of the largest magnitude. Without the sign bit, those of floats are ordered like their magnitudes, NaN above infinity.
+/// Returns the bits of the largest magnitude. Without the sign bit, those of floats are ordered
+/// like their magnitudes, NaN above infinity.
 pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
     values
         .iter()
@@ -234,7 +240,8 @@ pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
         .unwrap_or(0)
 }
 
-/// Whether none is NaN or infinite; looks at all of them, which is faster than to end at the first.
+/// Returns true if none is NaN or infinite; looks at all of them, which is faster than to end at
+/// the first.
 pub(crate) fn are_finite(values: &[f32]) -> bool {
     largest_magnitude_bits(values) < f32::INFINITY.to_bits()
 }
@@ -269,7 +276,7 @@ mod tests {
         }
     }
 
-    /// The agreement on three ranks where rank 1 has `other`.
+    /// Returns the agreement on three ranks where rank 1 has `other`.
     fn agree_with(other: StepHeader) -> Vec<Result<GlobalStepStatus, CollectiveError>> {
         run_ranks(3, |communicator| {
             let mine = if communicator.rank() == 1 {

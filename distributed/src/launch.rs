@@ -1,6 +1,6 @@
-//! Entering and leaving the world: what every program on this library does around its work.
+//! Joining and leaving the world around a program's work.
 //!
-//! In: what to run. Out: an exit code.
+//! In: the work. Out: an exit code.
 //! Invariant: an error of one rank is printed, then ends the job on all ranks.
 
 use std::fmt::Display;
@@ -18,13 +18,16 @@ use crate::{CollectiveError, Communicator, ROOT};
 
 const FAILURE: u8 = 1;
 
-/// How long a rank other than root keeps an error to itself: when root fails in the same way, its words suffice.
+/// Delay of an error of a rank other than root: if root fails in the same way, root's message
+/// suffices.
 const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
 
-/// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves it together with the others.
+/// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves it
+/// together with the others.
 ///
-/// An error is printed as `error (rank R): …` and ends the job on all ranks, so that none waits for this one; the exit code is 1.
-/// Without the cargo feature `mpi`, and without a launcher, the world is this process, and MPI is not initialised. Call it once, in `main`:
+/// An error is printed as `error (rank R): …` and ends the job on all ranks, so that none waits for
+/// this one; the exit code is 1. Without the cargo feature `mpi`, and without a launcher, the world
+/// is this process, and MPI is not initialised. Call it once, in `main`:
 ///
 /// ```no_run
 /// use distributed::{CollectiveError, launch};
@@ -61,14 +64,15 @@ where
     )
 }
 
-/// As [`launch`], for a program that joins and speaks in its own way.
+/// Runs [`launch`] for a program that joins and reports errors in a custom way.
 ///
-/// `join` gives this rank's communicator; `work` checks with [`check_world`] whether it is the launcher's world, if it cares;
-/// `tell` prints an error, beside the rank if there are several, and gives the exit code.
+/// `join` returns this rank's communicator. `work` may check by [`check_world`] that it is the
+/// launcher's world. `report` prints an error, with the rank if there are several, and returns the
+/// exit code.
 pub fn launch_with<T, E>(
     join: impl FnOnce() -> Result<Arc<dyn Communicator>, E>,
     work: impl FnOnce(&Arc<dyn Communicator>) -> Result<T, E>,
-    tell: impl FnOnce(Option<usize>, &E) -> u8,
+    report: impl FnOnce(Option<usize>, &E) -> u8,
 ) -> ExitCode
 where
     T: Termination,
@@ -76,7 +80,7 @@ where
 {
     let communicator = match join() {
         Ok(communicator) => communicator,
-        Err(error) => return fail(None, &error, tell),
+        Err(error) => return fail(None, &error, report),
     };
     let done = work(&communicator).and_then(|done| {
         communicator.finish()?;
@@ -84,18 +88,19 @@ where
     });
     match done {
         Ok(done) => done.report(),
-        Err(error) => fail(Some(&*communicator), &error, tell),
+        Err(error) => fail(Some(&*communicator), &error, report),
     }
 }
 
 fn fail<E: Display>(
     communicator: Option<&dyn Communicator>,
     error: &E,
-    tell: impl FnOnce(Option<usize>, &E) -> u8,
+    report: impl FnOnce(Option<usize>, &E) -> u8,
 ) -> ExitCode {
     let joined = communicator.filter(|communicator| communicator.world_size() > 1);
     let rank = joined.map(Communicator::rank);
-    // Also a process that did not find the others: its failure may end the job before what root says of the same has come through.
+    // A process that did not find the others waits, too: its failure could end the job before
+    // root's message is printed.
     let launched_as = || {
         Launcher::detect_from_environment()
             .ok()
@@ -105,7 +110,7 @@ fn fail<E: Display>(
     if rank.or_else(launched_as).is_some_and(|rank| rank != ROOT) {
         std::thread::sleep(ROOT_SPEAKS_FIRST);
     }
-    let code = tell(rank, error);
+    let code = report(rank, error);
     if let Some(communicator) = joined {
         communicator.abort(&format!("{error:#}"), i32::from(code));
     }
@@ -114,11 +119,12 @@ fn fail<E: Display>(
 
 /// Returns the world this process was started in, without comparing it with what the launcher says.
 ///
-/// MPI is initialised only where a launcher left the address of other ranks; otherwise the world is this process. In both a panic on any
-/// thread prints `error (rank R): panicked …` and ends the job with exit code 101.
+/// MPI is initialised only where a launcher left the address of other ranks; otherwise the world is
+/// this process. In both a panic on any thread prints `error (rank R): panicked …` and ends the job
+/// with exit code 101.
 ///
 /// # Errors
-/// When MPI refuses.
+/// If MPI refuses.
 ///
 /// # Collective
 /// Must be called by all processes of the job.
@@ -131,7 +137,8 @@ pub fn join() -> Result<Arc<dyn Communicator>, CollectiveError> {
     Ok(Arc::new(crate::communicator::SingleCommunicator::new()))
 }
 
-/// Returns the name and version of this program's MPI library, also where MPI is not initialised; `none` without the feature `mpi`.
+/// Returns the name and version of this program's MPI library, also where MPI is not initialised;
+/// `none` without the feature `mpi`.
 pub fn mpi_library() -> String {
     #[cfg(feature = "mpi")]
     return crate::communicator::MpiCommunicator::library_name();
@@ -139,10 +146,10 @@ pub fn mpi_library() -> String {
     "none".to_owned()
 }
 
-/// Refuses a world that is not the one the launcher started.
+/// Rejects a world that the launcher did not start.
 ///
 /// # Errors
-/// When the communicator and the launcher do not agree on the number of ranks or on this one's place.
+/// If the communicator and the launcher differ in the number of ranks or in this rank's place.
 pub fn check_world(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
     let launcher = Launcher::detect_from_environment()?;
     check_world_size(

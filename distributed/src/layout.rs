@@ -1,7 +1,9 @@
-//! Where every parameter of a module lies in one flat buffer.
+//! Positions of a module's parameters in one flat buffer.
 //!
-//! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of the module.
-//! Invariant: equal modules have equal layouts on every rank. Parameter ids are random per process and never compared.
+//! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of
+//! the module.
+//! Invariant: equal modules have equal layouts on every rank. Parameter ids are random in each
+//! process and never compared.
 
 use std::collections::HashMap;
 
@@ -15,7 +17,8 @@ use crate::on_device::{ElementOrder, place, tensors};
 /// One parameter, or one running statistic, in the flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterEntry {
-    /// Names of the fields from the module's root, dotted, without variants of enums: `layer1.0.conv1.weight`.
+    /// Names of the fields from the module's root, dotted, without variants of enums:
+    /// `layer1.0.conv1.weight`.
     pub path: String,
     /// burn's id in this process.
     pub id: ParamId,
@@ -28,7 +31,7 @@ pub struct ParameterEntry {
 }
 
 impl ParameterEntry {
-    /// Its elements' indices in the flat buffer.
+    /// Returns its elements' indices in the flat buffer.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len
     }
@@ -42,25 +45,28 @@ pub struct ParameterLayout {
 }
 
 impl ParameterLayout {
-    /// The trainable parameters of `module`, whether it is in training or a [`Module::valid`] copy.
+    /// Returns the layout of the trainable parameters of `module`, in training or a
+    /// [`Module::valid`] copy.
     ///
-    /// Parameters not initialised yet are initialised by this.
+    /// Initialises parameters that are not initialised yet.
     pub fn new<M: Module>(module: &M) -> Self {
         Self::of(module, true)
     }
 
-    /// The other float tensors: norm statistics, and parameters frozen by `no_grad`.
+    /// Returns the layout of the other float tensors: norm statistics, and parameters frozen by
+    /// `no_grad`.
     pub fn state<M: Module>(module: &M) -> Self {
         Self::of(module, false)
     }
 
-    /// The norm statistics alone: what forward passes change, so that ranks may differ in it.
+    /// Returns the layout of the norm statistics only. Forward passes change them, so they may
+    /// differ between ranks.
     pub fn statistics<M: Module>(module: &M) -> Self {
         // burn lets every parameter require a gradient, and no running state.
         Self::of(&module.clone().train().map(&mut RequireGradients), false)
     }
 
-    /// A layout without a module: tensors of these paths and shapes, in this order.
+    /// Returns a layout without a module: tensors of these paths and shapes, in this order.
     pub fn from_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Self {
         let mut layout = Self::default();
         for (path, shape) in shapes {
@@ -69,17 +75,18 @@ impl ParameterLayout {
         layout
     }
 
-    /// The tensors, in module order.
+    /// Returns the tensors, in module order.
     pub fn entries(&self) -> &[ParameterEntry] {
         &self.entries
     }
 
-    /// Length of the flat buffer.
+    /// Returns the length of the flat buffer.
     pub fn num_elements(&self) -> usize {
         self.num_elements
     }
 
-    /// Refuses entries that are one parameter, by its id: a clone of it in another module. Its gradient would be told of one alone.
+    /// Rejects entries with one parameter id: a clone of a parameter in another module. A backward
+    /// pass reports its gradient for one of them.
     ///
     /// # Errors
     /// [`CollectiveError::SharedParameter`] with the first two.
@@ -98,7 +105,7 @@ impl ParameterLayout {
         }
     }
 
-    /// A digest of paths, shapes and offsets, the same in every process.
+    /// Returns a digest of paths, shapes and offsets, the same in every process.
     pub fn hash(&self) -> u64 {
         let mut digest = Sha256::new();
         for entry in &self.entries {
@@ -113,7 +120,8 @@ impl ParameterLayout {
     }
 
     fn of<M: Module>(module: &M, trainable: bool) -> Self {
-        // `train` brings back the gradient requirement that `valid` puts away, and makes tensors of running states without one.
+        // `train` restores the gradient requirement that `valid` removes, and makes tensors of
+        // running states without one.
         let mut lister = Lister {
             path: Path::default(),
             trainable,
@@ -136,12 +144,13 @@ impl ParameterLayout {
     }
 }
 
-/// The tensors of `layout` in `module`, flat.
+/// Returns the tensors of `layout` in `module`, flat.
 ///
-/// Norm statistics are read with the updates of all forward passes made so far: burn keeps the last one pending.
+/// Norm statistics include the updates of all forward passes so far: burn keeps the last one
+/// pending.
 ///
 /// # Panics
-/// When `layout` is not of this module.
+/// If `layout` is not of this module.
 pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     let mut values = vec![0.0; layout.num_elements()];
     for (entry, tensor) in
@@ -155,13 +164,14 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     values
 }
 
-/// `module` with the tensors of `layout` replaced by `values`; ids, gradient requirements, types and devices stay.
+/// Returns `module` with the tensors of `layout` replaced by `values`. Ids, gradient requirements,
+/// types and devices stay.
 ///
-/// Norm statistics are written where burn keeps them, so clones of `module` that share its running states see the new values;
-/// parameters of clones stay.
+/// Norm statistics are written where burn keeps them: clones of `module` that share its running
+/// states see the new values. Parameters of clones stay.
 ///
 /// # Panics
-/// When `layout` is not of this module, or `values` has another length than the layout.
+/// If `layout` is not of this module, or `values` has another length than the layout.
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
     assert_eq!(
         values.len(),
@@ -176,7 +186,8 @@ pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> 
     })
 }
 
-/// Names of the modules entered and not left; empty for a variant of an enum, which is no part of a path.
+/// Names of the modules that a visit is in; empty for a variant of an enum, which is not part of a
+/// path.
 #[derive(Default)]
 pub(crate) struct Path(Vec<String>);
 
@@ -204,7 +215,8 @@ impl Path {
         self.names().collect::<Vec<_>>().join(".")
     }
 
-    /// Whether this is the path `dotted`, without building a string for each tensor of each step.
+    /// Returns true if this is the path `dotted`, without building a string for each tensor of each
+    /// step.
     fn is(&self, dotted: &str) -> bool {
         if self.names().next().is_none() {
             return dotted.is_empty();
@@ -239,12 +251,12 @@ impl<'a> Cursor<'a> {
         self.path.exit();
     }
 
-    /// The path of the tensor visited now.
+    /// Returns the path of the tensor visited now.
     pub(crate) fn path(&self) -> String {
         self.path.dotted()
     }
 
-    /// The entry of the tensor visited now, when the layout has it.
+    /// Returns the entry of the current tensor, if the layout has it.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
         let entry = self
             .layout
@@ -255,8 +267,10 @@ impl<'a> Cursor<'a> {
         Some(entry)
     }
 
+    /// Checks that the module had all tensors of the layout.
+    ///
     /// # Panics
-    /// When the module had not all tensors of the layout.
+    /// If a tensor was missing.
     pub(crate) fn finish(&self) {
         if let Some(entry) = self.layout.entries.get(self.next) {
             panic!(
@@ -267,12 +281,12 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Hands the elements of a flat tensor of f32 to `use_values`.
+/// Passes the elements of a flat tensor of f32 to `use_values`.
 pub(crate) fn with_values<R>(tensor: Tensor<1>, use_values: impl FnOnce(&[f32]) -> R) -> R {
     use_values(tensor.into_data().as_slice().expect("the tensor is f32"))
 }
 
-/// The first eight bytes of a digest.
+/// Returns the first eight bytes of a digest.
 pub(crate) fn first_u64(digest: Sha256) -> u64 {
     let bytes = digest.finalize();
     u64::from_le_bytes(std::array::from_fn(|index| bytes[index]))

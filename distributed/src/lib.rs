@@ -1,11 +1,15 @@
 //! Ranks, collectives and gradient synchronisation for any burn module.
 //!
-//! In: a module built on every rank, its gradients, a launcher's environment. Out: the exact global gradient, equal on all ranks.
-//! Invariant: every rank makes the same sequence of collectives; what differs between ranks is found and named, never guessed.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; the MPI standard 3.1 for the collectives.
+//! In: a module built on every rank, its gradients, a launcher's environment. Out: the exact global
+//! gradient, equal on all ranks.
+//! Invariant: every rank makes the same sequence of collectives; what differs between ranks is
+//! found and named, never guessed.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; the MPI standard 3.1 for
+//! the collectives.
 //!
-//! A communicator is [`SingleCommunicator`](communicator::SingleCommunicator) (one rank), [`ThreadCommunicator`](communicator::ThreadCommunicator) (ranks as threads of one process, for tests) or
-//! `MpiCommunicator` (cargo feature `mpi`); everything above them is one code path:
+//! A communicator is [`SingleCommunicator`](communicator::SingleCommunicator) (one rank),
+//! [`ThreadCommunicator`](communicator::ThreadCommunicator) (ranks as threads of one process, for
+//! tests) or `MpiCommunicator` (cargo feature `mpi`); everything above them is one code path:
 //!
 //! ```
 //! use std::sync::Arc;

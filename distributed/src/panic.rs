@@ -1,7 +1,8 @@
 //! A panic ends the job.
 //!
-//! In: a panic on any thread, caught or not. Out: one line of an error, the end of the process or of all ranks.
-//! Invariant: after a panic no other thread waits for work that nobody does.
+//! In: a panic on any thread, caught or not. Out: one line of an error, the end of the process or
+//! of all ranks.
+//! Invariant: after a panic no other thread waits for work of the panicked thread.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
@@ -11,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Exit code of a job that a panic ends, as of a Rust program that panics.
 pub(crate) const EXIT_CODE: i32 = 101;
 
-/// Replaces the panic hook by one that reports the panic and calls `end`; where `may_unwind`, it only reports.
+/// Replaces the panic hook by one that reports the panic and calls `end`; where `may_unwind`, it
+/// only reports.
 pub(crate) fn end_on_panic(rank: usize, may_unwind: fn() -> bool, end: fn()) {
     static ENDING: AtomicBool = AtomicBool::new(false);
     set_hook(Box::new(move |panic| {

@@ -1,4 +1,4 @@
-//! How one bucket of gradients becomes its sum over all ranks.
+//! Reduction of one bucket of gradients over all ranks.
 //!
 //! In: this rank's gradients of a bucket. Out: the sum over all ranks, the same bits on every rank.
 //! Invariant: a bucket's reduction makes the same collectives on every rank, in the same order.
@@ -17,13 +17,16 @@ pub use crate::nccl::NcclReduction;
 use crate::replica::{ParameterEntry, ParameterLayout};
 use crate::{CollectiveError, Communicator};
 
-/// One way to sum buckets; it runs on the communication thread where there is one.
+/// A method to sum buckets; runs on the communication thread if there is one.
 pub trait BucketReduction: Send + Debug {
-    /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with it. `values` holds as many copies
-    /// of the bucket, one after the other, as [`num_slots`](BucketReduction::num_slots) says, and is left with one.
+    /// Replaces `values` by the sum over all ranks, or by parameters that a server updated with the
+    /// sum.
+    ///
+    /// `values` holds [`num_slots`](BucketReduction::num_slots) copies of the bucket, one after the
+    /// other. One is left afterwards.
     ///
     /// # Errors
-    /// When a collective fails.
+    /// If a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same bucket.
@@ -34,8 +37,8 @@ pub trait BucketReduction: Send + Debug {
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError>;
 
-    /// Restores the [state](BucketReduction::state) from before the last step, which all ranks skip.
-    /// Called at most once after a step's buckets.
+    /// Restores the [state](BucketReduction::state) from before the last step, which all ranks
+    /// skip. Called at most once after a step's buckets.
     fn roll_back(&mut self) {}
 
     /// Returns the state between two steps, of the same kind on every rank; `None` if steps do not
@@ -47,38 +50,40 @@ pub trait BucketReduction: Send + Debug {
     /// Continues after `num_steps` steps with the state from then.
     ///
     /// # Panics
-    /// If a length differs from that of its own state.
+    /// If a length differs from that of the current state.
     fn restore(&mut self, num_steps: u64, state: &ReductionState) {
         let _ = (num_steps, state);
     }
 
-    /// How many partial gradients of a step are kept apart until the reduction: one, unless their order of addition matters.
+    /// Returns the number of partial gradients of a step that are kept until the reduction: one,
+    /// unless their order of addition matters.
     fn num_slots(&self) -> usize {
         1
     }
 
-    /// Whether even a world of one must go through it.
+    /// Returns true if a world of one rank must call it, too.
     fn runs_on_one_rank(&self) -> bool {
         false
     }
 
-    /// The communicator that it waits on, where that is not the one it was given.
+    /// Returns the communicator that the reduction waits on, if it is not the one that it was
+    /// given.
     fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
         None
     }
 }
 
-/// What a bucket brings along of its step, from the training loop to whoever reduces it.
+/// The properties of a step that accompany its buckets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketContext {
-    /// With which a server updates.
+    /// Learning rate of the update that a server makes.
     pub learning_rate: f64,
-    /// Whether this rank has samples in the step; one that has none sends a server no gradient.
+    /// True if this rank has samples in the step; without samples it sends a server no gradient.
     pub has_samples: bool,
 }
 
 impl Default for BucketContext {
-    /// That of a sum, which asks for nothing.
+    /// Returns the context of a plain sum, which does not use it.
     fn default() -> Self {
         Self {
             learning_rate: 0.0,
@@ -90,39 +95,44 @@ impl Default for BucketContext {
 /// The state of a reduction between two steps, which a checkpoint contains.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReductionState {
-    /// What this rank has kept back of its gradients, one value for each parameter's element, in module order; every rank has its own.
+    /// Part of the gradients that this rank has kept back, one value for each parameter's element,
+    /// in module order. Differs between ranks.
     pub residual: Vec<f32>,
-    /// The factors that a next sum of matrices begins with, matrix after matrix in module order, the same on every rank. None if the
-    /// next sum begins with new ones.
+    /// Factors for the next sum of matrices, matrix after matrix in module order, the same on every
+    /// rank. Empty if the next sum begins with new factors.
     pub factors: Vec<f32>,
-    /// How many columns were drawn for the factors of each bucket, the same on every rank.
+    /// Number of columns that were drawn for the factors of each bucket, the same on every rank.
     pub num_drawn: Vec<u64>,
 }
 
-/// What one sum cost and lost; reports of several buckets, steps and ranks are added up.
+/// Cost and error of a sum; those of several buckets, steps and ranks are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Bytes this rank sent, for `L` elements on `N` ranks. An all-reduce counts as a ring, 8 L (N−1) / N, rounded down; an
-    /// all-gather of B bytes a rank as B (N−1).
+    /// Bytes that this rank sent.
+    ///
+    /// For `L` elements on `N` ranks an all-reduce counts as a ring, 8 L (N−1) / N, rounded down;
+    /// an all-gather of B bytes a rank counts as B (N−1).
     ///
     /// | kind | bytes |
     /// | --- | --- |
     /// | none, warm-up | an all-reduce of L |
-    /// | bf16 | 2 (L − S) + 2 S (N−1), S = elements of this rank's segment, about L / N: half of an all-reduce |
+    /// | bf16 | 2 (L − S) + 2 S (N−1), S = about L / N elements: half of an all-reduce |
     /// | f16 | the same and an all-gather of 4 |
-    /// | powersgd | an all-reduce of the plain elements with all P, one of all Q: R (rows + columns) a matrix |
-    /// | topk | an all-gather of 8 ⌈L P / 100⌉: less than an all-reduce for P below 100 / N |
+    /// | powersgd | all-reduces of plain elements with all P, and of all Q: R (rows + columns) |
+    /// | topk | an all-gather of 8 ⌈L P / 100⌉: below an all-reduce for P below 100 / N |
     pub bytes_sent: u64,
-    /// What an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded down.
+    /// Bytes that an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded
+    /// down.
     pub uncompressed_bytes: u64,
-    /// Squared norm of the part of this rank's input that the result misses; with 16-bit wires, of all roundings this rank made.
+    /// Squared norm of the part of this rank's input that the result lacks; with 16-bit wires, of
+    /// all roundings of this rank.
     pub error_squared: f64,
-    /// Squared norm of this rank's input, its gradients plus what was kept back before.
+    /// Squared norm of this rank's input: its gradients plus the part that was kept back before.
     pub input_squared: f64,
 }
 
 impl Traffic {
-    /// `sqrt(Σ error² / Σ input²)`; 0 where the input is 0.
+    /// Returns `sqrt(Σ error² / Σ input²)`; 0 if the input is 0.
     pub fn relative_error(&self) -> f64 {
         if self.input_squared == 0.0 {
             0.0
@@ -142,7 +152,8 @@ impl AddAssign for Traffic {
 }
 
 impl Traffic {
-    /// A sum of `len` values of `element_bytes` over `world_size` ranks, by an algorithm that sends the least possible.
+    /// Returns the traffic of a sum of `len` values of `element_bytes` over `world_size` ranks, by
+    /// an algorithm that sends the fewest bytes.
     pub fn of_sum(len: usize, element_bytes: usize, world_size: usize) -> Self {
         let bytes = |element: usize| (2 * (world_size - 1) * len * element / world_size) as u64;
         Self {
@@ -171,7 +182,8 @@ impl BucketReduction for AllReducer {
     }
 }
 
-/// The sum of virtual shards, the same bits however they lie on the ranks; even one rank goes through it.
+/// The sum of virtual shards: the same bits for any distribution of the shards over ranks. One rank
+/// uses it, too.
 #[derive(Debug)]
 pub struct ExactReduction {
     reducer: ExactReducer,
@@ -184,7 +196,7 @@ impl ExactReduction {
     /// Sums `num_shards` gradients of this rank with those of the others.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks; each may bring another number.
@@ -227,7 +239,7 @@ impl BucketReduction for ExactReduction {
     }
 }
 
-/// The compressed sum; what a step leaves out goes into the next one.
+/// The compressed sum; the error of a step is added to the next one.
 #[derive(Debug)]
 pub struct CompressedReduction {
     communicator: Arc<dyn Communicator>,
@@ -265,7 +277,7 @@ impl CompressedReduction {
     }
 }
 
-/// The parameters of a bucket, seen as matrices: a row for each index of the first axis.
+/// Returns the parameters of a bucket as matrices, with a row for each index of the first axis.
 pub fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
     let begin = entries.first().map_or(0, |entry| entry.offset);
     let span = |entry: &ParameterEntry| {
@@ -310,7 +322,8 @@ impl BucketReduction for CompressedReduction {
     }
 
     fn restore(&mut self, num_steps: u64, state: &ReductionState) {
-        // Other buckets than those that drew: none draws what one of them has drawn.
+        // With another plan the buckets differ: no bucket may draw columns that another one has
+        // drawn.
         let largest = state.num_drawn.iter().copied().max().unwrap_or(0);
         let is_same_plan = state.num_drawn.len() == self.compressors.len();
         let mut factors = state.factors.as_slice();

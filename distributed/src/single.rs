@@ -1,20 +1,21 @@
 //! A world of one rank.
 //!
-//! In, out: the caller's buffers, untouched. Invariant: no copy and no system call, so one rank pays nothing for being able to be many.
+//! In, out: the caller's buffers, untouched. Invariant: no copy and no system call, so one rank
+//! pays nothing for being able to be many.
 
 use std::sync::Arc;
 
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
 use crate::{CollectiveError, Communicator};
 
-/// The communicator of a process that trains alone.
+/// The communicator of a process that is the only rank.
 #[derive(Clone, Debug)]
 pub struct SingleCommunicator {
     topology: Topology,
 }
 
 impl SingleCommunicator {
-    /// A world of this process alone.
+    /// Returns a world of this process.
     pub fn new() -> Self {
         Self {
             topology: Topology::on_one_node(0, 1),

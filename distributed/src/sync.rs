@@ -1,6 +1,7 @@
-//! Making replicas equal, and checking that they still are.
+//! Equality of replicas: broadcast of modules, averages, fingerprints.
 //!
-//! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm statistics.
+//! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm
+//! statistics.
 //! Invariant: with one rank, the module's bits are untouched.
 
 use burn::module::Module;
@@ -13,7 +14,7 @@ use crate::{
     replica::{ParameterLayout, bytes_to_floats, floats_to_bytes, read, write},
 };
 
-/// `module` with the parameters and norm statistics of rank `root`.
+/// Returns `module` with the parameters and norm statistics of rank `root`.
 ///
 /// # Errors
 /// [`CollectiveError::PlanMismatch`] on all ranks when the modules differ in structure.
@@ -53,20 +54,21 @@ pub fn broadcast_module<M: Module>(
     Ok(module)
 }
 
-/// `module` with norm statistics that are the plain mean over all ranks.
+/// Returns `module` with norm statistics that are the plain mean over all ranks.
 ///
 /// Sums are made in double precision, so statistics that are equal on all ranks keep their bits.
-/// The statistics of clones that share burn's running states change too (see [`write()`]): pass a [`Module::valid`] copy to average
-/// for an evaluation without touching the model in training.
+/// The statistics of clones that share burn's running states change too (see [`write()`]): pass a
+/// [`Module::valid`] copy to average for an evaluation without touching the model in training.
 ///
 /// # Errors
-/// When the collective fails.
+/// If the collective fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
 ///
 /// # Differs from PyTorch
-/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here each rank keeps its own until asked.
+/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here each rank keeps
+/// its own until asked.
 pub fn average_norm_statistics<M: Module>(
     module: M,
     communicator: &dyn Communicator,
@@ -85,7 +87,8 @@ pub fn average_norm_statistics<M: Module>(
     Ok(write(module, &layout, &means))
 }
 
-/// SHA-256 over the bits of all trainable parameters in module order, as little-endian `f32`; norm statistics do not count.
+/// Returns the SHA-256 over the bits of all trainable parameters in module order, as little-endian
+/// `f32`; norm statistics do not count.
 pub fn fingerprint<M: Module>(module: &M) -> String {
     let digest = digest_of(&read(module, &ParameterLayout::new(module)));
     digest
@@ -95,10 +98,11 @@ pub fn fingerprint<M: Module>(module: &M) -> String {
         .collect()
 }
 
-/// The first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values` lie flat as `layout` says.
+/// Returns the first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values`
+/// lie flat as `layout` says.
 ///
 /// # Panics
-/// When `values` has another length than the layout.
+/// If `values` has another length than the layout.
 pub fn tensor_hashes(layout: &ParameterLayout, values: &[f32]) -> Vec<u64> {
     assert_eq!(
         values.len(),
@@ -121,7 +125,8 @@ fn digest_of(values: &[f32]) -> Sha256 {
     digest
 }
 
-/// The fingerprint of `module`, which must be the same on all ranks; `epoch` is for the error's text.
+/// Returns the fingerprint of `module`, which must be the same on all ranks; `epoch` is for the
+/// error's text.
 ///
 /// # Errors
 /// [`CollectiveError::FingerprintMismatch`] on all ranks, naming every rank that differs from root.

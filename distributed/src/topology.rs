@@ -1,13 +1,15 @@
-//! Where ranks run, and what their launcher says about it.
+//! Places of ranks, and the environment of their launcher.
 //!
-//! In: node names by rank; the environment that `mpirun`, `mpiexec` or `srun` left. Out: [`Topology`], [`Launcher`].
-//! Invariant: a launcher that started several tasks is never answered by several worlds of one.
-//! Source: Open MPI FAQ "environment variables" (`OMPI_COMM_WORLD_*`); srun(1), output environment variables; MPICH's PMI (`PMI_*`).
+//! In: node names by rank; the environment that `mpirun`, `mpiexec` or `srun` left. Out:
+//! [`Topology`], [`Launcher`].
+//! Invariant: if a launcher started several tasks, there are never several worlds of one.
+//! Source: Open MPI FAQ "environment variables" (`OMPI_COMM_WORLD_*`); srun(1), output environment
+//! variables; MPICH's PMI (`PMI_*`).
 
 use crate::cpus::share;
 use crate::{CollectiveError, launch::CpuLimits};
 
-/// Where a rank stands among the others and their nodes.
+/// The place of a rank among the others and their nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// Index of this rank, `0..world_size`.
@@ -24,15 +26,16 @@ pub struct Topology {
     pub node_index: usize,
     /// Number of nodes.
     pub num_nodes: usize,
-    /// Number of CPUs that are this rank's share on its node, at least 1.
+    /// Number of CPUs of this rank's share of its node, at least 1.
     pub num_cpus: usize,
 }
 
 impl Topology {
-    /// The topology of `rank` when `nodes` holds the node name of every rank, and all ranks of a node have this process's CPUs.
+    /// Returns the topology of `rank` when `nodes` holds the node name of every rank, and all ranks
+    /// of a node have this process's CPUs.
     ///
     /// # Panics
-    /// When `rank` is not below the number of nodes' names.
+    /// If `rank` is not below the number of nodes' names.
     pub fn from_nodes(rank: usize, nodes: &[String]) -> Self {
         let node = nodes[rank].clone();
         let mut distinct: Vec<&String> = Vec::new();
@@ -57,7 +60,7 @@ impl Topology {
         }
     }
 
-    /// The topology of `rank` when `ranks` holds the node name and the CPUs of every rank.
+    /// Returns the topology of `rank` when `ranks` holds the node name and the CPUs of every rank.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn from_ranks(rank: usize, ranks: &[(String, CpuLimits)]) -> Self {
         let nodes: Vec<String> = ranks.iter().map(|(node, _)| node.clone()).collect();
@@ -73,10 +76,10 @@ impl Topology {
         }
     }
 
-    /// The topology of `rank` when all ranks run in this process or on this machine.
+    /// Returns the topology of `rank` when all ranks run in this process or on this machine.
     ///
     /// # Panics
-    /// When `rank` is not below `world_size`.
+    /// If `rank` is not below `world_size`.
     pub fn on_one_node(rank: usize, world_size: usize) -> Self {
         Self::from_nodes(rank, &vec![node_name(); world_size])
     }
@@ -85,29 +88,33 @@ impl Topology {
 /// The program that started this process as one of several tasks.
 ///
 /// Variables of a task, seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05:
-/// - Open MPI's `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK`, `_LOCAL_RANK`, `PMIX_RANK` and `PMIX_NAMESPACE`;
-/// - MPICH's `mpiexec` sets `PMI_SIZE`, `PMI_RANK`, `PMI_FD`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`;
-/// - `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and `SLURM_LOCALID`, with `--mpi=pmix` also `PMIX_RANK` and
-///   `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE`, `PMI_RANK` and `PMI_FD`.
+/// - Open MPI's `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK`, `_LOCAL_RANK`, `PMIX_RANK` and
+///   `PMIX_NAMESPACE`;
+/// - MPICH's `mpiexec` sets `PMI_SIZE`, `PMI_RANK`, `PMI_FD`, `MPI_LOCALRANKID` and
+///   `MPI_LOCALNRANKS`;
+/// - `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and `SLURM_LOCALID`, with
+///   `--mpi=pmix` also `PMIX_RANK` and `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE`,
+///   `PMI_RANK` and `PMI_FD`.
 ///
-/// No `PMIX_*` variable holds a number of tasks, so none is read. An empty variable counts as unset.
+/// No `PMIX_*` variable holds a number of tasks, so none is read. An empty variable counts as
+/// unset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// `mpirun`, `mpiexec`, `srun` or `sbatch`.
     pub name: &'static str,
-    /// Number of tasks it started, or would start.
+    /// Number of tasks that it started, or would start.
     pub num_tasks: usize,
-    /// The variable that says so.
+    /// Variable that holds the number of tasks.
     pub variable: &'static str,
-    /// This task's rank, where the launcher tells it.
+    /// Rank of this task, if the launcher sets it.
     pub rank: Option<usize>,
-    /// This task's index on its node, where the launcher tells it.
+    /// Index of this task on its node, if the launcher sets it.
     pub local_rank: Option<usize>,
-    /// The processors it was given, where the launcher tells it.
+    /// Number of CPUs of this task, if the launcher sets it.
     pub num_processors: Option<usize>,
 }
 
-/// The variables of one launcher: name, number of tasks, rank, local rank, processors of a task.
+/// Variables of one launcher: name, number of tasks, rank, local rank, CPUs of a task.
 type Variables = (
     &'static str,
     &'static str,
@@ -116,17 +123,20 @@ type Variables = (
     Option<&'static str>,
 );
 
-/// Innermost launcher first.
+/// The launchers, innermost first.
 ///
-/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one a node, and their `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS`
-/// and `SLURM_PROCID` stay in the ranks' environment: with four ranks on two nodes a rank saw `SLURM_NTASKS=1`. So mpirun's own
-/// variable must win. `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`, `mpirun_rsh` of MVAPICH2 with `MV2_COMM_WORLD_SIZE`
-/// (MVAPICH2 user guide; not tried).
-/// A batch script has `SLURM_NTASKS` (when tasks were asked for) and no step: a program started there without a launcher is one
-/// that `srun` should have started, so `SLURM_NTASKS` counts too, last; its `SLURM_PROCID` is the script's and tells nothing.
+/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one a node. Their
+/// `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS` and `SLURM_PROCID` stay in the environment of the ranks:
+/// with four ranks on two nodes a rank saw `SLURM_NTASKS=1`. So mpirun's own variable must win.
+/// `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`, `mpirun_rsh` of MVAPICH2 with
+/// `MV2_COMM_WORLD_SIZE` (MVAPICH2 user guide; not tried).
 ///
-/// `srun` tells a task's processors only where a number was asked for; mpirun's ranks may have Slurm's variable too, but it is
-/// mpirun that placed them.
+/// A batch script has `SLURM_NTASKS` (if tasks were requested) and no step. A program started there
+/// without a launcher should have been started by `srun`, so `SLURM_NTASKS` counts, last. Its
+/// `SLURM_PROCID` is that of the script and is not used.
+///
+/// `srun` sets the CPUs of a task only if a number was requested. Ranks of `mpirun` may have
+/// Slurm's variable, but `mpirun` placed them.
 const LAUNCHERS: [Variables; 5] = [
     (
         "mpirun",
@@ -160,10 +170,10 @@ const LAUNCHERS: [Variables; 5] = [
 ];
 
 impl Launcher {
-    /// The innermost launcher whose number of tasks `lookup` knows, if any.
+    /// Returns the innermost launcher whose number of tasks `lookup` finds.
     ///
     /// # Errors
-    /// When a variable that is used holds no number.
+    /// If a variable that is used does not hold a number.
     pub fn detect(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, CollectiveError> {
@@ -202,7 +212,7 @@ impl Launcher {
         Ok(None)
     }
 
-    /// [`detect`](Launcher::detect) on this process's environment.
+    /// Runs [`detect`](Launcher::detect) on this process's environment.
     ///
     /// # Errors
     /// As for [`detect`](Launcher::detect).
@@ -211,7 +221,7 @@ impl Launcher {
     }
 }
 
-/// Whether the launcher started this process as one of several nodes' tasks, as far as it tells.
+/// Returns true if the variables of the launcher show that the job uses several nodes.
 #[cfg(feature = "mpi")]
 pub(crate) fn spans_nodes() -> bool {
     let number = |variable: &str| {
@@ -227,14 +237,14 @@ pub(crate) fn spans_nodes() -> bool {
     }
 }
 
-/// The scheduler's name for the job that this process belongs to, if there is one.
+/// Returns the scheduler's name for the job of this process.
 pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID")
         .ok()
         .map(|id| format!("Slurm job {id}"))
 }
 
-/// Returns whether this process must initialise MPI to find the other ranks of its job.
+/// Returns true if this process must initialise MPI to find the other ranks of its job.
 #[cfg(feature = "mpi")]
 pub(crate) fn needs_mpi(library: &str) -> bool {
     has_address(
@@ -243,13 +253,17 @@ pub(crate) fn needs_mpi(library: &str) -> bool {
     )
 }
 
-/// Returns whether a launcher left the address of other ranks, in a way that the MPI library may understand.
+/// Returns true if a launcher left the address of other ranks, in a form that the MPI library may
+/// understand.
 ///
-/// Without an address every library makes a world of one, and Open MPI starts a daemon for that, which needs ssh and a writable `/tmp`, or
-/// ends the process where it sees a step of `srun`. Where a launcher says that it started one task, there are no other ranks.
-/// Only Open MPI is known to read none of the variables of `OTHERS` without one of `ADDRESSES`.
-/// Sources besides [`Launcher`]'s: MPICH, `src/pmi` (`PMI_PORT`, `PMI_ID`); Slurm, `mpi/cray_shasta` (`PALS_RANKID`, `PMI_CONTROL_PORT`);
-/// Cray's `aprun` (`ALPS_APP_PE`); Flux (`PMI_FD`); Open MPI before version 2 (`OMPI_MCA_orte_hnp_uri`).
+/// Without an address every library makes a world of one. For that Open MPI starts a daemon, which
+/// needs ssh and a writable `/tmp`, or ends the process if it finds a step of `srun`. If a launcher
+/// started one task, there are no other ranks. Only Open MPI is known to read none of the variables
+/// of `OTHERS` without one of `ADDRESSES`.
+///
+/// Sources besides [`Launcher`]'s: MPICH, `src/pmi` (`PMI_PORT`, `PMI_ID`); Slurm,
+/// `mpi/cray_shasta` (`PALS_RANKID`, `PMI_CONTROL_PORT`); Cray's `aprun` (`ALPS_APP_PE`); Flux
+/// (`PMI_FD`); Open MPI before version 2 (`OMPI_MCA_orte_hnp_uri`).
 #[cfg(any(feature = "mpi", test))]
 fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bool {
     const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
@@ -279,7 +293,8 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
     let is_one = match sizes.as_slice() {
         // `srun --pty bash` leaves an address that one process can use once.
         [] => step == Some(1) && is_sruns,
-        // The step may be that of mpirun's daemons, or the size that of a launcher around `srun`.
+        // The step may be that of mpirun's daemons. The size may be that of a launcher around
+        // `srun`.
         sizes => sizes.iter().all(|&size| size == 1) && step.is_none_or(|tasks| tasks == 1),
     };
     // Some libraries find the tasks of `srun` by Slurm's own variables.
@@ -288,13 +303,13 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
     !is_one && (!addresses.is_empty() || !is_open_mpi && other_libraries())
 }
 
-/// Refuses a world that is not the one the launcher started.
+/// Rejects a world that the launcher did not start.
 ///
-/// Without its launcher's help MPI starts a world of one in every task without a warning: the tasks would train independently and
-/// overwrite each other's files.
+/// Without its launcher MPI starts a world of one in every task without a warning: the tasks would
+/// train independently and overwrite each other's files.
 ///
 /// # Errors
-/// When the launcher's number of tasks is not `world_size`.
+/// If the launcher's number of tasks is not `world_size`.
 pub fn check_world_size(
     launcher: Option<&Launcher>,
     world_size: usize,
@@ -320,10 +335,10 @@ pub fn check_world_size(
     })
 }
 
-/// Refuses a place among the ranks, or on the node, that is not the one the launcher gave.
+/// Rejects a place among the ranks, or on the node, that the launcher did not assign.
 ///
 /// # Errors
-/// When the launcher tells another rank, or another index on the node.
+/// If the launcher assigned another rank, or another index on the node.
 pub fn check_place(
     launcher: Option<&Launcher>,
     topology: &Topology,
@@ -347,7 +362,8 @@ pub fn check_place(
     ];
     for (what, expected, got, remedy) in pairs {
         if let Some(expected) = expected.filter(|&expected| expected != got) {
-            let (launcher, node) = (launcher.name, topology.node.clone());
+            let launcher = launcher.name;
+            let node = topology.node.clone();
             return Err(CollectiveError::PlaceMismatch {
                 launcher,
                 what,
@@ -361,7 +377,7 @@ pub fn check_place(
     Ok(())
 }
 
-/// This machine's name as the kernel tells it, else `localhost`.
+/// Returns the name of this machine from the kernel, or `localhost`.
 fn node_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

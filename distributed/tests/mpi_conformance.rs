@@ -1,14 +1,18 @@
-//! The conformance suite under MPI: `mpirun -n N mpi_conformance`; without a launcher, a world of one.
+//! The conformance suite under MPI: `mpirun -n N mpi_conformance`; without a launcher, a world of
+//! one.
 //!
-//! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier,
-//! with `fault panic-memory` while they wait in shared memory: the job must end within seconds, with exit code 101, 101, 3 or 101, and
-//! one line `error (rank R): …`. So it must, with exit code 1, with `fault return`, where its work in `launch` returns an error, and
-//! with `fault leave`, where it drops its communicator.
+//! With an argument the last rank fails, and the job must end within seconds with one line `error
+//! (rank R): …`:
+//! - `fault panic`, `fault panic-thread` and `fault error`: the others wait in a barrier; exit
+//!   codes 101, 101 and 3;
+//! - `fault panic-memory`: the others wait in shared memory; exit code 101;
+//! - `fault return`: the rank's work in `launch` returns an error; exit code 1;
+//! - `fault leave`: the rank drops its communicator; exit code 1.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program of its own, without the test harness"
+    reason = "a program without the test harness"
 )]
 
 mod conformance;
@@ -54,7 +58,8 @@ fn main() -> ExitCode {
     the_communicator_works_from_another_thread(&communicator);
     ranks_of_one_node_share_memory(&communicator);
     if communicator.rank() == 0 {
-        let (world_size, level) = (communicator.world_size(), communicator.thread_level());
+        let world_size = communicator.world_size();
+        let level = communicator.thread_level();
         println!(
             "mpi conformance: ok, {world_size} ranks, {}, threads {level}",
             communicator.library()
@@ -64,7 +69,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// An error on the last rank, while the others wait for it.
+/// Returns an error on the last rank, while the others wait for it.
 fn give_up(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
     communicator.barrier()?;
     if communicator.rank() + 1 == communicator.world_size() {
@@ -126,7 +131,8 @@ fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
 
 fn a_watched_communicator_conforms(communicator: &MpiCommunicator) {
     let rank_status = Arc::new(RankStatus::new());
-    let (watched, timeout) = (communicator.duplicate().unwrap(), Duration::from_secs(60));
+    let watched = communicator.duplicate().unwrap();
+    let timeout = Duration::from_secs(60);
     let on_alarm = Box::new(|alarm: &Alarm| eprintln!("{alarm}"));
     let watchdog =
         Watchdog::start(communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();

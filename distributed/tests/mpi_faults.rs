@@ -1,12 +1,13 @@
-//! Faults under MPI: each job of three ranks must end by itself, in time, and name the rank at fault once.
+//! Faults under MPI: each job of three ranks must end in time and name the rank at fault once.
 //!
-//! Without arguments it starts the jobs, `mpirun -n 3 mpi_faults fault KIND`, one after the other, and checks how they end; with names
-//! of kinds, those alone. In each, rank 2 is at fault while the others wait for it.
+//! Without arguments the program starts the jobs, `mpirun -n 3 mpi_faults fault KIND`, one after
+//! the other, and checks how they end. Names of kinds select jobs. In each, rank 2 is at fault
+//! while the others wait for it.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program of its own, without the test harness"
+    reason = "a program without the test harness"
 )]
 
 use std::io::Read;
@@ -33,11 +34,11 @@ struct Fault {
     /// Options of `mpirun`.
     options: &'static [&'static str],
     texts: &'static [&'static str],
-    /// Lines that begin `error (rank `; 0 where MPI alone tells.
+    /// Number of lines that begin `error (rank `; 0 if only MPI reports.
     messages: usize,
 }
 
-/// One that root tells, or a rank for it.
+/// Returns a fault that root reports, or a rank in its place.
 const fn fault(kind: &'static str, texts: &'static [&'static str]) -> Fault {
     Fault {
         kind,
@@ -79,7 +80,7 @@ const FAULTS: [Fault; 10] = [
         "loop",
         &[
             "error (rank 0): no progress for ",
-            ": rank 2 waits for nobody, busy in backward of epoch 1, step 7 for ",
+            ": rank 2 waits for no rank, busy in backward of epoch 1, step 7 for ",
             "\n  rank 1: epoch 1, step 7, waiting for ",
             "; waits in all_reduce_sum for ",
         ],
@@ -87,7 +88,7 @@ const FAULTS: [Fault; 10] = [
     fault(
         "loop-memory",
         &[
-            ": rank 2 waits for nobody, busy in backward of ",
+            ": rank 2 waits for no rank, busy in backward of ",
             "; waits in node_memory.sum_f32 for ",
         ],
     ),
@@ -95,7 +96,7 @@ const FAULTS: [Fault; 10] = [
         "loop-root",
         &[
             "error (rank 1): no progress for ",
-            ": rank 0 waits for nobody, busy in checkpoint of epoch 1, step 7 for ",
+            ": rank 0 waits for no rank, busy in checkpoint of epoch 1, step 7 for ",
         ],
     ),
     fault(
@@ -108,7 +109,7 @@ const FAULTS: [Fault; 10] = [
         "no-start",
         &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"],
     ),
-    // Suspended for longer than the timeout as a whole, and then let go on: nobody is at fault.
+    // The whole job is suspended for longer than the timeout and then resumed: no rank is at fault.
     Fault {
         messages: 0,
         ..fault("suspend", &[])
@@ -179,10 +180,8 @@ fn check(fault: &Fault) -> Result<(), String> {
         .stderr(Stdio::piped());
     let start = Instant::now();
     let mut job = mpirun.spawn().unwrap();
-    let (stdout, stderr) = (
-        read(job.stdout.take().unwrap()),
-        read(job.stderr.take().unwrap()),
-    );
+    let stdout = read(job.stdout.take().unwrap());
+    let stderr = read(job.stderr.take().unwrap());
     let status = loop {
         match job.try_wait().unwrap() {
             Some(status) => break Some(status),
@@ -197,11 +196,12 @@ fn check(fault: &Fault) -> Result<(), String> {
         std::thread::sleep(Duration::from_secs(5));
         job.kill().unwrap();
         return Err(format!(
-            "{}: the job goes on after {taken:.1} s",
+            "{}: the job continues after {taken:.1} s",
             fault.kind
         ));
     };
-    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    let stdout = stdout.join().unwrap();
+    let stderr = stderr.join().unwrap();
     println!(
         "mpi faults: {}: {status} after {taken:.1} s; standard error:\n{}",
         fault.kind,
@@ -259,7 +259,7 @@ fn read(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// Whether a process is there, and no zombie.
+/// Returns true if a process is there, and no zombie.
 fn runs(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status
@@ -323,7 +323,7 @@ fn spin() -> ! {
     }
 }
 
-/// Sends a signal; without a C library of its own to call, this program asks a shell.
+/// Sends a signal by a shell, as no C library is linked.
 fn signal(name: &str, processes: &[u32]) {
     let processes: Vec<String> = processes.iter().map(u32::to_string).collect();
     let command = format!("kill -{name} {}", processes.join(" "));

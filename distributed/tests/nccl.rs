@@ -1,4 +1,4 @@
-//! What holds of NCCL also on machines without it: ranks agree before one of them waits for the others inside it.
+//! NCCL on machines without it: ranks agree before one of them waits for the others inside it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
@@ -24,7 +24,7 @@ fn text(all: &[Readiness]) -> String {
     verdict(all).unwrap_err().to_string()
 }
 
-/// The sum of `rank + 1` over all ranks, through NCCL.
+/// Returns the sum of `rank + 1` over all ranks, through NCCL.
 fn sum(communicator: &dyn Communicator, gpu: usize) -> Result<Vec<f32>, CollectiveError> {
     let mut reduction = NcclReduction::new(communicator, gpu, Arc::new(RankStatus::new()))?;
     let mut values = vec![communicator.rank() as f32 + 1.0; 1000];

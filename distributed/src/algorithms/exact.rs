@@ -1,10 +1,13 @@
-//! A sum whose bits do not depend on which rank holds which shard.
+//! A sum whose bits do not depend on the distribution of shards over ranks.
 //!
-//! In: any number of equally long shards a rank. Out: their sum, the same bits for every distribution of the same shards.
-//! Invariant: shards become integers by one scale, drawn from the largest magnitude anywhere; integers add up in any order.
+//! In: any number of equally long shards a rank. Out: their sum, the same bits for every
+//! distribution of the same shards.
+//! Invariant: shards become integers by one scale, from the largest magnitude of all; integers add
+//! up in any order.
 //!
-//! The largest magnitude takes 51 bits and the sum of up to 2^11 shards 62, so a number keeps all of its 24 bits unless it is more
-//! than 2^27 times smaller than the largest; below that the error is at most 2^-52 of the largest, far under that of an f32 sum.
+//! The largest magnitude takes 51 bits and the sum of up to 2^11 shards 62. A number keeps all of
+//! its 24 bits unless it is more than 2^27 times smaller than the largest. Below that the error is
+//! at most 2^-52 of the largest, far under that of an f32 sum.
 
 use std::sync::Arc;
 
@@ -12,7 +15,7 @@ use super::group::piece;
 use super::hierarchical::{HierarchicalReducer, SHARED_BYTES};
 use crate::{CollectiveError, Communicator};
 
-/// Bits of the largest magnitude, as an integer.
+/// Number of bits of the largest magnitude as an integer.
 const MAGNITUDE_BITS: i32 = 51;
 
 /// Logarithm of the number of shards above which each gets fewer bits.
@@ -24,7 +27,8 @@ const SHARED_PIECE: usize = SHARED_BYTES / size_of::<u64>();
 /// Numbers that go through messages at once.
 const MESSAGE_PIECE: usize = 1 << 20;
 
-/// Adding it to an f64 below 2^51 in magnitude rounds that to an integer, in the low bits of the sum.
+/// Constant whose addition rounds an f64 below 2^51 in magnitude to an integer, in the low bits of
+/// the sum.
 const ROUNDER: f64 = 1.5 * (1_u64 << 52) as f64;
 
 /// Bits of the smallest f32 that is not finite.
@@ -41,10 +45,10 @@ pub struct ExactReducer {
 }
 
 impl ExactReducer {
-    /// A reducer on `communicator`.
+    /// Returns a reducer on `communicator`.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -77,15 +81,16 @@ impl ExactReducer {
         })
     }
 
-    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may bring any number of them, also none.
+    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may have any number of
+    /// shards, even none.
     ///
     /// If any number is NaN or infinite, all sums are NaN, on every rank. Zeros lose their sign.
     ///
     /// # Errors
-    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
     ///
     /// # Panics
-    /// When a shard is not as long as `sums`.
+    /// If a shard is not as long as `sums`.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -123,7 +128,8 @@ impl ExactReducer {
         Ok(())
     }
 
-    /// Numbers that are summed at once: those that stay in the cache of a core, or that are worth a message.
+    /// Returns how many numbers are summed at once: as many as stay in the cache of a core, or are
+    /// worth a message.
     fn piece(&self) -> usize {
         let elements = match self.nodes {
             Some(_) => SHARED_PIECE,
@@ -139,7 +145,8 @@ impl ExactReducer {
         }
     }
 
-    /// The power of two by which numbers become integers, the same on every rank; none when a number is not finite.
+    /// Returns the power of two by which numbers become integers, the same on every rank; `None` if
+    /// a number is not finite.
     fn scale(&self, shards: &[&[f32]]) -> Result<Option<f64>, CollectiveError> {
         let largest = shards
             .iter()
@@ -154,7 +161,8 @@ impl ExactReducer {
         if largest >= INFINITE {
             return Ok(None);
         }
-        // 2^exponent is above the largest magnitude; subnormals have the exponent of the smallest normal number.
+        // 2^exponent is above the largest magnitude; subnormals have the exponent of the smallest
+        // normal number.
         let exponent = (largest >> 23).max(1) as i32 - 126;
         let headroom =
             (num_shards[0].max(1).next_power_of_two().ilog2() as i32 - SHARDS_BITS).max(0);
@@ -186,7 +194,7 @@ impl ExactReducer {
     }
 }
 
-/// The bits of the largest magnitude; those of infinities and NaNs are above all others.
+/// Returns the bits of the largest magnitude; those of infinities and NaNs are above all others.
 fn largest_magnitude(values: &[f32]) -> u32 {
     // Magnitudes fit an i32, which has a maximum in more vector instruction sets.
     let largest = values.iter().fold(0, |largest: i32, value| {
@@ -195,17 +203,17 @@ fn largest_magnitude(values: &[f32]) -> u32 {
     largest.cast_unsigned()
 }
 
-/// `value * scale`, rounded to an integer in two's complement.
+/// Returns `value * scale`, rounded to an integer in two's complement.
 fn to_fixed(value: f32, scale: f64) -> u64 {
     (f64::from(value) * scale + ROUNDER)
         .to_bits()
         .wrapping_sub(ROUNDER.to_bits())
 }
 
-/// `fixed`, in two's complement, rounded to an f64.
+/// Returns `fixed`, in two's complement, rounded to an f64.
 ///
-/// The same as `fixed as i64 as f64`, in steps that SSE2 can make on vectors: each half becomes the low bits of an f64 whose exponent
-/// gives it its place; only the last addition rounds.
+/// The result is that of `fixed as i64 as f64`, in steps that SSE2 can make on vectors: each half
+/// becomes the low bits of an f64 whose exponent gives its place. Only the last addition rounds.
 fn from_fixed(fixed: u64) -> f64 {
     const LOW: f64 = (1_u64 << 52) as f64;
     const HIGH: f64 = LOW * (1_u64 << 32) as f64;

@@ -1,4 +1,4 @@
-//! Some of the ranks, and what the algorithms do with their numbers.
+//! A group of ranks, and arithmetic on its numbers.
 //!
 //! In: ranks in ascending order. Out: this rank's place among them; sums and second buffers.
 //! Invariant: every rank of a group builds the same group.
@@ -25,7 +25,7 @@ impl Group {
         }
     }
 
-    /// The group of `ranks` if `rank` is one of them.
+    /// Returns the group of `ranks` if `rank` is one of them.
     pub(super) fn of(rank: usize, ranks: Vec<usize>) -> Option<Self> {
         let index = ranks.iter().position(|&member| member == rank)?;
         Some(Self { ranks, index })
@@ -68,7 +68,7 @@ impl Number for u64 {
 /// Adds `values` to `sums`.
 ///
 /// # Panics
-/// When their lengths differ.
+/// If their lengths differ.
 pub(crate) fn add<T: Number>(sums: &mut [T], values: &[T]) {
     assert_eq!(
         sums.len(),

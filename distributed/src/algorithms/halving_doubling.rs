@@ -1,25 +1,29 @@
-//! All-reduce by recursive halving and doubling: twice as many steps as the logarithm of the number of ranks.
+//! All-reduce by recursive halving and doubling: twice as many steps as the logarithm of the number
+//! of ranks.
 //!
 //! In: a buffer on every rank of a group. Out: the sum, the same bits on every rank.
-//! Invariant: each element is summed on one rank; the order depends on the ranks alone.
-//! Source: Thakur, Rabenseifner & Gropp 2005, Optimization of collective communication operations in MPICH.
+//! Invariant: each element is summed on one rank; the order depends only on the ranks.
+//! Source: Thakur, Rabenseifner & Gropp 2005, Optimization of collective communication operations
+//! in MPICH.
 
 use super::group::{Group, Number, Scratch, add, exchange};
 use crate::{CollectiveError, Communicator};
 
-/// Tag of what ranks beyond a power of two bring, and get.
+/// Tag of messages of the ranks beyond a power of two.
 const EXTRA_TAG: u16 = u16::MAX;
 
 /// Replaces `values` by their sum over the group.
 ///
-/// Where their number is no power of two, each of the first extra ranks brings its values to its neighbour and gets the sum from it.
+/// If their number is no power of two, each of the first extra ranks sends its values to its
+/// neighbour and receives the sum.
 pub(super) fn sum<T: Number>(
     communicator: &dyn Communicator,
     group: &Group,
     scratch: &mut Scratch,
     values: &mut [T],
 ) -> Result<(), CollectiveError> {
-    let (size, index) = (group.len(), group.index);
+    let size = group.len();
+    let index = group.index;
     let power = 1 << size.ilog2();
     let extra = size - power;
     if index < 2 * extra && index.is_multiple_of(2) {
@@ -33,7 +37,7 @@ pub(super) fn sum<T: Number>(
         communicator.receive(neighbour, EXTRA_TAG, bytemuck::cast_slice_mut(received))?;
         add(values, received);
     }
-    // Those that go on are numbered anew.
+    // The remaining ranks are renumbered.
     let place = if index < 2 * extra {
         index / 2
     } else {

@@ -1,9 +1,11 @@
-//! All-reduce by nodes: inside each node, then between the first ranks of the nodes, then inside each node again.
+//! All-reduce by nodes: inside each node, then between the first ranks of the nodes, then inside
+//! each node again.
 //!
 //! In: a buffer on every rank. Out: the sum, the same bits on every rank.
-//! Invariant: a node's sum is added in rank order; all ranks know the node of each rank.
+//! Invariant: a node's sum is added in rank order; all ranks have the node of each rank.
 //!
-//! Where the ranks of a node can share memory, they do, and each sums a part; elsewhere the first rank of the node sums all.
+//! If the ranks of a node can share memory, each sums a part. Otherwise the first rank of the node
+//! sums all.
 
 use std::sync::Arc;
 
@@ -15,10 +17,12 @@ use crate::{CollectiveError, Communicator};
 /// Tag of messages inside a node.
 const NODE_TAG: u16 = u16::MAX - 1;
 
-/// Most bytes of a buffer that go through shared memory at once: the parts stay in the caches, and ranks seldom wait for each other.
+/// Limit of a buffer that goes through shared memory at once: the parts stay in the caches, and
+/// ranks seldom wait.
 ///
-/// Measured with `examples/all_reduce.rs` on two cores: on 2 busy ranks 4 MiB take at best 0.7 ms in pieces of 128 KiB, 0.9 ms in
-/// 512 KiB, 1.9 ms in 4 MiB; on sleeping ranks, for which every wait may be a sleep, 6 ms in 128 KiB and 0.7 ms in 512 KiB.
+/// Measured with `examples/all_reduce.rs` on two cores: on 2 busy ranks 4 MiB take at best 0.7 ms
+/// in pieces of 128 KiB, 0.9 ms in 512 KiB, 1.9 ms in 4 MiB. On sleeping ranks, for which every
+/// wait may be a sleep, they take 6 ms in 128 KiB and 0.7 ms in 512 KiB.
 pub(super) const SHARED_BYTES: usize = 1 << 19;
 
 /// All-reduce by nodes.
@@ -35,10 +39,10 @@ pub struct HierarchicalReducer {
 }
 
 impl HierarchicalReducer {
-    /// A reducer by the nodes of the communicator's topology.
+    /// Returns a reducer by the nodes of the communicator's topology.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -57,13 +61,14 @@ impl HierarchicalReducer {
         Self::with_nodes(communicator, &nodes)
     }
 
-    /// A reducer by the given nodes: `nodes[r]` is the node of rank r. The ranks of one node must run on one machine.
+    /// Returns a reducer by the given nodes: `nodes[r]` is the node of rank r. The ranks of one
+    /// node must run on one machine.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Panics
-    /// When `nodes` has not one entry a rank.
+    /// If `nodes` does not have one entry a rank.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same nodes.
@@ -88,7 +93,8 @@ impl HierarchicalReducer {
             .collect();
         let node = Group::of(rank, ranks_of(nodes[rank])).expect("a rank is on its own node");
         let memory = communicator.node_memory(&node.ranks, SHARED_BYTES)?;
-        let (num_nodes, leaders) = (leaders.len(), Group::of(rank, leaders));
+        let num_nodes = leaders.len();
+        let leaders = Group::of(rank, leaders);
         Ok(Self {
             communicator,
             node,
@@ -99,7 +105,7 @@ impl HierarchicalReducer {
         })
     }
 
-    /// Whether the ranks of a node share memory.
+    /// Returns true if the ranks of a node share memory.
     pub fn shares_memory(&self) -> bool {
         self.memory.is_some()
     }
@@ -107,7 +113,7 @@ impl HierarchicalReducer {
     /// Replaces `values` by their sum over all ranks.
     ///
     /// # Errors
-    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -144,7 +150,7 @@ impl HierarchicalReducer {
     }
 }
 
-/// The sum without shared memory.
+/// Sums without shared memory.
 fn by_messages<T: Number>(
     communicator: &dyn Communicator,
     node: &Group,

@@ -1,7 +1,8 @@
-//! All-reduce algorithms of our own, over the messages of a communicator.
+//! All-reduce algorithms of this crate, over the messages of a communicator.
 //!
 //! In: a buffer on every rank. Out: the sum over all ranks, the same bits on every rank.
-//! Invariant: each element is summed on one rank in an order that depends on ranks alone, and copied to the others.
+//! Invariant: each element is summed on one rank in an order that depends only on ranks, and copied
+//! to the others.
 //! Source: Patarasuk & Yuan 2009 (ring); Thakur, Rabenseifner & Gropp 2005 (halving and doubling).
 
 use std::sync::Arc;
@@ -22,19 +23,20 @@ pub(crate) use self::group::Number;
 pub(crate) use self::group::add;
 use self::group::{Group, Scratch};
 
-/// How gradients are summed over ranks.
+/// Algorithm that sums gradients over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReductionKind {
-    /// As the communicator's own `all_reduce_sum` does.
+    /// The communicator's own `all_reduce_sum`.
     Library,
-    /// In slices that go round all ranks.
+    /// Slices that travel round all ranks.
     Ring,
-    /// By recursive halving, then doubling: fewer and larger messages than a ring.
+    /// Recursive halving, then doubling: fewer and larger messages than a ring.
     HalvingDoubling,
-    /// Inside each node, then between the first ranks of the nodes, then inside each node again.
+    /// First inside each node, then between the first ranks of the nodes, then inside each node
+    /// again.
     Hierarchical,
-    /// As integers: the same bits for any distribution of the same shards over ranks.
+    /// Sums of integers: the same bits for any distribution of the same shards over ranks.
     Exact,
 }
 
@@ -56,10 +58,10 @@ enum Algorithm {
 }
 
 impl AllReducer {
-    /// A reducer on `communicator`, on which no other thread may make calls while this one sums.
+    /// Returns a reducer on `communicator`; no other thread may call `communicator` during a sum.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same kind.
@@ -84,8 +86,8 @@ impl AllReducer {
         })
     }
 
-    /// Makes each element of a buffer stand for `magnification` elements, for simulations: pieces of
-    /// a fixed length become shorter.
+    /// Makes each element of a buffer stand for `magnification` elements, for simulations: pieces
+    /// of a fixed length become shorter.
     pub fn set_magnification(&mut self, magnification: f64) {
         match &mut self.algorithm {
             Algorithm::Library => {}
@@ -104,10 +106,11 @@ impl AllReducer {
 
     /// Replaces `values` by their sum over all ranks.
     ///
-    /// Allocates nothing once it has seen its longest buffer. [`ReductionKind::Exact`] takes `values` as one shard.
+    /// Allocates nothing once it has seen its longest buffer. [`ReductionKind::Exact`] takes
+    /// `values` as one shard.
     ///
     /// # Errors
-    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.

@@ -1,8 +1,10 @@
-//! All-reduce in a ring: each slice of the buffer travels round once to be summed and once to be copied.
+//! All-reduce in a ring: each slice of the buffer travels round once to be summed and once to be
+//! copied.
 //!
 //! In: a buffer on every rank of a group. Out: the sum, the same bits on every rank.
 //! Invariant: slice `i` is summed in the order of the ring, beginning at rank `i`.
-//! Source: Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
+//! Source: Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations.
 
 use std::ops::Range;
 
@@ -10,7 +12,7 @@ use super::group::{Group, Number, Scratch, add, exchange, piece};
 use crate::communicator::ReduceBuffer;
 use crate::{CollectiveError, Communicator};
 
-/// Most bytes of one message: what has come is added while it is in the cache of the core.
+/// Limit of a message in bytes: received data are added while they are in the cache of the core.
 const SEGMENT_BYTES: usize = 1 << 18;
 
 /// Replaces `values` by their sum over the group.
@@ -20,25 +22,28 @@ pub(super) fn sum<T: Number>(
     scratch: &mut Scratch,
     values: &mut [T],
 ) -> Result<(), CollectiveError> {
-    let (length, size, index) = (values.len(), group.len(), group.index);
+    let length = values.len();
+    let size = group.len();
+    let index = group.index;
     if size == 1 {
         return Ok(());
     }
-    let (next, previous) = (
-        group.ranks[(index + 1) % size],
-        group.ranks[(index + size - 1) % size],
-    );
+    let next = group.ranks[(index + 1) % size];
+    let previous = group.ranks[(index + size - 1) % size];
     let segment = piece(SEGMENT_BYTES / size_of::<T>(), scratch.magnification);
-    // All slices have as many segments as the longest, so that both ends of a message agree on their number.
+    // All slices have as many segments as the longest, so that both ends of a message agree on
+    // their number.
     let segments = length.div_ceil(size).div_ceil(segment);
     let range = |step: usize, number: usize| -> Range<usize> {
         let slice = (index + 2 * size - step) % size;
-        let (start, end) = (length * slice / size, length * (slice + 1) / size);
+        let start = length * slice / size;
+        let end = length * (slice + 1) / size;
         (start + number * segment).min(end)..(start + (number + 1) * segment).min(end)
     };
     for step in 0..size - 1 {
         for number in 0..segments {
-            let (outgoing, incoming) = (range(step, number), range(step + 1, number));
+            let outgoing = range(step, number);
+            let incoming = range(step + 1, number);
             let received = scratch.take(incoming.len());
             exchange(communicator, next, &values[outgoing], previous, received)?;
             add(&mut values[incoming], received);
@@ -46,8 +51,9 @@ pub(super) fn sum<T: Number>(
     }
     for step in 0..size - 1 {
         for number in 0..segments {
-            // The slice that was complete last goes on.
-            let (outgoing, incoming) = (range(step + size - 1, number), range(step + size, number));
+            // The slice that was completed last is sent next.
+            let outgoing = range(step + size - 1, number);
+            let incoming = range(step + size, number);
             let [outgoing, incoming] = values
                 .get_disjoint_mut([outgoing, incoming])
                 .expect("slices do not overlap");

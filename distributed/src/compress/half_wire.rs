@@ -1,14 +1,17 @@
 //! Sums with 16-bit values on the wire and 32-bit accumulation.
 //!
-//! In: gradients with what earlier roundings kept back. Out: the sum, rounded to 16 bits, the same bits on every rank.
-//! Invariant: each rounding is kept by the rank that made it: Σ residuals + result = Σ inputs, up to 32-bit rounding.
-//! Source: Thakur et al. 2005, Optimization of Collective Communication Operations in MPICH (pairwise exchange); Micikevicius et al.
-//! 2018, Mixed Precision Training (1710.03740), for the scale.
+//! In: gradients with the kept roundings of earlier steps. Out: the sum, rounded to 16 bits, the
+//! same bits on every rank.
+//! Invariant: the rank that made a rounding keeps it: Σ residuals + result = Σ inputs, up to 32-bit
+//! rounding.
+//! Source: Thakur et al. 2005, Optimization of Collective Communication Operations in MPICH
+//! (pairwise exchange); Micikevicius et al. 2018, Mixed Precision Training (1710.03740), for the
+//! scale.
 //!
-//! The bucket is cut into one segment a rank. Each rank sends every other rank its rounded part of that rank's segment, adds up its
-//! own segment in rank order, rounds the sum, and sends it to all.
+//! The bucket is cut into one segment a rank. Each rank sends every other rank its rounded part of
+//! that rank's segment. It sums its own segment in rank order, rounds the sum, and sends it to all.
 //!
-//! The ranks are taken to share one byte order.
+//! All ranks must have one byte order.
 
 use std::ops::Range;
 
@@ -21,12 +24,13 @@ use super::{BLOCK, gather_bytes_sent};
 use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator};
 
-/// The sum of the ranks' largest magnitudes is scaled below 2 to this power, half of the largest `f16`.
+/// The sum of the ranks' largest magnitudes is scaled below 2 to this power, half of the largest
+/// `f16`.
 const F16_EXPONENT: i64 = 15;
 
 /// A 16-bit float.
 pub(super) trait Half: Pod + Default {
-    /// Whether the values must be scaled into the range of the type.
+    /// True if the values must be scaled into the range of the type.
     const SCALED: bool;
 }
 
@@ -72,7 +76,8 @@ where
         residual: &mut [f32],
         communicator: &dyn Communicator,
     ) -> Result<Traffic, CollectiveError> {
-        let (rank, world_size) = (communicator.rank(), communicator.world_size());
+        let rank = communicator.rank();
+        let world_size = communicator.world_size();
         let mut bytes_sent = 0;
         let mut exponent = 0;
         if T::SCALED {
@@ -91,10 +96,8 @@ where
         let own = segment(rank, world_size, values.len());
         self.parts.resize(world_size * own.len(), T::default());
         for round in 1..world_size {
-            let (to, from) = (
-                (rank + round) % world_size,
-                (rank + world_size - round) % world_size,
-            );
+            let to = (rank + round) % world_size;
+            let from = (rank + world_size - round) % world_size;
             let outgoing = &self.wire[segment(to, world_size, values.len())];
             let incoming = &mut self.parts[from * own.len()..][..own.len()];
             communicator.exchange(
@@ -117,10 +120,8 @@ where
         }
 
         for round in 1..world_size {
-            let (to, from) = (
-                (rank + round) % world_size,
-                (rank + world_size - round) % world_size,
-            );
+            let to = (rank + round) % world_size;
+            let from = (rank + world_size - round) % world_size;
             let ranges = [own.clone(), segment(from, world_size, values.len())];
             let [outgoing, incoming] = self
                 .wire
@@ -152,7 +153,8 @@ where
         })
     }
 
-    /// Adds up `piece` of this rank's segment of `length` elements, in rank order; `own` is the part of `rank`, not rounded.
+    /// Adds up `piece` of this rank's segment of `length` elements, in rank order; `own` is the
+    /// part of `rank`, not rounded.
     fn add_up(&mut self, rank: usize, length: usize, piece: Range<usize>, own: &[f32]) {
         self.sum.clear();
         self.part.resize(own.len(), 0.0);
@@ -188,15 +190,17 @@ where
         .for_each(|(residual, value)| *residual = value - *residual);
 }
 
-/// The elements that `rank` adds up.
+/// Returns the elements that `rank` adds up.
 fn segment(rank: usize, world_size: usize, length: usize) -> Range<usize> {
     rank * length / world_size..(rank + 1) * length / world_size
 }
 
-/// A power of two that brings the sum of the ranks' largest magnitudes just below 2^15, equal on all ranks.
+/// Returns a power of two that brings the sum of the ranks' largest magnitudes just below 2^15,
+/// equal on all ranks.
 ///
-/// So no part and no sum overflows `f16`, and what lies within 2^29 of the largest keeps all 11 bits. Where a rank has a value that
-/// is not finite the exponent is 0, and the value passes as infinity or NaN.
+/// So no part and no sum overflows `f16`, and what lies within 2^29 of the largest keeps all 11
+/// bits. Where a rank has a value that is not finite the exponent is 0, and the value passes as
+/// infinity or NaN.
 fn agree_on_exponent(
     values: &[f32],
     communicator: &dyn Communicator,

@@ -1,14 +1,16 @@
-//! How gradients are compressed, as text.
+//! Kinds of gradient compression, as text.
 //!
-//! In: `none`, `bf16`, `f16`, `powersgd:R` or `topk:P`. Out: the kind, which is written back in the same spelling.
-//! Invariant: a kind that was read is usable: the rank is at least 1, the percentage above 0 and at most 100.
+//! In: `none`, `bf16`, `f16`, `powersgd:R` or `topk:P`. Out: the kind, which is written in the same
+//! spelling.
+//! Invariant: a kind that was read is usable: the rank is at least 1, the percentage above 0 and at
+//! most 100.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// How the gradients of a bucket are compressed on their way between ranks.
+/// Compression of the gradients of a bucket on their way between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CompressionKind {
     /// `none`: 32-bit floats, the exact sum.

@@ -1,19 +1,24 @@
-//! Products and orthogonalisation of tall, narrow matrices, in plain loops that the compiler vectorises.
+//! Products and orthogonalisation of tall, narrow matrices, in plain loops that the compiler
+//! vectorises.
 //!
-//! In: matrices as flat slices, row after row. Out: bits that depend on the input alone, so equal input gives equal output on every
-//! rank that runs this program.
+//! In: matrices as flat slices, row after row. Out: bits that depend on the input alone, so equal
+//! input gives equal output on every rank that runs this program.
 //! Invariant: non-finite input is never dropped: it makes what depends on it non-finite.
-//! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithm 1; Giraud et al. 2005 for "twice is enough" in Gram-Schmidt.
+//! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithm 1; Giraud et al. 2005 for "twice is
+//! enough" in Gram-Schmidt.
 //!
-//! The factors are kept transposed, `rank` rows of `length` elements, so that every inner loop runs over neighbours in memory.
+//! The factors are kept transposed, `rank` rows of `length` elements, so that every inner loop runs
+//! over neighbours in memory.
 
 /// Partial sums of a dot product: enough to fill the vector units, and a fixed order of addition.
 const LANES: usize = 16;
 
-/// Columns of one block of a product: a block of a row and of a few factor rows fit the first-level cache together.
+/// Columns of one block of a product: a block of a row and of a few factor rows fit the first-level
+/// cache together.
 const BLOCK: usize = 1024;
 
-/// A row that keeps less than this part of its length, once the rows before are taken out of it, is rounding noise and becomes zero.
+/// A row that keeps less than this part of its length, once the rows before are taken out of it, is
+/// rounding noise and becomes zero.
 const DEPENDENT: f64 = 1e-6;
 
 /// `out[c][i] = Σ_j matrix[i][j] factor[c][j]`: the product `M Q`, transposed.
@@ -77,10 +82,12 @@ pub(super) fn add_product(
     }
 }
 
-/// Makes the rows of `matrix`, `length` elements each, orthonormal by modified Gram-Schmidt, from the first to the last.
+/// Makes the rows of `matrix`, `length` elements each, orthonormal by modified Gram-Schmidt, from
+/// the first to the last.
 ///
-/// A row that depends on those before it becomes zero. Each row is projected twice: once leaves a row that nearly depends on the
-/// others far from orthogonal, and then what both share would be counted twice.
+/// A row that depends on those before it becomes zero. Each row is projected twice: once leaves a
+/// row that nearly depends on the others far from orthogonal, and then what both share would be
+/// counted twice.
 pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
     for index in 0..matrix.len() / length {
         let (before, rest) = matrix.split_at_mut(index * length);
@@ -95,7 +102,7 @@ pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
             }
         }
         let norm = norm_squared(row).sqrt();
-        // An infinite or NaN norm goes on, to the NaN it makes of the row.
+        // An infinite or NaN norm makes the row NaN.
         if norm.is_finite() && norm <= DEPENDENT * norm_before {
             row.fill(0.0);
         } else {
@@ -105,15 +112,16 @@ pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
     }
 }
 
-/// `Σ values²`, in double precision.
+/// Returns `Σ values²`, in double precision.
 pub(super) fn norm_squared(values: &[f32]) -> f64 {
     dot_f64(values, values)
 }
 
-/// `Σ left right`, in double precision.
+/// Returns `Σ left right`, in double precision.
 fn dot_f64(left: &[f32], right: &[f32]) -> f64 {
     let mut sums = [0.0_f64; LANES];
-    let (lefts, rights) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
+    let lefts = left.chunks_exact(LANES);
+    let rights = right.chunks_exact(LANES);
     for (lane, (&left, &right)) in lefts.remainder().iter().zip(rights.remainder()).enumerate() {
         sums[lane] = f64::from(left) * f64::from(right);
     }
@@ -125,10 +133,11 @@ fn dot_f64(left: &[f32], right: &[f32]) -> f64 {
     sums.iter().sum()
 }
 
-/// `Σ left right`, in `LANES` partial sums.
+/// Returns `Σ left right`, in `LANES` partial sums.
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let mut sums = [0.0_f32; LANES];
-    let (lefts, rights) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
+    let lefts = left.chunks_exact(LANES);
+    let rights = right.chunks_exact(LANES);
     for (lane, (left, right)) in lefts.remainder().iter().zip(rights.remainder()).enumerate() {
         sums[lane] = left * right;
     }
@@ -160,16 +169,12 @@ mod tests {
     #[test]
     fn products_agree_with_their_definition() {
         for (rows, columns, rank) in [(1, 1, 1), (3, 5, 2), (7, 33, 3), (2, 2500, 4)] {
-            let (matrix, p, q) = (
-                ramp(rows * columns),
-                ramp(rank * rows),
-                ramp(rank * columns),
-            );
-            let (mut mq, mut mtp, mut pq) = (
-                vec![1.0; rank * rows],
-                vec![1.0; rank * columns],
-                vec![1.0; rows * columns],
-            );
+            let matrix = ramp(rows * columns);
+            let p = ramp(rank * rows);
+            let q = ramp(rank * columns);
+            let mut mq = vec![1.0; rank * rows];
+            let mut mtp = vec![1.0; rank * columns];
+            let mut pq = vec![1.0; rows * columns];
             times_factor(&matrix, columns, &q, &mut mq);
             transposed_times_factor(&matrix, columns, &p, &mut mtp);
             pq.fill(0.0);

@@ -1,10 +1,13 @@
 //! Gradient compression: the sum of one flat bucket over all ranks, with fewer bytes on the wire.
 //!
-//! In: this rank's gradients, weighted by the caller. Out: about their sum, the same bits on every rank, and what it cost.
-//! Invariant: what a step leaves out is kept and put into the next one (error feedback): Σ residuals + result = Σ inputs, where an
-//! input is a gradient plus the residual before; NaN and infinity of any rank end as non-finite values in the result of all. A sum can
-//! be taken back: then what is kept is what was kept before it.
-//! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847); each method names its own.
+//! In: this rank's gradients, weighted by the caller. Out: about their sum, the same bits on every
+//! rank, and what it cost.
+//! Invariant: what a step leaves out is kept and put into the next one (error feedback): Σ
+//! residuals + result = Σ inputs, where an input is a gradient plus the residual before; NaN and
+//! infinity of any rank end as non-finite values in the result of all. A sum can be taken back:
+//! then what is kept is what was kept before it.
+//! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847); each method names
+//! its own.
 
 mod half_wire;
 mod kind;
@@ -32,16 +35,18 @@ pub struct TensorSpan {
     pub range: Range<usize>,
     /// Rows of the matrix: for a weight the output channels, for a vector its length or 1.
     pub rows: usize,
-    /// Columns of the matrix, neighbours in memory: for a convolution input channels times height times width.
+    /// Columns of the matrix, neighbours in memory: for a convolution input channels times height
+    /// times width.
     pub columns: usize,
 }
 
-/// Which tensors PowerSGD compresses; the others travel as they are.
+/// Limits of the tensors that PowerSGD compresses; the others are sent uncompressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerSgdLimits {
     /// Least number of elements.
     pub min_elements: usize,
-    /// Least factor by which both factors together are smaller than the matrix; it must be exceeded.
+    /// Least factor by which both factors together are smaller than the matrix; it must be
+    /// exceeded.
     pub min_rate: f64,
 }
 
@@ -55,9 +60,10 @@ impl Default for PowerSgdLimits {
 }
 
 impl PowerSgdLimits {
-    /// Whether a tensor is a matrix that rank `rank` makes small enough.
+    /// Returns true if a tensor is a matrix that rank `rank` makes small enough.
     fn compress(&self, rank: usize, span: &TensorSpan) -> bool {
-        let (rows, columns) = (span.rows, span.columns);
+        let rows = span.rows;
+        let columns = span.columns;
         let factors = rank as f64 * (rows as f64 + columns as f64);
         rows.min(columns) > 1
             && rows * columns >= self.min_elements
@@ -65,7 +71,8 @@ impl PowerSgdLimits {
     }
 }
 
-/// Elements that are worked on at once where a bucket is passed over: a few such blocks fit the first-level cache together.
+/// Elements that are worked on at once where a bucket is passed over: a few such blocks fit the
+/// first-level cache together.
 const BLOCK: usize = 2048;
 
 /// The state of each kind of compression.
@@ -78,10 +85,12 @@ enum Codec {
     TopK(TopK),
 }
 
-/// Sums one bucket of gradients over all ranks, compressed; keeps what was left out for the next step.
+/// Sums one bucket of gradients over all ranks, compressed; keeps what was left out for the next
+/// step.
 ///
-/// Top-k and the 16-bit wires work on the bucket as a whole, vectors and small tensors included. A world of one rank compresses too,
-/// so that the effect on the training can be seen without a second rank; it sends nothing.
+/// Top-k and the 16-bit wires work on the bucket as a whole, vectors and small tensors included. A
+/// world of one rank compresses too, so that the effect on the training can be seen without a
+/// second rank; it sends nothing.
 #[derive(Debug)]
 pub struct BucketCompressor {
     kind: CompressionKind,
@@ -90,7 +99,8 @@ pub struct BucketCompressor {
     limits: PowerSgdLimits,
     warmup_steps: u64,
     num_steps: u64,
-    /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
+    /// Part of the gradients that this rank has kept back, one element for each of the bucket;
+    /// empty for [`CompressionKind::None`].
     residual: Vec<f32>,
     /// The same before the last sum.
     previous: Vec<f32>,
@@ -98,14 +108,16 @@ pub struct BucketCompressor {
 }
 
 impl BucketCompressor {
-    /// A compressor for a bucket that consists of `spans`, one after the other from element 0 on.
+    /// Returns a compressor for a bucket that consists of `spans`, one after the other from element
+    /// 0 on.
     ///
-    /// All ranks must give equal arguments; see [`expect_equal_plans`](Self::expect_equal_plans). `seed` starts the factors of
-    /// PowerSGD, the other kinds draw nothing; buckets should have different seeds.
+    /// All ranks must give equal arguments; see [`expect_equal_plans`](Self::expect_equal_plans).
+    /// `seed` starts the factors of PowerSGD; the other kinds draw nothing. Buckets should have
+    /// different seeds.
     ///
     /// # Panics
-    /// When the spans leave a gap, overlap, or do not have rows times columns elements, or `kind` has a rank of 0 or a percentage
-    /// that is not above 0 and at most 100.
+    /// If the spans leave a gap, overlap, or do not have rows times columns elements. If `kind` has
+    /// a rank of 0, or a percentage that is not above 0 and at most 100.
     pub fn new(kind: CompressionKind, spans: Vec<TensorSpan>, seed: u64) -> Self {
         let mut length = 0;
         for TensorSpan {
@@ -157,14 +169,15 @@ impl BucketCompressor {
         }
     }
 
-    /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the start of a training.
+    /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the
+    /// start of a training.
     #[must_use]
     pub fn with_warmup_steps(mut self, steps: u64) -> Self {
         self.warmup_steps = steps;
         self
     }
 
-    /// Which tensors PowerSGD compresses; the other kinds ignore it.
+    /// Sets which tensors PowerSGD compresses; the other kinds ignore it.
     #[must_use]
     pub fn with_limits(mut self, limits: PowerSgdLimits) -> Self {
         self.limits = limits;
@@ -174,13 +187,14 @@ impl BucketCompressor {
         self
     }
 
-    /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
+    /// Returns the part of the gradients that this rank has kept back, one element for each of the
+    /// bucket; empty for [`CompressionKind::None`].
     pub fn residual(&self) -> &[f32] {
         &self.residual
     }
 
-    /// The factors with which PowerSGD begins its next sum, matrix after matrix, and how many columns it has drawn for them; the
-    /// same on every rank. Empty for the other kinds.
+    /// Returns the factors with which PowerSGD begins its next sum, matrix after matrix, and how
+    /// many columns it has drawn for them; the same on every rank. Empty for the other kinds.
     pub fn factors(&self) -> (&[f32], u64) {
         match &self.codec {
             Codec::PowerSgd(power_sgd) => power_sgd.factors(),
@@ -188,8 +202,9 @@ impl BucketCompressor {
         }
     }
 
-    /// Makes what is kept back, and the factors, what they were before the last sum, for a step that is left out. The sum counts on
-    /// for the warm-up, as the step does for the run. To be called at most once after a sum, by all ranks together.
+    /// Makes what is kept back, and the factors, what they were before the last sum, for a step
+    /// that is left out. The sum counts on for the warm-up, as the step does for the run. To be
+    /// called at most once after a sum, by all ranks together.
     pub fn roll_back(&mut self) {
         std::mem::swap(&mut self.residual, &mut self.previous);
         if let Codec::PowerSgd(power_sgd) = &mut self.codec {
@@ -197,11 +212,12 @@ impl BucketCompressor {
         }
     }
 
-    /// Goes on where a compressor of the same plan stood after `num_steps` sums: with its [`residual`](Self::residual), and its
-    /// [`factors`](Self::factors) unless there are none. Factors and steps must be equal on all ranks.
+    /// Continues from the state of a compressor of the same plan after `num_steps` sums: its
+    /// [`residual`](Self::residual), and its [`factors`](Self::factors) unless they are empty.
+    /// Factors and steps must be equal on all ranks.
     ///
     /// # Panics
-    /// When a length is not that of this compressor's own.
+    /// If a length differs from that of this compressor.
     pub fn restore(
         &mut self,
         num_steps: u64,
@@ -252,13 +268,15 @@ impl BucketCompressor {
         expect_equal(communicator, "compression", &plan)
     }
 
-    /// Replaces `values`, the elements of the bucket, by about their sum over all ranks, the same bits on every rank.
+    /// Replaces `values`, the elements of the bucket, by about their sum over all ranks, the same
+    /// bits on every rank.
     ///
     /// # Errors
-    /// When lengths differ between ranks (where the communicator can tell), or the job ends. The state is undefined then.
+    /// If lengths differ between ranks (where the communicator detects it), or the job ends. The
+    /// state is undefined then.
     ///
     /// # Panics
-    /// When `values` does not have one element for each of the bucket.
+    /// If `values` does not have one element for each of the bucket.
     ///
     /// # Collective
     /// Must be called by all ranks, at the same step.
@@ -317,12 +335,14 @@ fn sum_plain(
     })
 }
 
-/// Bytes a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N of them, rounded down.
+/// Returns the bytes that a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N
+/// of them, rounded down.
 fn reduce_bytes_sent(world_size: usize, length: usize) -> u64 {
     Traffic::of_sum(length, size_of::<f32>(), world_size).bytes_sent
 }
 
-/// Bytes a rank sends in an all-gather to which each rank brings `bytes`: N−1 times these.
+/// Returns the bytes that a rank sends in an all-gather to which each rank brings `bytes`: N−1
+/// times these.
 fn gather_bytes_sent(world_size: usize, bytes: usize) -> u64 {
     ((world_size - 1) * bytes) as u64
 }

@@ -1,18 +1,23 @@
 //! Sums of matrices as products of two narrow factors, found by one step of power iteration.
 //!
-//! In: matrices M_r of the ranks, with what earlier steps kept back. Out: M̂ = P Qᵀ with P an orthonormal basis of Σ M_r Q and then
-//! Q = Σ M_rᵀ P: the projection of Σ M_r on P.
-//! Invariant: each rank keeps e_r = M_r − P Pᵀ M_r, so Σ e_r + M̂ = Σ M_r; both factors have the same bits on every rank.
-//! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithms 1 and 2, for sums in place of means.
+//! In: matrices M_r of the ranks, with the kept parts of earlier steps. Out: M̂ = P Qᵀ with P an
+//! orthonormal basis of Σ M_r Q and then Q = Σ M_rᵀ P: the projection of Σ M_r on P.
+//! Invariant: each rank keeps e_r = M_r − P Pᵀ M_r, so Σ e_r + M̂ = Σ M_r; both factors have the
+//! same bits on every rank.
+//! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithms 1 and 2, for sums in place of
+//! means.
 //!
-//! All P of a bucket travel in one message, and before them the elements that are not compressed; all Q travel in a second one.
+//! All P of a bucket travel in one message, after the elements that are not compressed. All Q
+//! travel in a second one.
 //!
-//! Differs from the paper in what it takes for zero. A column of P that depends on the others up to rounding becomes zero, whatever
-//! the scale of the gradients, in place of an addend of 1e-8; and a column of Q is drawn anew when it has become zero, so that no
-//! part of the rank is lost for good. Q is orthonormal at the start of a step, so that P has the scale of the gradients.
+//! Differs from the paper in the treatment of zero. A column of P that depends on the others up to
+//! rounding becomes zero at any scale of the gradients, in place of an addend of 1e-8. A column of
+//! Q that has become zero is drawn again, so that no part of the rank is lost. Q is orthonormal at
+//! the start of a step, so that P has the scale of the gradients.
 //!
-//! The paper keeps M_r less the mean M̂ / N. The sum of the residuals is the same, but those of two ranks then differ by all that
-//! their gradients have ever differed, without bound where ranks differ for good; here P also takes from each what it can.
+//! The paper keeps M_r less the mean M̂ / N. The sum of the residuals is the same. But the
+//! residuals of two ranks then differ by all that their gradients have ever differed, without
+//! bound. Here P also takes from each rank what it can.
 
 use std::ops::Range;
 
@@ -58,7 +63,7 @@ impl PowerSgd {
     /// For a bucket that consists of `spans`.
     ///
     /// # Panics
-    /// When `rank` is 0.
+    /// If `rank` is 0.
     pub(super) fn new(
         rank: usize,
         spans: &[TensorSpan],
@@ -88,7 +93,8 @@ impl PowerSgd {
                 }
             })
             .collect();
-        let (first, second) = (vec![0.0; first], vec![0.0; second]);
+        let first = vec![0.0; first];
+        let second = vec![0.0; second];
         let mut state = Self {
             factored,
             plain,
@@ -117,14 +123,15 @@ impl PowerSgd {
     /// Takes the [`factors`](Self::factors) of another of the same plan.
     ///
     /// # Panics
-    /// When there are more or fewer.
+    /// If there are more or fewer.
     pub(super) fn restore(&mut self, factors: &[f32], drawn: u64) {
         self.second.copy_from_slice(factors);
         self.drawn = drawn;
         self.previous = (self.second.clone(), drawn);
     }
 
-    /// Replaces `values` by the sum of low rank, and `residual` by this rank's part of what it misses.
+    /// Replaces `values` by the sum of low rank, and `residual` by this rank's part of what it
+    /// misses.
     pub(super) fn sum(
         &mut self,
         values: &mut [f32],
@@ -158,7 +165,8 @@ impl PowerSgd {
 
         let mut error_squared = 0.0;
         for tensor in &*factored {
-            let (matrix, p) = (&values[tensor.range.clone()], &mut first[tensor.p.clone()]);
+            let matrix = &values[tensor.range.clone()];
+            let p = &mut first[tensor.p.clone()];
             let q = &mut second[tensor.q.clone()];
             orthogonalise(p, tensor.rows);
             transposed_times_factor(matrix, tensor.columns, p, q);
@@ -198,7 +206,7 @@ impl PowerSgd {
         })
     }
 
-    /// Makes every Q orthonormal and draws the columns anew that are zero.
+    /// Makes every Q orthonormal and draws columns that are zero again.
     fn prepare_factors(&mut self) {
         for tensor in &self.factored {
             let q = &mut self.second[tensor.q.clone()];
@@ -278,7 +286,8 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(state.drawn, 4);
-        // The best matrix of rank 2 keeps more than that of rank 1, which leaves at least one singular value more.
+        // The best matrix of rank 2 keeps more than that of rank 1, which leaves at least one
+        // singular value more.
         let mut alone = PowerSgd::new(1, &[span(0, 3, 4)], limits, 9);
         let mut best = matrix;
         for _ in 0..30 {

@@ -1,7 +1,9 @@
 //! Reproducible numbers for the first factors.
 //!
-//! In: a seed and a stream. Out: about normal numbers, the same on every rank and machine: only integers and exact operations are used.
-//! Source: Steele et al. 2014, SplitMix64; sums of four uniform numbers (Irwin-Hall) for the normal distribution.
+//! In: a seed and a stream. Out: about normal numbers, the same on every rank and machine: only
+//! integers and exact operations are used.
+//! Source: Steele et al. 2014, SplitMix64; sums of four uniform numbers (Irwin-Hall) for the normal
+//! distribution.
 
 /// Numbers of one stream.
 #[derive(Debug)]

@@ -1,8 +1,10 @@
 //! Sparse sums: each rank sends the elements of its bucket that are largest in magnitude.
 //!
-//! In: gradients with what earlier steps kept back. Out: the sum of what all ranks sent, zero where none did.
+//! In: gradients with what earlier steps kept back. Out: the sum of what all ranks sent, zero where
+//! none did.
 //! Invariant: what is sent and what is kept back make up the input bit for bit.
-//! Source: Stich et al. 2018, Sparsified SGD with Memory (1809.07599); Aji and Heafield 2017 (1704.05021).
+//! Source: Stich et al. 2018, Sparsified SGD with Memory (1809.07599); Aji and Heafield 2017
+//! (1704.05021).
 
 use super::gather_bytes_sent;
 use super::matrix::norm_squared;
@@ -12,7 +14,8 @@ use crate::{CollectiveError, Communicator, ROOT};
 /// Bytes of one element on the wire: a `u32` index and an `f32` value, little-endian.
 const ELEMENT_BYTES: usize = 8;
 
-/// Bits of a magnitude that are left out of the histogram, so that it stays in the first-level cache.
+/// Bits of a magnitude that are left out of the histogram, so that it stays in the first-level
+/// cache.
 const TRAILING_BITS: u32 = 21;
 
 /// State of one bucket.
@@ -20,7 +23,7 @@ const TRAILING_BITS: u32 = 21;
 pub(super) struct TopK {
     /// Elements sent by each rank.
     count: usize,
-    /// How many elements have the same leading bits of their magnitude.
+    /// Number of elements have the same leading bits of their magnitude.
     histogram: Vec<usize>,
     /// Magnitudes that share their leading bits with the least one that is sent.
     candidates: Vec<u32>,
@@ -28,10 +31,11 @@ pub(super) struct TopK {
 }
 
 impl TopK {
-    /// For a bucket of `length` elements of which `percent` percent are sent, rounded up, so at least one.
+    /// For a bucket of `length` elements of which `percent` percent are sent, rounded up, so at
+    /// least one.
     ///
     /// # Panics
-    /// When `percent` is not above 0 and at most 100, or an index does not fit 32 bits.
+    /// If `percent` is not above 0 and at most 100, or an index does not fit 32 bits.
     pub(super) fn new(percent: f32, length: usize) -> Self {
         assert!(
             percent > 0.0 && percent <= 100.0,
@@ -81,10 +85,8 @@ impl TopK {
             .iter()
             .position(|message| message.len() != expected)
         {
-            let (expected, got) = (
-                expected / ELEMENT_BYTES,
-                messages[rank].len() / ELEMENT_BYTES,
-            );
+            let expected = expected / ELEMENT_BYTES;
+            let got = messages[rank].len() / ELEMENT_BYTES;
             return Err(CollectiveError::LengthMismatch {
                 collective: "top-k gather",
                 rank,
@@ -108,7 +110,8 @@ impl TopK {
         })
     }
 
-    /// The least magnitude that is sent, and how many elements of just this magnitude are: those with the lowest indices.
+    /// Returns the least magnitude that is sent, and how many elements of just this magnitude are:
+    /// those with the lowest indices.
     fn least_sent(&mut self, values: &[f32]) -> (u32, usize) {
         if self.count == 0 {
             return (u32::MAX, 0);
@@ -137,7 +140,8 @@ impl TopK {
     }
 }
 
-/// The bits of a magnitude order as magnitudes do, with infinity and then NaN as the largest: those are always sent.
+/// Returns the bits of a magnitude. They are ordered as magnitudes are, with infinity and then NaN
+/// as the largest: those are always sent.
 fn magnitude(value: f32) -> u32 {
     value.abs().to_bits()
 }
@@ -148,7 +152,8 @@ mod tests {
     use crate::communicator::SingleCommunicator;
 
     fn selected(percent: f32, values: &[f32]) -> Vec<usize> {
-        let (mut sum, mut residual) = (values.to_vec(), vec![0.0; values.len()]);
+        let mut sum = values.to_vec();
+        let mut residual = vec![0.0; values.len()];
         let mut top_k = TopK::new(percent, values.len());
         top_k
             .sum(&mut sum, &mut residual, &SingleCommunicator::new())

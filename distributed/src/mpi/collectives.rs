@@ -1,17 +1,18 @@
 //! The collectives of MPI, cut into pieces whose counts fit a C `int`.
 //!
 //! In: this process's buffers. Out: sums, copies and gathered bytes.
-//! Invariant: on one communicator either all collectives block or none does, as MPI does not match one kind with the other.
+//! Invariant: on one communicator either all collectives block or none does, as MPI does not match
+//! one kind with the other.
 //! Source: MPI standard 3.1, chapter 5 (collectives; 5.12 for those that do not block).
 //!
-//! On the world's communicator they block inside MPI, which is the fastest. On duplicates they are begun and then looked at, so that
-//! a rank can sleep between looks.
+//! On the world's communicator they block inside MPI, which is the fastest. On duplicates they are
+//! begun and then looked at, so that a rank can sleep between looks.
 
 use std::os::raw::{c_int, c_void};
 
 use ::mpi::ffi;
 
-use super::request::Request;
+use super::pending_call::PendingCall;
 use super::{COPY_MAX_BYTES, MpiCommunicator, REDUCE_MAX_ELEMENTS, count};
 use crate::CollectiveError;
 use crate::communicator::ReduceBuffer;
@@ -33,7 +34,7 @@ impl MpiCommunicator {
         }
         // SAFETY: the caller's promise; the request is done before this returns.
         let request = unsafe {
-            Request::start(started_name, self.topology.rank, |request| {
+            PendingCall::start(started_name, self.topology.rank, |request| {
                 start(communicator, request)
             })
         }?;
@@ -41,7 +42,8 @@ impl MpiCommunicator {
     }
 
     pub(super) fn reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
-        // SAFETY: the mpi crate's C shim initializes these constants before `main`; nobody writes them.
+        // SAFETY: the mpi crate's C shim initializes these constants before `main`; they are not
+        // written later.
         let (datatype, operation) = unsafe {
             match &buffer {
                 ReduceBuffer::SumF32(_) => (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM),
@@ -56,8 +58,9 @@ impl MpiCommunicator {
             .bytes()
             .chunks_mut(REDUCE_MAX_ELEMENTS * element_bytes)
         {
-            // MPI forbids one buffer for both directions. MPI_IN_PLACE is a macro with another value
-            // in each library, and the mpi crate does not have it: so the values are sent from a copy.
+            // MPI forbids one buffer for both directions. MPI_IN_PLACE is a macro with another
+            // value in each library, and the mpi crate does not have it: so the values are sent
+            // from a copy.
             let words = values.len().div_ceil(size_of::<u64>());
             if scratch.len() < words {
                 scratch.resize(words, 0);
@@ -67,7 +70,8 @@ impl MpiCommunicator {
             let from = copy.as_ptr().cast::<c_void>();
             let to = values.as_mut_ptr().cast::<c_void>();
             let length = count(values.len() / element_bytes);
-            // SAFETY: both buffers hold `length` elements of the datatype, do not overlap and outlive the call.
+            // SAFETY: both buffers hold `length` elements of the datatype, do not overlap and
+            // outlive the call.
             unsafe {
                 self.collective(
                     ["MPI_Allreduce", "MPI_Iallreduce"],
@@ -129,13 +133,14 @@ impl MpiCommunicator {
         Ok(gathered)
     }
 
-    /// The lengths of every rank's bytes.
+    /// Returns the lengths of every rank's bytes.
     fn gather_lengths(&self, length: usize) -> Result<Vec<usize>, CollectiveError> {
         let mine = [length as u64];
         let mut lengths = vec![0_u64; self.topology.world_size];
         let from = mine.as_ptr().cast::<c_void>();
         let to = lengths.as_mut_ptr().cast::<c_void>();
-        // SAFETY: every rank sends one u64 and `lengths` has room for one of each; both outlive the call.
+        // SAFETY: every rank sends one u64 and `lengths` has room for one of each; both outlive the
+        // call.
         unsafe {
             let one = ffi::RSMPI_UINT64_T;
             self.collective(
@@ -147,7 +152,8 @@ impl MpiCommunicator {
         Ok(lengths.into_iter().map(|length| length as usize).collect())
     }
 
-    /// One round of a gather: `bytes` of this rank, `lengths[r]` bytes of rank r; all of them, end to end, in rank order.
+    /// Returns one round of a gather: `bytes` of this rank, `lengths[r]` bytes of rank r; all of
+    /// them, end to end, in rank order.
     fn gather_round(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, CollectiveError> {
         assert_eq!(
             bytes.len(),
@@ -167,8 +173,8 @@ impl MpiCommunicator {
         let to = gathered.as_mut_ptr().cast::<c_void>();
         let counts = counts.as_ptr();
         let offsets = offsets.as_ptr();
-        // SAFETY: `gathered` has room for the sum of all counts at the given offsets, `bytes` for this rank's count (asserted), and
-        // all buffers outlive the call.
+        // SAFETY: `gathered` has room for the sum of all counts at the given offsets, `bytes` for
+        // this rank's count (asserted), and all buffers outlive the call.
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
             self.collective(

@@ -1,6 +1,7 @@
-//! How a job ends: MPI's errors, panics, aborts, and ranks that leave.
+//! The end of a job: MPI's errors, panics, aborts, and ranks that leave.
 //!
-//! In: MPI's return codes, panics on any thread, communicators dropped. Out: errors with MPI's text; the end of all processes.
+//! In: MPI's return codes, panics on any thread, communicators dropped. Out: errors with MPI's
+//! text; the end of all processes.
 //! Invariant: no rank ends quietly while others wait for it.
 //! Source: MPI standard 3.1, sections 8.3 (error handlers) and 8.7 (`MPI_Abort`).
 
@@ -21,10 +22,11 @@ const LEFT_EXIT_CODE: c_int = 1;
 /// No rank is expected by others.
 const NOBODY: usize = usize::MAX;
 
-/// How long the launcher is left to read what this process has written: MPICH's (4.0.2) drops the rest when a job is aborted.
+/// Time for the launcher to read the output of this process: MPICH (4.0.2) drops the rest when a
+/// job is aborted.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// The error of an MPI call that did not return `MPI_SUCCESS`.
+/// Returns the error of an MPI call that did not return `MPI_SUCCESS`.
 pub(super) fn check(call: &'static str, rank: usize, code: c_int) -> Result<(), CollectiveError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -42,7 +44,8 @@ pub(super) fn check(call: &'static str, rank: usize, code: c_int) -> Result<(), 
     })
 }
 
-/// This process among those of the job. Dropped, it finalizes MPI if the others expect nothing more of it, and ends the job if they do.
+/// This process among those of the job. Dropped, it finalizes MPI if the others expect nothing more
+/// of it, and ends the job if they do.
 pub(super) struct Membership {
     /// This rank, from when it has joined several until it has finished; else [`NOBODY`].
     expected: AtomicUsize,
@@ -86,7 +89,8 @@ impl Drop for Membership {
     }
 }
 
-/// Without this, unwinding would drop the universe, and `MPI_Finalize` would wait forever for ranks that wait for this one.
+/// Without this, unwinding would drop the universe, and `MPI_Finalize` would wait forever for ranks
+/// that wait for this one.
 pub(super) fn end_job_on_panic(rank: usize) {
     end_on_panic(rank, is_finalized, || end_job(EXIT_CODE));
 }

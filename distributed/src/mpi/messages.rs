@@ -1,7 +1,8 @@
 //! Messages between two ranks.
 //!
 //! In: this process's bytes. Out: the other's, cut into pieces whose counts fit a C `int`.
-//! Invariant: every message ends with a piece shorter than [`COPY_MAX_BYTES`], so that its receiver need not know its length.
+//! Invariant: every message ends with a piece shorter than [`COPY_MAX_BYTES`], so that its receiver
+//! need not know its length.
 //! Source: MPI standard 3.1, sections 3.7 (non-blocking messages) and 3.8 (matched probes).
 
 use std::mem::MaybeUninit;
@@ -9,7 +10,7 @@ use std::os::raw::{c_int, c_void};
 
 use ::mpi::ffi;
 
-use super::request::{Request, Status};
+use super::pending_call::{PendingCall, Status};
 use super::{COPY_MAX_BYTES, MpiCommunicator, count};
 use crate::CollectiveError;
 
@@ -71,7 +72,7 @@ impl MpiCommunicator {
                     total,
                 )
             });
-            // The send is waited for whatever became of the receive, as MPI still reads its buffer.
+            // The send is waited for even if the receive failed, as MPI still reads its buffer.
             sending
                 .map_or(Ok(()), |request| self.finish(request))
                 .and(received)?;
@@ -88,7 +89,8 @@ impl MpiCommunicator {
         tag: c_int,
     ) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
         let _turn = self.message_turn();
-        // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
+        // SAFETY: the mpi crate's C shim initializes this constant before `main`; it is not written
+        // later.
         let any = unsafe { ffi::RSMPI_ANY_SOURCE };
         let Some((from, mut bytes)) = self.try_receive_piece(any, tag)? else {
             return Ok(None);
@@ -105,7 +107,7 @@ impl MpiCommunicator {
         Ok(Some((from, bytes)))
     }
 
-    /// One piece of a message of unknown length, if it is there.
+    /// Returns one piece of a message of unknown length, if it is there.
     fn try_receive_piece(
         &self,
         from: c_int,
@@ -119,9 +121,11 @@ impl MpiCommunicator {
         Ok(Some((found.from, bytes)))
     }
 
-    /// The piece of a message of `total` bytes that begins at `start` and fills `bytes`; waits for it.
+    /// Returns the piece of a message of `total` bytes that begins at `start` and fills `bytes`;
+    /// waits for it.
     ///
-    /// It is matched before it is received: Open MPI 4.1.4 hangs in a receive whose buffer is too short for a large message.
+    /// It is matched before it is received: Open MPI 4.1.4 hangs in a receive whose buffer is too
+    /// short for a large message.
     fn receive_piece(
         &self,
         call: &'static str,
@@ -181,7 +185,7 @@ impl MpiCommunicator {
         &self,
         found: &mut Matched,
         bytes: &'buffer mut [u8],
-    ) -> Result<Request<'buffer>, CollectiveError> {
+    ) -> Result<PendingCall<'buffer>, CollectiveError> {
         assert_eq!(
             bytes.len(),
             found.bytes,
@@ -189,9 +193,10 @@ impl MpiCommunicator {
         );
         let start = bytes.as_mut_ptr().cast::<c_void>();
         let length = count(bytes.len());
-        // SAFETY: the buffer holds the `length` bytes of the message and stays borrowed, by this request alone, as long as the request.
+        // SAFETY: the buffer holds the `length` bytes of the message and stays borrowed, by this
+        // request alone, as long as the request.
         unsafe {
-            Request::start("MPI_Imrecv", self.topology.rank, |request| {
+            PendingCall::start("MPI_Imrecv", self.topology.rank, |request| {
                 ffi::MPI_Imrecv(
                     start,
                     length,
@@ -208,12 +213,12 @@ impl MpiCommunicator {
         to: usize,
         tag: c_int,
         bytes: &'buffer [u8],
-    ) -> Result<Request<'buffer>, CollectiveError> {
+    ) -> Result<PendingCall<'buffer>, CollectiveError> {
         let start = bytes.as_ptr().cast::<c_void>();
         let length = count(bytes.len());
         // SAFETY: the buffer holds `length` bytes and stays borrowed as long as the request.
         unsafe {
-            Request::start("MPI_Isend", self.topology.rank, |request| {
+            PendingCall::start("MPI_Isend", self.topology.rank, |request| {
                 ffi::MPI_Isend(
                     start,
                     length,
@@ -235,7 +240,8 @@ struct Matched {
     bytes: usize,
 }
 
-/// The ranges of a message of `length` bytes: full pieces and a shorter, perhaps empty, last one.
+/// Returns the ranges of a message of `length` bytes: full pieces and a shorter, perhaps empty,
+/// last one.
 fn pieces(length: usize, piece: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..=length / piece).map(move |index| index * piece..length.min((index + 1) * piece))
 }

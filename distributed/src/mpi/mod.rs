@@ -1,11 +1,15 @@
-//! Ranks as processes joined by MPI; the only module that names the mpi crate and has `unsafe` code.
+//! Ranks as processes joined by MPI; the only module that names the mpi crate and has `unsafe`
+//! code.
 //!
-//! In: the buffers of this process. Out: MPI's collectives and messages on `MPI_COMM_WORLD` or a duplicate of it.
-//! Invariant: no rank ends quietly: a panic on any thread, [`Communicator::abort`], and a communicator that is dropped before
-//! [`Communicator::finish`] end the job everywhere.
-//! Source: MPI standard 3.1, chapter 5 (collectives), 6.4 (duplicates), 8.3 (error handlers), 8.7 (`MPI_Abort`), 12.4 (threads).
+//! In: the buffers of this process. Out: MPI's collectives and messages on `MPI_COMM_WORLD` or a
+//! duplicate of it.
+//! Invariant: no rank ends quietly: a panic on any thread, [`Communicator::abort`], and a
+//! communicator that is dropped before [`Communicator::finish`] end the job everywhere.
+//! Source: MPI standard 3.1, chapter 5 (collectives), 6.4 (duplicates), 8.3 (error handlers), 8.7
+//! (`MPI_Abort`), 12.4 (threads).
 //!
-//! The calls go through `mpi::ffi`, because the crate's own calls ignore return codes and do not compare buffer lengths.
+//! The calls go through `mpi::ffi`, because the crate's own calls ignore return codes and do not
+//! compare buffer lengths.
 #![allow(unsafe_code, reason = "calls into the MPI library")]
 
 use std::os::raw::c_int;
@@ -17,7 +21,7 @@ use ::mpi::environment::{Threading, initialize_with_threading, library_version, 
 use ::mpi::ffi;
 
 use self::end::{Membership, check, end_job, end_job_on_panic};
-use self::request::Request;
+use self::pending_call::PendingCall;
 use self::wait_policy::SharedWaitPolicy;
 use crate::communicator::{expect_peer, expect_root};
 use crate::topology::spans_nodes;
@@ -31,32 +35,39 @@ mod collectives;
 mod end;
 mod messages;
 mod node_memory;
-mod request;
+mod pending_call;
 mod wait_policy;
 
-/// How long a rank of several nodes keeps its first message back: over TCP, Open MPI (seen with 4.1.4) crashes in its start where a message
-/// comes before it is ready for any, and the ranks of one node may leave `MPI_Init` before those of another (open-mpi/ompi#12495, #13559).
+/// Time for which a rank of several nodes delays its first message.
+///
+/// Over TCP, Open MPI (seen with 4.1.4) crashes at its start if a message arrives before it is
+/// ready. Ranks of one node may leave `MPI_Init` before those of another (open-mpi/ompi#12495,
+/// #13559).
 const STARTING: Duration = Duration::from_millis(200);
 
-/// Most elements of one reduction; larger ones are cut. It also bounds the second buffer, to 64 MiB.
+/// Most elements of one reduction; larger ones are cut. It also bounds the second buffer, to 64
+/// MiB.
 const REDUCE_MAX_ELEMENTS: usize = 1 << 23;
 
 /// Most bytes of one broadcast or gather; larger ones are cut. Counts are C `int`s.
 const COPY_MAX_BYTES: usize = 1 << 30;
 
-/// The communicator of all processes that `mpirun` or `srun` started together; a world of one without them.
+/// The communicator of all processes that `mpirun` or `srun` started together; a world of one
+/// without them.
 ///
-/// Call [`finish`](Communicator::finish) when all is done: the last owner of the communicator and its duplicates finalizes MPI when it
-/// is dropped, and before `finish` it ends the job of several ranks, with exit code 1, since the others would wait for this one. Drop
-/// it at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a process that ends without finalizing counts
-/// as failed. [`launch`](crate::launch()) does all of this.
+/// Call [`finish`](Communicator::finish) at the end, or use [`launch`](crate::launch()). The last
+/// owner of the communicator and its duplicates finalizes MPI when it is dropped. Dropped before
+/// `finish`, it ends the job of several ranks with exit code 1, as the others would wait for this
+/// one. Drop it at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a
+/// process that ends without finalizing counts as failed.
 pub struct MpiCommunicator {
     /// `None` is the world itself.
     duplicate: Option<Handle>,
     topology: Topology,
     thread_level: Threading,
     wait_policy: Arc<SharedWaitPolicy>,
-    /// MPI allows one collective at a time on a communicator; the lock also guards the second buffers.
+    /// MPI allows one collective at a time on a communicator; the lock also guards the second
+    /// buffers.
     scratch: Mutex<Vec<u64>>,
     /// Finalizes MPI, or ends the job, when its last owner is dropped.
     membership: Arc<Membership>,
@@ -68,19 +79,22 @@ pub struct MpiCommunicator {
 #[derive(Clone, Copy)]
 struct Handle(ffi::MPI_Comm);
 
-// SAFETY: a handle is a name that any thread may use as far as the thread level allows, which `lock` and `message_turn` see to.
+// SAFETY: a handle is a name that any thread may use as far as the thread level allows, which
+// `lock` and `message_turn` see to.
 unsafe impl Send for Handle {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}
 
 impl MpiCommunicator {
-    /// Initializes MPI, asking for `MPI_THREAD_MULTIPLE`, and replaces the panic hook by one that ends the job.
+    /// Initializes MPI, asking for `MPI_THREAD_MULTIPLE`, and replaces the panic hook by one that
+    /// ends the job.
     ///
-    /// From now on a panic on any thread of this process prints `error (rank R): panicked …` and calls `MPI_Abort` with exit
-    /// code 101, also where the panic would have been caught.
+    /// From now on a panic on any thread of this process prints `error (rank R): panicked …` and
+    /// calls `MPI_Abort` with exit code 101, also where the panic would have been caught.
     ///
     /// # Errors
-    /// When MPI was initialized before, allows calls from one thread only, or a first collective fails.
+    /// If MPI was initialized before, allows calls from one thread only, or a first collective
+    /// fails.
     ///
     /// # Collective
     /// Must be called by all processes of the job.
@@ -99,7 +113,8 @@ impl MpiCommunicator {
         let rank = world("MPI_Comm_rank", ffi::MPI_Comm_rank)?;
         let world_size = world("MPI_Comm_size", ffi::MPI_Comm_size)?;
         end_job_on_panic(rank);
-        // The lock makes calls one after the other, so less than `Multiple` will do as long as any thread may call.
+        // The lock makes calls one after the other, so less than `Multiple` will do as long as any
+        // thread may call.
         if thread_level < Threading::Serialized {
             return Err(CollectiveError::ThreadLevel {
                 expected: "MPI_THREAD_SERIALIZED",
@@ -139,7 +154,8 @@ impl MpiCommunicator {
         Ok(communicator)
     }
 
-    /// What the library tells first of itself; it may be asked before [`init`](MpiCommunicator::init).
+    /// Returns the first line of the library's version text; may be called before
+    /// [`init`](MpiCommunicator::init).
     pub(crate) fn library_name() -> String {
         let text = library_version()
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
@@ -152,7 +168,7 @@ impl MpiCommunicator {
             .join(" ")
     }
 
-    /// The thread level MPI gave: `Serialized` or `Multiple`.
+    /// Returns the thread level MPI gave: `Serialized` or `Multiple`.
     pub fn thread_level(&self) -> String {
         format!("{:?}", self.thread_level)
     }
@@ -166,7 +182,8 @@ impl MpiCommunicator {
     }
 
     fn raw(&self) -> ffi::MPI_Comm {
-        // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
+        // SAFETY: the mpi crate's C shim initializes this constant before `main`; it is not written
+        // later.
         self.duplicate.map_or_else(
             || unsafe { ffi::RSMPI_COMM_WORLD },
             |Handle(communicator)| communicator,
@@ -174,7 +191,7 @@ impl MpiCommunicator {
     }
 
     /// Waits for a call as patiently as this communicator is.
-    fn finish(&self, request: Request<'_>) -> Result<(), CollectiveError> {
+    fn finish(&self, request: PendingCall<'_>) -> Result<(), CollectiveError> {
         request.wait(&self.wait_policy)
     }
 
@@ -299,7 +316,7 @@ impl Communicator for MpiCommunicator {
         let nodes = self.all_gather(self.topology.node.as_bytes())?;
         let _turn = self.lock();
         let mut part = self.raw();
-        // The others make up a communicator too, which nobody uses.
+        // The others form a communicator, too, which is not used.
         let color = c_int::from(rank >= count);
         // SAFETY: the communicator is live, and `part` outlives the call that writes it.
         let code = unsafe { ffi::MPI_Comm_split(self.raw(), color, self::count(rank), &mut part) };

@@ -1,13 +1,20 @@
 //! Reductions through memory that the processes of one node share.
 //!
-//! In: the buffers of a node's processes. Out: their sum, added in rank order by slices, one a process.
-//! Invariant: a place is read only after the flag of its writer, and written again only after the flags of its readers.
+//! In: the buffers of a node's processes. Out: their sum, added in rank order by slices, one a
+//! process.
+//! Invariant: a place is read only after the flag of its writer, and written again only after the
+//! flags of its readers.
 //! Source: MPI standard 3.1, section 11.2.3 (`MPI_Win_allocate_shared`).
 //!
-//! The memory holds one line of flags, one part a process, and one result. Piece by piece, a process copies what others reduce into
-//! its part (`arrived`), reduces its slice over all parts into its buffer and the result (`reduced`), and copies the other slices
-//! out. Two flags suffice: who sees all `reduced` may overwrite its part, as nobody reads it any more; who sees all `arrived` of the
-//! next piece may overwrite the result, as each has copied it out before it came.
+//! The memory holds one line of flags, one part a process, and one result. For each piece a process
+//! makes three moves:
+//! 1. It copies what others reduce into its part (`arrived`).
+//! 2. It reduces its slice over all parts into its buffer and the result (`reduced`).
+//! 3. It copies the other slices out.
+//!
+//! Two flags suffice. A process that sees all `reduced` may overwrite its part, which is not read
+//! any more. A process that sees all `arrived` of the next piece may overwrite the result: each
+//! process has copied it out before.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -26,7 +33,8 @@ use crate::CollectiveError;
 use crate::algorithms::{Number, add};
 use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer};
 
-/// Bytes between the flags of two processes, so that they do not share a cache line or a pair of them.
+/// Bytes between the flags of two processes, so that they do not share a cache line or a pair of
+/// them.
 const FLAGS_BYTES: usize = 128;
 
 /// Shared memory of a node's processes.
@@ -44,15 +52,16 @@ pub(super) struct SharedMemory {
     _membership: Arc<Membership>,
 }
 
-// SAFETY: the memory is mapped for the whole process; `base` may be used on any thread, and only through `&mut self`.
+// SAFETY: the memory is mapped for the whole process; `base` may be used on any thread, and only
+// through `&mut self`.
 unsafe impl Send for SharedMemory {}
 
-/// How far a process is; counts pieces.
+/// The progress of a process, in pieces.
 #[repr(C)]
 struct Flags {
     arrived: AtomicU64,
     reduced: AtomicU64,
-    /// The first process alone: the result is complete for all nodes.
+    /// First process only: the result is complete for all nodes.
     released: AtomicU64,
 }
 
@@ -95,12 +104,12 @@ impl MpiCommunicator {
         for flag in [&flags.arrived, &flags.reduced, &flags.released] {
             flag.store(0, Ordering::Release);
         }
-        // Nobody looks at flags before all are zero.
+        // No process reads flags before all are zero.
         self.meet()?;
         Ok(Some(memory))
     }
 
-    /// The processes that can share memory with this one and have the same first member.
+    /// Returns the processes that can share memory with this one and have the same first member.
     fn split_by_node(&self, members: &[usize]) -> Result<ffi::MPI_Comm, CollectiveError> {
         let mut machine = self.raw();
         let mut node = self.raw();
@@ -141,9 +150,11 @@ impl MpiCommunicator {
         let bytes =
             ffi::MPI_Aint::try_from(bytes).expect("shared memory is far smaller than memory");
         let mut mine: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the mpi crate's C shim initializes these constants before `main`; nobody writes them.
+        // SAFETY: the mpi crate's C shim initializes these constants before `main`; they are not
+        // written later.
         let (mut window, info) = unsafe { (ffi::RSMPI_WIN_NULL, ffi::RSMPI_INFO_NULL) };
-        // SAFETY: MPI writes the address of the memory to `mine` and the window to `window`; both outlive the call.
+        // SAFETY: MPI writes the address of the memory to `mine` and the window to `window`; both
+        // outlive the call.
         let code = unsafe {
             let address = (&raw mut mine).cast::<c_void>();
             ffi::MPI_Win_allocate_shared(bytes, 1, info, node, address, &mut window)
@@ -152,7 +163,8 @@ impl MpiCommunicator {
         let mut size: ffi::MPI_Aint = 0;
         let mut unit: c_int = 0;
         let mut base: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the window is live; MPI writes the address of the first process's memory to `base`; all outlive the call.
+        // SAFETY: the window is live; MPI writes the address of the first process's memory to
+        // `base`; all outlive the call.
         let code = unsafe {
             let address = (&raw mut base).cast::<c_void>();
             ffi::MPI_Win_shared_query(window, 0, &mut size, &mut unit, address)
@@ -167,8 +179,9 @@ impl MpiCommunicator {
     }
 }
 
-/// Whether `bytes` more fit into where Open MPI makes shared memory: where they do not, its first process gives up and the others wait for
-/// it. A look at the free space is not in the standard library, so a file tries it.
+/// Returns true if `bytes` more fit into where Open MPI makes shared memory: where they do not, its
+/// first process gives up and the others wait for it. A look at the free space is not in the
+/// standard library, so a file tries it.
 fn has_room(bytes: usize) -> bool {
     let path = format!("/dev/shm/lockstep-room-{}", std::process::id());
     // One that a killed process of this number left.
@@ -186,40 +199,41 @@ fn has_room(bytes: usize) -> bool {
 impl SharedMemory {
     fn flags(&self, index: usize) -> &Flags {
         assert!(index < self.size, "every process has its flags");
-        // SAFETY: the first `size * FLAGS_BYTES` bytes of the memory are flags, aligned as MPI aligns memory, and atomic: any
-        // process may write them at any time.
+        // SAFETY: the first `size * FLAGS_BYTES` bytes of the memory are flags, aligned as MPI
+        // aligns memory, and atomic: any process may write them at any time.
         unsafe { self.base.add(index * FLAGS_BYTES).cast::<Flags>().as_ref() }
     }
 
-    /// Where the part of a process begins; that of index `size` is the result.
+    /// Returns the start of the part of a process; that of index `size` is the result.
     fn part<T: Number>(&self, index: usize) -> NonNull<T> {
         assert!(index <= self.size, "every process has its part");
         // SAFETY: it lies within the memory, which is as long as all flags, parts and the result.
         unsafe { self.base.add(self.size * FLAGS_BYTES + index * self.bytes) }.cast::<T>()
     }
 
-    /// Elements of a part.
+    /// Returns elements of a part.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// The elements are not written while the slice lives.
     unsafe fn read<T: Number>(&self, part: usize, range: Range<usize>) -> &[T] {
         assert!(
             range.start <= range.end && range.end * size_of::<T>() <= self.bytes,
             "pieces fit into a part"
         );
-        // SAFETY: the range lies within the part, whose start is aligned to FLAGS_BYTES; any bits are a number.
+        // SAFETY: the range lies within the part, whose start is aligned to FLAGS_BYTES; any bits
+        // are a number.
         unsafe {
             std::slice::from_raw_parts(self.part::<T>(part).add(range.start).as_ptr(), range.len())
         }
     }
 
-    /// Elements of a part, to be written.
+    /// Returns elements of a part, to be written.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the slice lives.
+    /// No other code reads or writes the elements while the slice lives.
     #[expect(
         clippy::mut_from_ref,
-        reason = "the caller promises that nobody else uses them"
+        reason = "the caller promises that no other code uses them"
     )]
     unsafe fn write<T: Number>(&self, part: usize, range: Range<usize>) -> &mut [T] {
         assert!(
@@ -269,20 +283,22 @@ impl SharedMemory {
         let mine = cut(index)..cut(index + 1);
         let others = [0..mine.start, mine.end..length];
         for range in others.clone() {
-            // SAFETY: this process alone writes its part; the others have read its last piece, as they all had `reduced` it.
+            // SAFETY: this process alone writes its part; the others have read its last piece, as
+            // they all had `reduced` it.
             unsafe { self.write(index, range.clone()) }.copy_from_slice(&values[range]);
         }
         self.flags(index).arrived.store(round, Ordering::Release);
 
         self.wait(0..size, round, |flags| &flags.arrived);
-        // SAFETY: this process alone writes its slice of the result, and nobody reads it before `reduced`; all have copied the last
-        // piece out, as they have `arrived` with this one.
+        // SAFETY: only this process writes its slice of the result, and no process reads it before
+        // `reduced`; all have copied the last piece out, as they have `arrived` with this one.
         let result = unsafe { self.write::<T>(size, mine.clone()) };
         for part in 0..size {
             let values: &[T] = if part == index {
                 &values[mine.clone()]
             } else {
-                // SAFETY: its process wrote it before `arrived`, and does not write it again before this one has `reduced`.
+                // SAFETY: its process wrote it before `arrived`, and does not write it again before
+                // this one has `reduced`.
                 unsafe { self.read(part, mine.clone()) }
             };
             if part == 0 {
@@ -302,7 +318,7 @@ impl SharedMemory {
             }
             Some(between) if index == 0 => {
                 self.wait(0..size, round, |flags| &flags.reduced);
-                // SAFETY: all slices are reduced, and nobody reads them before `released`.
+                // SAFETY: all slices are reduced, and no process reads them before `released`.
                 between(T::buffer(unsafe { self.write(size, 0..length) }))?;
                 self.flags(0).released.store(round, Ordering::Release);
                 whole
@@ -313,7 +329,8 @@ impl SharedMemory {
             }
         };
         for range in outside {
-            // SAFETY: the result is complete, and is not written again before this process arrives with the next piece.
+            // SAFETY: the result is complete, and is not written again before this process arrives
+            // with the next piece.
             values[range.clone()].copy_from_slice(unsafe { self.read(size, range) });
         }
         Ok(())

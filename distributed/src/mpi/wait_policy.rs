@@ -1,7 +1,8 @@
-//! How a process waits for the others.
+//! The wait policy of a process.
 //!
-//! In: a choice, which another thread may change. Out: the pause between two looks at what is waited for.
-//! Invariant: whoever looks busily still yields its core now and then, as there may be more ranks than cores.
+//! In: a choice, which another thread may change. Out: the pause between two polls.
+//! Invariant: a process that spins still yields its core now and then, as there may be more ranks
+//! than cores.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +11,12 @@ use std::time::{Duration, Instant};
 use crate::communicator::WaitPolicy;
 use crate::pause::{LOOKS_A_WAKE, pause_after, pause_between};
 
-/// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.
+/// Time of looks without a pause at the beginning of every wait; what is nearly there costs no
+/// sleep.
 ///
-/// Measured with `examples/all_reduce.rs` on two cores: 64 KiB by `MPI_Iallreduce` on 2 sleeping ranks take 0.3 ms without first looks
-/// and 0.03 ms with 20 µs of them; 60 µs are slower again where ranks outnumber cores.
+/// Measured with `examples/all_reduce.rs` on two cores: 64 KiB by `MPI_Iallreduce` on 2 sleeping
+/// ranks take 0.3 ms without first looks and 0.03 ms with 20 µs of them; 60 µs are slower again
+/// where ranks outnumber cores.
 const FIRST_LOOKS: Duration = Duration::from_micros(20);
 
 /// Busy looks between two yields.
@@ -25,9 +28,11 @@ pub(super) struct SharedWaitPolicy {
     sleeping: AtomicBool,
     /// Since when it is [`WaitPolicy::Sleep`].
     since: Mutex<Option<Instant>>,
-    /// Waits since then that came to a pause, of all threads: of a server beside its worker, too.
+    /// Number of waits since then that came to a pause, of all threads, such as a server on a
+    /// worker's rank.
     num_waits: AtomicU32,
-    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass, that had any; 0 before it ended.
+    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass,
+    /// that had any; 0 before it ended.
     pause_micros: AtomicU32,
 }
 
@@ -82,7 +87,7 @@ impl SharedWaitPolicy {
                             0 => pause_after(waited),
                             micros => Duration::from_micros(micros.into()),
                         };
-                        // Whoever waits for this thread may wake it.
+                        // A thread that waits for this one may wake it.
                         std::thread::park_timeout(pause);
                     }
                 }
@@ -133,7 +138,8 @@ mod tests {
             });
             (start.elapsed() > Duration::from_millis(20)).then_some(())
         });
-        // 20 ms have room for 400 sleeps; without sleeps it would look hundreds of thousands of times.
+        // 20 ms have room for 400 sleeps; without sleeps it would look hundreds of thousands of
+        // times.
         assert!(looks < 10_000, "{looks} looks");
     }
 }

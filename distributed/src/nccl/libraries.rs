@@ -1,6 +1,8 @@
-//! Whether NVIDIA's libraries load here; cudarc panics where the driver is missing, so it is asked first.
+//! Presence of NVIDIA's libraries. cudarc panics if the driver is missing, so the driver is checked
+//! first.
 //!
-//! Out: yes or no, a version. Invariant: nothing of CUDA or NCCL is called before its library was loaded.
+//! Out: yes or no, a version. Invariant: no function of CUDA or NCCL is called before its library
+//! is loaded.
 
 use super::api::{Api, NAMES};
 use super::readiness::Readiness;
@@ -21,7 +23,8 @@ pub(super) fn load() -> Result<&'static Api, Readiness> {
     })
 }
 
-/// The version of the NCCL that this process would use, such as `2.21.5`; `None` where it does not load.
+/// Returns the version of the NCCL that this process would use, such as `2.21.5`; `None` where it
+/// does not load.
 pub fn library_version() -> Option<String> {
     Some(version_text(Api::get().ok()?.version().ok()?))
 }
@@ -38,7 +41,8 @@ fn version_text(code: i32) -> String {
 }
 
 fn driver_loads() -> bool {
-    // SAFETY: loading runs the library's own initialisers; every CUDA program, also burn's, runs those of this one.
+    // SAFETY: loading runs the library's own initialisers; every CUDA program, also burn's, runs
+    // those of this one.
     unsafe { cudarc::driver::sys::is_culib_present() }
 }
 

@@ -17,7 +17,7 @@ use super::libraries;
 use super::readiness::Readiness;
 use crate::pause::pause_after;
 
-/// Nobody wakes this thread, and a GPU computes beside it.
+/// No thread wakes this one, and the GPU computes meanwhile.
 const LONGEST_PAUSE: Duration = Duration::from_micros(250);
 
 /// A call that failed.
@@ -34,7 +34,7 @@ fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
     }
 }
 
-/// What this rank can do with `gpu`, and the GPU with NCCL's functions if it can.
+/// Returns the readiness of this rank with `gpu`, and the GPU with NCCL's functions if it is ready.
 pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static Api)>) {
     let api = match libraries::load() {
         Ok(api) => api,
@@ -51,7 +51,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
     };
     let Some(version) = libraries::library_version() else {
         return lacking(
-            "expected NCCL to tell its version, got an error".to_owned(),
+            "expected NCCL to return its version, got an error".to_owned(),
             "load another NCCL",
         );
     };
@@ -75,7 +75,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
     }
 }
 
-/// A GPU's number as `nvidia-smi -L` prints it.
+/// Returns a GPU's number as `nvidia-smi -L` prints it.
 fn name(uuid: &[u8]) -> String {
     let hexadecimal = |bytes: &[u8]| {
         bytes
@@ -97,8 +97,8 @@ pub(super) struct Link {
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: an NCCL communicator belongs to no thread: its functions may be called from any, one at a time. `Link` gives it to nobody,
-// and it is not `Sync`.
+// SAFETY: an NCCL communicator belongs to no thread: its functions may be called from any thread,
+// one at a time. `Link` does not share it, and is not `Sync`.
 unsafe impl Send for Link {}
 
 /// A bucket on its way to the GPU and back.
@@ -126,7 +126,8 @@ impl Link {
         })
     }
 
-    /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it does not fit.
+    /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it
+    /// does not fit.
     pub(super) fn sum(
         &self,
         staging: &mut Option<Staging>,
@@ -153,7 +154,8 @@ impl Link {
             .map_err(by_driver("cuMemcpyHtoDAsync"))?;
         {
             let (address, _written) = device.device_ptr_mut(&self.stream);
-            // SAFETY: the staging's memory on this GPU, which has as many values, and the stream that all its copies are on.
+            // SAFETY: the staging's memory on this GPU, which has as many values, and the stream
+            // that all its copies are on.
             unsafe {
                 self.connection.sum_in_place(
                     address,
@@ -176,8 +178,8 @@ impl Link {
         Ok(())
     }
 
-    /// Until all of the stream is done, or a connection is known to have failed, after which it would never be. Sleeps between looks, where
-    /// waiting for the stream would keep the core busy.
+    /// Until all of the stream is done, or a connection is known to have failed, after which it
+    /// would never be. Sleeps between looks, where waiting for the stream would keep the core busy.
     fn wait(&self) -> Result<(), Failure> {
         let done = self
             .stream

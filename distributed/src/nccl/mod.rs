@@ -1,13 +1,16 @@
 //! Buckets summed by NVIDIA's NCCL on the ranks' GPUs.
 //!
-//! In: buckets in host memory, one GPU a rank. Out: the sum over all ranks, in host memory, the same bits on every rank.
-//! Invariant: no rank enters NCCL before all ranks have agreed that every one of them can; its libraries are loaded at run time.
-//! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020 (2006.15704) for buckets.
+//! In: buckets in host memory, one GPU a rank. Out: the sum over all ranks, in host memory, the
+//! same bits on every rank.
+//! Invariant: no rank enters NCCL before all ranks have agreed that every rank can; its libraries
+//! are loaded at run time.
+//! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020
+//! (2006.15704) for buckets.
 //!
-//! NCCL has no timeout, and a rank that waits in it cannot be asked to leave: what ends such a wait is the end of the process. Every
-//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the job after its timeout. Errors that NCCL finds
-//! beside a call, as when a connection breaks, are asked for while a sum is waited for, and end it. Ranks that are threads of one process
-//! do not end by a watchdog.
+//! NCCL has no timeout, and a rank that waits in NCCL can only be ended with its process. Every
+//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the
+//! job after its timeout. Errors between calls, such as a broken connection, are polled while a sum
+//! is pending, and end it. A watchdog cannot end ranks that are threads of one process.
 
 #![allow(
     unsafe_code,
@@ -30,15 +33,18 @@ mod readiness;
 pub use self::libraries::library_version;
 pub use self::readiness::{Readiness, verdict};
 
-/// The plain sum by `ncclAllReduce`; each bucket is copied to the GPU and back, on a stream of its own.
+/// The plain sum by `ncclAllReduce`; each bucket is copied to the GPU and back, on a separate
+/// stream.
 ///
-/// Ranks are to meet once more between the last reduction and the drop, as in a barrier: the drop ends the connections to the others.
+/// Ranks make a barrier between the last reduction and the drop: the drop ends the connections to
+/// the others.
 ///
 /// # Differs from PyTorch
-/// Gradients come from host memory and go back to it, where its reducer leaves them on the GPU.
+/// Gradients are copied from host memory and back. PyTorch's reducer leaves them on the GPU.
 #[derive(Debug)]
 pub struct NcclReduction {
-    // In the order in which they are given back: a connection that failed is aborted before its memory, which would wait for the sum.
+    // In the order in which they are given back: a connection that failed is aborted before its
+    // memory, which would wait for the sum.
     link: Link,
     staging: Vec<Option<Staging>>,
     rank: usize,
@@ -50,8 +56,9 @@ impl NcclReduction {
     /// Joins the ranks' GPUs; `gpu` is the index of this rank's, as CUDA counts them here.
     ///
     /// # Errors
-    /// [`CollectiveError::NcclUnavailable`], the same on all ranks, when a library does not load, a GPU is not there, versions
-    /// differ or two ranks have the same GPU. [`CollectiveError::Nccl`] when NCCL fails.
+    /// [`CollectiveError::NcclUnavailable`], the same on all ranks, when a library does not load, a
+    /// GPU is not there, versions differ or two ranks have the same GPU. [`CollectiveError::Nccl`]
+    /// when NCCL fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -60,7 +67,8 @@ impl NcclReduction {
         gpu: usize,
         rank_status: Arc<RankStatus>,
     ) -> Result<Self, CollectiveError> {
-        let (rank, world_size) = (communicator.rank(), communicator.world_size());
+        let rank = communicator.rank();
+        let world_size = communicator.world_size();
         let (own, context) = link::open(gpu);
         let gathered = communicator.all_gather(own.to_text().as_bytes())?;
         verdict(
@@ -111,7 +119,7 @@ fn failed(rank: usize, Failure { call, text }: Failure) -> CollectiveError {
     CollectiveError::Nccl { call, rank, text }
 }
 
-/// The name of the new group of GPUs, made by root.
+/// Returns the name of the new group of GPUs, made by root.
 fn unique_id(communicator: &dyn Communicator, api: &Api) -> Result<UniqueId, CollectiveError> {
     // The first byte is NCCL's result.
     let mut bytes = [0; 1 + UniqueId::BYTES];

@@ -1,24 +1,25 @@
-//! Whether all ranks can sum by NCCL: decided by all together before one of them begins to wait for the others inside it.
+//! Readiness of all ranks for NCCL, decided together before a rank waits inside NCCL.
 //!
-//! In: what every rank found on its node. Out: one verdict. Invariant: a function of the gathered findings alone.
+//! In: the findings of every rank on its node. Out: one result. Invariant: a pure function of the
+//! gathered findings.
 
 use crate::{CollectiveError, ROOT};
 
-/// What a rank found of its own way to NCCL.
+/// The findings of a rank on NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// It could begin.
     Ready {
         /// The library's version.
         version: String,
-        /// What tells its GPU from all others, as `nvidia-smi -L` prints it.
+        /// Unique name of the GPU, as `nvidia-smi -L` prints it.
         gpu: String,
     },
     /// It could not.
     Lacking {
-        /// What was expected, and what is there.
+        /// The expected and the found state.
         problem: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
 }
@@ -40,10 +41,8 @@ impl Readiness {
     pub(super) fn from_text(text: &str) -> Self {
         let mut lines = text.lines().map(str::to_owned);
         let is_ready = lines.next().as_deref() == Some("ready");
-        let (first, second) = (
-            lines.next().unwrap_or_default(),
-            lines.next().unwrap_or_default(),
-        );
+        let first = lines.next().unwrap_or_default();
+        let second = lines.next().unwrap_or_default();
         match is_ready {
             true => Self::Ready {
                 version: first,
@@ -57,10 +56,11 @@ impl Readiness {
     }
 }
 
-/// Whether the ranks that found `all`, in rank order, can sum by NCCL together.
+/// Checks that the ranks that found `all`, in rank order, can sum by NCCL together.
 ///
 /// # Errors
-/// [`CollectiveError::NcclUnavailable`]: some rank lacks something, versions differ, or two ranks have the same GPU.
+/// [`CollectiveError::NcclUnavailable`] if a rank lacks something, versions differ, or two ranks
+/// have the same GPU.
 pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
     let refuse = |ranks: Vec<usize>, problem: String, remedy: &str| {
         Err(CollectiveError::NcclUnavailable {

@@ -1,7 +1,7 @@
 //! A worker's side of parameter servers.
 //!
-//! In: gradients of buckets. Out: parameters. Invariant: one request is on its way at a time, and its answer is taken before the
-//! next.
+//! In: gradients of buckets. Out: parameters. Invariant: one request is on its way at a time, and
+//! its answer is taken before the next.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,10 +41,11 @@ impl ServerClient {
         }
     }
 
-    /// A bucket's parameters and optimizer state, of `len` elements each, as the server has them now.
+    /// Returns a bucket's parameters and optimizer state, of `len` elements each, as the server has
+    /// them now.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     pub fn fetch(
         &self,
         bucket: usize,
@@ -63,7 +64,7 @@ impl ServerClient {
     /// Replaces a bucket's parameters and optimizer state on its server.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     pub fn restore(
         &self,
         bucket: usize,
@@ -78,10 +79,10 @@ impl ServerClient {
         self.tell(self.plan.rank_of(bucket), request)
     }
 
-    /// How many updates all servers made, by their staleness.
+    /// Returns the number of updates all servers made, by their staleness.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     pub fn histogram(&self) -> Result<Vec<u64>, CollectiveError> {
         let mut total = Vec::new();
         for &server in &self.plan.servers {
@@ -108,10 +109,10 @@ impl ServerClient {
         Ok(total)
     }
 
-    /// Says to all servers that this worker will push no more.
+    /// Notifies all servers that this worker will push no more.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     pub fn leave(&self) -> Result<(), CollectiveError> {
         self.plan
             .servers
@@ -120,14 +121,15 @@ impl ServerClient {
     }
 
     fn own(&self, server: usize) -> Option<&Server> {
-        self.beside
-            .as_deref()
-            .filter(|_| server == self.communicator.rank())
+        if server != self.communicator.rank() {
+            return None;
+        }
+        self.beside.as_deref()
     }
 
-    /// The answer of this rank's server, which may wait for other workers.
+    /// Returns the answer of this rank's server, which may wait for other workers.
     fn own_answer(&self, own: &Server) -> Result<Vec<u8>, CollectiveError> {
-        let _noted = self.rank_status.note("the answer of its own server");
+        let _noted = self.rank_status.note("the answer of the local server");
         own.own_answer()
     }
 

@@ -1,6 +1,6 @@
-//! What workers and servers send each other.
+//! Messages between workers and servers.
 //!
-//! In, out: bytes, little endian. Invariant: a message's first byte says what follows.
+//! In, out: bytes, little endian. Invariant: the first byte of a message is its kind.
 
 use crate::replica::{bytes_to_floats, floats_to_bytes};
 
@@ -10,7 +10,7 @@ pub(super) const TO_SERVER: u16 = 1;
 /// Tag of what servers send.
 pub(super) const TO_WORKER: u16 = 2;
 
-/// What a worker asks of a server.
+/// A request of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
     /// Update this bucket and send it; an empty gradient is of no samples.
@@ -68,7 +68,7 @@ impl Request {
     }
 
     /// # Panics
-    /// When `bytes` are none of [`to_bytes`](Self::to_bytes): ranks run the same program.
+    /// If `bytes` are none of [`to_bytes`](Self::to_bytes): ranks run the same program.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let (head, rest) = bytes.split_at(9);
         let bucket = u64::from_le_bytes(std::array::from_fn(|index| head[index + 1])) as usize;

@@ -1,10 +1,11 @@
-//! Parameter servers: they hold the parameters, the workers bring gradients and take parameters home.
+//! Parameter servers: servers hold the parameters, workers push gradients and receive parameters.
 //!
-//! In: each worker's gradient of a bucket. Out: the bucket's parameters after the update. Invariant: a worker has one push of a
-//! bucket on its way at most.
+//! In: each worker's gradient of a bucket. Out: the bucket's parameters after the update.
+//! Invariant: a worker has at most one pending push of a bucket.
 //! Source: Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server".
 //!
-//! Workers are ranks `0..num_workers`. A server lives beside a worker, on a thread of its own, or on a rank of its own.
+//! Workers are ranks `0..num_workers`. A server runs on a thread of a worker's process, or on a
+//! dedicated rank.
 
 mod client;
 mod message;

@@ -1,7 +1,9 @@
-//! A server at work.
+//! A running server.
 //!
-//! In: requests, by message from other ranks, by call from the worker beside it. Out: answers. Invariant: the shard is locked while
-//! answers to a request are sent, so that a worker gets them in the order in which they were made.
+//! In: requests, by message from other ranks, by call from the worker of the same rank. Out:
+//! answers.
+//! Invariant: the shard is locked while answers to a request are sent, so that a worker gets them
+//! in the order in which they were made.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +14,7 @@ use super::shard::{Consistency, Shard, ShardUpdate, assign_buckets};
 use crate::pause::{LOOKS_A_WAKE, pause_after};
 use crate::{CollectiveError, Communicator, gradients::BucketPlan, replica::floats_to_bytes};
 
-/// Which rank serves which buckets.
+/// Assignment of buckets to servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerPlan {
     /// Ranks `0..num_workers` compute gradients.
@@ -26,7 +28,7 @@ pub struct ServerPlan {
 }
 
 impl ServerPlan {
-    /// Buckets shared over `servers` by size.
+    /// Assigns buckets to `servers` by size.
     pub fn new(
         plan: &BucketPlan,
         num_workers: usize,
@@ -46,12 +48,12 @@ impl ServerPlan {
         }
     }
 
-    /// The rank that serves a bucket.
+    /// Returns the rank that serves a bucket.
     pub(crate) fn rank_of(&self, bucket: usize) -> usize {
         self.servers[self.server_of[bucket]]
     }
 
-    /// The buckets that a rank serves.
+    /// Returns the buckets that a rank serves.
     pub(crate) fn buckets_of(&self, rank: usize) -> impl Iterator<Item = usize> {
         (0..self.server_of.len()).filter(move |&bucket| self.rank_of(bucket) == rank)
     }
@@ -68,7 +70,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server of this rank; `update` holds the buckets that the plan gives it.
+    /// Returns the server of this rank; `update` holds the buckets that the plan gives it.
     pub fn new(
         plan: &ServerPlan,
         communicator: Arc<dyn Communicator>,
@@ -92,7 +94,7 @@ impl Server {
     /// Serves the workers of other ranks until all workers have left.
     ///
     /// # Errors
-    /// When the job ends.
+    /// If the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
         let mut last_request = Instant::now();
         let mut looks: u32 = 0;
@@ -101,7 +103,7 @@ impl Server {
             if shard.is_abandoned() {
                 break;
             }
-            // Ranks that have left cannot be listened to.
+            // Ranks that have left send no requests.
             let listens = !shard.is_abandoned_but_by(self.communicator.rank());
             drop(shard);
             let request = if listens {
@@ -126,11 +128,12 @@ impl Server {
         Ok(())
     }
 
-    /// As [`serve`](Self::serve), for a thread that nobody waits for: an error ends the job at once, and is the next answer for the
-    /// worker of this rank.
+    /// Runs [`serve`](Self::serve) on a thread that is not joined while the job runs.
+    ///
+    /// An error ends the job at once, and is the next answer for the worker of this rank.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve), where the communicator's abort returns.
+    /// As [`serve`](Self::serve), if the communicator's abort returns.
     pub fn serve_or_end_the_job(&self) -> Result<(), CollectiveError> {
         self.serve().inspect_err(|error| {
             self.communicator
@@ -139,7 +142,7 @@ impl Server {
         })
     }
 
-    /// Does what a worker asks for.
+    /// Handles the request of a worker.
     pub(super) fn handle(&self, worker: usize, request: Request) -> Result<(), CollectiveError> {
         let mut shard = lock(&self.shard);
         match request {
@@ -182,7 +185,7 @@ impl Server {
         Ok(())
     }
 
-    /// The next answer for the worker of this rank, or why none will come.
+    /// Returns the next answer for the worker of this rank, or why none will come.
     pub(super) fn own_answer(&self) -> Result<Vec<u8>, CollectiveError> {
         let mut answers = lock(&self.own_answers);
         loop {

@@ -1,34 +1,36 @@
-//! What a parameter server does with what it is sent, without any message.
+//! The state and decisions of a parameter server, without messages.
 //!
-//! In: gradients of buckets, from workers. Out: whom to answer, and updated parameters.
-//! Invariant: in synchronous mode gradients are added in worker order, so that the result does not depend on who came first.
-//! Source: Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"; Ho et al. 2013, NIPS, "More
-//! effective distributed ML via a stale synchronous parallel parameter server", for the bound.
+//! In: gradients of buckets, from workers. Out: the workers to answer, and updated parameters.
+//! Invariant: in synchronous mode gradients are added in worker order, so that the result does not
+//! depend on arrival order.
+//! Source: Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server";
+//! Ho et al. 2013, NIPS, "More effective distributed ML via a stale synchronous parallel parameter
+//! server", for the bound.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::algorithms::add;
 
-/// Makes the updates of the buckets a server holds.
+/// Updates of the buckets that a server holds.
 pub trait ShardUpdate: Send + Debug {
-    /// One update of a bucket's parameters.
+    /// Makes one update of a bucket's parameters.
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]);
 
-    /// A bucket's parameters and the optimizer's state, of the same length.
+    /// Returns a bucket's parameters and the optimizer's state, of the same length.
     fn state(&self, bucket: usize) -> (&[f32], &[f32]);
 
-    /// Replaces both.
+    /// Replaces the parameters and the state.
     fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]);
 }
 
-/// When a server updates, and when it answers.
+/// Times of a server's updates and answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
     /// One update with the sum of all workers' gradients, then an answer to all.
     Synchronous,
-    /// An update with each gradient as it comes. A worker is answered once it is at most so many pushes ahead of the slowest;
-    /// `None` answers at once.
+    /// An update with each gradient as it comes. A worker is answered once it is at most so many
+    /// pushes ahead of the slowest; `None` answers at once.
     Asynchronous {
         /// Pushes.
         bound: Option<u64>,
@@ -42,7 +44,7 @@ pub struct Shard {
     consistency: Consistency,
     num_workers: usize,
     buckets: BTreeMap<usize, BucketState>,
-    /// Of every worker, whether it has left.
+    /// True for each worker that has left.
     has_left: Vec<bool>,
     /// Number of updates by their staleness.
     histogram: Vec<u64>,
@@ -52,18 +54,18 @@ pub struct Shard {
 struct BucketState {
     /// Updates made.
     version: u64,
-    /// Of every worker: its pushes.
+    /// Number of pushes of each worker.
     num_pushes: Vec<u64>,
-    /// Of every worker: the version it was sent last.
+    /// The version that each worker received last.
     seen: Vec<u64>,
-    /// Of every worker: its gradient of the synchronous step under way.
+    /// The gradient of each worker in the current synchronous step.
     gradients: Vec<Option<Vec<f32>>>,
-    /// Of every worker: whether it waits for an answer.
+    /// True for each worker that waits for an answer.
     waits: Vec<bool>,
 }
 
 impl Shard {
-    /// A server's buckets, as `update` holds them, for workers `0..num_workers`.
+    /// Returns a server's buckets, as `update` holds them, for workers `0..num_workers`.
     pub fn new(
         update: Box<dyn ShardUpdate>,
         consistency: Consistency,
@@ -91,11 +93,11 @@ impl Shard {
         }
     }
 
-    /// Takes a worker's gradient of a bucket; an empty one counts as a push without samples. The workers to be answered now, with
-    /// the parameters of its [`state`](Self::state).
+    /// Takes a worker's gradient of a bucket; an empty one counts as a push without samples. The
+    /// workers to be answered now, with the parameters of its [`state`](Self::state).
     ///
     /// # Panics
-    /// When the bucket is not of this shard, or the worker pushes before it was answered.
+    /// If the bucket is not of this shard, or the worker pushes before it was answered.
     pub fn push(
         &mut self,
         worker: usize,
@@ -134,7 +136,7 @@ impl Shard {
         self.answerable(bucket)
     }
 
-    /// A worker will push no more; whom to answer now, by bucket.
+    /// Notes that a worker will push no more; returns the workers to answer now, by bucket.
     pub fn leave(&mut self, worker: usize) -> Vec<(usize, usize)> {
         self.has_left[worker] = true;
         let buckets: Vec<usize> = self.buckets.keys().copied().collect();
@@ -148,12 +150,12 @@ impl Shard {
             .collect()
     }
 
-    /// Whether all workers have left.
+    /// Returns true if all workers have left.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.has_left.iter().all(|&left| left)
     }
 
-    /// Whether all workers but `worker` have left.
+    /// Returns true if all workers but `worker` have left.
     pub(crate) fn is_abandoned_but_by(&self, worker: usize) -> bool {
         self.has_left
             .iter()
@@ -161,7 +163,8 @@ impl Shard {
             .all(|(other, &left)| left || other == worker)
     }
 
-    /// A worker is sent a bucket's [`state`](Self::state) apart from any push: its next gradient is of these parameters.
+    /// Notes that a worker receives a bucket's [`state`](Self::state) without a push: its next
+    /// gradient is of these parameters.
     pub fn fetch(&mut self, worker: usize, bucket: usize) {
         let state = self
             .buckets
@@ -170,7 +173,7 @@ impl Shard {
         state.seen[worker] = state.version;
     }
 
-    /// A bucket's parameters and the optimizer's state.
+    /// Returns a bucket's parameters and the optimizer's state.
     pub fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
         self.update.state(bucket)
     }
@@ -180,7 +183,7 @@ impl Shard {
         self.update.restore(bucket, parameters, velocities);
     }
 
-    /// How many updates were made with gradients of parameters that so many updates had made stale, by that number.
+    /// Returns the number of updates by the staleness of their gradients.
     pub fn histogram(&self) -> &[u64] {
         &self.histogram
     }
@@ -202,7 +205,7 @@ impl Shard {
         self.histogram[staleness] += 1;
     }
 
-    /// Workers that wait for a bucket and may have it; they do not wait any more.
+    /// Returns the workers that wait for a bucket and may have it, and ends their wait.
     fn answerable(&mut self, bucket: usize) -> Vec<usize> {
         let state = self.buckets.get_mut(&bucket).expect("the caller found it");
         let present = (0..self.num_workers).filter(|&worker| !self.has_left[worker]);
@@ -229,7 +232,7 @@ impl Shard {
     }
 }
 
-/// In the order given; empty ones are zero.
+/// Sums gradients in the given order; empty ones are zero.
 fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     let mut gradients = gradients
         .into_iter()
@@ -241,7 +244,8 @@ fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     total
 }
 
-/// The server of each bucket: the largest buckets first, each to the server that has least (by size, the lowest of equals).
+/// Returns the server of each bucket: the largest buckets first, each to the server that has least
+/// (by size, the lowest of equals).
 pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bucket_sizes.len()).collect();
     order.sort_by_key(|&bucket| (std::cmp::Reverse(bucket_sizes[bucket]), bucket));
@@ -363,7 +367,8 @@ mod tests {
                     .iter()
                     .zip(&sizes)
                     .for_each(|(&server, size)| loads[server] += size);
-                let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
+                let least = loads.iter().min().unwrap();
+                let most = loads.iter().max().unwrap();
                 assert!(
                     most - least <= *sizes.iter().max().unwrap(),
                     "{sizes:?} on {num_servers}: {loads:?}"

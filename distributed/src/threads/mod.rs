@@ -1,13 +1,14 @@
 //! Ranks as threads of one process, so that everything above a communicator is tested without MPI.
 //!
 //! In: one buffer a rank. Out: results computed once, by the rank that comes last, in rank order.
-//! Invariant: deterministic bits; ranks that disagree all get the same error; a rank that ends early ends the others' waiting.
-//! Speed is no aim: threads share one compute pool, processes do not.
+//! Invariant: deterministic bits; ranks that disagree all get the same error; a rank that ends
+//! early ends the others' waiting. Speed is no aim: threads share one compute pool, processes do
+//! not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::world::{Deposit, Message, World};
+use self::world::{Deposit, Mail, World};
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
 use crate::{CollectiveError, Communicator};
 
@@ -93,7 +94,7 @@ impl ThreadCommunicator {
         bytes: &[u8],
     ) -> Result<(), CollectiveError> {
         expect_peer(&self.topology, call, to)?;
-        let message = Message {
+        let message = Mail {
             from: self.topology.rank,
             tag,
             bytes: bytes.to_vec(),
@@ -232,13 +233,13 @@ impl Drop for ThreadCommunicator {
     }
 }
 
-/// Runs `rank_main` on `world_size` threads, one a rank, and returns what the ranks return, in rank order.
+/// Runs `rank_main` on `world_size` threads, one a rank, and returns their results in rank order.
 ///
-/// A rank that panics ends the world for the others; when all have returned, the panic of the rank that panicked first goes on in
-/// the caller.
+/// A rank that panics ends the world for the others. When all have returned, the first panic
+/// resumes in the caller.
 ///
 /// # Panics
-/// When `world_size` is 0 or a rank panics.
+/// If `world_size` is 0 or a rank panics.
 pub fn run_ranks<T: Send>(
     world_size: usize,
     rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
@@ -274,7 +275,7 @@ pub fn run_ranks<T: Send>(
         .collect()
 }
 
-/// A rank that panics inside a collective ends the world; its poisoned lock says nothing more.
+/// Locks `mutex`. A rank that panics inside a collective ends the world, so poison means nothing.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,9 @@
-//! What the threads of a world share: the collective in progress, the messages under way, and who has left.
+//! The state that the threads of a world share: the current collective, pending messages, and ranks
+//! that have left.
 //!
-//! In: deposits and messages. Out: results, messages, or why the world ended.
-//! Invariant: what was finished or sent before a rank left is still delivered; an abort ends all duplicates of a world too.
+//! In: deposits and messages. Out: results, messages, or the reason why the world ended.
+//! Invariant: results and messages from before a rank left are still delivered; an abort ends all
+//! duplicates of a world, too.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -10,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use super::lock;
 use crate::{CollectiveError, ROOT};
 
-/// What all ranks of a world share.
+/// The state that all ranks of a world share.
 #[derive(Debug)]
 pub(super) struct World {
     state: Mutex<State>,
@@ -21,13 +23,14 @@ pub(super) struct World {
 
 /// The collective in progress and the last one finished, and the messages.
 ///
-/// One result is enough: the next one needs a deposit of every rank, and a rank deposits only after it took the last result.
+/// One result is enough: the next one needs a deposit of every rank, and a rank deposits only after
+/// it took the last result.
 #[derive(Debug)]
 struct State {
     deposits: Vec<Option<Deposit>>,
     result: Option<(u64, Result<SharedResult, CollectiveError>)>,
     /// Messages on their way, by receiver.
-    mailboxes: Vec<VecDeque<Message>>,
+    mailboxes: Vec<VecDeque<Mail>>,
     /// Ends collectives: the first rank that left or aborted.
     ended: Option<CollectiveError>,
     aborted: Option<CollectiveError>,
@@ -69,7 +72,7 @@ impl Deposit {
 
 /// A message on its way.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct Mail {
     pub(super) from: usize,
     /// `None` for an exchange.
     pub(super) tag: Option<u16>,
@@ -81,8 +84,8 @@ impl World {
         Self::in_family(world_size, Arc::default())
     }
 
-    /// Returns a world of the first ranks, which an abort ends too. Must not be called with a locked
-    /// state: an abort locks the family before the states.
+    /// Returns a world of the first ranks, which an abort ends too. Must not be called with a
+    /// locked state: an abort locks the family before the states.
     pub(super) fn relative(&self, world_size: usize) -> Arc<Self> {
         Self::in_family(world_size, Arc::clone(&self.family))
     }
@@ -108,7 +111,8 @@ impl World {
         world
     }
 
-    /// Ends this world and its duplicates, all at once: a rank that learns of it and leaves must not be named as the cause elsewhere.
+    /// Ends this world and its duplicates, all at once: a rank that learns of it and leaves must
+    /// not be named as the cause elsewhere.
     pub(super) fn abort(&self, rank: usize, reason: &str) {
         let error = CollectiveError::Aborted {
             rank,
@@ -160,7 +164,8 @@ impl World {
             self.changed.notify_all();
         }
         loop {
-            // A finished result comes before the end of the world: a rank may leave right after its last collective.
+            // A finished result comes before the end of the world: a rank may leave right after its
+            // last collective.
             if let Some((finished, result)) = &state.result
                 && *finished == round
             {
@@ -181,7 +186,7 @@ impl World {
     }
 
     /// Puts a message into the mailbox of rank `to`.
-    pub(super) fn send(&self, to: usize, message: Message) -> Result<(), CollectiveError> {
+    pub(super) fn send(&self, to: usize, message: Mail) -> Result<(), CollectiveError> {
         let mut state = lock(&self.state);
         match &state.aborted {
             Some(aborted) => return Err(aborted.clone()),
@@ -192,13 +197,14 @@ impl World {
         Ok(())
     }
 
-    /// Takes the oldest message for `rank` with this tag, from rank `from` or from any, and waits for it if need be.
+    /// Takes the oldest message for `rank` with this tag, from rank `from` or from any, and waits
+    /// for it if need be.
     pub(super) fn receive(
         &self,
         rank: usize,
         from: Option<usize>,
         tag: Option<u16>,
-    ) -> Result<Message, CollectiveError> {
+    ) -> Result<Mail, CollectiveError> {
         let mut state = lock(&self.state);
         loop {
             if let Some(message) = state.take(rank, from, tag)? {
@@ -216,21 +222,21 @@ impl World {
         &self,
         rank: usize,
         tag: Option<u16>,
-    ) -> Result<Option<Message>, CollectiveError> {
+    ) -> Result<Option<Mail>, CollectiveError> {
         lock(&self.state).take(rank, None, tag)
     }
 }
 
 impl State {
-    /// A message that was sent before the end of the world comes before it.
+    /// Takes a message; one that was sent before the end of the world comes before the end.
     fn take(
         &mut self,
         rank: usize,
         from: Option<usize>,
         tag: Option<u16>,
-    ) -> Result<Option<Message>, CollectiveError> {
+    ) -> Result<Option<Mail>, CollectiveError> {
         let wanted =
-            |message: &Message| message.tag == tag && from.is_none_or(|from| message.from == from);
+            |message: &Mail| message.tag == tag && from.is_none_or(|from| message.from == from);
         if let Some(index) = self.mailboxes[rank].iter().position(wanted) {
             return Ok(self.mailboxes[rank].remove(index));
         }

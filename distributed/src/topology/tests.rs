@@ -1,4 +1,4 @@
-//! Launchers told by their variables, and places of ranks.
+//! Launchers by their variables, and places of ranks.
 
 use super::*;
 

@@ -1,20 +1,21 @@
-//! Who keeps the others waiting.
+//! The ranks that keep the others waiting.
 //!
-//! In: what every rank told of itself, or that it did not answer. Out: the rank at fault, and a message for people.
-//! Invariant: a rank is named only by what it told; one without an answer comes before one that is busy, and that before one that
-//! waits elsewhere; no rank is at fault that makes progress.
+//! In: the report of every rank, or its absence. Out: the ranks at fault, and a message.
+//! Invariant: a rank is named only by its report. A rank without an answer comes before a busy one,
+//! and a busy one before one that waits elsewhere. A rank that makes progress is never at fault.
 
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
 
 use super::phase::Phase;
-use super::report::{Report, seconds};
+use super::report::{RankReport, seconds};
 use crate::error::list;
 
-/// Ranks that a headline tells of one by one.
-const MAX_TOLD: usize = 4;
+/// Number of ranks that a headline describes.
+const MAX_NAMED: usize = 4;
 
-/// A rank has waited for too long. `Display` is the message: a line that begins `error (rank R): ` and a line for every rank.
+/// A rank has waited for too long. `Display` is the message: a line that begins `error (rank R): `
+/// and a line for every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Alarm {
@@ -22,35 +23,36 @@ pub struct Alarm {
     pub rank: usize,
     /// For how long it has waited.
     pub waited: Duration,
-    /// How long an answer was waited for.
+    /// Time limit of the answers.
     pub asked_for: Duration,
-    /// What each rank told, in rank order; `None` is no answer. Empty if nobody could be asked.
-    pub answers: Vec<Option<Report>>,
-    /// Who is at fault.
-    pub verdict: Verdict,
+    /// Report of each rank, in rank order; `None` without an answer. Empty if ranks could not be
+    /// asked.
+    pub answers: Vec<Option<RankReport>>,
+    /// The ranks at fault.
+    pub cause: AlarmCause,
 }
 
-/// Who is at fault.
+/// The ranks at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum AlarmCause {
     /// These ranks did not answer.
     Silent(Vec<usize>),
-    /// These ranks wait for nobody and make no progress, so the others wait for them.
+    /// These ranks wait for no rank and make no progress, so the others wait for them.
     Busy(Vec<usize>),
     /// These ranks wait in another call or step than most; all ranks, if there is no majority.
     Apart(Vec<usize>),
     /// All ranks wait at the same place.
     Together,
-    /// Some rank has not started its watchdog, so nobody could be asked.
+    /// Some rank has not started its watchdog, so ranks could not be asked.
     NotStarted,
 }
 
-impl Verdict {
-    /// The verdict on the answers of all ranks; `None` while one of them makes progress: while something of it has changed within
-    /// the last `timeout`.
-    pub(super) fn on(answers: &[Option<Report>], timeout: Duration) -> Option<Self> {
-        let ranks = |wanted: &dyn Fn(Option<&Report>) -> bool| -> Vec<usize> {
+impl AlarmCause {
+    /// Returns the cause in the answers of all ranks; `None` while one of them makes progress:
+    /// while something of it has changed within the last `timeout`.
+    pub(super) fn on(answers: &[Option<RankReport>], timeout: Duration) -> Option<Self> {
+        let ranks = |wanted: &dyn Fn(Option<&RankReport>) -> bool| -> Vec<usize> {
             (0..answers.len())
                 .filter(|&rank| wanted(answers[rank].as_ref()))
                 .collect()
@@ -59,7 +61,7 @@ impl Verdict {
         if !silent.is_empty() {
             return Some(Self::Silent(silent));
         }
-        let concerns = |answer: Option<&Report>, test: &dyn Fn(&Report) -> bool| {
+        let concerns = |answer: Option<&RankReport>, test: &dyn Fn(&RankReport) -> bool| {
             answer.is_some_and(|report| !is_at_rest(report) && test(report))
         };
         let busy = ranks(&|answer| {
@@ -82,8 +84,8 @@ impl Verdict {
         })
     }
 
-    /// How long it takes at least until there can be a verdict on ranks that do not change.
-    pub(super) fn is_due_in(answers: &[Option<Report>], timeout: Duration) -> Duration {
+    /// Returns the least time until there can be a cause, for ranks that do not change.
+    pub(super) fn is_due_in(answers: &[Option<RankReport>], timeout: Duration) -> Duration {
         let concerned = || {
             answers
                 .iter()
@@ -99,32 +101,32 @@ impl Verdict {
     }
 }
 
-/// Whether a rank waits for whatever others will ask of it, so that nobody waits for it.
-fn is_at_rest(report: &Report) -> bool {
+/// Returns true if a rank waits for requests of others, so that no rank waits for it.
+fn is_at_rest(report: &RankReport) -> bool {
     report.phase == Phase::Serving && report.call.is_none()
 }
 
 impl Alarm {
-    /// What is wrong, in one line.
+    /// Returns the problem in one line.
     pub fn reason(&self) -> String {
         format!("no progress for {}: {}", seconds(self.waited), self.fault())
     }
 
     fn fault(&self) -> String {
-        let told = |ranks: &[usize], tell: &dyn Fn(usize, &Report) -> String| {
+        let told = |ranks: &[usize], tell: &dyn Fn(usize, &RankReport) -> String| {
             let mut texts: Vec<String> = ranks
                 .iter()
-                .take(MAX_TOLD)
+                .take(MAX_NAMED)
                 .filter_map(|&rank| self.answers[rank].as_ref().map(|report| tell(rank, report)))
                 .collect();
-            if ranks.len() > MAX_TOLD {
-                texts.push(format!("and {} more", ranks.len() - MAX_TOLD));
+            if ranks.len() > MAX_NAMED {
+                texts.push(format!("and {} more", ranks.len() - MAX_NAMED));
             }
             texts.join("; ")
         };
-        let call = |report: &Report| report.call.map_or("no call", |(name, _)| name);
-        match &self.verdict {
-            Verdict::Silent(ranks) => {
+        let call = |report: &RankReport| report.call.map_or("no call", |(name, _)| name);
+        match &self.cause {
+            AlarmCause::Silent(ranks) => {
                 let (do_not, their) = if ranks.len() == 1 {
                     ("does not", "its machine is")
                 } else {
@@ -135,12 +137,12 @@ impl Alarm {
                     list(ranks)
                 )
             }
-            Verdict::Busy(ranks) => told(ranks, &|rank, report| {
+            AlarmCause::Busy(ranks) => told(ranks, &|rank, report| {
                 let (phase, place, busy) =
                     (report.phase, report.place(), seconds(report.phase_for));
-                format!("rank {rank} waits for nobody, busy in {phase} of {place} for {busy}")
+                format!("rank {rank} waits for no rank, busy in {phase} of {place} for {busy}")
             }),
-            Verdict::Apart(ranks) => {
+            AlarmCause::Apart(ranks) => {
                 let apart = told(ranks, &|rank, report| {
                     format!(
                         "rank {rank} waits in {} of {}",
@@ -158,7 +160,7 @@ impl Alarm {
                     None => format!("{apart}; {rule}"),
                 }
             }
-            Verdict::Together => {
+            AlarmCause::Together => {
                 let most = majority(&self.answers);
                 let place = most.map_or_else(String::new, |report| {
                     format!(" in {} of {}", call(report), report.place())
@@ -171,7 +173,7 @@ impl Alarm {
                     "all ranks wait{place}: {full}a connection is lost, or the call takes longer than the timeout"
                 )
             }
-            Verdict::NotStarted => "not all ranks have started their watchdogs".to_owned(),
+            AlarmCause::NotStarted => "not all ranks have started their watchdogs".to_owned(),
         }
     }
 }
@@ -193,8 +195,8 @@ impl Display for Alarm {
     }
 }
 
-/// What must be equal on ranks that wait for each other.
-fn meeting(report: &Report) -> (u64, u64, Option<usize>, Option<&'static str>) {
+/// Returns the properties that are equal on ranks that wait for each other.
+fn meeting(report: &RankReport) -> (u64, u64, Option<usize>, Option<&'static str>) {
     (
         report.epoch,
         report.step,
@@ -203,15 +205,15 @@ fn meeting(report: &Report) -> (u64, u64, Option<usize>, Option<&'static str>) {
     )
 }
 
-/// A report of the ranks that are more than half of all and wait at the same place.
-fn majority(answers: &[Option<Report>]) -> Option<&Report> {
+/// Returns a report of the ranks that are more than half of all and wait at the same place.
+fn majority(answers: &[Option<RankReport>]) -> Option<&RankReport> {
     let concerned = || {
         answers
             .iter()
             .flatten()
             .filter(|report| !is_at_rest(report))
     };
-    let same = |report: &&Report| {
+    let same = |report: &&RankReport| {
         concerned()
             .filter(|other| meeting(other) == meeting(report))
             .count()
@@ -227,8 +229,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    fn report(step: u64, call: Option<&'static str>) -> Option<Report> {
-        Some(Report {
+    fn report(step: u64, call: Option<&'static str>) -> Option<RankReport> {
+        Some(RankReport {
             epoch: 0,
             step,
             phase: Phase::Backward,
@@ -240,32 +242,32 @@ mod tests {
         })
     }
 
-    fn alarm(answers: Vec<Option<Report>>) -> Alarm {
-        let verdict = Verdict::on(&answers, TIMEOUT).unwrap();
+    fn alarm(answers: Vec<Option<RankReport>>) -> Alarm {
+        let cause = AlarmCause::on(&answers, TIMEOUT).unwrap();
         Alarm {
             rank: 0,
             waited: TIMEOUT,
             asked_for: TIMEOUT,
             answers,
-            verdict,
+            cause,
         }
     }
 
     #[test]
     fn a_silent_rank_comes_before_a_busy_one() {
         let alarm = alarm(vec![report(7, Some("barrier")), report(7, None), None]);
-        assert_eq!(alarm.verdict, Verdict::Silent(vec![2]));
+        assert_eq!(alarm.cause, AlarmCause::Silent(vec![2]));
         assert_eq!(
             alarm.to_string(),
             "error (rank 0): no progress for 60 s: rank 2 does not answer: stopped or ended, or its machine is gone or \
              overloaded\n  rank 0: epoch 0, step 7, backward for 61 s; waits in barrier for 60 s\n  rank 1: epoch 0, step 7, \
-             backward for 61 s; waits for nobody\n  rank 2: no answer within 60 s"
+             backward for 61 s; waits for no rank\n  rank 2: no answer within 60 s"
         );
     }
 
-    /// A rank with a change `seconds` ago.
-    fn changed(seconds: u64, phase: Phase, call: Option<&'static str>) -> Option<Report> {
-        report(7, call).map(|report| Report {
+    /// Returns a rank with a change `seconds` ago.
+    fn changed(seconds: u64, phase: Phase, call: Option<&'static str>) -> Option<RankReport> {
+        report(7, call).map(|report| RankReport {
             phase,
             still_for: Duration::from_secs(seconds),
             ..report
@@ -280,13 +282,16 @@ mod tests {
             changed(1, Phase::Data, Some("send")),
         ] {
             let answers = [waits(), progresses.clone(), waits()];
-            assert_eq!(Verdict::on(&answers, TIMEOUT), None);
+            assert_eq!(AlarmCause::on(&answers, TIMEOUT), None);
             let still_for = progresses.unwrap().still_for;
-            assert_eq!(Verdict::is_due_in(&answers, TIMEOUT), TIMEOUT - still_for);
+            assert_eq!(
+                AlarmCause::is_due_in(&answers, TIMEOUT),
+                TIMEOUT - still_for
+            );
         }
         assert_eq!(
-            Verdict::on(&[waits(), waits()], TIMEOUT),
-            Some(Verdict::Together)
+            AlarmCause::on(&[waits(), waits()], TIMEOUT),
+            Some(AlarmCause::Together)
         );
     }
 
@@ -297,8 +302,11 @@ mod tests {
             changed(60, Phase::Data, None),
             changed(1, Phase::Data, None),
         ];
-        assert_eq!(Verdict::on(&answers, TIMEOUT), Some(Verdict::Busy(vec![1])));
-        assert_eq!(Verdict::is_due_in(&answers, TIMEOUT), Duration::ZERO);
+        assert_eq!(
+            AlarmCause::on(&answers, TIMEOUT),
+            Some(AlarmCause::Busy(vec![1]))
+        );
+        assert_eq!(AlarmCause::is_due_in(&answers, TIMEOUT), Duration::ZERO);
     }
 
     #[test]
@@ -306,21 +314,21 @@ mod tests {
         let idle = || changed(600, Phase::Serving, None);
         let waits = |call| changed(70, Phase::Waiting, Some(call));
         assert_eq!(
-            Verdict::on(
+            AlarmCause::on(
                 &[waits("receive"), changed(3, Phase::Data, None), idle()],
                 TIMEOUT
             ),
             None
         );
         assert_eq!(
-            Verdict::on(&[waits("barrier"), idle(), idle()], TIMEOUT),
-            Some(Verdict::Together)
+            AlarmCause::on(&[waits("barrier"), idle(), idle()], TIMEOUT),
+            Some(AlarmCause::Together)
         );
         let sends = changed(70, Phase::Serving, Some("send"));
         let answers = [waits("barrier"), waits("barrier"), sends];
         assert_eq!(
-            Verdict::on(&answers, TIMEOUT),
-            Some(Verdict::Apart(vec![2]))
+            AlarmCause::on(&answers, TIMEOUT),
+            Some(AlarmCause::Apart(vec![2]))
         );
     }
 
@@ -331,8 +339,8 @@ mod tests {
             report(6, None),
             report(8, Some("barrier")),
         ]);
-        assert_eq!(alarm.verdict, Verdict::Busy(vec![1]));
-        let text = "no progress for 60 s: rank 1 waits for nobody, busy in backward of epoch 0, step 6 for 61 s";
+        assert_eq!(alarm.cause, AlarmCause::Busy(vec![1]));
+        let text = "no progress for 60 s: rank 1 waits for no rank, busy in backward of epoch 0, step 6 for 61 s";
         assert_eq!(alarm.reason(), text);
     }
 
@@ -344,7 +352,7 @@ mod tests {
             report(7, Some("exchange")),
             report(7, Some("exchange")),
         ]);
-        assert_eq!(other_call.verdict, Verdict::Apart(vec![0]));
+        assert_eq!(other_call.cause, AlarmCause::Apart(vec![0]));
         let text =
             "rank 0 waits in barrier of epoch 0, step 7, most in exchange of epoch 0, step 7";
         assert_eq!(
@@ -356,7 +364,7 @@ mod tests {
             report(7, Some("barrier")),
             report(8, Some("barrier")),
         ]);
-        assert_eq!(other_step.verdict, Verdict::Apart(vec![2]));
+        assert_eq!(other_step.cause, AlarmCause::Apart(vec![2]));
     }
 
     #[test]
@@ -365,7 +373,7 @@ mod tests {
             report(7, Some("barrier")),
             report(7, Some("exchange")),
         ]);
-        assert_eq!(alarm.verdict, Verdict::Apart(vec![0, 1]));
+        assert_eq!(alarm.cause, AlarmCause::Apart(vec![0, 1]));
         let text = "rank 0 waits in barrier of epoch 0, step 7; rank 1 waits in exchange of epoch 0, step 7";
         assert!(alarm.reason().contains(text), "{alarm}");
     }
@@ -373,7 +381,7 @@ mod tests {
     #[test]
     fn nobody_is_named_where_all_wait_together() {
         let alarm = alarm(vec![report(7, Some("barrier")); 3]);
-        assert_eq!(alarm.verdict, Verdict::Together);
+        assert_eq!(alarm.cause, AlarmCause::Together);
         assert!(
             alarm
                 .reason()

@@ -1,8 +1,8 @@
 //! Questions to all other ranks, and their answers.
 //!
-//! In: messages on the watchdog's communicator. Out: what each rank told.
-//! Invariant: no message is waited for, and none is sent on a thread that others depend on: a rank that has stopped may keep a
-//! sender waiting.
+//! In: messages on the watchdog's communicator. Out: the report of each rank.
+//! Invariant: the watchdog waits for no message, and sends none on its own thread: a rank that has
+//! stopped may block a sender.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::rank_status::Underway;
-use super::report::Report;
+use super::report::RankReport;
 use crate::{CollectiveError, Communicator};
 
 /// "Where are you?": the number of the inquiry.
@@ -19,19 +19,19 @@ const QUESTION: u16 = 0;
 /// The number of the inquiry, and a report.
 const ANSWER: u16 = 1;
 
-/// How long messages that nobody takes are waited for at the end.
+/// Time limit for pending messages at the end.
 const LAST_POSTS: Duration = Duration::from_millis(500);
 
 pub(super) struct Post {
     communicator: Arc<dyn Communicator>,
     /// Messages on their way.
     threads: Vec<JoinHandle<()>>,
-    /// Messages that wait for a thread, oldest first, while the operating system refuses threads.
-    waiting: VecDeque<Message>,
+    /// Messages that wait for a thread, oldest first, while the operating system rejects threads.
+    waiting: VecDeque<QueuedMessage>,
 }
 
 #[derive(Clone)]
-struct Message {
+struct QueuedMessage {
     to: usize,
     tag: u16,
     bytes: Vec<u8>,
@@ -46,9 +46,9 @@ impl Post {
         }
     }
 
-    /// Sends a message on a thread of its own; messages are rare, and to one rank go few at a time.
+    /// Sends a message on a new thread; messages are rare, and few go to one rank at a time.
     fn send(&mut self, to: usize, tag: u16, bytes: Vec<u8>) {
-        self.waiting.push_back(Message { to, tag, bytes });
+        self.waiting.push_back(QueuedMessage { to, tag, bytes });
         self.send_waiting(Builder::new);
     }
 
@@ -56,7 +56,7 @@ impl Post {
         self.threads.retain(|thread| !thread.is_finished());
         while let Some(message) = self.waiting.front().cloned() {
             let communicator = Arc::clone(&self.communicator);
-            let Message { to, tag, bytes } = message;
+            let QueuedMessage { to, tag, bytes } = message;
             let thread = builder().name("watchdog-post".to_owned());
             // What cannot be sent is an answer that does not come.
             let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else {
@@ -68,7 +68,7 @@ impl Post {
     }
 
     /// Answers the questions that have come.
-    pub(super) fn answer(&mut self, report: &Report) -> Result<(), CollectiveError> {
+    pub(super) fn answer(&mut self, report: &RankReport) -> Result<(), CollectiveError> {
         self.send_waiting(Builder::new);
         while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
             message.extend_from_slice(&report.to_bytes());
@@ -97,13 +97,14 @@ pub(super) struct Inquiry {
     /// When those who answer were last asked.
     pub(super) asked: Instant,
     /// In rank order.
-    pub(super) answers: Vec<Option<Report>>,
+    pub(super) answers: Vec<Option<RankReport>>,
 }
 
 impl Inquiry {
     /// Asks all other ranks; `report` counts as the answer of this one.
-    pub(super) fn start(post: &mut Post, number: u64, call: Underway, report: Report) -> Self {
-        let (rank, world_size) = (post.communicator.rank(), post.communicator.world_size());
+    pub(super) fn start(post: &mut Post, number: u64, call: Underway, report: RankReport) -> Self {
+        let rank = post.communicator.rank();
+        let world_size = post.communicator.world_size();
         let mut answers = vec![None; world_size];
         answers[rank] = Some(report);
         for to in (0..world_size).filter(|&to| to != rank) {
@@ -131,9 +132,9 @@ impl Inquiry {
     /// Takes the answers that have come; whether all have.
     pub(super) fn collect(&mut self, post: &Post) -> Result<bool, CollectiveError> {
         while let Some((from, message)) = post.communicator.try_receive_any(ANSWER)? {
-            // An answer to an earlier inquiry tells of a moment that is over.
+            // An answer to an earlier inquiry is out of date.
             if let Some(report) = message.strip_prefix(&self.number.to_le_bytes()) {
-                self.answers[from] = Report::from_bytes(report);
+                self.answers[from] = RankReport::from_bytes(report);
             }
         }
         Ok(self.answers.iter().all(Option::is_some))
@@ -148,10 +149,11 @@ mod tests {
     #[test]
     fn a_message_whose_thread_is_refused_is_sent_later() {
         run_ranks(2, |communicator| {
-            let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
+            let rank = communicator.rank();
+            let communicator = Arc::new(communicator);
             let mut post = Post::new(communicator.clone());
             if rank == 0 {
-                post.waiting.push_back(Message {
+                post.waiting.push_back(QueuedMessage {
                     to: 1,
                     tag: ANSWER,
                     bytes: vec![7],

@@ -1,11 +1,13 @@
-//! No rank waits forever, and the one that others wait for is named.
+//! No rank waits forever, and the alarm names the rank that the others wait for.
 //!
-//! In: the calls of a [`WatchedCommunicator`] and the notes of a training loop. Out: an [`Alarm`], then the end of the job.
-//! Invariant: only a call that waits for longer than the timeout raises an alarm, and only because of ranks that have made no progress
-//! for as long, however long ranks compute; one rank speaks.
+//! In: the calls of a [`WatchedCommunicator`] and the notes of a training loop. Out: an [`Alarm`],
+//! then the end of the job.
+//! Invariant: only a call that waits longer than the timeout raises an alarm, and only because of
+//! ranks without progress for as long. The length of a computation does not matter. One rank prints
+//! the alarm.
 //!
-//! Every rank has a thread with a communicator of its own, which answers other ranks also while this rank computes or waits. See
-//! [`Watchdog`].
+//! Every rank has a thread with a duplicate communicator, which answers other ranks even while this
+//! rank computes or waits. See [`Watchdog`].
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -23,16 +25,17 @@ mod report;
 mod watch;
 mod watched;
 
-pub use self::alarm::{Alarm, Verdict};
+pub use self::alarm::{Alarm, AlarmCause};
 pub use self::phase::Phase;
 pub use self::rank_status::RankStatus;
-pub use self::report::Report;
+pub use self::report::RankReport;
 pub use self::watched::WatchedCommunicator;
 
-/// What is done with an alarm before the job ends, which waits for it; it prints.
+/// Callback that prints an alarm; the job ends after it returns.
 pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
 
-/// Later ranks give earlier ones this long to speak first where nobody can be asked; times their rank, up to [`MAX_STAGGERED`].
+/// Time by which each rank delays its alarm after the rank before, if ranks cannot be asked, up to
+/// [`MAX_STAGGERED`] ranks.
 const STAGGER: Duration = Duration::from_secs(1);
 
 /// Ranks from which on the wait for earlier ones grows no further.
@@ -40,10 +43,12 @@ const MAX_STAGGERED: u32 = 3;
 
 /// A thread that ends the job when a call of this rank has waited for too long.
 ///
-/// It asks all other ranks where they are, and names those at fault: that have not answered, or made no progress, for the timeout. As
-/// long as every rank that others may wait for makes progress, in phases, steps, calls or [counts](RankStatus::advance), the call may
-/// wait. Of several ranks that wait, the first one speaks. It watches from [`start`](Watchdog::start) to its drop, which ends the thread within a fraction of a second: ranks should
-/// make a last barrier before, as a rank that ends earlier no longer answers.
+/// It asks all other ranks where they are, and names those at fault: that have not answered, or
+/// made no progress, for the timeout. As long as every rank that others may wait for makes
+/// progress, in phases, steps, calls or [counts](RankStatus::advance), the call may wait. Of
+/// several ranks that wait, the first one speaks. It watches from [`start`](Watchdog::start) to its
+/// drop, which ends the thread within a fraction of a second: ranks should make a last barrier
+/// before, as a rank that ends earlier no longer answers.
 #[derive(Debug)]
 pub struct Watchdog {
     /// Nothing is ever sent: its drop ends the thread.
@@ -60,12 +65,14 @@ impl Watchdog {
     ///
     /// `communicator` is not a [`WatchedCommunicator`]: the thread's own calls are not progress.
     ///
-    /// When a call noted in `rank_status` has waited for longer than `timeout` for ranks that make no progress, the thread calls
-    /// `on_alarm` and then [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
+    /// An alarm is due if a call noted in `rank_status` has waited longer than `timeout` for ranks
+    /// without progress. It is also due if not all ranks have called `start` within the timeout.
+    /// The thread then calls `on_alarm`, and [`abort`](Communicator::abort) with exit code 1.
     ///
     /// # Errors
-    /// [`CollectiveError::WatchdogNeedsThreads`], on all ranks, when the communicator does not
-    /// [support threads](Communicator::supports_threads); then the job goes on unwatched. Others when the job ends.
+    /// [`CollectiveError::WatchdogNeedsThreads`], on all ranks, if the communicator does not
+    /// [support threads](Communicator::supports_threads); the job can continue without a watchdog.
+    /// Others if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same timeout.
@@ -124,13 +131,13 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been told by the panic hook.
+            // The panic hook has printed a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// A duplicate, or the end of the job when not all ranks make it within `timeout`.
+/// Returns a duplicate, or the end of the job when not all ranks make it within `timeout`.
 fn duplicate_in_time(
     communicator: &dyn Communicator,
     timeout: Duration,
@@ -151,7 +158,7 @@ fn duplicate_in_time(
                     waited,
                     asked_for: Duration::ZERO,
                     answers: Vec::new(),
-                    verdict: Verdict::NotStarted,
+                    cause: AlarmCause::NotStarted,
                 };
                 on_alarm(&alarm);
                 communicator.abort(&alarm.reason(), 1);

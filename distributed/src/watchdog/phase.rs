@@ -1,10 +1,10 @@
-//! The parts of a run that a rank tells of.
+//! The phases of a run in a rank's status.
 //!
-//! In: a phase. Out: its code and its name. Invariant: a code tells a phase on all ranks.
+//! In: a phase. Out: its code and its name. Invariant: a code means the same phase on all ranks.
 
 use std::fmt::{Display, Formatter};
 
-/// What a rank is doing.
+/// The current activity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
@@ -26,7 +26,7 @@ pub enum Phase {
     Evaluation,
     /// Writing or reading a checkpoint.
     Checkpoint,
-    /// Waiting for what other ranks ask of it, on a rank that only serves; nobody waits for it.
+    /// Waiting for requests of other ranks, on a rank that only serves; no rank waits for it.
     Serving,
     /// After the last step.
     Ending,

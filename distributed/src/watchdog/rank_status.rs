@@ -1,14 +1,15 @@
-//! Where a rank is in its run, as its other threads may ask at any time.
+//! The position of a rank in its run, readable by its other threads at any time.
 //!
-//! In: notes of the training loop and of watched calls. Out: a [`Report`] of the moment.
-//! Invariant: writing never waits; a reader may see a new step with an old phase, never a value that was not written.
+//! In: notes of the training loop and of watched calls. Out: a [`RankReport`] of the moment.
+//! Invariant: writing never waits; a reader may see a new step with an old phase, never a value
+//! that was not written.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::phase::Phase;
-use super::report::Report;
+use super::report::RankReport;
 
 /// Calls that can be noted at once; further ones, of more threads, are made all the same.
 const SLOTS: usize = 8;
@@ -26,7 +27,7 @@ const CALLS: [&str; 18] = [
     "receive",
     "exchange",
     "receive_any",
-    "the answer of its own server",
+    "the answer of the local server",
     "duplicate",
     "node_memory",
     "node_memory.sum_f32",
@@ -48,10 +49,10 @@ pub(super) fn call_code(name: &str) -> u64 {
     index.expect("every call that is noted has a code") as u64 + 1
 }
 
-/// Where this rank is; shared by the threads of a rank, written without locks.
+/// The position of this rank; shared by its threads, written without locks.
 #[derive(Debug)]
 pub struct RankStatus {
-    /// Times are told as microseconds since then.
+    /// Start of all stamps.
     base: Instant,
     epoch: AtomicU64,
     step: AtomicU64,
@@ -68,7 +69,7 @@ pub struct RankStatus {
     calls: [AtomicU64; SLOTS],
     /// Calls that have ended: most begin and end between two looks.
     num_ended: AtomicU64,
-    /// What a reader saw last, and when it had changed.
+    /// The trace that a reader saw last, and the time when it had changed.
     seen: Mutex<(Trace, Instant)>,
 }
 
@@ -104,7 +105,8 @@ impl RankStatus {
         Self::default()
     }
 
-    /// The same, with the progress of work that knows nothing of ranks: `source` gives a number that grows with it.
+    /// Returns the same, with the progress of work that knows nothing of ranks: `source` gives a
+    /// number that grows with it.
     #[must_use]
     pub fn counting(mut self, source: fn() -> u64) -> Self {
         self.source = Some(source);
@@ -124,7 +126,7 @@ impl RankStatus {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Tells which bucket of gradients is being reduced.
+    /// Sets the bucket of gradients that is being reduced.
     pub fn bucket(&self, bucket: Option<usize>) {
         self.bucket.store(
             bucket.map_or(0, |bucket| bucket as u64 + 1),
@@ -132,17 +134,17 @@ impl RankStatus {
         );
     }
 
-    /// Tells of progress inside a phase that may take long: bytes, files, batches.
+    /// Counts progress inside a phase that may take long: bytes, files, batches.
     pub fn advance(&self, by: u64) {
         self.count.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Where this rank is now.
-    pub fn report(&self) -> Report {
+    /// Returns the current position.
+    pub fn report(&self) -> RankReport {
         let [phase, bucket] =
             [&self.phase, &self.bucket].map(|place| place.load(Ordering::Relaxed));
         let oldest = self.oldest_call();
-        Report {
+        RankReport {
             epoch: self.epoch.load(Ordering::Relaxed),
             step: self.step.load(Ordering::Relaxed),
             phase: Phase::from_code(code(phase)).unwrap_or(Phase::Starting),
@@ -159,7 +161,8 @@ impl RankStatus {
         }
     }
 
-    /// For how long nothing has been noted, as far as its readers could see: they look again and again.
+    /// For how long nothing has been noted, as far as its readers could see: they look again and
+    /// again.
     fn still_for(&self) -> Duration {
         let places = [
             &self.epoch,
@@ -182,7 +185,7 @@ impl RankStatus {
         seen.1.elapsed()
     }
 
-    /// All progress that was counted.
+    /// Returns all progress that was counted.
     fn count(&self) -> u64 {
         self.count
             .load(Ordering::Relaxed)
@@ -204,7 +207,7 @@ impl RankStatus {
         }
     }
 
-    /// The call that has been under way for longest.
+    /// Returns the call that has been under way for longest.
     pub(super) fn oldest_call(&self) -> Option<Underway> {
         // The start is in the upper bits.
         let calls = self.calls.iter().map(|slot| slot.load(Ordering::Relaxed));
@@ -222,7 +225,7 @@ impl RankStatus {
         (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) << 8 | code
     }
 
-    /// The time since a stamp.
+    /// Returns the time since a stamp.
     fn since(&self, stamp: u64) -> Duration {
         self.base
             .elapsed()
@@ -230,12 +233,12 @@ impl RankStatus {
     }
 }
 
-/// The code of a stamp.
+/// Returns the code of a stamp.
 fn code(stamp: u64) -> u64 {
     stamp & 0xff
 }
 
-/// One call under way, told from all others by its start.
+/// One call under way, identified by its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Underway(u64);
 

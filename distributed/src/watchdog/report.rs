@@ -1,7 +1,7 @@
-//! What a rank tells of itself.
+//! The report of a rank on its position.
 //!
 //! In: its status. Out: a line of text, or bytes for another rank.
-//! Invariant: times are told as durations, as ranks have no common clock.
+//! Invariant: times are durations, as ranks have no common clock.
 
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use super::rank_status::{call_code, call_name};
 /// Bytes of a report on its way.
 pub(super) const REPORT_BYTES: usize = 9 * size_of::<u64>();
 
-/// Where a rank was when it was asked.
+/// The position of a rank when it was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct RankReport {
     /// Its epoch.
     pub epoch: u64,
     /// Its step.
@@ -23,18 +23,19 @@ pub struct Report {
     pub phase: Phase,
     /// For how long it has been in this phase.
     pub phase_for: Duration,
-    /// What it has counted in this phase: of data, bytes; 0 where it counts nothing.
+    /// Progress counted in this phase, such as bytes of data; 0 if the phase counts nothing.
     pub count: u64,
     /// For how long it has made no progress: no phase, step, bucket, call or count has changed.
     pub still_for: Duration,
     /// The bucket of gradients it reduces.
     pub bucket: Option<usize>,
-    /// The call in which it waits for other ranks, and for how long; of several, the one that has waited for longest.
+    /// The call in which it waits for other ranks, and for how long; of several, the one that has
+    /// waited for longest.
     pub call: Option<(&'static str, Duration)>,
 }
 
-impl Report {
-    /// How long it has been waiting for other ranks; zero if it is not.
+impl RankReport {
+    /// Returns the time that the rank has been waiting for other ranks; zero if it is not waiting.
     pub fn waited(&self) -> Duration {
         self.call.map_or(Duration::ZERO, |(_, waited)| waited)
     }
@@ -45,11 +46,9 @@ impl Report {
             .call
             .map_or((0, 0), |(name, waited)| (call_code(name), millis(waited)));
         let bucket = self.bucket.map_or(0, |bucket| bucket as u64 + 1);
-        let (phase, phase_for, still_for) = (
-            self.phase as u64,
-            millis(self.phase_for),
-            millis(self.still_for),
-        );
+        let phase = self.phase as u64;
+        let phase_for = millis(self.phase_for);
+        let still_for = millis(self.still_for);
         let numbers = [
             self.epoch, self.step, phase, phase_for, self.count, still_for, bucket, call, waited,
         ];
@@ -110,7 +109,7 @@ impl Report {
     }
 }
 
-impl Display for Report {
+impl Display for RankReport {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
         write!(
             formatter,
@@ -124,7 +123,7 @@ impl Display for Report {
         }
         match self.call {
             Some((name, waited)) => write!(formatter, "; waits in {name} for {}", seconds(waited)),
-            None => formatter.write_str("; waits for nobody"),
+            None => formatter.write_str("; waits for no rank"),
         }
     }
 }
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_report_survives_its_way() {
-        let report = Report {
+        let report = RankReport {
             epoch: 3,
             step: u64::MAX,
             phase: Phase::Ending,
@@ -155,20 +154,23 @@ mod tests {
             bucket: Some(0),
             call: Some(("barrier", Duration::from_millis(1_500))),
         };
-        assert_eq!(Report::from_bytes(&report.to_bytes()), Some(report.clone()));
-        let idle = Report {
+        assert_eq!(
+            RankReport::from_bytes(&report.to_bytes()),
+            Some(report.clone())
+        );
+        let idle = RankReport {
             bucket: None,
             call: None,
             ..report
         };
-        assert_eq!(Report::from_bytes(&idle.to_bytes()), Some(idle));
-        assert_eq!(Report::from_bytes(&[0; 5]), None);
-        assert_eq!(Report::from_bytes(&[255; REPORT_BYTES]), None);
+        assert_eq!(RankReport::from_bytes(&idle.to_bytes()), Some(idle));
+        assert_eq!(RankReport::from_bytes(&[0; 5]), None);
+        assert_eq!(RankReport::from_bytes(&[255; REPORT_BYTES]), None);
     }
 
     #[test]
     fn a_report_reads_as_a_line() {
-        let report = Report {
+        let report = RankReport {
             epoch: 1,
             step: 7,
             phase: Phase::Waiting,
@@ -180,7 +182,7 @@ mod tests {
         };
         let text = "epoch 1, step 7, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
         assert_eq!(report.to_string(), text);
-        let opening = Report {
+        let opening = RankReport {
             phase: Phase::Opening,
             count: 4096,
             bucket: None,
@@ -189,7 +191,7 @@ mod tests {
         };
         assert_eq!(
             opening.to_string(),
-            "epoch 1, step 7, opening for 12 s, 4096 counted; waits for nobody"
+            "epoch 1, step 7, opening for 12 s, 4096 counted; waits for no rank"
         );
     }
 }

@@ -1,8 +1,9 @@
 //! The watchdog's thread.
 //!
-//! In: the status of this rank, questions and answers of others. Out: answers, and an alarm when a call waits for too long.
-//! Invariant: an alarm is raised only if the call that caused it still waits when all answers are there, and only because of ranks
-//! that have made no progress for the timeout, or have not answered for as long.
+//! In: the status of this rank, questions and answers of others. Out: answers, and an alarm if a
+//! call waits too long.
+//! Invariant: an alarm is raised only if the call still waits when all answers are there. The ranks
+//! at fault have made no progress, or not answered, for the timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +11,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::OnAlarm;
-use super::alarm::{Alarm, Verdict};
+use super::alarm::{Alarm, AlarmCause};
 use super::inquiry::{Inquiry, Post};
 use super::rank_status::{RankStatus, Underway};
-use super::report::Report;
+use super::report::RankReport;
 use crate::{CollectiveError, Communicator};
 
 /// Most time between two looks, and so until an answer.
@@ -22,7 +23,8 @@ const MAX_INTERVAL: Duration = Duration::from_millis(200);
 /// Earlier ranks that will have waited for the timeout within this time speak first.
 const MAX_SOON: Duration = Duration::from_secs(3);
 
-/// A call that has waited for this part of the timeout is a reason to ask the others, and to ask again.
+/// A call that has waited for this part of the timeout is a reason to ask the others, and to ask
+/// again.
 const PART: u32 = 4;
 
 /// A timeout, in milliseconds, that may be changed while the thread watches.
@@ -48,7 +50,7 @@ impl Timeout {
     }
 }
 
-/// What the thread knows.
+/// The state of the thread.
 pub(super) struct Watch {
     communicator: Arc<dyn Communicator>,
     rank_status: Arc<RankStatus>,
@@ -67,7 +69,7 @@ pub(super) struct Watch {
     held_since: Option<Instant>,
 }
 
-/// What is done with the answers of all ranks.
+/// The consequence of the answers of all ranks.
 enum Decision {
     /// It is no alarm, or not yet; ask again after this time.
     AskAgain(Duration),
@@ -110,7 +112,7 @@ impl Watch {
                     self.communicator.abort(&alarm.reason(), 1);
                     return;
                 }
-                // The job has ended, or this rank's next call will tell.
+                // The job has ended, or the next call of this rank returns the error.
                 Err(_) => return,
             }
         }
@@ -127,10 +129,11 @@ impl Watch {
             .min(self.running_since.elapsed())
     }
 
-    /// Where this rank is; while it was stopped from outside it could make no progress.
-    fn report(&self) -> Report {
+    /// Returns the position of this rank; while it was stopped from outside it could make no
+    /// progress.
+    fn report(&self) -> RankReport {
         let report = self.rank_status.report();
-        Report {
+        RankReport {
             still_for: report.still_for.min(self.running_since.elapsed()),
             ..report
         }
@@ -138,7 +141,8 @@ impl Watch {
 
     fn look(&mut self) -> Result<Option<Alarm>, CollectiveError> {
         let timeout = self.timeout.get();
-        // Whoever suspends a job for a while and lets it go on finds all ranks waiting for long, and none at fault.
+        // After a job was suspended and resumed, all ranks have waited for long and none is at
+        // fault.
         if self.last_look.elapsed() > timeout / 2 {
             self.running_since = Instant::now();
             (self.inquiry, self.held_since) = (None, None);
@@ -168,13 +172,15 @@ impl Watch {
         };
         inquiry.answers[self.communicator.rank()] = Some(report);
         if !inquiry.collect(&self.post)? && inquiry.started.elapsed() < timeout {
-            // Of a rank without an answer nobody knows whether it makes progress. What the others told meanwhile becomes old.
+            // A rank without an answer may make progress. The reports of the others are out of date
+            // by now.
             if inquiry.asked.elapsed() > timeout / PART {
                 inquiry.ask_again(&mut self.post);
             }
             return Ok(None);
         }
-        let (answers, age) = (inquiry.answers.clone(), inquiry.asked.elapsed());
+        let answers = inquiry.answers.clone();
+        let age = inquiry.asked.elapsed();
         match self.decide(call, answers, age) {
             Decision::Speak(alarm) => return Ok(Some(alarm)),
             Decision::Hold => {}
@@ -186,29 +192,33 @@ impl Watch {
         Ok(None)
     }
 
-    /// What follows from answers to a question that was asked `age` ago.
-    fn decide(&mut self, call: Underway, answers: Vec<Option<Report>>, age: Duration) -> Decision {
-        let (rank, timeout, waited) = (
-            self.communicator.rank(),
-            self.timeout.get(),
-            self.waited(call),
-        );
-        let verdict = Verdict::on(&answers, timeout).filter(|_| waited >= timeout);
-        let Some(verdict) = verdict else {
+    /// Returns the consequence of answers to a question that was asked `age` ago.
+    fn decide(
+        &mut self,
+        call: Underway,
+        answers: Vec<Option<RankReport>>,
+        age: Duration,
+    ) -> Decision {
+        let rank = self.communicator.rank();
+        let timeout = self.timeout.get();
+        let waited = self.waited(call);
+        let found = AlarmCause::on(&answers, timeout);
+        let (Some(cause), true) = (found, waited >= timeout) else {
             self.held_since = None;
-            let due = Verdict::is_due_in(&answers, timeout).max(timeout.saturating_sub(waited));
+            let due = AlarmCause::is_due_in(&answers, timeout).max(timeout.saturating_sub(waited));
             return Decision::AskAgain(
                 due.clamp(self.interval(), timeout / PART + self.interval()),
             );
         };
         // An earlier rank that is about to find the same speaks in this one's place.
         let soon = (timeout / 2).min(MAX_SOON);
-        let is_about_to_speak =
-            |earlier: &Report| earlier.call.is_some() && earlier.waited() + age + soon > timeout;
+        let is_about_to_speak = |earlier: &RankReport| {
+            earlier.call.is_some() && earlier.waited() + age + soon > timeout
+        };
         if answers[..rank].iter().flatten().any(is_about_to_speak) {
             let held = self.held_since.get_or_insert_with(Instant::now).elapsed();
             if held < (3 * soon).max(timeout / 2) {
-                return if matches!(verdict, Verdict::Silent(_)) {
+                return if matches!(cause, AlarmCause::Silent(_)) {
                     Decision::Hold
                 } else {
                     Decision::AskAgain(soon / 2)
@@ -220,7 +230,7 @@ impl Watch {
             waited,
             asked_for: timeout,
             answers,
-            verdict,
+            cause,
         })
     }
 }

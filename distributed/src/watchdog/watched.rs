@@ -1,7 +1,7 @@
-//! A communicator that tells in which call its rank waits.
+//! A communicator that notes the call in which its rank waits.
 //!
-//! In: calls. Out: the same calls on the communicator within, each noted while it is under way.
-//! Invariant: results, errors and their order are those of the communicator within.
+//! In: calls. Out: the same calls on the inner communicator, each noted while it is under way.
+//! Invariant: results, errors and their order are those of the inner communicator.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::{CollectiveError, Communicator};
 /// shared memory.
 ///
 /// Noting a call costs one reading of the clock and three atomic writes. `try_receive_any`, which
-/// does not wait, is not noted. A thread that may wait without limit, for instance in `receive_any`,
-/// uses a communicator that is not watched.
+/// does not wait, is not noted. A thread that may wait without limit, for instance in
+/// `receive_any`, uses a communicator that is not watched.
 #[derive(Debug)]
 pub struct WatchedCommunicator {
     inner: Arc<dyn Communicator>,

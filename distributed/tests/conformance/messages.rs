@@ -1,6 +1,7 @@
-//! What messages, duplicates and wait policy must do on every communicator.
+//! Checks of messages, duplicates and wait policy on every communicator.
 //!
-//! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
+//! In: a communicator. Out: a panic at the first claim that does not hold.
+//! Invariant: all ranks run the same checks in the same order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -43,14 +44,16 @@ fn bytes_of(rank: usize, length: usize) -> Vec<u8> {
 }
 
 fn maxima_are_by_position(communicator: &dyn Communicator) {
-    let (rank, world_size) = (communicator.rank() as u64, communicator.world_size() as u64);
+    let rank = communicator.rank() as u64;
+    let world_size = communicator.world_size() as u64;
     let mut values = [rank, world_size - rank, u64::MAX - rank, 7];
     communicator.all_reduce_max_u64(&mut values).unwrap();
     assert_eq!(values, [world_size - 1, world_size, u64::MAX, 7]);
 }
 
 fn peers_must_be_other_ranks(communicator: &dyn Communicator) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     for peer in [rank, world_size] {
         let refused = |call| {
             Err(CollectiveError::NoSuchPeer {
@@ -83,14 +86,13 @@ fn peers_must_be_other_ranks(communicator: &dyn Communicator) {
 }
 
 fn a_ring_of_exchanges_never_waits_forever(communicator: &dyn Communicator, length: usize) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     if world_size == 1 {
         return;
     }
-    let (next, previous) = (
-        (rank + 1) % world_size,
-        (rank + world_size - 1) % world_size,
-    );
+    let next = (rank + 1) % world_size;
+    let previous = (rank + world_size - 1) % world_size;
     // Every rank sends another length.
     let mut incoming = vec![0; length + previous];
     for _ in 0..3 {
@@ -111,7 +113,8 @@ fn a_ring_of_exchanges_never_waits_forever(communicator: &dyn Communicator, leng
 }
 
 fn messages_arrive_in_order_and_whole(communicator: &dyn Communicator, length: usize) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     for receiver in 1..world_size {
         if rank == receiver {
             let mut bytes = vec![0; length];
@@ -134,7 +137,8 @@ fn messages_arrive_in_order_and_whole(communicator: &dyn Communicator, length: u
 }
 
 fn root_hears_every_rank(communicator: &dyn Communicator, length: usize) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     if rank > 0 {
         communicator
             .send(0, 7, &bytes_of(rank, length + rank))
@@ -178,7 +182,8 @@ fn root_hears_every_rank(communicator: &dyn Communicator, length: usize) {
 }
 
 fn calls_of_duplicates_do_not_mix(communicator: &dyn Communicator, duplicate: &dyn Communicator) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     if rank == 1 {
         communicator.send(0, 3, b"first").unwrap();
         duplicate.send(0, 3, b"duplicate").unwrap();
@@ -195,7 +200,8 @@ fn calls_of_duplicates_do_not_mix(communicator: &dyn Communicator, duplicate: &d
 fn a_message_of_another_length_is_refused(communicator: &dyn Communicator) {
     // After an error a communicator is not used again.
     let duplicate = communicator.duplicate().unwrap();
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     for sent in [3, 5, 100_000] {
         if rank == 1 {
             duplicate.send(0, 3, &bytes_of(1, sent)).unwrap();

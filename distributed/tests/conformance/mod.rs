@@ -1,6 +1,7 @@
-//! What every communicator must do, checked from inside one of its ranks.
+//! Checks of every communicator, from inside one of its ranks.
 //!
-//! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
+//! In: a communicator. Out: a panic at the first claim that does not hold.
+//! Invariant: all ranks run the same checks in the same order.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(dead_code, reason = "not every test binary runs every check")]
 
@@ -20,7 +21,7 @@ pub(crate) fn check(communicator: &dyn Communicator) {
     reductions::check(communicator);
 }
 
-/// The checks of collectives.
+/// Checks collectives.
 fn collectives(communicator: &dyn Communicator) {
     for length in LENGTHS {
         sums_are_right_and_equal_on_all_ranks(communicator, length);
@@ -36,11 +37,9 @@ fn collectives(communicator: &dyn Communicator) {
 }
 
 fn ranks_agree_with_their_topology(communicator: &dyn Communicator) {
-    let (rank, world_size, topology) = (
-        communicator.rank(),
-        communicator.world_size(),
-        communicator.topology(),
-    );
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
+    let topology = communicator.topology();
     assert!(rank < world_size);
     assert_eq!((topology.rank, topology.world_size), (rank, world_size));
     assert!(topology.local_rank < topology.local_size && topology.local_size <= world_size);
@@ -68,7 +67,8 @@ fn sums_are_right_and_equal_on_all_ranks(communicator: &dyn Communicator, length
 }
 
 fn integers_are_summed_exactly(communicator: &dyn Communicator, length: usize) {
-    let (rank, world_size) = (communicator.rank() as u64, communicator.world_size() as u64);
+    let rank = communicator.rank() as u64;
+    let world_size = communicator.world_size() as u64;
     let ranks_sum = world_size * (world_size - 1) / 2;
     let mut values: Vec<u64> = (0..length as u64)
         .map(|index| (1 << 40) + rank * index)

@@ -1,6 +1,7 @@
-//! What the all-reduce algorithms must do on every communicator.
+//! Checks of the all-reduce algorithms on every communicator.
 //!
-//! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
+//! In: a communicator. Out: a panic at the first claim that does not hold.
+//! Invariant: all ranks run the same checks in the same order.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use distributed::{
     reduction::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind},
 };
 
-/// Lengths without, with one, with fewer elements than ranks, with a prime number, and over one piece of every algorithm.
+/// Lengths without, with one, with fewer elements than ranks, with a prime number, and over one
+/// piece of every algorithm.
 const LENGTHS: [usize; 5] = [0, 1, 3, 10_007, (1 << 18) + 3];
 
 /// All algorithms.
@@ -129,13 +131,15 @@ fn wild(shard: usize, index: usize) -> f32 {
     fraction * 2.0_f32.powi(((bits >> 20) % 60) as i32 - 40)
 }
 
-/// The exact sum of `num_shards` shards is the same for all their distributions over ranks, and right.
+/// Checks that the exact sum of `num_shards` shards is the same for all their distributions over
+/// ranks, and right.
 pub(crate) fn any_grouping_of_shards_gives_the_same_bits(
     communicator: &Arc<dyn Communicator>,
     length: usize,
     num_shards: usize,
 ) {
-    let (rank, world_size) = (communicator.rank(), communicator.world_size());
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     let shards: Vec<Vec<f32>> = (0..num_shards)
         .map(|shard| (0..length).map(|index| wild(shard, index)).collect())
         .collect();

@@ -1,6 +1,7 @@
 //! Bucket plans of all small layouts, and of layouts around the limits.
 //!
-//! Invariant: every parameter lies whole in exactly one bucket, buckets are contiguous and go from the last parameter to the first.
+//! Invariant: every parameter lies whole in exactly one bucket, buckets are contiguous and go from
+//! the last parameter to the first.
 
 use distributed::{gradients::BucketPlan, replica::ParameterLayout};
 
@@ -20,7 +21,8 @@ fn check(sizes: &[usize], cap_bytes: usize) {
     let layout = layout(sizes);
     let plan = BucketPlan::new(&layout, cap_bytes);
     let context = format!("sizes {sizes:?}, cap {cap_bytes} bytes, plan {plan:?}");
-    let (mut elements_end, mut parameters_end) = (layout.num_elements(), sizes.len());
+    let mut elements_end = layout.num_elements();
+    let mut parameters_end = sizes.len();
     for (index, bucket) in plan.buckets().iter().enumerate() {
         assert!(
             !bucket.parameters.is_empty() && !bucket.elements.is_empty(),

@@ -56,7 +56,8 @@ fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting
         );
         told.unwrap()
     });
-    let (root, other) = (&told[0], &told[1]);
+    let root = &told[0];
+    let other = &told[1];
     assert!(root.0 == Some(0) && root.1.contains("gone"), "{root:?}");
     assert!(
         other.0 == Some(1) && other.1.contains("job aborted by rank 0"),
@@ -215,7 +216,7 @@ fn messages_of_a_rank_that_has_left_arrive_and_then_an_error() {
             communicator.receive(1, 1, &mut [0; 2])
         }
         1 => communicator.send(0, 1, &[1, 2]),
-        // A world with one rank left hears nobody.
+        // A world with one rank left has no sender.
         _ => communicator.receive_any(1).map(|_| ()),
     });
     let left = |rank| {
@@ -234,7 +235,8 @@ fn ranks_that_still_exchange_do_not_mind_one_that_has_left() {
             if communicator.rank() == 3 {
                 return Ok(());
             }
-            let (next, previous) = ((communicator.rank() + 1) % 3, (communicator.rank() + 2) % 3);
+            let next = (communicator.rank() + 1) % 3;
+            let previous = (communicator.rank() + 2) % 3;
             communicator.exchange(next, &[1; 100], previous, &mut [0; 100])
         });
         assert_eq!(outcomes, [Ok(()), Ok(()), Ok(()), Ok(())]);
@@ -316,10 +318,8 @@ impl BucketReduction for Broken {
 #[test]
 fn a_panic_of_the_communication_thread_is_told_with_the_number_of_its_rank() {
     run_ranks(2, |communicator| {
-        let (rank, layer) = (
-            communicator.rank(),
-            LinearConfig::new(2, 2).init(&Device::flex().autodiff()),
-        );
+        let rank = communicator.rank();
+        let layer = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
         let config = ReducerConfig {
             overlap: true,
             ..ReducerConfig::default()

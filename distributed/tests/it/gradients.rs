@@ -32,7 +32,7 @@ struct Net {
 }
 
 impl Net {
-    /// The same net on every rank and in every test.
+    /// Returns the same net on every rank and in every test.
     fn new(device: &Device) -> Self {
         let net = Self {
             conv: Conv2dConfig::new([CHANNELS, 4], [3, 3]).init(device),
@@ -87,19 +87,20 @@ fn capped(bucket_cap_bytes: usize) -> ReducerConfig {
     }
 }
 
-/// A smooth sequence without structure, in -1..1.
+/// Returns a smooth sequence without structure, in -1..1.
 fn wave(index: usize) -> f32 {
     ((index * 37 + 11) as f32 * 0.7).sin()
 }
 
-/// The samples of a rank: every `world_size`-th of the global batch.
+/// Returns the samples of a rank: every `world_size`-th of the global batch.
 fn shard(communicator: &dyn Communicator, global_batch_size: usize) -> Vec<usize> {
     (communicator.rank()..global_batch_size)
         .step_by(communicator.world_size())
         .collect()
 }
 
-/// The reduced gradient of a global batch, from micro-batches of `micro_batch_size`, which all ranks must agree on.
+/// Returns the reduced gradient of a global batch, from micro-batches of `micro_batch_size`, which
+/// all ranks must agree on.
 fn gradient(
     world_size: usize,
     global_batch_size: usize,
@@ -365,8 +366,8 @@ fn a_non_finite_gradient_or_another_step_of_one_rank_stops_all_and_after_the_fir
     }
 }
 
-/// The reduced gradients of three steps, from hooks in backward order or from the tape, reduced during
-/// the pass or after it.
+/// Returns the reduced gradients of three steps, from hooks in backward order or from the tape,
+/// reduced during the pass or after it.
 fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
     let mut of_ranks = run_ranks(3, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
@@ -452,7 +453,7 @@ fn a_local_step_gives_this_ranks_own_gradient_and_sends_nothing() {
     assert!(relative_l2(&sums[0], &gradient(1, 8, usize::MAX, 1 << 20)) <= 1e-5);
 }
 
-/// Waits, as it says, on a communicator of its own.
+/// A reduction that waits on a separate communicator, which it returns.
 #[derive(Debug)]
 struct Elsewhere(Arc<Unthreaded>);
 

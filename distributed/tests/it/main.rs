@@ -1,4 +1,4 @@
-//! What needs no MPI and no GPU: ranks are threads.
+//! Tests without MPI and GPU: ranks are threads.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

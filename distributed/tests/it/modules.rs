@@ -169,7 +169,7 @@ fn a_bare_parameter_is_a_module_too() {
     );
 }
 
-/// A batch of four rows whose mean over rows is `mean` in each column.
+/// Returns a batch of four rows whose mean over rows is `mean` in each column.
 fn batch(mean: f32, device: &Device) -> Tensor<2> {
     let spread = [-1.0, 1.0, -2.0, 2.0];
     let rows: Vec<f32> = spread
@@ -214,7 +214,8 @@ fn written_statistics_survive_the_next_forward_pass() {
 fn writing_parameters_leaves_pending_statistics_in_place() {
     let device = autodiff();
     let norm = BatchNormConfig::new(4).init(&device);
-    let (layout, state) = (ParameterLayout::new(&norm), ParameterLayout::state(&norm));
+    let layout = ParameterLayout::new(&norm);
+    let state = ParameterLayout::state(&norm);
     norm.forward(batch(1.0, &device));
     let norm = write(norm, &layout, &[0.5; 8]);
     assert!((read(&norm, &state)[0] - 0.1).abs() < 1e-6);
@@ -339,7 +340,7 @@ fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
     }
 }
 
-/// Linear layers alone: their gradients add up over parts of a batch.
+/// Runs three steps of linear layers: their gradients add up over parts of a batch.
 fn three_steps_of_adamw(
     communicator: Arc<dyn Communicator>,
     parts: &[Range<usize>],
@@ -429,7 +430,7 @@ fn shares_that_are_not_the_whole_batch_are_refused_on_all_ranks_and_a_rank_may_h
     }
 }
 
-/// `net` with the same values under other ids, as a record brings them.
+/// Returns `net` with the same values under other ids, as a record brings them.
 fn loaded(net: Net) -> Net {
     let layout = ParameterLayout::new(&net);
     let other = write(Net::new(5, &autodiff()), &layout, &read(&net, &layout));

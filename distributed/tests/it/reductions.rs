@@ -16,7 +16,7 @@ fn five_ranks_conform() {
     run_ranks(5, |communicator| reductions::check(&communicator));
 }
 
-/// A part for every rank, all of one length.
+/// Returns a part for every rank, all of one length.
 fn parts() -> impl Strategy<Value = Vec<Vec<f32>>> {
     (1..=5_usize, 0..200_usize).prop_flat_map(|(ranks, length)| {
         let number = prop_oneof![-1e3..1e3_f32, -1e-6..1e-6_f32, Just(0.0)];

@@ -1,9 +1,9 @@
-//! The watchdog on threads: who is named, who speaks, and when nobody does.
+//! The watchdog on threads: the named rank, the rank that prints, and cases without an alarm.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use distributed::watchdog::Verdict;
+use distributed::watchdog::AlarmCause;
 use distributed::{
     CollectiveError, Communicator,
     communicator::{SingleCommunicator, ThreadCommunicator},
@@ -60,7 +60,7 @@ fn one_alarm<T: Send>(rank_main: impl Fn(usize, &Rank) -> T + Sync) -> (Vec<T>, 
 fn sleep_until_the_end(rank: &Rank) {
     let start = Instant::now();
     while rank.communicator.try_receive_any(9).is_ok() {
-        assert!(start.elapsed() < 20 * TIMEOUT, "nobody ended the job");
+        assert!(start.elapsed() < 20 * TIMEOUT, "no rank ended the job");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -93,7 +93,10 @@ fn a_rank_that_does_not_answer_is_named() {
     let [alarm] = alarms.as_slice() else {
         panic!("{alarms:?}")
     };
-    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Silent(vec![2])));
+    assert_eq!(
+        (alarm.rank, &alarm.cause),
+        (0, &AlarmCause::Silent(vec![2]))
+    );
     assert!(
         alarm.answers[1]
             .as_ref()
@@ -132,9 +135,9 @@ fn a_busy_rank_is_named_with_what_it_does() {
             _ => drop(rank.communicator.all_reduce_sum(&mut [1.0]).unwrap_err()),
         }
     });
-    assert_eq!((alarm.rank, &alarm.verdict), (1, &Verdict::Busy(vec![0])));
+    assert_eq!((alarm.rank, &alarm.cause), (1, &AlarmCause::Busy(vec![0])));
     let text = alarm.to_string();
-    let told = "rank 0 waits for nobody, busy in checkpoint of epoch 1, step 42 for ";
+    let told = "rank 0 waits for no rank, busy in checkpoint of epoch 1, step 42 for ";
     assert!(
         text.starts_with("error (rank 1): no progress for ") && text.contains(told),
         "{text}"
@@ -152,7 +155,7 @@ fn a_rank_in_another_call_is_named() {
         2 => rank.communicator.receive(0, 5, &mut [0]).unwrap_err(),
         _ => rank.communicator.barrier().unwrap_err(),
     });
-    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Apart(vec![2])));
+    assert_eq!((alarm.rank, &alarm.cause), (0, &AlarmCause::Apart(vec![2])));
     let told = "rank 2 waits in receive of epoch 0, step 0, most in barrier of epoch 0, step 0";
     assert!(alarm.reason().contains(told), "{alarm}");
 }
@@ -168,7 +171,7 @@ fn a_call_on_a_duplicate_by_another_thread_is_watched() {
             sleep_until_the_end(rank);
         });
     });
-    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Busy(vec![1])));
+    assert_eq!((alarm.rank, &alarm.cause), (0, &AlarmCause::Busy(vec![1])));
     assert!(alarm.answers[2].as_ref().unwrap().call.unwrap().0 == "all_reduce_sum_u64");
 }
 
@@ -194,7 +197,7 @@ fn a_missing_start_is_told() {
     let [alarm] = alarms.as_slice() else {
         panic!("{alarms:?}")
     };
-    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::NotStarted));
+    assert_eq!((alarm.rank, &alarm.cause), (0, &AlarmCause::NotStarted));
     assert!(
         alarm
             .to_string()
@@ -279,7 +282,7 @@ fn ranks_wait_for_longer_than_the_timeout_for_one_that_makes_progress() {
         }
         rank.communicator.barrier().unwrap();
         if is_late(1) {
-            // As a slow rank that updates alone.
+            // As a slow rank that updates by itself.
             progress(TIMEOUT, |step| rank.rank_status.at(0, u64::from(step)));
         }
         rank.communicator.barrier().unwrap();
@@ -307,7 +310,7 @@ fn a_rank_whose_progress_ends_is_named_with_what_it_counted() {
         }
         _ => drop(rank.communicator.barrier().unwrap_err()),
     });
-    assert_eq!((alarm.rank, &alarm.verdict), (1, &Verdict::Busy(vec![0])));
+    assert_eq!((alarm.rank, &alarm.cause), (1, &AlarmCause::Busy(vec![0])));
     assert!(alarm.waited > 3 * TIMEOUT, "{alarm}");
     let text = alarm.to_string();
     assert!(
@@ -326,7 +329,7 @@ fn a_rank_that_only_serves_is_not_blamed_for_one_that_hangs() {
             sleep_until_the_end(rank);
         }
     });
-    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Busy(vec![1])));
+    assert_eq!((alarm.rank, &alarm.cause), (0, &AlarmCause::Busy(vec![1])));
 }
 
 #[test]
@@ -343,7 +346,7 @@ fn a_shorter_timeout_holds_for_a_call_that_waits_already() {
     });
     let alarms = alarms.lock().unwrap();
     assert!(
-        matches!(alarms.as_slice(), [alarm] if alarm.verdict == Verdict::Busy(vec![1])),
+        matches!(alarms.as_slice(), [alarm] if alarm.cause == AlarmCause::Busy(vec![1])),
         "{alarms:?}"
     );
 }
@@ -396,9 +399,10 @@ fn a_worker_that_waits_for_its_own_server_finds_the_rank_that_this_one_waits_for
         ));
         thread.join().unwrap().unwrap_err();
     });
-    // Both others hang; the one that was busy last may not have been so for long enough to be named, too.
+    // Both others hang; the one that was busy last may not have been so for long enough to be
+    // named, too.
     assert!(
-        matches!(&alarm.verdict, Verdict::Busy(ranks) if !ranks.contains(&0)),
+        matches!(&alarm.cause, AlarmCause::Busy(ranks) if !ranks.contains(&0)),
         "{alarm}"
     );
 }

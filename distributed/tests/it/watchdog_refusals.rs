@@ -9,33 +9,34 @@ use distributed::{
     watchdog::Watchdog,
 };
 
-/// One of two ranks under an MPI library without support for threads; nothing else of it may be used.
+/// One of two ranks under an MPI library without support for threads; nothing else of it may be
+/// used.
 #[derive(Debug, Default)]
 pub(crate) struct Unthreaded {
-    /// What it was told.
+    /// The policies that were set.
     pub(crate) wait_policies: Mutex<Vec<WaitPolicy>>,
 }
 
-type Outcome<T> = Result<T, CollectiveError>;
+type RankResult<T> = Result<T, CollectiveError>;
 
 #[rustfmt::skip]
 impl Communicator for Unthreaded {
     fn rank(&self) -> usize { 0 }
     fn world_size(&self) -> usize { 2 }
-    fn all_reduce(&self, _: ReduceBuffer<'_>) -> Outcome<()> { unreachable!() }
+    fn all_reduce(&self, _: ReduceBuffer<'_>) -> RankResult<()> { unreachable!() }
     fn supports_threads(&self) -> bool { false }
     fn library(&self) -> String { "MPI without threads".to_owned() }
     fn set_wait_policy(&self, policy: WaitPolicy) { self.wait_policies.lock().unwrap().push(policy) }
-    fn broadcast(&self, _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    fn all_gather(&self, _: &[u8]) -> Outcome<Vec<Vec<u8>>> { unreachable!() }
-    fn barrier(&self) -> Outcome<()> { unreachable!() }
-    fn send(&self, _: usize, _: u16, _: &[u8]) -> Outcome<()> { unreachable!() }
-    fn receive(&self, _: usize, _: u16, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    fn exchange(&self, _: usize, _: &[u8], _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    fn receive_any(&self, _: u16) -> Outcome<(usize, Vec<u8>)> { unreachable!() }
-    fn try_receive_any(&self, _: u16) -> Outcome<Option<(usize, Vec<u8>)>> { unreachable!() }
-    fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
-    fn first_ranks(&self, _: usize) -> Outcome<Option<Arc<dyn Communicator>>> { unreachable!() }
+    fn broadcast(&self, _: usize, _: &mut [u8]) -> RankResult<()> { unreachable!() }
+    fn all_gather(&self, _: &[u8]) -> RankResult<Vec<Vec<u8>>> { unreachable!() }
+    fn barrier(&self) -> RankResult<()> { unreachable!() }
+    fn send(&self, _: usize, _: u16, _: &[u8]) -> RankResult<()> { unreachable!() }
+    fn receive(&self, _: usize, _: u16, _: &mut [u8]) -> RankResult<()> { unreachable!() }
+    fn exchange(&self, _: usize, _: &[u8], _: usize, _: &mut [u8]) -> RankResult<()> { unreachable!() }
+    fn receive_any(&self, _: u16) -> RankResult<(usize, Vec<u8>)> { unreachable!() }
+    fn try_receive_any(&self, _: u16) -> RankResult<Option<(usize, Vec<u8>)>> { unreachable!() }
+    fn duplicate(&self) -> RankResult<Arc<dyn Communicator>> { unreachable!() }
+    fn first_ranks(&self, _: usize) -> RankResult<Option<Arc<dyn Communicator>>> { unreachable!() }
     fn abort(&self, _: &str, _: i32) { unreachable!() }
     fn topology(&self) -> &Topology { unreachable!() }
 }

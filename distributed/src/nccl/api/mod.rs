@@ -1,9 +1,11 @@
-//! NCCL's functions, of the library that is loaded when a job first asks for it.
+//! NCCL's functions, from the library that is loaded when a job first needs it.
 //!
-//! In: a group's name, memory of a GPU, a stream. Out: sums in place. Invariant: a connection that is in order is finalized, so that
-//! what is under way arrives; one that failed is aborted, which waits for nobody.
-//! Source: nccl.h of NCCL 2.14, which all later ones of version 2 keep. cudarc has the same functions, but looks for `libnccl.so` only,
-//! which the packages that programs run with do not bring, and aborts every connection.
+//! In: a group's name, memory of a GPU, a stream. Out: sums in place.
+//! Invariant: a working connection is finalized, so that pending data arrive; a failed one is
+//! aborted, which does not wait.
+//! Source: nccl.h of NCCL 2.14, compatible with all later releases of version 2. cudarc has the
+//! same functions, but looks only for `libnccl.so`, which runtime packages lack, and aborts every
+//! connection.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -15,7 +17,7 @@ use libloading::Library;
 
 use super::link::Failure;
 
-/// That of PyTorch's wheels and of the package `libnccl2`, then that of the development package.
+/// Library names: of PyTorch's wheels and the package `libnccl2`, then of the development package.
 pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 // Of nccl.h.
@@ -69,7 +71,7 @@ impl Api {
             .map_err(String::as_str)
     }
 
-    /// The first library of `names` that loads.
+    /// Returns the first library of `names` that loads.
     fn open<N: AsRef<OsStr>>(names: &[N]) -> Result<Self, String> {
         let mut reasons = Vec::new();
         for name in names {
@@ -77,7 +79,8 @@ impl Api {
             match unsafe { Library::new(name.as_ref()) } {
                 Ok(library) => {
                     return Self::of(library).map_err(|error| {
-                        let (library, got) = (name.as_ref().display(), reason(&error));
+                        let library = name.as_ref().display();
+                        let got = reason(&error);
                         format!("expected NCCL 2.14 or newer in {library}, got {got}")
                     });
                 }
@@ -88,7 +91,8 @@ impl Api {
     }
 
     fn of(library: Library) -> Result<Self, libloading::Error> {
-        // SAFETY: the signatures are those of nccl.h, and the functions are dropped with the library.
+        // SAFETY: the signatures are those of nccl.h, and the functions are dropped with the
+        // library.
         unsafe {
             Ok(Self {
                 get_version: *library.get(b"ncclGetVersion")?,
@@ -115,7 +119,7 @@ impl Api {
         Ok(version)
     }
 
-    /// The name of a new group of GPUs, or NCCL's result.
+    /// Returns the name of a new group of GPUs, or NCCL's result.
     pub(super) fn unique_id(&self) -> Result<UniqueId, c_int> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
         // SAFETY: it writes an id.
@@ -144,7 +148,7 @@ impl Api {
     }
 }
 
-/// The loader's own words, which libloading keeps behind its error.
+/// Returns the loader's own words, which libloading keeps behind its error.
 fn reason(error: &libloading::Error) -> String {
     error
         .source()
@@ -179,11 +183,11 @@ impl Connection {
         })
     }
 
-    /// Gives `stream` the sum of `len` values of f32 at `address` over all ranks, in their place.
+    /// Replaces `len` values of f32 at `address` by their sum over all ranks, on `stream`.
     ///
     /// # Safety
-    /// `address` is memory of this rank's GPU for so many values, which nobody else uses until the stream has passed, and `stream` is one of
-    /// CUDA's on that GPU.
+    /// `address` is memory of this rank's GPU for `len` values. Only `stream`, a CUDA stream of
+    /// that GPU, uses it until the sum is done.
     pub(super) unsafe fn sum_in_place(
         &self,
         address: u64,
@@ -198,7 +202,7 @@ impl Connection {
         self.noted(self.api.check("ncclAllReduce", result))
     }
 
-    /// Whether nothing has gone wrong beside the calls, as when a connection breaks.
+    /// Returns the error of a connection that failed between calls.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let mut error = SUCCESS;
         // SAFETY: it writes one number; the handle is that of a connection.
@@ -218,7 +222,8 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let Self { api, handle, .. } = *self;
-        // SAFETY: the handle is that of a connection, and this is its last use. What these functions say is nobody's concern any more.
+        // SAFETY: the handle is that of a connection, and this is its last use. Their results no
+        // longer matter.
         unsafe {
             if self.has_failed.get() || thread::panicking() || (api.finalize)(handle) != SUCCESS {
                 (api.abort)(handle);

@@ -1,5 +1,5 @@
-//! The loader, over a stand-in for NCCL: which library is taken, what its functions are given, how a connection ends. It says nothing of
-//! NCCL itself.
+//! The loader, over a stand-in for NCCL: which library is taken, what its functions are given, how
+//! a connection ends. It says nothing of NCCL itself.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
@@ -34,11 +34,13 @@ int ncclCommAbort(void *comm) { aborted += comm == &place; return 0; }
 const char *ncclGetErrorString(int result) { return result == 6 ? "remote process exited" : "invalid argument"; }
 "#;
 
-/// A folder of this test's own, with the stand-in under the name that packages give NCCL; `None` without a C compiler.
+/// Returns a folder of this test's own, with the stand-in under the name that packages give NCCL;
+/// `None` without a C compiler.
 fn stand_in(test: &str) -> Option<PathBuf> {
     let folder = env::temp_dir().join(format!("lockstep-nccl-{}-{test}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    let (source, library) = (folder.join("nccl.c"), folder.join(NAMES[0]));
+    let source = folder.join("nccl.c");
+    let library = folder.join(NAMES[0]);
     fs::write(&source, STAND_IN).unwrap();
     let compiled = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
@@ -57,7 +59,7 @@ fn number(api: &Api, name: &str) -> *mut c_int {
 }
 
 fn counts(api: &Api) -> [c_int; 3] {
-    // SAFETY: as above; nobody else uses the library meanwhile.
+    // SAFETY: as above; no other thread uses the library meanwhile.
     ["finalized", "destroyed", "aborted"].map(|name| unsafe { *number(api, name) })
 }
 
@@ -106,7 +108,7 @@ fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
     };
     let api = opened(&library);
     let connection = connected(api);
-    // SAFETY: nobody else uses the stand-in.
+    // SAFETY: no other thread uses the stand-in.
     let set = |error| unsafe { *number(api, "asynchronous") = error };
     set(IN_PROGRESS);
     assert!(connection.check().is_ok());

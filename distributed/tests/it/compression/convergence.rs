@@ -1,4 +1,5 @@
-//! A quadratic problem that the ranks share: with error feedback every compressor finds the minimum of the exact sum.
+//! A quadratic problem that the ranks share: with error feedback every compressor finds the minimum
+//! of the exact sum.
 
 use super::{compressor, noise, norm};
 use distributed::{Communicator, run_ranks};
@@ -7,7 +8,8 @@ const SHAPES: [(usize, usize); 2] = [(12, 15), (20, 1)];
 const NUM_RANKS: usize = 3;
 const NUM_STEPS: usize = 3000;
 
-/// Curvatures and minimum of one rank's part of the loss, `½ Σ a (x − b)²`; the ranks' minima lie far apart.
+/// Curvatures and minimum of one rank's part of the loss, `½ Σ a (x − b)²`; the ranks' minima lie
+/// far apart.
 fn problem(rank: usize) -> (Vec<f32>, Vec<f32>) {
     let curvatures = noise(rank + 10, 200)
         .iter()
@@ -20,7 +22,8 @@ fn problem(rank: usize) -> (Vec<f32>, Vec<f32>) {
     (curvatures, minimum)
 }
 
-/// Distance from the minimum after gradient descent with falling steps, in parts of the minimum's norm.
+/// Distance from the minimum after gradient descent with falling steps, in parts of the minimum's
+/// norm.
 fn distance(kind: &str, error_feedback: bool) -> f64 {
     let mut sum_ab = vec![0.0; 200];
     let mut sum_a = vec![0.0; 200];
@@ -105,7 +108,8 @@ fn residuals_stay_bounded_where_ranks_differ_for_good() {
             }
             norms
         });
-        let (middle, end) = (norms[0][999], norms[0][1999]);
+        let middle = norms[0][999];
+        let end = norms[0][1999];
         assert!(end < 1.5 * middle, "{kind}: {middle}, then {end}");
     }
 }

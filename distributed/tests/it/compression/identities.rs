@@ -32,7 +32,7 @@ fn buckets(steps: usize) -> impl Strategy<Value = (Shapes, Vec<Vec<Vec<f32>>>)> 
     })
 }
 
-/// The largest magnitude of all ranks' inputs and of the result, times the number of ranks.
+/// Returns the largest magnitude of all ranks' inputs and of the result, times the number of ranks.
 fn magnitude(step: &[Step]) -> f64 {
     let values = step
         .iter()
@@ -101,7 +101,8 @@ proptest! {
         let scale = |bucket: &Vec<f32>| bucket.iter().map(|value| value * 10_f32.powi(exponent)).collect();
         let gradients: Vec<Vec<f32>> = gradients[0].iter().map(scale).collect();
         let exact = exact_sum(&gradients);
-        // Half a unit in the last place of 8 and of 11 bits, once for the parts and once for their sum.
+        // Half a unit in the last place of 8 and of 11 bits, once for the parts and once for their
+        // sum.
         for (kind, precision) in [("bf16", 1.0 / 256.0), ("f16", 1.0 / 2048.0)] {
             let step = sum_on_ranks(std::slice::from_ref(&gradients), || compressor(kind, &shapes)).remove(0);
             for (index, expected) in exact.iter().enumerate() {

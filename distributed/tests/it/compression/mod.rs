@@ -1,5 +1,5 @@
-//! What compressed sums promise: identities on random buckets, non-finite values, convergence, what they carry from step to step, and
-//! what they report.
+//! Compressed sums: identities on random buckets, non-finite values, convergence, state and
+//! reports.
 
 mod convergence;
 mod identities;
@@ -29,7 +29,7 @@ const ALL_MATRICES: PowerSgdLimits = PowerSgdLimits {
     min_rate: 0.0,
 };
 
-/// The tensors of a bucket, from their rows and columns.
+/// Returns the tensors of a bucket, from their rows and columns.
 fn spans(shapes: &[(usize, usize)]) -> Vec<TensorSpan> {
     let mut end = 0;
     let span = |&(rows, columns): &(usize, usize)| {
@@ -57,7 +57,8 @@ struct Step {
     report: Traffic,
 }
 
-/// Sums `gradients[step][rank]` and checks that the result is the same on all ranks; the outcome is `[step][rank]`.
+/// Sums `gradients[step][rank]` and checks that the result is the same on all ranks; the outcome is
+/// `[step][rank]`.
 fn sum_on_ranks(
     gradients: &[Vec<Vec<f32>>],
     new: impl Fn() -> BucketCompressor + Sync,

@@ -1,4 +1,4 @@
-//! What a reducer with compression carries from step to step: as if a step that is left out had not been, and to be handed on.
+//! The state of a reducer with compression: unchanged by a skipped step, and restorable.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Rank {
         }
     }
 
-    /// The same ranks, begun anew.
+    /// Starts the same ranks again.
     fn again(self, kind: &str, warmup_steps: u64, bucket_cap_bytes: usize) -> Self {
         Self::of(
             self.layer,
@@ -78,7 +78,7 @@ impl Rank {
         )
     }
 
-    /// The bits of a step's sums; `broken` has a bias on rank 1 that is not finite.
+    /// Returns the bits of a step's sums; `broken` has a bias on rank 1 that is not finite.
     fn step(&mut self, step: u64, broken: bool) -> Result<Vec<u32>, CollectiveError> {
         let plan_hash = self.reducer.plan().hash();
         self.reducer.post_header(StepHeader {
@@ -93,7 +93,8 @@ impl Rank {
             is_last: true,
             ..MicroStepConfig::default()
         });
-        let (collector, rank) = (self.reducer.collector(), self.communicator.rank());
+        let collector = self.reducer.collector();
+        let rank = self.communicator.rank();
         for (index, entry) in self.reducer.layout().entries().iter().enumerate().rev() {
             let mut gradient = noise(1000 * index + 10 * rank + step as usize, entry.len);
             if broken && rank == 1 && entry.path.ends_with("bias") {

@@ -1,4 +1,4 @@
-//! What a sum reports of bytes and errors, and plans that differ.
+//! Bytes and errors that a sum reports, and plans that differ.
 
 use super::{ALL_MATRICES, compressor, noise, norm, spans, sum_on_ranks};
 use distributed::{

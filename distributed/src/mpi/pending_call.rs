@@ -1,7 +1,9 @@
 //! Calls that MPI has begun and not yet finished.
 //!
-//! In: a call that fills an `MPI_Request`. Out: its outcome, after looking at it as patiently as the communicator is.
-//! Invariant: a buffer stays borrowed until MPI is done with it; a call that can no longer be waited for ends the job.
+//! In: a call that fills an `MPI_Request`. Out: its outcome, after looking at it as patiently as
+//! the communicator is.
+//! Invariant: a buffer stays borrowed until MPI is done with it; a call that can no longer be
+//! waited for ends the job.
 //! Source: MPI standard 3.1, sections 3.7 (`MPI_Test`) and 5.12 (non-blocking collectives).
 
 use std::marker::PhantomData;
@@ -15,7 +17,7 @@ use super::wait_policy::SharedWaitPolicy;
 use crate::CollectiveError;
 
 /// A call under way on buffers of lifetime `'buffers`.
-pub(super) struct Request<'buffers> {
+pub(super) struct PendingCall<'buffers> {
     call: &'static str,
     rank: usize,
     /// `None` when MPI is done with it.
@@ -23,17 +25,19 @@ pub(super) struct Request<'buffers> {
     buffers: PhantomData<&'buffers mut [u8]>,
 }
 
-impl<'buffers> Request<'buffers> {
+impl<'buffers> PendingCall<'buffers> {
     /// Begins `call`; `rank` is this rank, for its errors.
     ///
     /// # Safety
-    /// `start` makes one MPI call that writes the request, and all buffers MPI then uses live and stay untouched through `'buffers`.
+    /// `start` makes one MPI call that writes the request, and all buffers MPI then uses live and
+    /// stay untouched through `'buffers`.
     pub(super) unsafe fn start(
         call: &'static str,
         rank: usize,
         start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
     ) -> Result<Self, CollectiveError> {
-        // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
+        // SAFETY: the mpi crate's C shim initializes this constant before `main`; it is not written
+        // later.
         let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
         check(call, rank, start(&mut raw))?;
         Ok(Self {
@@ -56,13 +60,13 @@ impl<'buffers> Request<'buffers> {
             let code = unsafe { ffi::MPI_Test(&mut raw, &mut done, &mut status.0) };
             (done != 0 || code != ffi::MPI_SUCCESS as c_int).then_some(code)
         });
-        // MPI tells of the failure of a request when it is done with it.
+        // MPI reports the failure of a request when it is done with it.
         self.raw = None;
         check(self.call, self.rank, code)
     }
 }
 
-impl Drop for Request<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         if self.raw.is_some() {
             write_line(&format!(
@@ -74,13 +78,14 @@ impl Drop for Request<'_> {
     }
 }
 
-/// What MPI tells of a message.
+/// The status of a message.
 pub(super) struct Status(pub(super) ffi::MPI_Status);
 
 impl Status {
-    /// A status to be filled.
+    /// Returns a status to be filled.
     pub(super) fn empty() -> Self {
-        // SAFETY: `MPI_Status` is a C struct of integers in every library, so all zeros are a value of it.
+        // SAFETY: `MPI_Status` is a C struct of integers in every library, so all zeros are a value
+        // of it.
         Self(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 
@@ -89,7 +94,7 @@ impl Status {
             .expect("a message that has come has a rank as its source")
     }
 
-    /// Number of bytes of the message.
+    /// Returns the number of bytes of the message.
     pub(super) fn bytes(&self, rank: usize) -> Result<usize, CollectiveError> {
         let mut bytes: c_int = 0;
         // SAFETY: MPI filled the status; both outlive the call.
