@@ -89,13 +89,18 @@ fn view(class: &str, offset: usize, shape: &[usize], stride: &[usize]) -> Vec<u8
     call("torch._utils._rebuild_tensor_v2", &arguments)
 }
 
+/// Returns a matrix of two columns or a vector, row-major.
+fn floats(offset: usize, shape: &[usize]) -> Vec<u8> {
+    let stride: &[usize] = if shape.len() == 2 { &[2, 1] } else { &[1] };
+    view("FloatStorage", offset, shape, stride)
+}
+
 /// Returns the tensors of [`Network`] under this prefix, and these additional items.
 fn weights(prefix: &str, further: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut offset = 0;
     let names = TENSORS.map(|(name, _)| format!("{prefix}{name}"));
     let own = TENSORS.iter().zip(&names).map(|((_, shape), name)| {
-        let stride: &[usize] = if shape.len() == 2 { &[2, 1] } else { &[1] };
-        let tensor = view("FloatStorage", offset, shape, stride);
+        let tensor = floats(offset, shape);
         offset += shape.iter().product::<usize>();
         (name.as_str(), tensor)
     });
@@ -176,6 +181,10 @@ fn loaded(pickle: &[u8], head: Head) -> Result<(Network, Loaded), WeightsError> 
     loaded_from(&path, head)
 }
 
+fn refusal(pickle: &[u8], head: Head) -> String {
+    loaded(pickle, head).unwrap_err().to_string()
+}
+
 /// Asserts the values of [`TENSORS`] in burn's layout.
 fn expect_values(network: &Network) {
     let of = |layer: &Linear| {
@@ -213,7 +222,7 @@ fn a_checkpoint_is_read_whatever_the_length_and_ending_of_its_name() {
 #[test]
 fn tensors_are_found_beside_and_within_any_objects() {
     let own = weights("", &[]);
-    let stray = view("FloatStorage", 0, &[1], &[1]);
+    let stray = floats(0, &[1]);
     let sparse = call(
         "torch._utils._rebuild_sparse_tensor",
         &[tuple(&[stray.clone(), stray.clone()])],
@@ -263,15 +272,7 @@ fn tensors_are_found_beside_and_within_any_objects() {
             table("_modules", modules),
         ]))
     };
-    let tensor = |index: usize, offset| {
-        let shape = TENSORS[index].1;
-        view(
-            "FloatStorage",
-            offset,
-            shape,
-            if shape.len() == 2 { &[2, 1] } else { &[1] },
-        )
-    };
+    let tensor = |index: usize, offset| floats(offset, TENSORS[index].1);
     let layer = |first, offset, len| {
         let parameters = dict(&[
             ("weight", tensor(first, offset)),
@@ -304,7 +305,7 @@ fn tensors_are_found_beside_and_within_any_objects() {
 
 #[test]
 fn prefixes_are_taken_off_and_other_tensors_are_named() {
-    let stray = || view("FloatStorage", 0, &[1], &[1]);
+    let stray = || floats(0, &[1]);
     for prefix in [
         "module.",
         "model.",
@@ -341,13 +342,9 @@ fn prefixes_are_taken_off_and_other_tensors_are_named() {
 fn a_head_of_another_size_or_name_is_an_error_of_its_own_and_left_out_where_the_model_keeps_its_own()
  {
     let with_head = |name: &str, size: usize| {
-        let stem = ("stem.weight", view("FloatStorage", 0, &[2, 2], &[2, 1]));
-        let bias = ("stem.bias", view("FloatStorage", 4, &[2], &[1]));
-        dict(&[
-            stem,
-            bias,
-            (name, view("FloatStorage", 0, &[size, 2], &[2, 1])),
-        ])
+        let stem = ("stem.weight", floats(0, &[2, 2]));
+        let bias = ("stem.bias", floats(4, &[2]));
+        dict(&[stem, bias, (name, floats(0, &[size, 2]))])
     };
     let ten = with_head("fc.weight", 5);
     let renamed = loaded(&ten, Head::OfFile).unwrap_err();
@@ -358,15 +355,13 @@ fn a_head_of_another_size_or_name_is_an_error_of_its_own_and_left_out_where_the_
         (2, 2, vec!["fc.weight".to_owned()])
     );
 
-    let text = loaded(&with_head("head.weight", 5), Head::OfFile)
-        .unwrap_err()
-        .to_string();
+    let text = refusal(&with_head("head.weight", 5), Head::OfFile);
     assert!(
         text.contains("head.weight: expected [3, 2], got [5, 2]"),
         "as in the file: {text}"
     );
-    let no_stem = dict(&[("head.bias", view("FloatStorage", 12, &[3], &[1]))]);
-    let text = loaded(&no_stem, Head::Own).unwrap_err().to_string();
+    let no_stem = dict(&[("head.bias", floats(12, &[3]))]);
+    let text = refusal(&no_stem, Head::Own);
     assert!(text.contains("missing [stem.weight, stem.bias]"), "{text}");
 }
 
@@ -386,10 +381,7 @@ fn views_with_strides_are_gathered_and_tensors_without_are_named() {
         values(network.stem.weight.val().transpose().reshape([-1])),
         [1.0, 4.0, 2.0, 5.0]
     );
-    let sparse = call(
-        "torch._utils._rebuild_sparse_tensor",
-        &[view("FloatStorage", 0, &[1], &[1])],
-    );
+    let sparse = call("torch._utils._rebuild_sparse_tensor", &[floats(0, &[1])]);
     for (stem, expected) in [
         (
             sparse,
@@ -399,14 +391,9 @@ fn views_with_strides_are_gathered_and_tensors_without_are_named() {
             view("ComplexFloatStorage", 0, &[2, 2], &[2, 1]),
             "expected a dense tensor",
         ),
-        (
-            view("FloatStorage", 13, &[2, 2], &[2, 1]),
-            "of a storage of 60",
-        ),
+        (floats(13, &[2, 2]), "of a storage of 60"),
     ] {
-        let text = loaded(&with_stem(stem), Head::OfFile)
-            .unwrap_err()
-            .to_string();
+        let text = refusal(&with_stem(stem), Head::OfFile);
         assert!(text.contains(expected), "{text}");
     }
 }

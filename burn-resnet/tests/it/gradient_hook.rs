@@ -3,12 +3,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig};
 use layers::{GradientHook, PassContext};
 
-use crate::support::{Named, gradients};
+use crate::support::{Named, gradients, names};
 
 #[derive(Debug, Default)]
 struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);
@@ -20,32 +20,6 @@ impl GradientHook for Collector {
             .unwrap()
             .push((parameter, gradient.try_into_vec().unwrap()));
     }
-}
-
-/// Returns the PyTorch name of every parameter, in module order.
-fn names(model: &ResNet) -> Vec<(ParamId, String)> {
-    #[derive(Default)]
-    struct Names(Vec<String>, Vec<(ParamId, String)>);
-    impl ModuleVisitor for Names {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.0.push(name.to_owned());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.0.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.1.push((
-                param.id,
-                self.0
-                    .join(".")
-                    .replace("gamma", "weight")
-                    .replace("beta", "bias"),
-            ));
-        }
-    }
-    let mut names = Names::default();
-    model.visit(&mut names);
-    names.1
 }
 
 fn model(kernels: Kernels, device: &Device) -> ResNet {
@@ -73,21 +47,15 @@ fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) 
     let on_tape = gradients(&model, &logits.powf_scalar(2.0).sum().backward());
     let names = names(&model);
     let name = |id: ParamId| {
-        names
-            .iter()
-            .find(|(known, _)| *known == id)
-            .unwrap()
-            .1
-            .clone()
+        let known = names.iter().find(|(known, _)| *known == id);
+        known.unwrap().1.clone()
     };
-    let taken = hook
-        .0
-        .lock()
-        .unwrap()
-        .drain(..)
-        .map(|(id, gradient)| (name(id), gradient))
-        .collect();
-    (on_tape, taken)
+    let mut taken = hook.0.lock().unwrap();
+    let taken = taken.drain(..);
+    (
+        on_tape,
+        taken.map(|(id, gradient)| (name(id), gradient)).collect(),
+    )
 }
 
 #[test]

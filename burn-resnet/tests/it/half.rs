@@ -1,10 +1,9 @@
 //! Activations of 16 bits against f32, with the same network, weights and images.
 
-use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device};
 use burn_resnet::{Activations, Computation, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::support::{Named, gradients, images, tensors, values};
+use crate::support::{Named, cross_entropy, gradients, images, tensors, values, with_threads};
 
 /// The tolerance of docs/numerics.md for bf16: relative L2 distance of logits, and of the running
 /// statistics after one step, from those of f32.
@@ -39,6 +38,7 @@ fn config(activations: Activations) -> ResNetConfig {
     })
 }
 
+#[derive(PartialEq)]
 struct Step {
     logits: Vec<f32>,
     gradients: Named,
@@ -50,11 +50,7 @@ fn step(config: &ResNetConfig) -> Step {
     let model: ResNet = config.init(11, &device);
     let logits = model.forward(images([6, 16, 16, 3], &device));
     assert_eq!(logits.dtype(), DType::F32);
-    let labels = Tensor::<1, Int>::from_ints([1, 4, 7, 0, 3, 6], &device);
-    let loss = log_softmax(logits.clone(), 1)
-        .gather(1, labels.unsqueeze_dim(1))
-        .mean()
-        .neg();
+    let loss = cross_entropy(logits.clone(), &[1, 4, 7, 0, 3, 6]);
     let mut gradients = gradients(&model, &loss.mul_scalar(LOSS_SCALE).backward());
     gradients
         .values_mut()
@@ -110,44 +106,20 @@ fn a_step_in_16_bits_stays_near_the_step_in_f32() {
         println!(
             "{activations:?} {shortcut:?}: logits {logits:.4}, running statistics {statistics:.4}, gradients {gradients:.4}"
         );
-        assert!(
-            logits > 1e-5,
-            "{shortcut:?}: the activations are not rounded"
-        );
-        assert!(
-            logits < forward_tolerance,
-            "{activations:?} {shortcut:?}: logits {logits}"
-        );
-        assert!(
-            statistics < forward_tolerance,
-            "{activations:?} {shortcut:?}: statistics {statistics}"
-        );
-        assert!(
-            gradients < gradient_tolerance,
-            "{activations:?} {shortcut:?}: gradients {gradients}"
-        );
+        // Equal logits would mean activations that are not rounded.
+        assert!(logits > 1e-5 && logits < forward_tolerance);
+        assert!(statistics < forward_tolerance && gradients < gradient_tolerance);
     }
 }
 
 #[test]
 fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
-    let with_threads = |num_threads| {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(num_threads)
-            .build()
-            .unwrap();
-        pool.install(|| step(&config(Activations::Bf16)))
-    };
-    let one = with_threads(1);
+    let compute = || step(&config(Activations::Bf16));
+    let one = with_threads(1, compute);
     for num_threads in [2, 3] {
-        let many = with_threads(num_threads);
-        assert_eq!(
-            (many.logits, many.gradients, many.statistics),
-            (
-                one.logits.clone(),
-                one.gradients.clone(),
-                one.statistics.clone()
-            )
+        assert!(
+            with_threads(num_threads, compute) == one,
+            "{num_threads} threads"
         );
     }
 }

@@ -141,10 +141,8 @@ impl Named {
     fn new(value: f64, device: &Device) -> Self {
         let all = |len: usize| Tensor::full([len], value, device);
         let mut norm = nn::InstanceNormConfig::new(3).init(device);
-        (norm.gamma, norm.beta) = (
-            Some(Param::from_tensor(all(3))),
-            Some(Param::from_tensor(all(3) + 1.0)),
-        );
+        norm.gamma = Some(Param::from_tensor(all(3)));
+        norm.beta = Some(Param::from_tensor(all(3) + 1.0));
         let prelu = nn::PReluConfig::new().with_alpha(value).init(device);
         Self {
             norm,
@@ -267,37 +265,29 @@ fn of_many_names_that_do_not_fit_ten_are_told() {
     let text = load_weights(deeper, &path).unwrap_err().to_string();
     assert_eq!(text.matches("layer").count(), 10, "{text}");
     assert!(
-        text.contains(" and 20 more]; unexpected []; misshaped []; "),
+        text.contains(" and 20 more]; unexpected []; misshaped []. "),
         "{text}"
     );
 }
 
 #[test]
-fn why_a_file_cannot_be_opened_is_said_once() {
-    let error = load_weights(config().init(0, &Device::flex()), "/absent.pth").unwrap_err();
+fn a_missing_file_is_named_once_and_a_file_without_weights_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = |path: &Path| load_weights(config().init(0, &Device::flex()), path).unwrap_err();
+    let error = load(Path::new("/absent.pth"));
+    assert!(matches!(error, WeightsError::Io { .. }));
     assert!(
         error.to_string().starts_with("/absent.pth: No such file"),
         "{error}"
     );
     assert!(
         std::error::Error::source(&error).is_none(),
-        "a chain of causes would say it again"
+        "a chain of causes would print it again"
     );
-}
-
-#[test]
-fn a_file_that_is_no_weights_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let device = Device::flex();
-    let load =
-        |name: &str| load_weights(config().init(0, &device), folder.path().join(name)).unwrap_err();
-    assert!(matches!(load("absent.pth"), WeightsError::Io { .. }));
     for name in ["text.pth", "text.safetensors", "text.onnx"] {
-        std::fs::write(folder.path().join(name), "no weights").unwrap();
-    }
-    assert!(matches!(load("text.onnx"), WeightsError::Format { .. }));
-    for name in ["text.pth", "text.safetensors"] {
-        let error = load(name);
+        let path = folder.path().join(name);
+        std::fs::write(&path, "no weights").unwrap();
+        let error = load(&path);
         assert!(matches!(error, WeightsError::Format { .. }), "{error}");
     }
 }

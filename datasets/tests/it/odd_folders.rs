@@ -297,7 +297,7 @@ mod unix {
         }
         let text = message(&root);
         assert!(
-            text.contains("caf\u{FFFD}: expected a name in UTF-8"),
+            text.contains("caf\u{FFFD}: expected a class folder with a name in UTF-8"),
             "{text}"
         );
     }

@@ -18,6 +18,13 @@ use distributed::{
 
 use crate::conformance;
 
+fn aborted(rank: usize, reason: &str) -> CollectiveError {
+    CollectiveError::Aborted {
+        rank,
+        reason: reason.to_owned(),
+    }
+}
+
 #[test]
 fn a_single_rank_conforms() {
     conformance::check(&SingleCommunicator::new());
@@ -157,13 +164,8 @@ fn an_abort_ends_pending_and_later_collectives_on_every_rank() {
             communicator.all_gather(&[1]).unwrap_err(),
         )
     });
-    let aborted = CollectiveError::Aborted {
-        rank: 1,
-        reason: "out of disk".to_owned(),
-    };
-    for outcome in outcomes {
-        assert_eq!(outcome, (aborted.clone(), aborted.clone()));
-    }
+    let expected = aborted(1, "out of disk");
+    assert_eq!(outcomes, vec![(expected.clone(), expected); 3]);
 }
 
 #[test]
@@ -176,10 +178,7 @@ fn a_rank_that_leaves_early_ends_the_waiting_of_the_others() {
             communicator.barrier()
         }
     });
-    let left = Err(CollectiveError::Aborted {
-        rank: 2,
-        reason: "the rank has left".to_owned(),
-    });
+    let left = Err(aborted(2, "the rank has left"));
     assert_eq!(outcomes, [left.clone(), left, Ok(())]);
 }
 
@@ -199,13 +198,8 @@ fn an_abort_ends_messages_and_duplicates_too() {
         }
         (communicator.receive_any(1).map(|_| ()), duplicate.barrier())
     });
-    let aborted = Err(CollectiveError::Aborted {
-        rank: 0,
-        reason: "out of disk".to_owned(),
-    });
-    for outcome in outcomes {
-        assert_eq!(outcome, (aborted.clone(), aborted.clone()));
-    }
+    let expected = Err(aborted(0, "out of disk"));
+    assert_eq!(outcomes, vec![(expected.clone(), expected); 3]);
 }
 
 #[test]
@@ -219,12 +213,7 @@ fn messages_of_a_rank_that_has_left_arrive_and_then_an_error() {
         // A world with one rank left has no sender.
         _ => communicator.receive_any(1).map(|_| ()),
     });
-    let left = |rank| {
-        Err(CollectiveError::Aborted {
-            rank,
-            reason: "the rank has left".to_owned(),
-        })
-    };
+    let left = |rank| Err(aborted(rank, "the rank has left"));
     assert_eq!(outcomes, [left(1), Ok(()), left(1)]);
 }
 
@@ -253,7 +242,7 @@ fn a_rank_may_leave_right_after_the_last_collective() {
 
 #[test]
 fn a_panicking_rank_ends_the_others_and_goes_on_in_the_caller() {
-    let aborted = AtomicUsize::new(0);
+    let num_aborted = AtomicUsize::new(0);
     let panic = catch_unwind(AssertUnwindSafe(|| {
         run_ranks(4, |communicator| {
             // A communicator kept alive by a second owner must not keep the others waiting.
@@ -261,14 +250,8 @@ fn a_panicking_rank_ends_the_others_and_goes_on_in_the_caller() {
             std::mem::forget(Arc::clone(&communicator));
             assert!(communicator.rank() != 1, "rank 1 fails on purpose");
             let error = communicator.barrier().unwrap_err();
-            assert_eq!(
-                error,
-                CollectiveError::Aborted {
-                    rank: 1,
-                    reason: "the rank panicked".to_owned()
-                }
-            );
-            aborted.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(error, aborted(1, "the rank panicked"));
+            num_aborted.fetch_add(1, Ordering::Relaxed);
         })
     }))
     .unwrap_err();
@@ -276,7 +259,7 @@ fn a_panicking_rank_ends_the_others_and_goes_on_in_the_caller() {
         panic.downcast_ref::<&str>(),
         Some(&"rank 1 fails on purpose")
     );
-    assert_eq!(aborted.into_inner(), 3);
+    assert_eq!(num_aborted.into_inner(), 3);
 }
 
 #[test]
@@ -328,10 +311,9 @@ fn a_panic_of_the_communication_thread_is_told_with_the_number_of_its_rank() {
             GradientReducer::with_reduction(&layer, Arc::new(communicator), &config, |_, _| {
                 Ok(Box::new(Broken))
             });
-        let reason = "the communication thread panicked".to_owned();
         assert_eq!(
             reducer.unwrap().reduce().unwrap_err(),
-            CollectiveError::Aborted { rank, reason }
+            aborted(rank, "the communication thread panicked")
         );
     });
 }

@@ -4,8 +4,9 @@ pub(crate) mod ten_losses;
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use burn_resnet::ResNet;
 
 /// Values by PyTorch's name, row-major in burn's shape.
@@ -25,16 +26,29 @@ pub(crate) fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// The part of each tensor to collect.
-enum Part<'a> {
-    Value,
-    Gradient(&'a Gradients),
+/// Returns the mean cross entropy of the logits.
+pub(crate) fn cross_entropy(logits: Tensor<2>, labels: &[i32]) -> Tensor<1> {
+    let device = logits.device();
+    let labels = Tensor::<1, Int>::from_data(TensorData::from(labels), &device);
+    log_softmax(logits, 1)
+        .gather(1, labels.unsqueeze_dim(1))
+        .mean()
+        .neg()
 }
 
+/// Runs `compute` on this number of threads.
+pub(crate) fn with_threads<T: Send>(num_threads: usize, compute: impl FnOnce() -> T + Send) -> T {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
+    pool.build().unwrap().install(compute)
+}
+
+#[derive(Default)]
 struct Collect<'a> {
-    part: Part<'a>,
+    /// Collects the gradients if there are any, otherwise the values.
+    gradients: Option<&'a Gradients>,
     path: Vec<String>,
     named: Named,
+    names: Vec<(ParamId, String)>,
 }
 
 impl ModuleVisitor for Collect<'_> {
@@ -47,14 +61,12 @@ impl ModuleVisitor for Collect<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let name = self
-            .path
-            .join(".")
-            .replace("gamma", "weight")
-            .replace("beta", "bias");
-        let taken = match self.part {
-            Part::Value => Some(values(param.val())),
-            Part::Gradient(gradients) => param.val().grad(gradients).map(values),
+        let name = self.path.join(".");
+        let name = name.replace("gamma", "weight").replace("beta", "bias");
+        self.names.push((param.id, name.clone()));
+        let taken = match self.gradients {
+            None => Some(values(param.val())),
+            Some(gradients) => param.val().grad(gradients).map(values),
         };
         if let Some(values) = taken {
             self.named.insert(name, values);
@@ -64,22 +76,23 @@ impl ModuleVisitor for Collect<'_> {
 
 /// Returns all parameters and running statistics.
 pub(crate) fn tensors(model: &impl Module) -> Named {
-    let mut collect = Collect {
-        part: Part::Value,
-        path: vec![],
-        named: Named::new(),
-    };
+    let mut collect = Collect::default();
     model.visit(&mut collect);
     collect.named
 }
 
+/// Returns the PyTorch names of all parameters and running statistics, in module order.
+pub(crate) fn names(model: &impl Module) -> Vec<(ParamId, String)> {
+    let mut collect = Collect::default();
+    model.visit(&mut collect);
+    collect.names
+}
+
 /// Returns the gradient of every parameter that has one.
 pub(crate) fn gradients(model: &ResNet, gradients: &Gradients) -> Named {
-    let part = Part::Gradient(gradients);
     let mut collect = Collect {
-        part,
-        path: vec![],
-        named: Named::new(),
+        gradients: Some(gradients),
+        ..Collect::default()
     };
     model.visit(&mut collect);
     collect.named
