@@ -197,9 +197,11 @@ fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
                 }
                 _ => pixel.fill(0),
             }
-            (x, y) = (x + fixed(a), y + fixed(d));
+            x += fixed(a);
+            y += fixed(d);
         }
-        (first_x, first_y) = (first_x + fixed(b), first_y + fixed(e));
+        first_x += fixed(b);
+        first_y += fixed(e);
     }
 }
 

@@ -252,7 +252,8 @@ mod tests {
                 difference <= 1,
                 "{width} x {height}, {view:?}: off by {difference}"
             );
-            (num_cases, rest) = (num_cases + 1, behind);
+            num_cases += 1;
+            rest = behind;
         }
         assert_eq!((num_cases, rest.len()), (19, 0));
     }

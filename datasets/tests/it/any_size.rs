@@ -45,18 +45,35 @@ fn photographs() -> TempDir {
 }
 
 fn config() -> ReadConfig {
-    let sizing = Sizing {
-        size: SIZE,
-        shorter_side: Some(28),
-    };
+    config_of(SIZE, 28)
+}
+
+fn config_of(size: usize, shorter_side: usize) -> ReadConfig {
     ReadConfig {
         num_threads: 2,
-        ..ReadConfig::new(sizing)
+        ..ReadConfig::new(Sizing {
+            size,
+            shorter_side: Some(shorter_side),
+        })
     }
 }
 
 fn train(root: &Path) -> Arc<dyn ImageDataset> {
-    image_folder::open(root, &config()).unwrap().train
+    train_of(root, &config())
+}
+
+fn train_of(root: &Path, config: &ReadConfig) -> Arc<dyn ImageDataset> {
+    image_folder::open(root, config).unwrap().train
+}
+
+/// Returns the box of the whole image.
+fn whole([width, height]: [u32; 2]) -> CropBox {
+    CropBox {
+        left: 0,
+        top: 0,
+        width,
+        height,
+    }
 }
 
 /// Returns the bits of every image of an epoch, in the order of samples.
@@ -136,19 +153,7 @@ fn random_parts_are_the_same_on_any_number_of_shards_and_threads_and_others_in_e
 #[test]
 fn parts_of_another_size_than_the_data_sets_are_those_of_a_data_set_of_that_size() {
     let root = photographs();
-    let small = Sizing {
-        size: 16,
-        shorter_side: Some(19),
-    };
-    let small = image_folder::open(
-        root.path(),
-        &ReadConfig {
-            sizing: small,
-            ..config()
-        },
-    )
-    .unwrap()
-    .train;
+    let small = train_of(root.path(), &config_of(16, 19));
     assert_ne!(small.image_shape(), train(root.path()).image_shape());
     let of_large = epoch_in(&train(root.path()), Some(small.image_shape()), 0, 1, 1);
     assert!(of_large == epoch(&small, 0, 1, 1));
@@ -162,31 +167,15 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
     let stored = image::open(root.path().join("train/cat/0.jpg"))
         .unwrap()
         .into_rgb8();
-    let mut whole = vec![0; 30 * 90 * 3];
+    let mut all = vec![0; 30 * 90 * 3];
     let shape = ImageShape {
         height: 90,
         width: 30,
         channels: 3,
     };
-    dataset
-        .read_crop(
-            0,
-            &|[width, height]| CropBox {
-                left: 0,
-                top: 0,
-                width,
-                height,
-            },
-            shape,
-            &mut whole,
-        )
-        .unwrap();
-    assert!(
-        whole
-            .iter()
-            .zip(stored.as_raw())
-            .all(|(value, stored)| value.abs_diff(*stored) <= 3)
-    );
+    dataset.read_crop(0, &whole, shape, &mut all).unwrap();
+    let mut pairs = all.iter().zip(stored.as_raw());
+    assert!(pairs.all(|(value, stored)| value.abs_diff(*stored) <= 3));
     let mut pixels = vec![0; SIZE * SIZE * 3];
     let choose = |[width, height]: [u32; 2]| {
         assert_eq!([width, height], [30, 90]);
@@ -200,8 +189,8 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
     dataset
         .read_crop(0, &choose, dataset.image_shape(), &mut pixels)
         .unwrap();
-    let whole = image::RgbImage::from_raw(30, 90, whole).unwrap();
-    let expected = image::imageops::crop_imm(&whole, 3, 41, 24, 24).to_image();
+    let all = RgbImage::from_raw(30, 90, all).unwrap();
+    let expected = image::imageops::crop_imm(&all, 3, 41, 24, 24).to_image();
     assert_eq!(pixels, *expected.as_raw());
     // A sample of a subset has another index in the whole data set. The random part depends on the
     // latter.
@@ -221,19 +210,7 @@ fn the_notes_and_the_checksum_tell_the_sizes() {
         dataset.notes(),
         ["14 image files, decoded on demand, each at its own size"]
     );
-    let other = Sizing {
-        size: SIZE,
-        shorter_side: Some(30),
-    };
-    let other = image_folder::open(
-        root.path(),
-        &ReadConfig {
-            sizing: other,
-            ..config()
-        },
-    )
-    .unwrap()
-    .train;
+    let other = train_of(root.path(), &config_of(SIZE, 30));
     assert_ne!(other.checksum(), dataset.checksum());
     assert_eq!(train(root.path()).checksum(), dataset.checksum());
 }
@@ -247,24 +224,16 @@ fn a_bad_photograph_is_named_when_it_is_read_or_left_out_when_asked_for() {
     )
     .unwrap();
     let dataset = train(root.path());
-    let choose = |[width, height]: [u32; 2]| CropBox {
-        left: 0,
-        top: 0,
-        width,
-        height,
+    let read = |dataset: &Arc<dyn ImageDataset>| {
+        dataset.read_crop(0, &whole, dataset.image_shape(), &mut [0; SIZE * SIZE * 3])
     };
-    let text = dataset
-        .read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3])
-        .unwrap_err()
-        .to_string();
+    let text = read(&dataset).unwrap_err().to_string();
     assert!(text.contains("0.jpg"), "{text}");
     let skipping = ReadConfig {
         on_bad_image: OnBadImage::Skip,
         ..config()
     };
-    let dataset = image_folder::open(root.path(), &skipping).unwrap().train;
+    let dataset = train_of(root.path(), &skipping);
     assert_eq!(dataset.len(), 13);
-    dataset
-        .read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3])
-        .unwrap();
+    read(&dataset).unwrap();
 }

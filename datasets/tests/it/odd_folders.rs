@@ -58,16 +58,15 @@ fn opened(root: &TempDir) -> DatasetSplits {
 }
 
 fn message(root: &TempDir) -> String {
-    open(root.path(), &ReadConfig::new(Sizing::square(2)))
-        .unwrap_err()
-        .to_string()
+    refusal(root, OnBadImage::Fail)
 }
 
-#[test]
-fn a_folder_named_as_an_image_is_a_folder() {
-    let root = folder();
-    write_image(root.path().join("train/cat/x.jpg/b.png"));
-    assert_eq!(opened(&root).train.len(), 3);
+fn refusal(root: &TempDir, on_bad_image: OnBadImage) -> String {
+    let config = ReadConfig {
+        on_bad_image,
+        ..ReadConfig::new(Sizing::square(2))
+    };
+    open(root.path(), &config).unwrap_err().to_string()
 }
 
 #[test]
@@ -164,18 +163,17 @@ mod unix {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::Command;
+
+    fn make_pipe(path: &Path) {
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
 
     #[test]
     fn a_named_pipe_called_as_an_image_is_ignored_and_not_waited_for() {
         let root = folder();
         let pipe = root.path().join("train/cat/x.png");
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(&pipe)
-                .status()
-                .unwrap()
-                .success()
-        );
+        make_pipe(&pipe);
         let splits = opened(&root);
         assert_eq!(splits.train.len(), 2);
         let note = &splits.train.notes()[0];
@@ -195,13 +193,7 @@ mod unix {
         let splits = open(root.path(), &config).unwrap();
         let path = root.path().join("train/cat/a.png");
         fs::remove_file(&path).unwrap();
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(&path)
-                .status()
-                .unwrap()
-                .success()
-        );
+        make_pipe(&path);
         let text = splits
             .train
             .read_image(0, &mut [0; 12])
@@ -237,14 +229,12 @@ mod unix {
     }
 
     #[test]
-    fn a_link_to_an_image_is_an_image() {
+    fn a_link_to_an_image_is_an_image_and_a_folder_named_as_an_image_is_a_folder() {
         let root = folder();
-        symlink(
-            root.path().join("test/cat/a.png"),
-            root.path().join("train/cat/b.png"),
-        )
-        .unwrap();
-        assert_eq!(opened(&root).train.len(), 3);
+        let class = root.path().join("train/cat");
+        symlink(root.path().join("test/cat/a.png"), class.join("b.png")).unwrap();
+        write_image(class.join("x.jpg/b.png"));
+        assert_eq!(opened(&root).train.len(), 4);
     }
 
     #[test]
@@ -262,11 +252,7 @@ mod unix {
             symlink("/proc/self/mem", &path).unwrap();
         }
         for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
-            let config = ReadConfig {
-                on_bad_image,
-                ..ReadConfig::new(Sizing::square(2))
-            };
-            let text = open(root.path(), &config).unwrap_err().to_string();
+            let text = refusal(&root, on_bad_image);
             assert!(
                 text.starts_with("cannot read ") && text.contains("b.png: "),
                 "{text}"
@@ -288,12 +274,8 @@ mod unix {
     fn a_class_name_that_is_not_utf_8_is_refused() {
         let root = folder();
         for split in ["train", "test"] {
-            write_image(
-                root.path()
-                    .join(split)
-                    .join(OsStr::from_bytes(b"caf\xE9"))
-                    .join("a.png"),
-            );
+            let class = root.path().join(split).join(OsStr::from_bytes(b"caf\xE9"));
+            write_image(class.join("a.png"));
         }
         let text = message(&root);
         assert!(

@@ -17,25 +17,25 @@ pub struct ServerClient {
     plan: ServerPlan,
     communicator: Arc<dyn Communicator>,
     /// The server of this rank.
-    beside: Option<Arc<Server>>,
+    local_server: Option<Arc<Server>>,
     rank_status: Arc<RankStatus>,
     /// One request at a time.
     turn: Mutex<()>,
 }
 
 impl ServerClient {
-    /// Connects this worker; `beside` is this rank's own server, if it has one. `rank_status` notes
-    /// when the worker waits for it.
+    /// Connects this worker. `local_server` is the server on this rank, if it has one.
+    /// `rank_status` notes when the worker waits for it.
     pub fn new(
         plan: ServerPlan,
         communicator: Arc<dyn Communicator>,
-        beside: Option<Arc<Server>>,
+        local_server: Option<Arc<Server>>,
         rank_status: Arc<RankStatus>,
     ) -> Self {
         Self {
             plan,
             communicator,
-            beside,
+            local_server,
             rank_status,
             turn: Mutex::new(()),
         }
@@ -124,7 +124,7 @@ impl ServerClient {
         if server != self.communicator.rank() {
             return None;
         }
-        self.beside.as_deref()
+        self.local_server.as_deref()
     }
 
     /// Returns the answer of this rank's server, which may wait for other workers.

@@ -85,8 +85,8 @@ impl Request {
             1 => Self::Fetch { bucket },
             2 => {
                 let (parameters, velocities) = rest.split_at(rest.len() / 2);
-                let (parameters, velocities) =
-                    (bytes_to_floats(parameters), bytes_to_floats(velocities));
+                let parameters = bytes_to_floats(parameters);
+                let velocities = bytes_to_floats(velocities);
                 Self::Restore {
                     bucket,
                     parameters,

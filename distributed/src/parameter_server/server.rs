@@ -114,7 +114,8 @@ impl Server {
             match request {
                 Some((worker, bytes)) => {
                     self.handle(worker, Request::from_bytes(&bytes))?;
-                    (last_request, looks) = (Instant::now(), 0);
+                    last_request = Instant::now();
+                    looks = 0;
                 }
                 // A worker may compute on the same core.
                 None => {

@@ -138,8 +138,9 @@ impl Alarm {
                 )
             }
             AlarmCause::Busy(ranks) => told(ranks, &|rank, report| {
-                let (phase, place, busy) =
-                    (report.phase, report.place(), seconds(report.phase_for));
+                let phase = report.phase;
+                let place = report.place();
+                let busy = seconds(report.phase_for);
                 format!("rank {rank} waits for no rank, busy in {phase} of {place} for {busy}")
             }),
             AlarmCause::Apart(ranks) => {

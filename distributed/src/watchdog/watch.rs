@@ -145,7 +145,8 @@ impl Watch {
         // fault.
         if self.last_look.elapsed() > timeout / 2 {
             self.running_since = Instant::now();
-            (self.inquiry, self.held_since) = (None, None);
+            self.inquiry = None;
+            self.held_since = None;
         }
         self.last_look = Instant::now();
         let report = self.report();
@@ -155,7 +156,8 @@ impl Watch {
             .oldest_call()
             .filter(|&call| self.waited(call) > timeout / PART);
         let Some(call) = long else {
-            (self.inquiry, self.held_since) = (None, None);
+            self.inquiry = None;
+            self.held_since = None;
             return Ok(None);
         };
         let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.call == call) else {

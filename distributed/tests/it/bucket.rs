@@ -59,7 +59,8 @@ fn check(sizes: &[usize], cap_bytes: usize) {
                 "room left for the next parameter: {context}"
             );
         }
-        (elements_end, parameters_end) = (bucket.elements.start, bucket.parameters.start);
+        elements_end = bucket.elements.start;
+        parameters_end = bucket.parameters.start;
     }
     assert_eq!(
         (elements_end, parameters_end),

@@ -51,7 +51,9 @@ impl<'a> Coder<'a> {
     pub(super) fn restart(&mut self, codes: &'a [u8], len: usize) {
         match self {
             Self::Huffman(coder) => {
-                (coder.bits, coder.means, coder.blocks_to_skip) = (Bits::new(codes), [0; 4], 0);
+                coder.bits = Bits::new(codes);
+                coder.means = [0; 4];
+                coder.blocks_to_skip = 0;
             }
             Self::Arithmetic(coder) => coder.restart(&codes[..len]),
         }

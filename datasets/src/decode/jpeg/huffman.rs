@@ -94,7 +94,8 @@ impl Table {
                     let free = LOOK_BITS - length;
                     table.looks[(code << free) as usize..((code + 1) << free) as usize].fill(found);
                 }
-                (code, place) = (code + 1, place + 1);
+                code += 1;
+                place += 1;
             }
             // No code is all ones.
             if *count > 0 && code >= 1 << length {

@@ -322,7 +322,8 @@ impl Header {
             if restart_interval > 0 && unit > 0 && unit % restart_interval == 0 {
                 bits.end(len_before(ends, restart)?)?;
                 bits = Bits::new(&codes[ends[restart]..]);
-                (restart, means) = (restart + 1, [0; 4]);
+                restart += 1;
+                means = [0; 4];
             }
             let row = unit / sweep.size[0];
             let column = unit % sweep.size[0];

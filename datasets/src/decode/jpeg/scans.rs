@@ -70,7 +70,8 @@ impl<'a> Scans<'a> {
                     Err(format!("no scan has component {index}").into())
                 });
             };
-            (self.scan, self.position) = (Cow::Owned(scan), position);
+            self.scan = Cow::Owned(scan);
+            self.position = position;
         }
         self.num_scans += 1;
         let [first, last] = self.scan.places;
