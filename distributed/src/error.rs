@@ -37,7 +37,7 @@ pub enum CollectiveError {
         world_size: usize,
     },
     /// Ranks were in different collectives at once.
-    #[error("rank {rank} called {got} while rank {ROOT} called {expected}; every rank must make the same collectives in the same order", ROOT = crate::ROOT)]
+    #[error("rank {rank} called {got} while rank {ROOT} called {expected}. Every rank must make the same collectives in the same order.", ROOT = crate::ROOT)]
     OperationMismatch {
         rank: usize,
         expected: String,
@@ -63,7 +63,7 @@ pub enum CollectiveError {
         got: String,
     },
     /// A loss or gradient is NaN or infinite.
-    #[error("step {step}: non-finite loss or gradient on {}; {} there {value}; lower the learning rate, or check the data", list(.ranks), found(.parameter.as_deref()))]
+    #[error("step {step}: non-finite loss or gradient on {}; {} there {value}. Lower the learning rate, or check the data.", list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
         /// The step that was not made.
         step: u64,
@@ -76,11 +76,11 @@ pub enum CollectiveError {
     },
     /// The system gave no thread for communication.
     #[error(
-        "communication thread: {text}; raise the limit of processes (ulimit -u, pids.max of the cgroup), or train with --overlap off"
+        "communication thread: {text}. Raise the limit of processes (ulimit -u, pids.max of the cgroup), or train with --overlap off."
     )]
     Thread { text: String },
     /// Ranks built different modules or buckets.
-    #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
+    #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}). Build the same model with the same options on every rank.", ROOT = crate::ROOT)]
     PlanMismatch {
         what: &'static str,
         rank: usize,
@@ -89,7 +89,7 @@ pub enum CollectiveError {
     },
     /// Two modules share a parameter.
     #[error(
-        "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each its own parameter"
+        "{first} and {second} are one parameter, expected one for each. Let both places use one module, or give each its own parameter."
     )]
     SharedParameter { first: String, second: String },
     /// The ranks' parts of a global batch are not the whole of it.
@@ -129,7 +129,7 @@ pub enum CollectiveError {
     },
     /// A launcher's variable holds no number.
     #[error(
-        "environment variable {variable}: expected a number, got \"{value}\"; if no launcher set it: unset {variable}"
+        "environment variable {variable}: expected a number, got \"{value}\". If no launcher set it: unset {variable}"
     )]
     LauncherVariable {
         variable: &'static str,
@@ -147,29 +147,29 @@ pub enum CollectiveError {
     },
     /// MPI can be initialized once in a process.
     #[error(
-        "MPI was initialized before in this process; keep one communicator until the end of main"
+        "MPI was initialized before in this process. Keep one communicator until the end of main."
     )]
     MpiInitializedBefore,
     /// MPI gave a thread level under which a second thread may not call it.
     #[error(
-        "MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support"
+        "MPI thread level: expected at least {expected}, got {got}. Use an MPI library built with thread support."
     )]
     ThreadLevel { expected: &'static str, got: String },
     /// The watchdog needs a thread and a duplicate, and two threads may not use the communicator at
     /// once.
     #[error(
-        "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here; a rank that stops will keep the others waiting"
+        "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here. Without it a rank that stops keeps the others waiting."
     )]
     WatchdogNeedsThreads { library: String },
     /// A parameter server on a worker's rank needs a thread, and two threads may not use the
     /// communicator at once.
     #[error(
-        "a parameter server on the rank of a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here; give the servers dedicated ranks (trainer: --server-placement own)"
+        "a parameter server on the rank of a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here. Give the servers dedicated ranks (trainer: --server-placement own)."
     )]
     ServerNeedsThreads { library: String },
     /// The watchdog's thread did not start.
     #[error(
-        "the watchdog's thread did not start on rank {rank}: {text}; raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+        "the watchdog's thread did not start on rank {rank}: {text}. Raise the limit of processes (ulimit -u, pids.max of the cgroup)."
     )]
     WatchdogThread { rank: usize, text: String },
     /// An MPI call returned an error code.
@@ -190,7 +190,7 @@ pub enum CollectiveError {
         remedy: String,
     },
     /// A call of NCCL, or of the CUDA driver on its way, failed.
-    #[error("{call} failed on rank {rank}: {text}; NCCL_DEBUG=INFO makes NCCL print more")]
+    #[error("{call} failed on rank {rank}: {text}. NCCL_DEBUG=INFO makes NCCL print more.")]
     Nccl {
         call: &'static str,
         rank: usize,

@@ -363,7 +363,7 @@ mod tests {
         }) {
             assert_eq!(
                 agreed.unwrap_err().to_string(),
-                "step 40: non-finite loss or gradient on rank 1; loss there NaN; lower the learning rate, or check the data"
+                "step 40: non-finite loss or gradient on rank 1; loss there NaN. Lower the learning rate, or check the data."
             );
         }
     }

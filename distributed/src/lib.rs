@@ -32,7 +32,6 @@
 
 mod algorithms;
 mod bucket;
-mod bytes;
 pub mod communicator;
 mod compress;
 mod cpus;
@@ -50,7 +49,6 @@ pub mod parameter_server;
 mod pause;
 mod reducer;
 pub mod reduction;
-mod seed;
 mod single;
 mod sync;
 mod threads;
@@ -69,12 +67,11 @@ pub mod gradients {
 
 /// Parameters of a module: their layout in a flat buffer, copies, fingerprints, equal replicas.
 pub mod replica {
-    pub use crate::bytes::{bytes_to_floats, floats_to_bytes};
     pub use crate::layout::{ParameterEntry, ParameterLayout, read, write};
     pub use crate::on_device::{ElementOrder, replace, take_gradients, tensors};
-    pub use crate::seed::draw_seed;
     pub use crate::sync::{
-        average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes,
+        average_norm_statistics, broadcast_module, bytes_to_floats, check_fingerprint, draw_seed,
+        fingerprint, floats_to_bytes, tensor_hashes,
     };
 }
 

@@ -1,8 +1,9 @@
-//! Equality of replicas: broadcast of modules, averages, fingerprints.
+//! Equality of replicas: broadcast of modules, averages, fingerprints, seeds.
 //!
 //! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm
-//! statistics.
-//! Invariant: with one rank, the module's bits are untouched.
+//! statistics; seeds for burn's random numbers.
+//! Invariant: with one rank, the module's bits are untouched. No two ranks, and no two steps of a
+//! rank, have the same seed.
 
 use burn::module::Module;
 use sha2::{Digest, Sha256};
@@ -11,7 +12,7 @@ use crate::communicator::expect_equal;
 use crate::layout::first_u64;
 use crate::{
     CollectiveError, Communicator, ROOT,
-    replica::{ParameterLayout, bytes_to_floats, floats_to_bytes, read, write},
+    replica::{ParameterLayout, read, write},
 };
 
 /// Returns `module` with the parameters and norm statistics of rank `root`.
@@ -152,5 +153,50 @@ pub fn check_fingerprint<M: Module>(
             got: text(first),
             ranks,
         }),
+    }
+}
+
+/// Returns the bytes of `values`, four each.
+pub fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+/// Returns the inverse of [`floats_to_bytes`]; bytes after the last whole number are left out.
+pub fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect()
+}
+
+/// Distance between the seeds of ranks: odd, so that no two are equal, and without a pattern (2^64
+/// / the golden ratio).
+const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Returns a seed for `rank` and `step`, to be given to `Device::seed` before the step's forward
+/// pass. With one seed on all ranks, all draw the same dropout masks.
+pub fn draw_seed(seed: u64, rank: usize, step: u64) -> u64 {
+    let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
+    // A second multiplication keeps the following steps apart from those of other ranks.
+    of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn ranks_and_steps_have_seeds_that_differ() {
+        let seeds: HashSet<u64> = (0..16)
+            .flat_map(|rank| (0..1000).map(move |step| draw_seed(7, rank, step)))
+            .collect();
+        assert_eq!(seeds.len(), 16_000);
     }
 }

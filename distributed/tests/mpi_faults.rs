@@ -102,7 +102,7 @@ const FAULTS: [Fault; 10] = [
     fault(
         "other-collective",
         &[
-            ": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7;",
+            ": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7.",
         ],
     ),
     fault(

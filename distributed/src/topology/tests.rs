@@ -129,7 +129,7 @@ fn a_variable_without_a_number_is_named_and_an_empty_one_is_unset() {
     let error = detect(&[("PMI_SIZE", "many")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "environment variable PMI_SIZE: expected a number, got \"many\"; if no launcher set it: unset PMI_SIZE"
+        "environment variable PMI_SIZE: expected a number, got \"many\". If no launcher set it: unset PMI_SIZE"
     );
     assert_eq!(
         detect(&[("SLURM_NTASKS", ""), ("PMI_SIZE", " ")]).unwrap(),

@@ -151,14 +151,14 @@ impl Alarm {
                         report.place()
                     )
                 });
-                let rule = "every rank must make the same calls in the same order";
+                let rule = "Every rank must make the same calls in the same order";
                 match majority(&self.answers) {
                     Some(most) => format!(
-                        "{apart}, most in {} of {}; {rule}",
+                        "{apart}, most in {} of {}. {rule}",
                         call(most),
                         most.place()
                     ),
-                    None => format!("{apart}; {rule}"),
+                    None => format!("{apart}. {rule}"),
                 }
             }
             AlarmCause::Together => {
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_minority_is_named() {
-        let rule = "every rank must make the same calls in the same order";
+        let rule = "Every rank must make the same calls in the same order";
         let other_call = alarm(vec![
             report(7, Some("barrier")),
             report(7, Some("exchange")),
@@ -358,7 +358,7 @@ mod tests {
             "rank 0 waits in barrier of epoch 0, step 7, most in exchange of epoch 0, step 7";
         assert_eq!(
             other_call.reason(),
-            format!("no progress for 60 s: {text}; {rule}")
+            format!("no progress for 60 s: {text}. {rule}")
         );
         let other_step = alarm(vec![
             report(7, Some("barrier")),

@@ -142,14 +142,14 @@ fn different_collectives_and_roots_fail_on_every_rank() {
         )
     });
     for (mixed, roots) in outcomes {
-        let rule = "every rank must make the same collectives in the same order";
+        let rule = "Every rank must make the same collectives in the same order.";
         assert_eq!(
             mixed.to_string(),
-            format!("rank 1 called all_reduce_sum_u64 while rank 0 called barrier; {rule}")
+            format!("rank 1 called all_reduce_sum_u64 while rank 0 called barrier. {rule}")
         );
         let called =
             "rank 1 called broadcast from root 1 while rank 0 called broadcast from root 0";
-        assert_eq!(roots.to_string(), format!("{called}; {rule}"));
+        assert_eq!(roots.to_string(), format!("{called}. {rule}"));
     }
 }
 

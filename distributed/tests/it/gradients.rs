@@ -357,7 +357,7 @@ fn a_non_finite_gradient_or_another_step_of_one_rank_stops_all_and_after_the_fir
             [infinite, status.unwrap_err()].map(|error| error.to_string())
         });
         for [infinite, diverged] in errors {
-            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
+            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf. Lower";
             assert!(infinite.starts_with(expected), "{infinite}");
             let expected =
                 "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0";

@@ -56,7 +56,7 @@ fn a_communicator_without_threads_is_refused_and_named() {
             library: "MPI without threads".to_owned()
         }
     );
-    let text = "the watchdog needs a communicator that two threads may use at once, which MPI without threads does not offer here; \
-                a rank that stops will keep the others waiting";
+    let text = "the watchdog needs a communicator that two threads may use at once, which MPI without threads does not offer here. \
+                Without it a rank that stops keeps the others waiting.";
     assert_eq!(error.to_string(), text);
 }

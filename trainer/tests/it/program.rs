@@ -117,7 +117,7 @@ fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_
         (
             bench,
             &[("OMPI_COMM_WORLD_SIZE", "x")],
-            "if no launcher set it: unset OMPI_COMM_WORLD_SIZE",
+            "If no launcher set it: unset OMPI_COMM_WORLD_SIZE",
         ),
         (
             "launch -n 1 -- config",

@@ -20,6 +20,22 @@ fn images() -> TempDir {
     root
 }
 
+/// Returns a folder of images, a folder, and a path in it that does not exist.
+fn folders() -> (TempDir, TempDir, PathBuf) {
+    let target = tempfile::tempdir().unwrap();
+    let to = target.path().join("to");
+    (images(), target, to)
+}
+
+fn write_refusal(from: &TempDir, to: &Path, proceed: &mut dyn FnMut(&str) -> bool) -> String {
+    write(from.path(), to, 4, proceed).unwrap_err().to_string()
+}
+
+fn set_modified(path: &Path, time: std::time::SystemTime) {
+    let file = File::options().append(true).open(path).unwrap();
+    file.set_modified(time).unwrap();
+}
+
 #[test]
 fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
     let from = images();
@@ -124,22 +140,16 @@ fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
 
 #[test]
 fn shards_are_not_written_over_anything_nor_left_half_done() {
-    let from = images();
-    let target = tempfile::tempdir().unwrap();
-    let to = target.path().join("to");
+    let (from, target, to) = folders();
     fs::create_dir(&to).unwrap();
     write(from.path(), &to, 100, &mut |_| true).unwrap();
-    let text = write(from.path(), &to, 100, &mut |_| true)
-        .unwrap_err()
-        .to_string();
+    let text = write_refusal(&from, &to, &mut |_| true);
     assert!(
         text.contains("to: expected a new or empty folder"),
         "{text}"
     );
     let other = target.path().join("other");
-    let text = write(from.path(), &other, 100, &mut |_| false)
-        .unwrap_err()
-        .to_string();
+    let text = write_refusal(&from, &other, &mut |_| false);
     assert!(text.contains("stopped before all was written"), "{text}");
     for split in ["train", "val"] {
         fs::rename(
@@ -148,9 +158,7 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
         )
         .unwrap();
     }
-    let text = write(from.path(), &other, 100, &mut |_| true)
-        .unwrap_err()
-        .to_string();
+    let text = write_refusal(&from, &other, &mut |_| true);
     assert!(
         text.contains("expected a name on one line") && text.contains(r#"got "c\nat""#),
         "{text}"
@@ -164,37 +172,31 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
 
 #[test]
 fn a_folder_that_is_there_stays_the_one_it_was_and_a_link_to_nothing_is_refused_before_the_work() {
-    let from = images();
-    let target = tempfile::tempdir().unwrap();
-    let to = target.path().join("to");
+    let (from, target, to) = folders();
     fs::create_dir(&to).unwrap();
     let inode = || fs::metadata(&to).unwrap().ino();
     let before = inode();
-    let mut beside = Vec::new();
+    let mut counts = Vec::new();
     write(from.path(), &to, 4, &mut |_| {
-        beside.push(fs::read_dir(target.path()).unwrap().count());
-        beside.len() < 2
+        counts.push(fs::read_dir(target.path()).unwrap().count());
+        counts.len() < 2
     })
     .unwrap_err();
     assert_eq!(
-        (beside, fs::read_dir(&to).unwrap().count()),
+        (counts, fs::read_dir(&to).unwrap().count()),
         (vec![1; 2], 0),
-        "as it was"
+        "nothing is left"
     );
     write(from.path(), &to, 4, &mut |_| true).unwrap();
     assert_eq!((inode(), fs::read_dir(&to).unwrap().count()), (before, 5));
-    let text = write(from.path(), &to, 4, &mut |_| true)
-        .unwrap_err()
-        .to_string();
+    let text = write_refusal(&from, &to, &mut |_| true);
     assert!(
         text.contains("to: expected a new or empty folder, got one with "),
         "{text}"
     );
     let link = target.path().join("link");
     std::os::unix::fs::symlink(target.path().join("nothing"), &link).unwrap();
-    let text = write(from.path(), &link, 4, &mut |_| panic!("no work"))
-        .unwrap_err()
-        .to_string();
+    let text = write_refusal(&from, &link, &mut |_| panic!("no work"));
     assert!(
         text.contains("link: expected a folder") && link.is_symlink(),
         "{text}"
@@ -210,11 +212,7 @@ fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another
         fs::create_dir(to.join(folder)).unwrap();
         fs::write(to.join(folder).join("train-000000.tar"), "half of it").unwrap();
     }
-    let refusal = || {
-        write(from.path(), to, 4, &mut |_| panic!("no work"))
-            .unwrap_err()
-            .to_string()
-    };
+    let refusal = || write_refusal(&from, to, &mut |_| panic!("no work"));
     let other = File::open(to.join(".part-2")).unwrap();
     other.lock().unwrap();
     assert!(refusal().contains("expected a new or empty folder, got one with .part-2"));
@@ -240,9 +238,7 @@ fn what_a_killed_process_left_is_removed_unless_the_folder_holds_more_or_another
 
 #[test]
 fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one_it_lists() {
-    let from = images();
-    let target = tempfile::tempdir().unwrap();
-    let to = target.path().join("to");
+    let (from, _target, to) = folders();
     write(from.path(), &to, 3, &mut |_| true).unwrap();
     let listed = opened(&to);
     let path = to.join("train-000001.tar");
@@ -257,12 +253,7 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
     other[place] ^= 1;
     fs::write(&path, &other).unwrap();
     let old = fs::metadata(to.join(MANIFEST)).unwrap().modified().unwrap();
-    File::options()
-        .append(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(old)
-        .unwrap();
+    set_modified(&path, old);
     let text = refusal(&to, OnBadImage::Skip);
     assert!(
         text.contains("train-000001.tar: expected sha256") && text.contains("as MANIFEST says"),
@@ -270,22 +261,15 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
     );
     // There is no index, and the shard is newer than the manifest.
     fs::remove_file(to.join(INDEX)).unwrap();
-    File::options()
-        .append(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(old + std::time::Duration::from_secs(1))
-        .unwrap();
+    set_modified(&path, old + std::time::Duration::from_secs(1));
     open(&to, &config(OnBadImage::Fail)).unwrap_err();
 }
 
 #[test]
-fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
-    let from = images();
-    let target = tempfile::tempdir().unwrap();
-    let to = target.path().join("to");
+fn a_manifest_that_does_not_list_all_shards_is_noted_and_a_shard_that_it_lists_must_exist() {
+    let (from, _target, to) = folders();
     write(from.path(), &to, 3, &mut |_| true).unwrap();
-    let speaks = || {
+    let is_noted = || {
         let splits = strict(&to);
         [&splits.train, splits.evaluated().unwrap()].map(|split| {
             split
@@ -294,22 +278,14 @@ fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
                 .any(|note| note.starts_with("MANIFEST"))
         })
     };
-    assert_eq!(speaks(), [false; 2]);
+    assert_eq!(is_noted(), [false; 2]);
     let manifest = fs::read_to_string(to.join(MANIFEST)).unwrap();
     let without_first: String = manifest
         .split_inclusive('\n')
         .filter(|line| !line.contains("train-000000"))
         .collect();
     fs::write(to.join(MANIFEST), without_first).unwrap();
-    assert_eq!(speaks(), [true, false]);
-}
-
-#[test]
-fn a_shard_that_the_manifest_lists_must_be_there() {
-    let from = images();
-    let target = tempfile::tempdir().unwrap();
-    let to = target.path().join("to");
-    write(from.path(), &to, 3, &mut |_| true).unwrap();
+    assert_eq!(is_noted(), [true, false]);
     fs::remove_file(to.join("train-000001.tar")).unwrap();
     let text = refusal(&to, OnBadImage::Fail);
     assert!(text.contains("train-000001.tar not found"), "{text}");
