@@ -1,6 +1,6 @@
 //! From u8 pixels to normalised f32, cropped and flipped in the same pass.
 //!
-//! In: u8 `[H, W, C]` and a [`ImageShift`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
+//! In: u8 `[H, W, C]` and an [`ImageShift`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
 //! Invariant: every value comes from a table of 256 entries a channel, so it is exact and costs one
 //! load.
 

@@ -59,6 +59,7 @@ class ImageNetResNet(nn.Module):
 if __name__ == "__main__":
     for depth in COUNTS:
         print(depth, count(ImageNetResNet(depth)))
-    # The gradients of so deep a network over so few pixels are right to a hundredth in f32, PyTorch's too: smaller steps.
+    # With so few pixels the gradients of the deep network are right to a hundredth in f32, also
+    # those of PyTorch. So the steps are smaller.
     for depth, learning_rate in ((18, 2e-4), (50, 2e-7)):
         print(depth, ten_losses(number(ImageNetResNet(depth, 10)), learning_rate, size=64))

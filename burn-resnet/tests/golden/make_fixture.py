@@ -1,4 +1,4 @@
-"""Writes resnet8.safetensors beside this file: what PyTorch computes, for golden.rs to compare.
+"""Writes resnet8.safetensors next to this file: the numbers of PyTorch that golden.rs compares.
 
 In: nothing. Out: weights and images (f32), and what follows from them, computed in f64 on the CPU
 and rounded to f32 at the end, so that a difference is the other side's rounding. Shortcut B stores

@@ -1,7 +1,7 @@
 """The published CIFAR ResNet (He et al. 2015, arXiv 1512.03385, section 4.2), and ResNet-18 and -34, in PyTorch.
 
 In: a depth and a shortcut. Out: a module whose state_dict names are those of the published weights.
-Source: the option A network of https://github.com/akamaster/pytorch_resnet_cifar10, written anew;
+Source: the option A network of https://github.com/akamaster/pytorch_resnet_cifar10, written again;
 shortcut B is named as in torchvision.
 """
 

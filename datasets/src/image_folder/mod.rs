@@ -176,7 +176,7 @@ fn expect_classes(dir: &Path, split: &FoundSplit<FolderSource>) -> Result<(), Da
             dir,
             format!(
                 "expected at least 2 class folders, got 1 ({class_name}): a classifier of one class is \
-                 always right. Put the images of each class into a folder of its own"
+                 always right. Put the images of each class into a separate folder"
             ),
         )),
         _ => Ok(()),

@@ -375,26 +375,27 @@ fn write_ramp(model: Linear) -> Linear {
 
 #[test]
 fn a_loop_over_burns_optimizers_takes_the_steps_of_one_rank_whatever_the_shares() {
-    let alone = three_steps_of_adamw(Arc::new(SingleCommunicator::new()), &[0..8, 0..0]).unwrap();
+    let expected_all =
+        three_steps_of_adamw(Arc::new(SingleCommunicator::new()), &[0..8, 0..0]).unwrap();
     let ranks = run_ranks(3, |communicator| {
         three_steps_of_adamw(Arc::new(communicator), &[0..5, 5..6, 6..8])
     });
     for rank in &ranks {
         let rank = rank.as_ref().unwrap();
         assert_eq!(rank, ranks[0].as_ref().unwrap());
-        for (found, expected) in rank.iter().zip(&alone) {
+        for (found, expected) in rank.iter().zip(&expected_all) {
             assert!(
                 (found - expected).abs() <= 1e-5 * expected.abs().max(0.1),
-                "{rank:?} against {alone:?}"
+                "{rank:?} against {expected_all:?}"
             );
         }
     }
     assert!(
-        alone
+        expected_all
             .iter()
             .zip(0..)
             .any(|(value, i)| (value - (0.1 * i as f32 - 0.3)).abs() > 0.1),
-        "{alone:?}"
+        "{expected_all:?}"
     );
 }
 

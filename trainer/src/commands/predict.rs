@@ -11,7 +11,7 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{FloatDType, Tensor};
 use datasets::decode::EXTENSIONS;
 use datasets::{
-    HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image,
+    HostBatch, ImageShape, ImageShift, Pixels, RawPixels, Sizing, load_image,
     normalize::NormalizationTable,
 };
 use serde::Serialize;
@@ -139,7 +139,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         };
         let raw = RawPixels {
             bytes,
-            placements: vec![Placement::default()],
+            shifts: vec![ImageShift::default()],
             table: Arc::clone(&table),
         };
         let pixels = match config.compute.input {

@@ -394,7 +394,8 @@ impl<'a> Iterator for Segments<'a> {
                 return None;
             };
             if first != 0xFF || marker == 0xFF {
-                self.position += 1; // A byte between segments, as libjpeg passes it over, or one that fills up before a marker.
+                // A byte between segments, which libjpeg also skips, or padding before a marker.
+                self.position += 1;
                 continue;
             }
             self.position += 2;

@@ -1,4 +1,4 @@
-"""Writes Parquet files as Hugging Face publishes them, of the JPEG files beside this folder.
+"""Writes Parquet files as Hugging Face publishes them, of the JPEG files next to this folder.
 
 Needs pyarrow 26. Run: python3 make.py
 """

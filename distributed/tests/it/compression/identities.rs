@@ -185,7 +185,7 @@ fn warm_up_steps_are_exact_and_leave_no_residual() {
         }
         assert_eq!(
             steps[2][0].result, start[0][0].result,
-            "{kind}: the warm-up changes nothing else"
+            "{kind}: the warm-up changes no other result"
         );
     }
 }
