@@ -13,8 +13,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use datasets::parquet_files;
 use datasets::{
     Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization,
-    RandAugment, ReadConfig, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing,
-    Split, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic, tar_shards,
+    RandAugment, ReadConfig, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split,
+    Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, communicator::Topology};
 
