@@ -10,7 +10,7 @@ use distributed::{
     CollectiveError, Communicator, ROOT,
     reduction::{AllReducer, ReductionKind},
 };
-use records::{CollectiveTimes, Operation, Point};
+use records::{CollectiveTimes, Operation, SizeTimes};
 use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ fn by_size(
     config: &NetbenchPlan,
     ranks: usize,
     (operation, algorithm): (Operation, &str),
-    point: impl FnMut(usize) -> Result<Option<Point>, CollectiveError>,
+    point: impl FnMut(usize) -> Result<Option<SizeTimes>, CollectiveError>,
 ) -> Result<CollectiveTimes, CollectiveError> {
     let points = whole_sizes(&config.sizes)
         .into_iter()

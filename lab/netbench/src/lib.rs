@@ -25,7 +25,7 @@ use anyhow::{Result, ensure};
 use distributed::Communicator;
 use distributed::communicator::WaitPolicy;
 use distributed::reduction::ReductionKind;
-use records::{Environment, Method, NetbenchResult};
+use records::{Environment, NetbenchResult, PointRules};
 use simulate::NetworkModel;
 
 pub use render::heading_lines;
@@ -103,7 +103,7 @@ pub fn measure(
         &all,
     ));
     Ok(NetbenchResult {
-        method: Method {
+        method: PointRules {
             confidence: records::CONFIDENCE,
             precision: repetitions::PRECISION,
             seconds_per_point: plan.time_per_point.as_secs_f64(),

@@ -9,14 +9,14 @@ use crate::pairs::{PairPlan, RankPair};
 use crate::points::ping_pong;
 use anyhow::{Context, Result, ensure};
 use distributed::{Communicator, communicator::WaitPolicy};
-use records::{FitFacts, Links, PairTimes, Point};
+use records::{FitFacts, Links, PairTimes, SizeTimes};
 use simulate::{Link, NetworkModel, Node};
 
 /// Size of the memory that a node's ranks try to share.
 const SHARED_BYTES: usize = 4096;
 
 /// Fits a link to the messages of these pairs; `None` if they do not determine one.
-pub(crate) fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts> {
+pub(crate) fn fit<'a>(pairs: impl IntoIterator<Item = &'a [SizeTimes]>) -> Option<FitFacts> {
     let points: Vec<(f64, f64)> = pairs
         .into_iter()
         .flatten()
@@ -62,14 +62,14 @@ pub(crate) fn measure(
             idle.barrier()?;
         }
         let gathered = idle.all_gather(&serde_json::to_vec(&own)?)?;
-        let points: Vec<Point> = serde_json::from_slice(&gathered[pair.first])
+        let points: Vec<SizeTimes> = serde_json::from_slice(&gathered[pair.first])
             .with_context(|| format!("netbench: the times of rank {}", pair.first))?;
         all.push(pair_times(pair, nodes, points));
     }
     Ok(all)
 }
 
-fn pair_times(pair: RankPair, nodes: &[String], points: Vec<Point>) -> PairTimes {
+fn pair_times(pair: RankPair, nodes: &[String], points: Vec<SizeTimes>) -> PairTimes {
     let fit = fit([&points[..]]);
     PairTimes {
         ranks: [pair.first, pair.second],
@@ -137,7 +137,7 @@ mod tests {
     use records::StoppedBy;
 
     fn pair(is_inside_node: bool, link: Link) -> PairTimes {
-        let point = |bytes: u64| Point {
+        let point = |bytes: u64| SizeTimes {
             bytes,
             seconds_median: link.seconds(bytes as f64),
             seconds_p10: 0.0,

@@ -1,6 +1,6 @@
 //! Times of one size: a message and its answer, or a collective of all ranks.
 //!
-//! In: a communicator, a size, a time limit. Out: [`Point`], on the deciding rank.
+//! In: a communicator, a size, a time limit. Out: [`SizeTimes`], on the deciding rank.
 //! Invariant: one rank decides the number of repetitions and sends it, so that all make the same
 //! calls.
 //! Source: Snell, Mikler & Gustafson 1996, NetPIPE (half of a round trip); Hoefler & Belli 2015,
@@ -9,7 +9,7 @@
 use crate::pairs::RankPair;
 use crate::repetitions::{Next, Spread, next};
 use distributed::{CollectiveError, Communicator, ROOT};
-use records::{Point, StoppedBy};
+use records::{SizeTimes, StoppedBy};
 use std::time::{Duration, Instant};
 
 /// Tags of timed messages, and of orders with a number of messages.
@@ -20,10 +20,10 @@ const ORDER_TAG: u16 = 102;
 const CONTENT: u8 = 1;
 
 /// Returns the point of `sorted` nanoseconds, ascending, each for `parts` messages.
-fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> Point {
+fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> SizeTimes {
     let spread = Spread::of(sorted).expect("every point has its repetitions");
     let seconds = |nanos: f64| nanos / parts / 1e9;
-    Point {
+    SizeTimes {
         bytes: bytes as u64,
         seconds_median: seconds(spread.median),
         seconds_p10: seconds(spread.p10),
@@ -47,7 +47,7 @@ pub(super) fn ping_pong(
     pair: RankPair,
     bytes: usize,
     budget: Duration,
-) -> Result<Option<Point>, CollectiveError> {
+) -> Result<Option<SizeTimes>, CollectiveError> {
     let mut buffer = vec![CONTENT; bytes];
     if communicator.rank() == pair.second {
         answer(communicator, pair.first, &mut buffer)?;
@@ -115,7 +115,7 @@ pub(super) fn repeat_together(
     bytes: usize,
     budget: Duration,
     mut once: impl FnMut() -> Result<u64, CollectiveError>,
-) -> Result<Option<Point>, CollectiveError> {
+) -> Result<Option<SizeTimes>, CollectiveError> {
     once()?;
     let start = Instant::now();
     let mut times = Vec::new();

@@ -1,30 +1,30 @@
-//! An evaluation: in metrics.jsonl and summary.json, by class in evaluation.json, and as printed by eval --json.
+//! Evaluations: in metrics.jsonl and summary.json; by class in evaluation.json and eval --json.
 //!
-//! Invariant: an evaluation says of which split it is, by its key or by `split`; an accuracy is a share 0..1 and its exact count
-//! stands beside it.
+//! Invariant: the key or `split` names the split; each accuracy is a share 0..1 and has an exact
+//! count.
 
 use crate::number::{nan_if_null, nans_of_names};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Scores of a model on a whole split, every sample once.
+/// Scores of a model on a whole split.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Evaluation {
     /// Mean loss, by default cross entropy in nats.
     #[serde(deserialize_with = "nan_if_null")]
     pub loss: f64,
-    /// Share 0..1.
+    /// Share of correct answers, 0..1.
     pub top1: f64,
-    /// Share 0..1 of the samples whose label is among the first five answers.
+    /// Share of samples whose label is among the first five answers, 0..1.
     pub top5: f64,
-    /// Samples measured.
+    /// Evaluated samples.
     pub num_samples: u64,
-    /// Exact count.
+    /// Count behind `top1`.
     pub top1_correct: u64,
-    /// Exact count.
+    /// Count behind `top5`.
     pub top5_correct: u64,
-    /// Metrics of the program's model family, by name; null where a value is not finite.
+    /// Metrics of the model family by name; null if a value is not finite.
     #[serde(
         skip_serializing_if = "BTreeMap::is_empty",
         deserialize_with = "nans_of_names"
@@ -32,23 +32,23 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// The best evaluation of a run, the earliest of equals.
+/// Best evaluation of a run; the earliest of equals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Epoch of the model.
     pub epoch: u64,
-    /// Split and figure that decide, such as `val-top1`, `val-loss` or `test-top1`.
+    /// Split and score that decide, such as `val-top1`, `val-loss` or `test-top1`.
     pub monitor: String,
-    /// Value of that figure; an accuracy is a share 0..1.
+    /// Value of that score; an accuracy is a share 0..1.
     pub value: f64,
 }
 
-/// The test split, measured once, when a run with a val split ends.
+/// Evaluation on the test split at the end of a run with a val split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FinalTest {
-    /// Epoch of the measured model: the best by the val split.
+    /// Epoch of the evaluated model, which was best on the val split.
     pub epoch: u64,
-    /// Its scores.
+    /// Scores.
     #[serde(flatten)]
     pub scores: Evaluation,
 }
@@ -56,64 +56,61 @@ pub struct FinalTest {
 /// An evaluation by class.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationByClass {
-    /// Measured split: `train`, `val`, `test`, or the name given as `--eval-split`.
+    /// Evaluated split: `train`, `val`, `test`, or the name given as `--eval-split`.
     pub split: String,
-    /// Epoch of the measured model; absent (null) in eval.
-    #[serde(default)]
+    /// Epoch of the evaluated model; absent (null) in eval.
     pub epoch: Option<u64>,
-    /// Data set, with its split.
+    /// Name of the data set with the split.
     pub dataset: String,
-    /// Identity of the split, SHA-256 in hexadecimal.
+    /// SHA-256 of the split in hexadecimal.
     pub dataset_checksum: String,
     /// Scores over all classes.
     #[serde(flatten)]
     pub scores: Evaluation,
-    /// Each class, in label order.
+    /// Classes in label order.
     #[serde(default)]
     pub classes: Vec<ClassScore>,
-    /// Counts of samples: a row for each class, a column for each answer; absent (null) with more than 2,048 classes.
-    #[serde(default)]
+    /// Samples by class (rows) and answer (columns); absent (null) above 2,048 classes.
     pub confusion_matrix: Option<Vec<Vec<u64>>>,
 }
 
-/// A class of an evaluation.
+/// Scores of one class.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassScore {
-    /// Its name.
+    /// Name of the class.
     pub name: String,
-    /// Its samples.
+    /// Samples of the class.
     pub num_samples: u64,
-    /// Its samples that are answered right.
+    /// Correct answers.
     pub correct: u64,
-    /// The wrong answers to its samples that are most frequent, at most three, most frequent first.
+    /// Up to three wrong answers, most frequent first.
     #[serde(default)]
     pub confused_with: Vec<Confusion>,
 }
 
-/// A wrong answer.
+/// Wrong answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Confusion {
-    /// Name of the class that was answered.
+    /// Answered class.
     pub name: String,
-    /// Samples.
+    /// Samples with this answer.
     pub count: u64,
 }
 
-/// The most classes of a [confusion matrix](EvaluationByClass::confusion_matrix).
+/// Most classes of a [confusion matrix](EvaluationByClass::confusion_matrix).
 const MOST_CLASSES_OF_A_MATRIX: usize = 2048;
 
-/// The most wrong answers that are kept of a class.
 const MOST_CONFUSIONS: usize = 3;
 
 impl ClassScore {
-    /// Share of its samples that are answered right, 0..1; none without samples.
+    /// Returns the share of correct answers, 0..1; `None` without samples.
     pub fn accuracy(&self) -> Option<f64> {
         (self.num_samples > 0).then(|| self.correct as f64 / self.num_samples as f64)
     }
 }
 
 impl EvaluationByClass {
-    /// The same with its classes, from the counts of each (label, answer).
+    /// Adds classes and matrix from the count of each (label, answer).
     #[must_use]
     pub fn with_counts(self, names: &[String], counts: &BTreeMap<(u32, u32), u64>) -> Self {
         let name = |class: u32| {
@@ -167,7 +164,7 @@ impl EvaluationByClass {
         }
     }
 
-    /// The classes that have samples, those with the lowest accuracy first.
+    /// Returns the classes with samples, lowest accuracy first.
     pub fn worst_first(&self) -> Vec<&ClassScore> {
         let mut classes: Vec<&ClassScore> = self
             .classes
@@ -182,7 +179,7 @@ impl EvaluationByClass {
         classes
     }
 
-    /// The most frequent confusions as (class, answer, samples), most frequent first.
+    /// Returns confusions as (class, answer, samples), most frequent first.
     pub fn confusions<'a>(&'a self) -> Vec<(&'a str, &'a str, u64)> {
         let of_class = |class: &'a ClassScore| {
             let name = class.name.as_str();

@@ -1,21 +1,22 @@
-//! The first steps of a run as hashes, a line each of `hashes.jsonl`: what a repetition of the run is compared with.
+//! Hashes of the first steps of a run, a line of `hashes.jsonl` each, for comparison with a
+//! repetition.
 //!
-//! Invariant: all numbers are the bits of what they stand for, 16 hexadecimal digits each.
+//! Invariant: each value has 16 hexadecimal digits.
 
 use serde::{Deserialize, Serialize};
 
 /// One line of `hashes.jsonl`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepHashes {
-    /// From 0.
+    /// Number of the step, from 0.
     pub step: u64,
-    /// Of every rank: the sum of its samples' losses, as a double; of what the step began with.
+    /// Bits of each rank's sum of losses, as `f64`.
     pub losses: Vec<String>,
-    /// Of every rank: hash of all its parameters after the step.
+    /// Hash of each rank's parameters after the step.
     pub parameters: Vec<String>,
-    /// Of root: hash of each tensor of parameters after the step, in module order.
+    /// Hash of each parameter of root after the step, in module order.
     pub tensors: Vec<String>,
-    /// The tensors' names, in the file's first line alone.
+    /// Names of the parameters; in the file's first line only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
 }

@@ -1,46 +1,46 @@
-//! The measured job, `job.json` of `trainer bench --export-job`, so that another program can do the same.
+//! Measured job for other programs, `job.json` of `trainer bench --export-job`.
 
 use serde::{Deserialize, Serialize};
 
-/// What such a file says of itself.
+/// Value of `schema`.
 pub const JOB_SCHEMA: &str = "lockstep.job/1";
 
-/// The contents of `job.json`.
+/// ExportedJob that another program can repeat.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct ExportedJob {
     /// [`JOB_SCHEMA`].
     pub schema: String,
     /// Name of the network.
     pub model: String,
-    /// Its weighted layers.
+    /// Weighted layers of the network.
     pub depth: usize,
-    /// Its shortcut where the shape changes: `a` or `b`.
+    /// Shortcut of a block that changes the shape: `a` or `b`.
     pub shortcut: String,
-    /// Classes.
+    /// Number of classes.
     pub num_classes: usize,
     /// Height and width of the images, pixels.
     pub image_size: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Samples of one rank in one step.
     pub batch_size_per_rank: usize,
-    /// Batches of a rank, which come in turn.
+    /// Batches of a rank, used in turn.
     pub num_batches: usize,
-    /// The same in all steps.
+    /// Learning rate of all steps.
     pub learning_rate: f64,
-    /// Momentum and weight decay, as PyTorch's `SGD` takes them.
+    /// Momentum and weight decay, as in PyTorch's `SGD`.
     pub sgd: SgdFacts,
 }
 
-/// The optimizer of a job.
+/// Optimizer of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SgdFacts {
     /// Decay of the velocity, in `[0, 1)`.
     pub momentum: f64,
-    /// Whether it looks ahead along the velocity.
+    /// True for Nesterov momentum.
     pub nesterov: bool,
     /// L2 penalty added to the gradient.
     pub weight_decay: f64,
-    /// Whether parameters of one axis decay too.
+    /// True if parameters with one axis decay too.
     pub decay_norm_and_bias: bool,
 }

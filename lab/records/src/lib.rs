@@ -1,7 +1,7 @@
-//! The files that one program writes and another reads, each as one struct for both.
+//! Files that one program writes and another reads: one struct for both.
 //!
-//! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
-//! Invariant: only `file` opens or writes one. From the first release on, a file's keys stay and added keys are optional.
+//! In: nothing. Out: the structs, and pure functions shared by writers and readers.
+//! Invariant: only `file` opens or writes files.
 
 mod bench;
 mod comparison;
@@ -31,14 +31,15 @@ pub use comparison::{
 pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};
 pub use hashes::StepHashes;
-pub use job::{JOB_SCHEMA, Job, SgdFacts};
+pub use job::{ExportedJob, JOB_SCHEMA, SgdFacts};
 pub use json_lines::{JsonLine, JsonLines, read_lines};
 pub use network::{
-    CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap,
-    PairTimes, Point, StoppedBy, limited_bytes,
+    CollectiveTimes, Environment, FitFacts, Links, NetbenchResult, Operation, Overlap, PairTimes,
+    PointRules, SizeTimes, StoppedBy, limited_bytes,
 };
 pub use number::{
-    bytes, counted, grouped, grouped_decimal, learning_rate, mean_and_deviation, median, rate,
+    Spread, bytes, counted, decimal, grouped, learning_rate, mean_and_deviation, median, rate,
+    wrapped,
 };
 pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts,
@@ -62,22 +63,20 @@ pub use trace::{EventNames, TraceEvent};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Returns the identity of the running kernel since its boot: processes with equal ones run on one machine, also in containers. `None`
-/// where the system does not have it.
+/// Returns the boot id of the machine, which its containers share; `None` if unknown.
 pub fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// Reads a record from JSON in which what is unknown may be null as well as absent.
+/// Reads a record from JSON, in which null equals absent.
 ///
 /// # Errors
-/// When a member that must be there is not, or one is of another kind.
+/// When a required member is missing or a member has another type.
 pub fn from_value<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
     serde_json::from_value(without_nulls(value))
 }
 
-/// Members that are null become absent.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(members) => {

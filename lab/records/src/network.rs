@@ -1,199 +1,203 @@
-//! A network: what `trainer netbench --output` writes.
+//! Measured network, as written by `trainer netbench --output`.
 //!
-//! Invariant: a message's time is half of its round trip, a collective's that of the slowest rank; times are seconds.
+//! Invariant: a message's time is half of its round trip; a collective's time is that of the
+//! slowest rank; times are seconds.
 
 use serde::{Deserialize, Serialize};
 
-/// All that was measured, as it is written.
+/// Result of a network measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetbenchResult {
-    /// Where and with what.
+    /// Machines, program and ranks.
     pub environment: Environment,
-    /// How each point was measured.
-    pub method: Method,
-    /// Pairs between nodes, or of ranks on a single node, that there are.
+    /// Rules of the repetitions.
+    pub method: PointRules,
+    /// Number of node pairs, or of rank pairs on a single node.
     pub possible_pairs: usize,
-    /// Messages between two ranks, for each pair that was measured.
+    /// Messages between two ranks, for each measured pair.
     pub point_to_point: Vec<PairTimes>,
-    /// The links of all pairs together.
+    /// Links fitted to all pairs.
     pub links: Links,
-    /// Computing beside sums; none on one rank.
+    /// Overlap of computation and sums; absent (null) on one rank.
     pub overlap: Option<Overlap>,
-    /// The network for `trainer bench --simulate-network`, if the messages tell it.
+    /// Network for `trainer bench --simulate-network`, if the messages determine it.
     pub network: Option<String>,
-    /// Collectives by algorithm and number of ranks.
+    /// Collectives by operation, algorithm and number of ranks.
     pub collectives: Vec<CollectiveTimes>,
 }
 
-/// How each point was measured.
+/// Rules of the repetitions of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Method {
+pub struct PointRules {
     /// Confidence of the median's interval.
     pub confidence: f64,
-    /// Half of its width, as a share of the median, at which a point was precise enough.
+    /// Half width of the interval, as a share of the median, that ends a point.
     pub precision: f64,
-    /// Seconds after which a point was left as it was.
+    /// Seconds that end a point.
     pub seconds_per_point: f64,
     /// Most repetitions of a point.
     pub most_repetitions: usize,
 }
 
-/// The circumstances of a measurement.
+/// Machines, program and ranks of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// Version of the program.
     pub version: String,
-    /// Commit the program was built from, or "unknown".
+    /// Commit of the program, or "unknown".
     pub commit: String,
     /// Start in UTC, RFC 3339.
     pub date: String,
     /// Program and flags as typed.
     pub command_line: Vec<String>,
-    /// Processor of root's machine.
+    /// CPU of root's machine.
     pub processor: String,
-    /// Processors root may use.
+    /// CPUs that root may use.
     pub processor_count: usize,
     /// Operating system and architecture.
     pub platform: String,
-    /// The communication library, its first line about itself.
+    /// Communication library: first line of its version text.
     pub library: String,
     /// Number of ranks.
     pub ranks: usize,
     /// Number of nodes.
     pub nodes: usize,
-    /// The node of every rank.
+    /// Node of every rank.
     pub node_of_rank: Vec<String>,
 }
 
-/// The times of one size.
+/// Times of one message size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Point {
-    /// Size of the message, of the buffer that is summed or broadcast, or of all that is gathered.
+pub struct SizeTimes {
+    /// Size of the message, of the buffer of a sum or broadcast, or of all gathered bytes.
     pub bytes: u64,
     /// Median time.
     pub seconds_median: f64,
-    /// A tenth of the repetitions were faster.
+    /// Time below which a tenth of the repetitions are.
     pub seconds_p10: f64,
-    /// A tenth of the repetitions were slower.
+    /// Time above which a tenth of the repetitions are.
     pub seconds_p90: f64,
-    /// How far the median's 95 % confidence interval reaches to its farther side, as a share of the median; none below six repetitions.
+    /// Larger side of the median's 95 % confidence interval, as a share of the median; absent (null)
+    /// below six repetitions.
     pub relative_half_width: Option<f64>,
-    /// How many there were.
+    /// Number of repetitions.
     pub repetitions: u64,
-    /// Why no more.
+    /// Reason for the end of the point.
     pub stopped_by: StoppedBy,
-    /// What a simulation with the fitted network takes for it; all-reduces of a few ranks only.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    /// Time simulated with the fitted network, for all-reduces of a few ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated_seconds: Option<f64>,
 }
 
-/// Why a point has no more repetitions.
+/// Reason for the end of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoppedBy {
-    /// The median is known to 5 %, with 95 % confidence.
+    /// The median is precise to 5 % with 95 % confidence.
     Precision,
-    /// The time of a point is used up.
+    /// The time limit of a point.
     Time,
-    /// There may be no more.
+    /// The limit of repetitions.
     Count,
 }
 
 /// Messages between two ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairTimes {
-    /// The ranks.
+    /// Both ranks.
     pub ranks: [usize; 2],
-    /// Their nodes.
+    /// Nodes of the ranks.
     pub nodes: [String; 2],
-    /// Whether that is one node.
+    /// True if both ranks are on one node.
     pub is_inside_node: bool,
-    /// Times one way, smallest size first.
-    pub points: Vec<Point>,
-    /// The link of this pair alone, if they tell it.
+    /// Times in one direction, smallest size first.
+    pub points: Vec<SizeTimes>,
+    /// Link fitted to this pair, if its points determine it.
     pub fit: Option<FitFacts>,
 }
 
-/// A fitted link, as a record.
+/// Fitted link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FitFacts {
-    /// Latency: seconds a message.
+    /// Latency, seconds per message.
     pub alpha_s: f64,
-    /// Seconds a byte.
+    /// Seconds per byte.
     pub beta_s_per_byte: f64,
-    /// One over that.
+    /// Reciprocal of `beta_s_per_byte`.
     pub bandwidth_bytes_per_s: f64,
-    /// Bytes that pass at once after a pause, as a rate limit may let them; 0 where the times tell of none.
+    /// Burst of a rate limit: bytes that pass without delay after a pause; 0 without a burst.
     #[serde(default)]
     pub burst_bytes: f64,
     /// Root mean square of the relative errors.
     pub residual: f64,
-    /// The largest relative error; positive where the measured time is longer.
+    /// Largest relative error; positive if the measured time is longer.
     pub worst_residual: f64,
     /// Size of the message with that error.
     pub worst_bytes: u64,
-    /// Number of measured sizes, over all pairs.
+    /// Number of measured points over all pairs.
     pub num_points: usize,
 }
 
-/// What all pairs tell together.
+/// Links fitted to all pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// Between nodes, if there are several and their messages tell it.
+    /// Link between nodes, if there are several.
     pub between_nodes: Option<FitFacts>,
-    /// Inside a node.
+    /// Link inside a node.
     pub inside_node: Option<FitFacts>,
 }
 
-/// Computing beside sums.
+/// Overlap of computation and sums.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Overlap {
-    /// How much slower ranks compute while a sum is under way, as a share from 0 to below 1: median over rounds, mean over ranks.
+    /// Slowdown of computation during a sum, as a share from 0 to below 1: median over rounds, mean
+    /// over ranks.
     pub computing_share: f64,
-    /// Bytes that are summed.
+    /// Size of the sum.
     pub bytes: u64,
-    /// Seconds of a sum with nothing beside it, waited for busily: median over rounds, on the slowest rank.
+    /// Seconds of a sum without computation: median over rounds on the slowest rank.
     pub sum_seconds: f64,
-    /// Seconds of a sum while the ranks compute: median over rounds, on the slowest rank; 0 where it was not measured.
-    #[serde(default)]
+    /// Seconds of a sum during computation: median over rounds on the slowest rank; 0 if not
+    /// measured.
     pub sum_seconds_beside: f64,
 }
 
-/// What all ranks do.
+/// Collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// The sum of `f32` over all ranks, on all ranks.
+    /// Sum of `f32` values over all ranks.
     AllReduce,
-    /// Root's bytes, on all ranks.
+    /// Copy of root's bytes to all ranks.
     Broadcast,
-    /// The bytes of all ranks, on all ranks.
+    /// Copy of every rank's bytes to all ranks.
     AllGather,
 }
 
-/// One collective on so many ranks, by size.
+/// Times of a collective on a number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveTimes {
-    /// What is done.
+    /// Operation.
     pub operation: Operation,
-    /// How, as `--reduction` names it; `mpi` is the communication library.
+    /// Algorithm as `--reduction` names it; `mpi` is the communication library.
     pub algorithm: String,
-    /// Ranks, from 0.
+    /// Number of ranks; the first ones of the job.
     pub ranks: usize,
-    /// Smallest size first; root's.
-    pub points: Vec<Point>,
+    /// Times, smallest size first.
+    pub points: Vec<SizeTimes>,
 }
 
 impl FitFacts {
-    /// Seconds of a message of `bytes`, of which as many wait for the bandwidth as in a ping-pong.
+    /// Returns the seconds of a ping-pong's message.
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.alpha_s + limited_bytes(bytes, self.burst_bytes) / self.bandwidth_bytes_per_s
     }
 }
 
-/// The bytes of a ping-pong's message of `bytes` that wait for the link's bandwidth where bursts of `burst_bytes` pass at once, which the
-/// rate limit gathers again while the answer comes: half of them, and all but the burst of a longer message; all of them where none do,
-/// which is a burst of 0.
+/// Returns the bytes of a ping-pong's message that are limited by the bandwidth.
+///
+/// Without bursts (0) these are all bytes. With bursts, the rate limit recovers while the answer
+/// travels: half of the message is limited, or all but the burst if that is more.
 pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
     match burst_bytes {
         0.0 => bytes,

@@ -1,43 +1,43 @@
-//! The measured step of a rank: what `trainer bench --profile-output` writes.
+//! Measured step of a rank, as written by `trainer bench --profile-output`.
 //!
 //! Invariant: the parts of a step add up to `step_s`.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What such a file says of itself.
+/// Value of `schema`.
 pub const PROFILE_SCHEMA: &str = "lockstep.profile/1";
 
-/// A parameter and its gradient.
+/// Parameter and its gradient.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParameterRecord {
     /// Name in the module.
     pub name: String,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Seconds from the start of the backward pass until its gradient is there.
+    /// Seconds from the start of the backward pass until the gradient is computed.
     pub ready_s: f64,
 }
 
-/// A layer's share of the backward pass.
+/// Time of a layer in the backward pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSeconds {
-    /// Name of its module.
+    /// Name of the module.
     pub name: String,
-    /// Seconds from the last gradient of the layer behind it until its own last one.
+    /// Seconds from the last gradient of the layer before until its own last gradient.
     pub seconds: f64,
 }
 
-/// A gradient bucket.
+/// Gradient bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BucketRecord {
-    /// Seconds from the start of the backward pass until it is full.
+    /// Seconds from the start of the backward pass until the bucket is full.
     pub ready_s: f64,
     /// Bytes of gradients.
     pub bytes: u64,
 }
 
-/// One rank's step, and what it was measured on. Times are seconds.
+/// Step of one rank and its circumstances.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProfileFile {
     /// `lockstep.profile/1`.
@@ -46,32 +46,32 @@ pub struct ProfileFile {
     pub created: String,
     /// Commit of the program, or "unknown".
     pub commit: String,
-    /// Processor.
+    /// CPU.
     pub cpu_model: String,
-    /// Processors the rank might use.
+    /// CPUs that the rank may use.
     pub cpu_count: usize,
     /// Name of the network.
     pub model: String,
     /// Number format of activations.
     pub dtype: String,
-    /// Whose kernels.
+    /// Kernel implementation: fused or stock.
     pub kernels: String,
     /// Backend and device.
     pub device: String,
-    /// Ranks that ran.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Compute threads of each.
+    /// Compute threads of each rank.
     pub threads: usize,
     /// Samples of one rank's step.
     pub batch_size_per_rank: usize,
-    /// Further options of the rank's work, under the names that a study has for them.
+    /// Further options of the rank's work, by the names that studies use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
     /// Measured steps.
     pub steps: usize,
-    /// Mean of a step without waiting for other ranks.
+    /// Mean time of a step without waiting for other ranks.
     pub step_s: f64,
-    /// Standard deviation of a step's time, from the mean difference of a step from the one before, so that no drift is in it.
+    /// Standard deviation of a step's time without drift, from differences between neighbouring steps.
     pub step_spread_s: f64,
     /// Forward pass.
     pub forward_s: f64,
@@ -81,20 +81,20 @@ pub struct ProfileFile {
     pub optimizer_s: f64,
     /// Waiting for images.
     pub input_s: f64,
-    /// What is none of these.
+    /// Remainder.
     pub other_s: f64,
-    /// Limit of a bucket.
+    /// Most bytes of a bucket.
     pub bucket_cap_bytes: u64,
-    /// In the order of their reduction.
+    /// Buckets in the order of their reduction.
     pub buckets: Vec<BucketRecord>,
-    /// In module order.
+    /// Parameters in module order.
     pub parameters: Vec<ParameterRecord>,
-    /// Seconds in our own kernels by kind.
+    /// Seconds in fused kernels by kind.
     pub kernel_seconds: BTreeMap<String, f64>,
 }
 
 impl ProfileFile {
-    /// The backward pass by layer, in the order in which it goes through them.
+    /// Returns the time of each layer in the backward pass, in its order.
     pub fn layers(&self) -> Vec<LayerSeconds> {
         let mut parameters: Vec<&ParameterRecord> = self.parameters.iter().collect();
         parameters.sort_by(|a, b| a.ready_s.total_cmp(&b.ready_s));

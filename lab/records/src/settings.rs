@@ -1,9 +1,9 @@
-//! Settings of a run or a study's cell: which of them are its work, and which method of synchronisation they name.
+//! Settings of a run or a study's cell: classes of settings, and the synchronisation method.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a rank alone has in common with many: its work.
+/// Settings of a rank's work, which single ranks and many ranks share.
 pub const WORK: [&str; 7] = [
     "model",
     "dtype",
@@ -14,10 +14,10 @@ pub const WORK: [&str; 7] = [
     "grad_accum_steps",
 ];
 
-/// How and where it was measured, by which its speed differs as well.
+/// Settings of the measurement itself, on which the speed depends too.
 pub const ORIGIN: [&str; 2] = ["kind", "study"];
 
-/// How ranks meet: what a profile of one rank does not depend on.
+/// Settings of synchronisation; a profile of one rank does not depend on them.
 pub const OF_SYNCHRONISATION: [&str; 13] = [
     "sync",
     "reduction",
@@ -34,8 +34,7 @@ pub const OF_SYNCHRONISATION: [&str; 13] = [
     "trace",
 ];
 
-/// Further settings in which a single rank may differ from those whose reference it is: where ranks meet, how long and at which rate
-/// they train.
+/// Further settings in which a single rank may differ from the ranks whose reference it is.
 const OF_SEVERAL: [&str; 13] = [
     "network",
     "launcher",
@@ -52,17 +51,17 @@ const OF_SEVERAL: [&str; 13] = [
     "seed",
 ];
 
-/// Whether a single rank may differ in this setting from those whose reference it is.
+/// Returns true if a single rank may differ in this setting from ranks whose reference it is.
 pub fn is_of_several(key: &str) -> bool {
     OF_SYNCHRONISATION.contains(&key) || OF_SEVERAL.contains(&key)
 }
 
-/// Whether an option belongs to what a rank does by itself, and so to a prediction for several.
+/// Returns true if an option changes the work of a single rank, and therefore predictions.
 pub fn is_of_rank(key: &str) -> bool {
     key == "batch_norm" || !is_of_several(key)
 }
 
-/// The names of the settings that are not the same in both; one without a value is like one that is not there.
+/// Returns the names of settings that differ; an empty value equals a missing one.
 pub fn differences<'a>(
     some: &'a BTreeMap<String, String>,
     others: &'a BTreeMap<String, String>,
@@ -75,13 +74,13 @@ pub fn differences<'a>(
         .collect()
 }
 
-/// Whether what is told of a measurement is this work, as far as it is told.
+/// Returns true if the known settings of a measurement agree with this work.
 pub fn is_of_work(told: &BTreeMap<String, String>, work: &BTreeMap<String, String>) -> bool {
     work.iter()
         .all(|(key, value)| told.get(key).is_none_or(|own| own == value))
 }
 
-/// Makes `batch_size_per_rank` the samples of a rank's step, where settings tell those of a pass.
+/// Multiplies `batch_size_per_rank`, the samples of a pass, by the passes of a step.
 pub fn count_all_passes(settings: &mut BTreeMap<String, String>) {
     let number = |key: &str| {
         settings
@@ -94,7 +93,7 @@ pub fn count_all_passes(settings: &mut BTreeMap<String, String>) {
     }
 }
 
-/// A setting as text; `None` where it is no single value.
+/// Returns a setting as text; `None` for lists and objects.
 pub fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -104,7 +103,7 @@ pub fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The method of synchronisation in one word, from flags by their names; `None` for one that has no such word.
+/// Returns the synchronisation method as one word; `None` if it has none.
 pub fn method(settings: &BTreeMap<String, String>) -> Option<String> {
     if let Some(method) = settings.get("method") {
         return Some(method.clone());

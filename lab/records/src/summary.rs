@@ -1,19 +1,19 @@
-//! The end of a run, `summary.json`.
+//! Result of a run, `summary.json`.
 //!
-//! Invariant: a speed is images over all ranks by wall-clock seconds.
+//! Invariant: a speed is the images of all ranks per second of wall time.
 
 use crate::EpochRecord;
 use crate::evaluation::{Best, FinalTest};
 use serde::{Deserialize, Serialize};
 
-/// Speed over the measured steps, images per second over all ranks.
+/// Speed in the measured steps, images per second of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ThroughputStats {
-    /// All images / all seconds: not the mean of the steps' speeds, which favours fast steps.
+    /// All images over all seconds.
     pub mean: f64,
-    /// Standard deviation of the steps' speeds around their own mean (n - 1); 0 for one step.
+    /// Standard deviation of the steps' speeds (n - 1); 0 for one step.
     pub sigma: f64,
-    /// Standard deviation of the steps with a whole batch over their mean: an epoch's last one may be short, and so of another speed.
+    /// Standard deviation over mean of the steps with a whole batch.
     #[serde(default)]
     pub whole_batch_variation: f64,
     /// Slowest step.
@@ -22,32 +22,32 @@ pub struct ThroughputStats {
     pub max: f64,
     /// Median time of a step, milliseconds.
     pub step_milliseconds_median: f64,
-    /// Steps measured.
+    /// Measured steps.
     pub num_steps: u64,
 }
 
-/// The rank that the others waited for most: the one with the most own time, communication excluded.
+/// Rank with the most time outside communication.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SlowestRank {
-    /// Its rank.
+    /// Rank.
     pub rank: usize,
-    /// Its machine.
+    /// Machine.
     pub node: String,
-    /// Its own milliseconds a step, communication excluded.
+    /// Milliseconds per step outside communication.
     pub own_milliseconds_per_step: f64,
-    /// Mean of that over all ranks.
+    /// Mean over all ranks of the milliseconds per step outside communication.
     pub mean_milliseconds_per_step: f64,
 }
 
-/// Where the time of one rank's steps went, in seconds over all of them.
+/// Time of a rank by phase, seconds over all its steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankSeconds {
-    /// Its rank.
+    /// Rank.
     pub rank: usize,
-    /// Its machine.
+    /// Machine.
     pub node: String,
-    /// Steps, warm-up included.
+    /// Steps, with warm-up.
     pub num_steps: u64,
     /// Waiting for data.
     pub data: f64,
@@ -55,54 +55,51 @@ pub struct RankSeconds {
     pub forward: f64,
     /// Gradients.
     pub backward: f64,
-    /// Collectives that the step waited for.
+    /// Waiting for collectives.
     pub communication: f64,
     /// Update.
     pub optimizer: f64,
-    /// What is left of the steps.
+    /// Remainder of the steps.
     pub other: f64,
 }
 
-/// The whole run, as `summary.json`.
+/// Result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Start of the session that ended, as its manifest has it.
+    /// Start of the last session, as in its manifest.
     pub started: String,
-    /// Epochs done.
+    /// Completed epochs.
     pub epochs: u64,
-    /// Steps done.
+    /// Completed steps.
     pub steps: u64,
-    /// Training images seen.
+    /// Trained images.
     pub images: u64,
-    /// The last epoch.
+    /// Last epoch.
     pub final_epoch: Option<EpochRecord>,
-    /// The best evaluation, and by what it is chosen; absent (null) where nothing was evaluated.
-    #[serde(default)]
+    /// Best evaluation; absent (null) without evaluations.
     pub best: Option<Best>,
-    /// The test split, measured once with the best model; absent (null) in a run without a val or a test split, or not at its end.
-    #[serde(default)]
+    /// Test split, evaluated once with the best model at the end; absent (null) without val or test
+    /// split.
     pub test: Option<FinalTest>,
     /// SHA-256 of all parameters in hexadecimal; equal runs have equal hashes.
     pub parameter_hash: String,
-    /// Time of this start of the run with everything in it.
+    /// Wall time of the last session.
     pub seconds_total: f64,
-    /// Training speed after the warmup steps, over all ranks.
+    /// Training speed of all ranks after the warm-up steps.
     pub images_per_second: Option<ThroughputStats>,
-    /// The slowest rank, if there are several.
+    /// Slowest rank, if there are several ranks.
     pub slowest_rank: Option<SlowestRank>,
-    /// Where every rank's time went in this start of the run.
+    /// Time of every rank by phase in the last session.
     pub rank_seconds: Vec<RankSeconds>,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
-    /// Updates that asynchronous parameter servers made, by how many others had made their parameters stale; absent elsewhere.
-    #[serde(default)]
+    /// Updates of asynchronous parameter servers by staleness; absent (null) with other methods.
     pub staleness: Option<Vec<u64>>,
-    /// Steps that were skipped because a loss or gradient was not finite.
+    /// Skipped steps; their loss or gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
-    /// Evaluations since the best one where `--patience` ended the run before its last epoch; absent (null) elsewhere.
-    #[serde(default)]
+    /// Evaluations since the best one, if `--patience` ended the run; otherwise absent (null).
     pub patience_ended_after: Option<u64>,
-    /// Whether the run was stopped before its end.
+    /// True if the run was stopped before its end.
     pub stopped_early: bool,
 }

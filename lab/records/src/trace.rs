@@ -1,36 +1,35 @@
-//! A trace of all ranks, `--trace`: Chrome's trace events.
+//! Trace of all ranks, `--trace`, in Chrome's format.
 //!
 //! Source: "Trace Event Format" of the Chromium project.
 
 use serde::{Deserialize, Serialize};
 
-/// One event: a stretch of time (`ph` is `X`), or a name (`M`) for the rank or thread in its `args`. Times are microseconds.
+/// Interval (`ph` is `X`) or name of a rank or thread (`M`). Times are microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// What it is: a phase, `bucket 3`, `process_name`.
+    /// Name: a phase, `bucket 3`, `process_name`.
     pub name: String,
     /// Kind of the event.
     pub ph: String,
-    /// Begin, on root's clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Start by root's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ts: Option<f64>,
-    /// How long it took.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Duration.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
     /// Rank.
     pub pid: u64,
     /// Thread of the rank: 0 trains, 1 communicates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tid: Option<u64>,
-    /// Of a name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Name given by an event of kind `M`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub args: Option<EventNames>,
 }
 
-/// How a rank or thread is called.
+/// Name of a rank or thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventNames {
-    /// Its name.
-    #[serde(default)]
+    /// Name.
     pub name: Option<String>,
 }

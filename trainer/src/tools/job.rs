@@ -14,7 +14,7 @@ use burn::module::Module;
 use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
-use records::{JOB_SCHEMA, Job, SgdFacts, file};
+use records::{ExportedJob, JOB_SCHEMA, SgdFacts, file};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::config::BenchConfig;
@@ -28,7 +28,7 @@ pub fn job(
     num_batches: usize,
     learning_rate: f64,
     sgd: &SgdConfig,
-) -> Result<Job> {
+) -> Result<ExportedJob> {
     let model: ModelArgs = config.model.read()?;
     let network = model.network()?;
     let SgdConfig {
@@ -37,7 +37,7 @@ pub fn job(
         weight_decay,
         decay_norm_and_bias,
     } = *sgd;
-    Ok(Job {
+    Ok(ExportedJob {
         schema: JOB_SCHEMA.to_owned(),
         model: model.name(),
         depth: network.depth(),
@@ -60,7 +60,7 @@ pub fn job(
 /// Writes the job of all ranks into a directory, and makes it.
 pub fn export(
     directory: &Path,
-    job: &Job,
+    job: &ExportedJob,
     model: &impl Module,
     batches: &[LoadedStep],
     communicator: &dyn Communicator,
@@ -75,7 +75,7 @@ pub fn export(
     Ok(())
 }
 
-fn batches_to_bytes(job: &Job, batches: &[LoadedStep]) -> Result<Vec<u8>> {
+fn batches_to_bytes(job: &ExportedJob, batches: &[LoadedStep]) -> Result<Vec<u8>> {
     let parts = || batches.iter().flat_map(|step| &step.micro_batches);
     let pixels = parts().map(HostBatch::normalised_pixels);
     let pixels: Vec<u8> = pixels
@@ -108,14 +108,14 @@ mod tests {
     use datasets::{ImageShape, Pixels};
     use safetensors::SafeTensors;
 
-    fn two_ranks() -> Job {
+    fn two_ranks() -> ExportedJob {
         let sgd = SgdFacts {
             momentum: 0.9,
             nesterov: false,
             weight_decay: 1e-4,
             decay_norm_and_bias: true,
         };
-        Job {
+        ExportedJob {
             schema: JOB_SCHEMA.to_owned(),
             model: "resnet20".into(),
             depth: 20,

@@ -5,7 +5,7 @@
 
 use crate::repetitions::{PRECISION, percentile};
 use records::{
-    CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes,
+    CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, SizeTimes, bytes,
     counted,
 };
 
@@ -256,13 +256,13 @@ fn shortened(algorithm: &str) -> String {
     }
 }
 
-fn is_unsure(point: &Point) -> bool {
+fn is_unsure(point: &SizeTimes) -> bool {
     point
         .relative_half_width
         .is_none_or(|width| width >= PRECISION)
 }
 
-fn cell(point: &Point) -> String {
+fn cell(point: &SizeTimes) -> String {
     format!(
         "{}{}",
         if is_unsure(point) { "~" } else { "" },

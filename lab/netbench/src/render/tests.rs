@@ -4,8 +4,8 @@ use super::*;
 use crate::point_to_point::{fit, links};
 use records::StoppedBy;
 
-fn point(bytes: u64, seconds: f64, width: f64) -> Point {
-    Point {
+fn point(bytes: u64, seconds: f64, width: f64) -> SizeTimes {
+    SizeTimes {
         bytes,
         seconds_median: seconds,
         seconds_p10: 0.9 * seconds,

@@ -10,7 +10,7 @@ use crate::config::TrainConfig;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{
     BenchResult, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds, SlowestRank,
-    Summary, ThroughputStats, bytes, grouped, grouped_decimal,
+    Summary, ThroughputStats, bytes, decimal, grouped,
 };
 
 /// Width of the configuration table, columns.
@@ -325,10 +325,10 @@ pub(super) fn finish(summary: &Summary) -> String {
 pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     format!(
         "speed | {} +- {} img/s (min {}, max {}, n = {} steps) | median step {:.1} ms | peak {}",
-        grouped_decimal(stats.mean, 1),
-        grouped_decimal(stats.sigma, 1),
-        grouped_decimal(stats.min, 1),
-        grouped_decimal(stats.max, 1),
+        decimal(stats.mean, 1),
+        decimal(stats.sigma, 1),
+        decimal(stats.min, 1),
+        decimal(stats.max, 1),
         grouped(stats.num_steps),
         stats.step_milliseconds_median,
         bytes(peak_memory_bytes),
