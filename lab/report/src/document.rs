@@ -1,7 +1,7 @@
-//! A report before it is written: sections of words, tables and figures.
+//! A report before it is written: sections of text, tables and figures.
 //!
-//! In: what `sections/` finds worth telling. Out: [`Document`], from which every output format is made.
-//! Invariant: a table or figure has one id, which is its file's name in every format.
+//! In: the findings of `sections/`. Out: [`Document`], from which every output format is made.
+//! Invariant: a table or figure has one id, which is the name of its files in every format.
 
 use super::chart::Plot;
 use serde_json::Value;
@@ -9,87 +9,91 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
     pub(crate) title: String,
-    /// When it was made, UTC, RFC 3339.
+    /// Time of writing, UTC, RFC 3339.
     pub(crate) created: String,
-    /// What it was made of, as typed.
+    /// Inputs as typed.
     pub(crate) inputs: Vec<String>,
-    /// In reading order; none is empty.
+    /// Sections in reading order; none is empty.
     pub(crate) sections: Vec<Section>,
 }
 
-/// A heading and what stands under it.
+/// A heading and its contents.
 #[derive(Clone, Debug)]
 pub(crate) struct Section {
     pub(crate) id: &'static str,
-    /// Words of the heading.
     pub(crate) heading: &'static str,
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) contents: Vec<Content>,
 }
 
-/// One thing under a heading.
+/// One item of a section.
 #[derive(Clone, Debug)]
-pub(crate) enum Block {
+pub(crate) enum Content {
     Paragraph(String),
-    /// Words that a reader must not overlook.
     Warning(String),
-    Figure(Box<Figure>),
+    Figure(Figure),
     Table(Table),
-    /// A table that is folded away under these words.
-    FoldedTable(String, Table),
-    /// Text as it stands in a file, folded away under these words.
+    /// A summary line and the text of a file, folded away.
     FoldedText(String, String),
 }
 
-/// A plot, what is said under it, and its numbers.
+/// A plot and its caption.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
-    /// How to read it: what was measured, how, over what.
+    pub(crate) id: String,
+    pub(crate) title: String,
+    /// Measured quantity and method.
     pub(crate) caption: String,
     pub(crate) plot: Plot,
-    /// All numbers that are drawn; its id and title are the figure's.
-    pub(crate) data: Table,
 }
 
 /// Rows under named columns.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Table {
     /// Name of its files.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// Names of the columns with their units.
+    /// Column names with units.
     pub(crate) columns: Vec<String>,
-    /// As many cells a row as there are columns.
+    /// Rows with one cell per column.
     pub(crate) rows: Vec<Vec<Cell>>,
+    /// Summary line of a table that is folded away.
+    pub(crate) folded: Option<String>,
 }
 
 /// One entry of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Cell {
     Text(String),
-    /// A number and the decimals that are shown of it; files for machines hold all of it.
+    /// A number and its shown decimals; files for programs hold every digit.
     Number(f64, usize),
     Missing,
 }
 
-impl Table {
-    /// A table without rows.
-    pub(crate) fn new(id: impl Into<String>, title: impl Into<String>, columns: &[&str]) -> Self {
-        let columns = columns.iter().map(|name| (*name).to_owned()).collect();
-        Self {
-            id: id.into(),
-            title: title.into(),
-            columns,
-            rows: Vec::new(),
-        }
-    }
+/// A row whose cells name their columns; every row of a table names the same ones.
+pub(crate) type NamedRow = Vec<(&'static str, Cell)>;
 
-    /// A table of rows that name their columns, all the same ones.
-    pub(crate) fn of<'a>(
+/// Builds a [`NamedRow`] from anything that a [`Cell`] is made of.
+macro_rules! row {
+    ($($column:literal => $value:expr),+ $(,)?) => {
+        vec![$(($column, $crate::document::Cell::from($value))),+]
+    };
+}
+pub(crate) use row;
+
+impl Content {
+    /// Returns the table without empty columns; `None` if it has no rows.
+    pub(crate) fn table(table: Table) -> Option<Self> {
+        (!table.rows.is_empty()).then(|| Self::Table(table.without_empty_columns()))
+    }
+}
+
+impl Table {
+    pub(crate) fn new(
         id: impl Into<String>,
         title: impl Into<String>,
-        rows: impl IntoIterator<Item = Vec<(&'a str, Cell)>>,
+        rows: impl IntoIterator<Item = NamedRow>,
     ) -> Self {
-        let mut table = Self::new(id, title, &[]);
+        let mut table = Self::with_columns(id, title, Vec::new());
         for row in rows {
             let (columns, cells): (Vec<&str>, Vec<Cell>) = row.into_iter().unzip();
             if table.rows.is_empty() {
@@ -100,76 +104,81 @@ impl Table {
         table
     }
 
-    /// Adds a row.
-    ///
+    pub(crate) fn with_columns(
+        id: impl Into<String>,
+        title: impl Into<String>,
+        columns: Vec<String>,
+    ) -> Self {
+        Self {
+            id: id.into(),
+            title: title.into(),
+            columns,
+            ..Self::default()
+        }
+    }
+
+    /// Folds the table away under a summary line.
+    pub(crate) fn folded(self, summary: impl Into<String>) -> Self {
+        Self {
+            folded: Some(summary.into()),
+            ..self
+        }
+    }
+
     /// # Panics
-    /// When it has not as many cells as the table has columns.
+    /// When the row does not have one cell per column.
     pub(crate) fn push(&mut self, row: Vec<Cell>) {
         assert_eq!(
             row.len(),
             self.columns.len(),
-            "cells of a row of {}",
+            "cells per row of {}",
             self.id
         );
         self.rows.push(row);
     }
 
-    /// Whether every entry of a column that has one is a number.
-    pub(crate) fn is_numeric(&self, column: usize) -> bool {
-        let cells = || self.rows.iter().map(|row| &row[column]);
-        cells().any(|cell| matches!(cell, Cell::Number(..)))
-            && cells().all(|cell| !matches!(cell, Cell::Text(_)))
+    /// Removes the columns without any entry.
+    pub(crate) fn without_empty_columns(mut self) -> Self {
+        for column in (0..self.columns.len()).rev() {
+            if self.rows.iter().all(|row| row[column] == Cell::Missing) {
+                self.columns.remove(column);
+                self.rows
+                    .iter_mut()
+                    .for_each(|row| drop(row.remove(column)));
+            }
+        }
+        self
     }
 
-    /// An object a row, under the columns' names.
+    /// Returns true if a column holds numbers and no text.
+    pub(crate) fn is_numeric(&self, column: usize) -> bool {
+        let mut cells = self.rows.iter().map(|row| &row[column]).peekable();
+        cells.peek().is_some()
+            && cells.clone().any(|cell| matches!(cell, Cell::Number(..)))
+            && cells.all(|cell| !matches!(cell, Cell::Text(_)))
+    }
+
+    /// Returns one object per row, keyed by column.
     pub(crate) fn to_json(&self) -> Value {
-        let row = |row: &Vec<Cell>| {
-            Value::Object(
-                self.columns
-                    .iter()
-                    .cloned()
-                    .zip(row.iter().map(Cell::to_json))
-                    .collect(),
-            )
+        let object = |row: &Vec<Cell>| -> Value {
+            let cells = row.iter().map(Cell::to_json);
+            self.columns.iter().cloned().zip(cells).collect()
         };
-        Value::Array(self.rows.iter().map(row).collect())
+        self.rows.iter().map(object).collect()
     }
 }
 
 impl Cell {
-    pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self::Text(text.into())
-    }
-
-    /// A number; what is not finite is missing.
-    pub(crate) fn number(value: impl Into<Option<f64>>, decimals: usize) -> Self {
-        match value.into() {
-            Some(value) if value.is_finite() => Self::Number(value, decimals),
-            _ => Self::Missing,
-        }
-    }
-
-    pub(crate) fn count(value: impl Into<Option<u64>>) -> Self {
-        value
-            .into()
-            .map_or(Self::Missing, |value| Self::Number(value as f64, 0))
-    }
-
-    /// A size in MiB.
-    pub(crate) fn mebibytes(bytes: impl Into<Option<f64>>) -> Self {
-        Self::number(bytes.into().map(|bytes| bytes / f64::from(1 << 20)), 1)
-    }
-
-    /// As a person reads it.
+    /// Returns the cell as a person reads it.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
-            Self::Number(value, decimals) => grouped(*value, *decimals),
+            Self::Number(value, decimals) => records::decimal(*value, *decimals),
             Self::Missing => "–".to_owned(),
         }
     }
 
-    /// As a program reads it; empty where there is nothing.
+    /// Returns the cell as a program reads it.
     pub(crate) fn raw(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -190,21 +199,72 @@ impl Cell {
     }
 }
 
-/// A number with so many decimals and thin gaps between thousands.
-pub(crate) fn grouped(value: f64, decimals: usize) -> String {
-    let text = format!("{:.decimals$}", value.abs());
-    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-    let mut grouped = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index).is_multiple_of(3) {
-            grouped.push('\u{202f}');
-        }
-        grouped.push(digit);
+/// Returns a number; one that is not finite is missing.
+pub(crate) fn number(value: impl Into<Option<f64>>, decimals: usize) -> Cell {
+    match value.into() {
+        Some(value) if value.is_finite() => Cell::Number(value, decimals),
+        _ => Cell::Missing,
     }
-    let is_zero = text.chars().all(|c| c == '0' || c == '.');
-    let sign = if value < 0.0 && !is_zero { "−" } else { "" };
-    let point = if fraction.is_empty() { "" } else { "." };
-    format!("{sign}{grouped}{point}{fraction}")
+}
+
+/// Returns a share as a percentage.
+pub(crate) fn percent(share: impl Into<Option<f64>>, decimals: usize) -> Cell {
+    number(share.into().map(|share| 100.0 * share), decimals)
+}
+
+/// Returns a size in MiB.
+pub(crate) fn mebibytes(bytes: impl Into<Option<u64>>) -> Cell {
+    number(
+        bytes.into().map(|bytes| bytes as f64 / f64::from(1 << 20)),
+        1,
+    )
+}
+
+impl From<&str> for Cell {
+    /// Returns the text; empty text is missing.
+    fn from(text: &str) -> Self {
+        if text.is_empty() {
+            Self::Missing
+        } else {
+            Self::Text(text.to_owned())
+        }
+    }
+}
+
+impl From<&String> for Cell {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(count: u64) -> Self {
+        Self::Number(count as f64, 0)
+    }
+}
+
+impl From<usize> for Cell {
+    fn from(count: usize) -> Self {
+        Self::Number(count as f64, 0)
+    }
+}
+
+impl From<bool> for Cell {
+    fn from(truth: bool) -> Self {
+        if truth { "yes" } else { "no" }.into()
+    }
+}
+
+impl<T: Into<Cell>> From<Option<T>> for Cell {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Missing, Into::into)
+    }
 }
 
 #[cfg(test)]
@@ -212,32 +272,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_grouped_by_thousands_and_keep_their_sign() {
-        assert_eq!(grouped(1_234_567.891, 1), "1\u{202f}234\u{202f}567.9");
-        assert_eq!(grouped(-12.0, 0), "−12");
-        assert_eq!(grouped(-0.001, 1), "0.0");
-        assert_eq!(grouped(999.96, 1), "1\u{202f}000.0");
-    }
-
-    #[test]
-    fn what_is_not_finite_is_missing() {
-        assert_eq!(Cell::number(f64::NAN, 1), Cell::Missing);
-        assert_eq!(Cell::number(f64::INFINITY, 1).shown(), "–");
-        assert_eq!(Cell::number(None, 1).raw(), "");
-    }
-
-    #[test]
     fn json_has_all_digits_and_whole_numbers_without_a_point() {
-        let mut table = Table::new("t", "T", &["a", "b", "c"]);
-        table.push(vec![
-            Cell::number(0.123456789, 1),
-            Cell::count(7),
-            Cell::Missing,
-        ]);
+        let cells = row!["a" => number(0.123456789, 1), "b" => 7_usize, "c" => number(f64::NAN, 1)];
+        let table = Table::new("t", "T", [cells]);
         assert_eq!(
             table.to_json().to_string(),
             r#"[{"a":0.123456789,"b":7,"c":null}]"#
         );
         assert!(table.is_numeric(0) && !table.is_numeric(2));
+        assert_eq!(table.without_empty_columns().columns, ["a", "b"]);
     }
 }

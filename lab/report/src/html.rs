@@ -1,10 +1,10 @@
-//! The report as one HTML file that needs nothing else.
+//! The report as one HTML file without external resources.
 //!
-//! In: a [`Document`], its figures drawn. Out: HTML. Invariant: everything that comes from a file is escaped (by maud); nothing is
-//! fetched; the page itself is never wider than its window.
+//! In: a [`Document`]. Out: HTML. Invariant: maud escapes everything that comes from a file; nothing is fetched; the
+//! page is never wider than its window: tables and figures scroll.
 
-use super::chart::{COLOURS, Sheet, draw};
-use super::document::{Block, Cell, Document, Figure, Section, Table};
+use super::chart::{COLOURS, draw};
+use super::document::{Cell, Content, Document, Figure, Section, Table};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -16,11 +16,11 @@ const LONG: usize = 40;
 /// # Errors
 /// When a chart cannot be drawn.
 pub(super) fn page(document: &Document) -> Result<String> {
-    let sections: Vec<Markup> = document
+    let sections = document
         .sections
         .iter()
         .map(section)
-        .collect::<Result<_>>()?;
+        .collect::<Result<Vec<_>>>()?;
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -36,14 +36,14 @@ pub(super) fn page(document: &Document) -> Result<String> {
             body {
                 header {
                     h1 { (document.title) }
-                    p.facts { "Made " (document.created) " by Lockstep " (env!("CARGO_PKG_VERSION")) " from " (document.inputs.join(", ")) "." }
+                    p.facts { "Written " (document.created) " by Lockstep " (env!("CARGO_PKG_VERSION")) " from " (document.inputs.join(", ")) "." }
                     nav aria-label="Sections" {
                         ul { @for section in &document.sections { li { a href={ "#" (section.id) } { (section.heading) } } } }
                     }
                 }
                 main { @for section in &sections { (section) } }
                 footer {
-                    p { "Beside this file: every table as CSV, JSON and LaTeX in " code { "tables" } ", every figure as SVG with its numbers as CSV in " code { "figures" } ", all of it in " code { "report.json" } "." }
+                    p { "In this directory: every table as CSV, JSON and LaTeX in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
                 }
             }
         }
@@ -51,63 +51,58 @@ pub(super) fn page(document: &Document) -> Result<String> {
     Ok(page.into_string())
 }
 
-/// Charts carry the colours of light paper; on a dark screen each has its counterpart.
+/// Returns the rules that replace the colours of charts on a dark screen.
 fn dark_charts() -> String {
-    let hex = |[red, green, blue]: [u8; 3]| format!("#{red:02X}{green:02X}{blue:02X}");
-    let rules: String = COLOURS
-        .iter()
-        .map(|colour| {
-            let (light, dark) = (hex(colour.light), hex(colour.dark));
-            format!("figure svg [fill=\"{light}\"]{{fill:{dark}}}figure svg [stroke=\"{light}\"]{{stroke:{dark}}}")
-        })
-        .collect();
+    let rule = |(light, dark): &(u32, u32)| {
+        format!(
+            "figure svg [fill=\"#{light:06X}\"]{{fill:#{dark:06X}}}figure svg [stroke=\"#{light:06X}\"]{{stroke:#{dark:06X}}}"
+        )
+    };
+    let rules: String = COLOURS.iter().map(rule).collect();
     format!("@media screen and (prefers-color-scheme:dark){{{rules}}}")
 }
 
 fn section(section: &Section) -> Result<Markup> {
+    // Consecutive figures share a grid.
+    let is_figure = |content: &Content| matches!(content, Content::Figure(_));
+    let groups = section
+        .contents
+        .chunk_by(|a, b| is_figure(a) && is_figure(b));
     let mut parts: Vec<Markup> = Vec::new();
-    let mut figures: Vec<Markup> = Vec::new();
-    for block in &section.blocks {
-        if let Block::Figure(one) = block {
-            figures.push(figure(one)?);
-            continue;
-        }
-        if !figures.is_empty() {
-            parts.push(grid(&figures));
-            figures.clear();
-        }
-        parts.push(match block {
-            Block::Paragraph(text) => html! { p { (text) } },
-            Block::Warning(text) => html! { p.warning { (text) } },
-            Block::Table(one) => table(one),
-            Block::FoldedTable(words, one) => {
-                html! { details { summary { (words) } (table(one)) } }
-            }
-            Block::FoldedText(words, text) => {
-                html! { details { summary { (words) } pre tabindex="0" { (text) } } }
-            }
-            Block::Figure(_) => continue,
+    for group in groups {
+        let contents = group.iter().map(content).collect::<Result<Vec<_>>>()?;
+        parts.push(html! {
+            @if is_figure(&group[0]) { div.figures { @for one in &contents { (one) } } }
+            @else { @for one in &contents { (one) } }
         });
-    }
-    if !figures.is_empty() {
-        parts.push(grid(&figures));
     }
     Ok(html! {
         section id=(section.id) { h2 { (section.heading) } @for part in &parts { (part) } }
     })
 }
 
-fn grid(figures: &[Markup]) -> Markup {
-    html! { div.figures { @for one in figures { (one) } } }
+fn content(content: &Content) -> Result<Markup> {
+    Ok(match content {
+        Content::Paragraph(text) => html! { p { (text) } },
+        Content::Warning(text) => html! { p.warning { (text) } },
+        Content::Figure(one) => figure(one)?,
+        Content::Table(one) => match &one.folded {
+            Some(summary) => html! { details { summary { (summary) } (table(one)) } },
+            None => table(one),
+        },
+        Content::FoldedText(summary, text) => {
+            html! { details { summary { (summary) } pre tabindex="0" { (text) } } }
+        }
+    })
 }
 
 fn figure(figure: &Figure) -> Result<Markup> {
-    let (wide, narrow) = (draw(figure, Sheet::Wide)?, draw(figure, Sheet::Narrow)?);
+    let drawing = draw(figure)?;
     Ok(html! {
-        figure id={ "figure-" (figure.data.id) } {
-            (PreEscaped(wide)) (PreEscaped(narrow))
+        figure id={ "figure-" (figure.id) } {
+            div.scroll tabindex="0" role="region" aria-label=(figure.title) { (PreEscaped(drawing)) }
             figcaption { (figure.caption) }
-            p.files { a href={ "figures/" (figure.data.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.data.id) ".csv" } { "CSV" } }
+            p.files { a href={ "figures/" (figure.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.id) ".csv" } { "CSV" } }
         }
     })
 }
@@ -117,9 +112,9 @@ fn table(table: &Table) -> Markup {
         .map(|column| table.is_numeric(column))
         .collect();
     let class = |column: usize, cell: &Cell| match cell {
-        _ if numeric[column] => "number",
-        Cell::Text(text) if text.chars().count() > LONG => "long",
-        _ => "",
+        _ if numeric[column] => Some("number"),
+        Cell::Text(text) if text.chars().count() > LONG => Some("long"),
+        _ => None,
     };
     html! {
         div.scroll tabindex="0" role="region" aria-label=(table.title) {
@@ -129,7 +124,7 @@ fn table(table: &Table) -> Markup {
                     th scope="col" class=[numeric[column].then_some("number")] { (name) }
                 } } }
                 tbody { @for row in &table.rows { tr { @for (column, cell) in row.iter().enumerate() {
-                    td class=[Some(class(column, cell)).filter(|class| !class.is_empty())] { (cell.shown()) }
+                    td class=[class(column, cell)] { (cell.shown()) }
                 } } } }
             }
         }

@@ -1,9 +1,9 @@
-//! Reports of studies: what `trainer report` writes.
+//! Reports of runs, studies and comparisons: `trainer report` and `trainer watch`.
 //!
-//! In: directories of runs, studies and comparisons, files of predictions, networks and traces. Out: one HTML file that needs nothing
-//! else, and beside it figures as SVG, tables as CSV, JSON and LaTeX.
-//! Invariant: every number comes from a file and is in the report's files again with all its digits; nothing is fetched, nothing runs
-//! in the page.
+//! In: directories of runs and studies, files of predictions, networks and traces. Out: one HTML file
+//! without external resources, with figures as SVG and tables as CSV, JSON and LaTeX in the same directory.
+//! Invariant: every number comes from a file and stands in the report's files with all its digits; the page fetches
+//! nothing and runs no script.
 
 mod chart;
 mod document;
@@ -22,35 +22,35 @@ use sources::Sources;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// What a report is asked to tell.
+/// Options of a report.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Request {
     /// Directories and files of any kind.
     pub inputs: Vec<PathBuf>,
-    /// Where the report is written: a directory that is absent, empty or an earlier report.
+    /// Directory to write: absent, empty or an earlier report.
     pub output: PathBuf,
-    /// Its heading, if it was given.
+    /// Heading.
     pub title: Option<String>,
-    /// Accuracy whose time is told, share 0..1; wins over what a study names.
+    /// Target of the time to accuracy, share 0..1; overrides the studies' targets.
     pub target_accuracy: Option<f64>,
 }
 
-/// An input or output that a report cannot take.
+/// An input or output that a report cannot use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{option}: expected {expected}, got {got}")]
 pub struct Refusal {
-    /// The flag, or the place of an argument.
+    /// Flag or name of the argument.
     pub option: &'static str,
-    /// What it takes.
+    /// Expected value.
     pub expected: String,
-    /// What it was given.
+    /// Value found.
     pub got: String,
 }
 
-/// How much a report has.
+/// Number of items of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// Sections that have something to tell.
+    /// Sections.
     pub num_sections: usize,
     /// Figures.
     pub num_figures: usize,
@@ -58,22 +58,12 @@ pub struct Size {
     pub num_tables: usize,
 }
 
-/// Reads the inputs and writes the report of them. An output that cannot be written is refused before anything is read.
+/// Reads the inputs and writes their report. Checks the output directory before reading anything.
 ///
 /// # Errors
-/// A [`Refusal`] if an input is none, or something else is at the output; when one cannot be read or written.
+/// A [`Refusal`] if an input is of no known kind or the output directory holds other files; I/O errors.
 pub fn write(request: &Request) -> Result<Size> {
     files::check_free(&request.output)?;
-    let document = document(request)?;
-    let (num_figures, num_tables) = files::write(&document, &request.output)?;
-    Ok(Size {
-        num_sections: document.sections.len(),
-        num_figures,
-        num_tables,
-    })
-}
-
-fn document(request: &Request) -> Result<Document> {
     let sources = Sources::read(&request.inputs)?;
     let facts = Facts::new(&sources, request.target_accuracy);
     let title = match (&request.title, &sources.studies[..]) {
@@ -81,14 +71,12 @@ fn document(request: &Request) -> Result<Document> {
         (None, [study]) if !study.plan.title.is_empty() => study.plan.title.clone(),
         (None, _) => "Lockstep report".to_owned(),
     };
-    Ok(Document {
+    let inputs = request.inputs.iter().map(|path| path.display().to_string());
+    let document = Document {
         title,
         created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        inputs: request
-            .inputs
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect(),
+        inputs: inputs.collect(),
         sections: sections::sections(&facts),
-    })
+    };
+    files::write(&document, &request.output)
 }

@@ -1,24 +1,26 @@
 //! Tables as CSV and LaTeX.
 //!
-//! In: a [`Table`]. Out: text. Invariant: CSV holds every digit, LaTeX those that are shown; both hold every row.
+//! In: a [`Table`]. Out: text. Invariant: CSV holds every digit, LaTeX the shown ones; both hold every row.
 //! Source: RFC 4180 for CSV; the LaTeX package booktabs for the rules.
 
-use super::document::Table;
+use super::document::{Cell, Table};
 
-/// The table as CSV: a heading, then a line a row; an empty field where there is nothing.
+/// Formats the table as CSV: a header, then one line per row.
 ///
-/// Ours, since the crate csv would turn on a default feature of serde's core, with which burn is compiled anew.
+/// Written here because the crate csv enables a feature of serde that makes cargo compile burn again.
 pub(super) fn csv(table: &Table) -> String {
-    let line = |fields: Vec<String>| fields.join(",") + "\n";
-    let heading = line(table.columns.iter().map(|name| field(name)).collect());
+    let header = table.columns.iter().map(|name| field(name)).collect();
     let rows = table
         .rows
         .iter()
-        .map(|row| line(row.iter().map(|cell| field(&cell.raw())).collect()));
-    std::iter::once(heading).chain(rows).collect()
+        .map(|row| row.iter().map(|cell| field(&cell.raw())).collect());
+    let lines = std::iter::once(header).chain(rows);
+    lines
+        .map(|fields: Vec<String>| fields.join(",") + "\n")
+        .collect()
 }
 
-/// A field, in quotes where it has something that would end it.
+/// Quotes a field where CSV needs it.
 fn field(text: &str) -> String {
     let needs_quotes =
         text.contains(['"', ',', '\n', '\r']) || text.starts_with(' ') || text.ends_with(' ');
@@ -29,39 +31,26 @@ fn field(text: &str) -> String {
     }
 }
 
-/// The table as a LaTeX `table` with the rules of booktabs.
+/// Formats the table as a LaTeX `table` with the rules of booktabs.
 pub(super) fn latex(table: &Table) -> String {
-    let columns: String = (0..table.columns.len())
-        .map(|column| if table.is_numeric(column) { 'r' } else { 'l' })
-        .collect();
+    let alignment = |column| if table.is_numeric(column) { 'r' } else { 'l' };
+    let columns: String = (0..table.columns.len()).map(alignment).collect();
     let line = |cells: Vec<String>| format!("    {} \\\\\n", cells.join(" & "));
-    let mut text = String::from(
-        "% Needs \\usepackage{booktabs}; wide ones fit with \\usepackage{graphicx} and \\resizebox.\n",
-    );
-    text.push_str("\\begin{table}\n  \\centering\n");
-    text.push_str(&format!(
-        "  \\caption{{{}}}\n  \\label{{tab:{}}}\n",
-        escaped(&table.title),
-        table.id
-    ));
-    text.push_str(&format!(
-        "  \\begin{{tabular}}{{{columns}}}\n    \\toprule\n"
-    ));
-    text.push_str(&line(
-        table.columns.iter().map(|name| escaped(name)).collect(),
-    ));
-    text.push_str("    \\midrule\n");
-    for row in &table.rows {
-        text.push_str(&line(
-            row.iter().map(|cell| escaped(&cell.shown())).collect(),
-        ));
-    }
-    text.push_str("    \\bottomrule\n  \\end{tabular}\n\\end{table}\n");
-    text
+    let header = line(table.columns.iter().map(|name| escaped(name)).collect());
+    let row = |row: &Vec<Cell>| line(row.iter().map(|cell| escaped(&cell.shown())).collect());
+    let rows: String = table.rows.iter().map(row).collect();
+    let title = escaped(&table.title);
+    let id = &table.id;
+    format!(
+        "% Needs \\usepackage{{booktabs}}; wide tables fit with \\usepackage{{graphicx}} and \\resizebox.\n\
+         \\begin{{table}}\n  \\centering\n  \\caption{{{title}}}\n  \\label{{tab:{id}}}\n  \
+         \\begin{{tabular}}{{{columns}}}\n    \\toprule\n{header}    \\midrule\n{rows}    \
+         \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
+    )
 }
 
-/// Text in which LaTeX sees no commands.
-pub(super) fn escaped(text: &str) -> String {
+/// Escapes the characters that LaTeX takes for commands.
+fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -73,13 +62,11 @@ pub(super) fn escaped(text: &str) -> String {
             '>' => escaped.push_str("\\textgreater{}"),
             '|' => escaped.push_str("\\textbar{}"),
             '"' => escaped.push_str("\\textquotedbl{}"),
-            '−' => escaped.push_str("$-$"),
             '±' => escaped.push_str("$\\pm$"),
             '×' => escaped.push_str("$\\times$"),
             '·' => escaped.push_str("$\\cdot$"),
             '–' => escaped.push_str("--"),
             '…' => escaped.push_str("\\dots{}"),
-            '\u{202f}' => escaped.push_str("\\,"),
             '\n' | '\r' | '\t' => escaped.push(' '),
             c => escaped.push(c),
         }
@@ -90,13 +77,14 @@ pub(super) fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::Cell;
+    use crate::document::{number, row};
 
     fn table() -> Table {
-        let mut table = Table::new("t", "A & B", &["name", "images/s"]);
-        table.push(vec![Cell::text("a,\"b\"\nc"), Cell::number(1234.5678, 1)]);
-        table.push(vec![Cell::text("x_1 100 %"), Cell::Missing]);
-        table
+        let rows = [
+            row!["name" => "a,\"b\"\nc", "images/s" => number(1234.5678, 1)],
+            row!["name" => "x_1 100 %", "images/s" => number(None, 1)],
+        ];
+        Table::new("t", "A & B", rows)
     }
 
     #[test]
@@ -115,7 +103,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("x\\_1 100 \\% & -- \\\\"), "{text}");
-        assert!(text.contains("1\\,234.6"), "{text}");
+        assert!(text.contains("1,234.6"), "{text}");
         assert_eq!(
             escaped("\\a{b}^~#$<>|\""),
             "\\textbackslash{}a\\{b\\}\\textasciicircum{}\\textasciitilde{}\\#\\$\\textless{}\\textgreater{}\\textbar{}\\textquotedbl{}"

@@ -1,8 +1,7 @@
-//! A run as it stands, on a terminal: `trainer watch`.
+//! The current state of a run on a terminal: `trainer watch`.
 //!
-//! In: the directory of a run. Out: a page that is drawn anew every second, or once as text.
-//! Invariant: files are read and none is written or waited for, and the lock of a run is tried for a moment only: a run does not notice
-//! who watches it.
+//! In: the directory of a run. Out: a page, drawn every second or printed once as text.
+//! Invariant: files are only read, and the lock of the run is tried for a moment only, so the run does not notice.
 
 mod state;
 mod view;
@@ -18,12 +17,11 @@ use ratatui::layout::Rect;
 
 use self::state::{Live, SILENCE, Stage, Watched};
 
-/// Between two looks at the files.
+/// Time between two reads of the files.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Between two looks at whether the program is to end.
+/// Time between two looks at whether the program should end.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// What text has columns and rows of, where there is no terminal.
+/// Size of a page without a terminal.
 const TEXT: Rect = Rect {
     x: 0,
     y: 0,
@@ -31,33 +29,29 @@ const TEXT: Rect = Rect {
     height: 40,
 };
 
-/// A run adds a line to its log, or does a step, in this time; steps may take longer.
+/// Time in which a run adds a line to its log or runs a step; steps may take longer.
 pub const CADENCE: Duration = Duration::from_secs(12);
 
-/// Returns the page as text. A run that seems silent is watched for `cadence` or two of its steps, if that is longer: its clock
-/// may differ from that of this machine. A `cadence` of zero looks once.
+/// Returns the page as text. Watches a silent run for `cadence`, or for two of its steps if they take longer, because
+/// its clock may differ from this machine's. A `cadence` of zero reads once.
 ///
 /// # Errors
-/// A [`Refusal`](crate::Refusal) if the directory is none of a run; when its metrics cannot be read.
+/// A [`Refusal`](crate::Refusal) without a directory; when the metrics cannot be read.
 pub fn snapshot(directory: &Path, cadence: Duration) -> Result<String> {
     Ok(page(&seen_within(directory, cadence)?, TEXT))
 }
 
-/// Looks until the run is not silent, for `cadence` or two of its steps.
 fn seen_within(directory: &Path, cadence: Duration) -> Result<Live> {
-    let mut watched = Watched::new();
+    let mut watched = Watched::default();
     loop {
         let live = Live::read(directory, &mut watched)?;
-        let of_steps = live
+        let step = live
             .progress
             .as_ref()
-            .and_then(records::RunProgress::time_per_step)
-            .unwrap_or_default();
-        let patience = cadence.max(2 * of_steps.min(SILENCE));
-        if cadence.is_zero()
-            || !matches!(live.stage, Stage::Silent(_))
-            || watched.duration() >= patience
-        {
+            .and_then(records::RunProgress::time_per_step);
+        let patience = cadence.max(2 * step.unwrap_or_default().min(SILENCE));
+        let is_silent = matches!(live.stage, Stage::Silent(_));
+        if cadence.is_zero() || !is_silent || watched.duration() >= patience {
             return Ok(live);
         }
         thread::sleep(LOOK);
@@ -68,71 +62,59 @@ fn page(live: &Live, area: Rect) -> String {
     let mut buffer = Buffer::empty(area);
     view::render(live, area, &mut buffer);
     let row = |y| {
-        (0..area.width)
-            .map(|x| buffer[(x, y)].symbol())
-            .collect::<String>()
-            .trim_end()
-            .to_owned()
+        let row: String = (0..area.width).map(|x| buffer[(x, y)].symbol()).collect();
+        row.trim_end().to_owned() + "\n"
     };
-    (0..area.height)
-        .map(row)
-        .collect::<Vec<_>>()
-        .join("\n")
-        .trim_end()
-        .to_owned()
+    let page: String = (0..area.height).map(row).collect();
+    page.trim_end().to_owned()
 }
 
-/// Waits until the run has ended, or the program `is_to_end`; whether the run has finished.
+/// Waits until the run has ended or `is_to_end` returns true. Returns true if the run has finished.
 ///
 /// # Errors
-/// As [`snapshot`].
+/// Same as [`snapshot`].
 pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
-    let mut watched = Watched::new();
-    let (mut stage, mut looked) = (Live::read(directory, &mut watched)?.stage, Instant::now());
-    while !stage.has_ended() && !is_to_end() {
-        thread::sleep(LOOK);
-        if looked.elapsed() >= PAUSE {
-            (stage, looked) = (Live::read(directory, &mut watched)?.stage, Instant::now());
+    let mut watched = Watched::default();
+    loop {
+        let stage = Live::read(directory, &mut watched)?.stage;
+        if stage.has_ended() {
+            return Ok(stage == Stage::Finished);
+        }
+        let next = Instant::now() + PAUSE;
+        while Instant::now() < next {
+            if is_to_end() {
+                return Ok(Live::read(directory, &mut watched)?.stage == Stage::Finished);
+            }
+            thread::sleep(LOOK);
         }
     }
-    Ok(Live::read(directory, &mut watched)?.stage == Stage::Finished)
 }
 
-/// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended;
-/// whether it has finished.
+/// Shows the page on the terminal until `q` is pressed, `is_to_end` returns true, or, with `until_end`, the run has
+/// ended. Returns true if the run has finished.
 ///
 /// # Errors
-/// As [`snapshot`], and when the terminal cannot be read or written.
+/// Same as [`snapshot`], and when the terminal cannot be read or written.
 pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) -> Result<bool> {
-    // Before the screen is taken, so that a refusal is seen.
-    let mut watched = Watched::new();
+    // Read before the terminal switches screens, so that an error stays visible.
+    let mut watched = Watched::default();
     let mut live = Live::read(directory, &mut watched)?;
     let mut terminal = ratatui::try_init()?;
-    let result = loop {
-        if let Err(error) =
-            terminal.draw(|frame| view::render(&live, frame.area(), frame.buffer_mut()))
-        {
-            break Err(error.into());
-        }
-        if until_end && live.stage.has_ended() {
-            break Ok(());
-        }
-        match is_ended_by_key(&is_to_end) {
-            Ok(false) => {}
-            result => break result.map(|_| ()),
-        }
-        match Live::read(directory, &mut watched) {
-            Ok(read) => live = read,
-            Err(error) => break Err(error),
+    let mut show = || -> Result<bool> {
+        loop {
+            terminal.draw(|frame| view::render(&live, frame.area(), frame.buffer_mut()))?;
+            if until_end && live.stage.has_ended() || is_ended_by_key(&is_to_end)? {
+                return Ok(live.stage == Stage::Finished);
+            }
+            live = Live::read(directory, &mut watched)?;
         }
     };
-    let restored = ratatui::try_restore();
-    result?;
-    restored?;
-    Ok(live.stage == Stage::Finished)
+    let has_finished = show();
+    ratatui::try_restore()?;
+    has_finished
 }
 
-/// Listens until the files are to be looked at again; whether somebody wants no more.
+/// Waits until the next read of the files. Returns true if the user or the program wants to end.
 fn is_ended_by_key(is_to_end: impl Fn() -> bool) -> Result<bool> {
     let end = Instant::now() + PAUSE;
     while Instant::now() < end {

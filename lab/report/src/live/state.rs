@@ -1,9 +1,9 @@
-//! Where a run stands, from its files alone.
+//! State of a run, from its files.
 //!
 //! In: the files of its directory, their changes while they are watched. Out: [`Live`].
-//! Invariant: what an earlier session left is not taken for this one's: files say of which session they are, however they were copied.
-//! A run is alive while its files change or its lock is held, and dead if this machine has given its lock back; no clock of another
-//! machine, and no process number, which may be one of another container, decides that.
+//! Invariant: files name their session, so those of an earlier session do not count. A run is alive while its files
+//! change or its lock is held, and dead once this machine has released its lock. Neither the clock of another machine
+//! nor a process number decides, as the number may be of another container.
 
 use std::collections::BTreeSet;
 use std::fs::{self, TryLockError};
@@ -12,27 +12,27 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
-use records::{RunProgress, Summary};
+use records::RunProgress;
 
 use crate::Refusal;
 use crate::sources::{Run, read_json};
 
-/// A run that writes nothing for so long may be dead.
+/// A run that writes nothing for this time may be dead.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
 
-/// How much of the end of a log is read, bytes.
+/// Bytes that are read at the end of a log.
 const TAIL: u64 = 256 << 10;
 
-/// A run to be watched.
+/// A watched run.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) run: Run,
     pub(super) stage: Stage,
-    /// Of this session.
+    /// Progress of this session.
     pub(super) progress: Option<RunProgress>,
     /// Warnings and errors of this session, the newest last.
     pub(super) alerts: Vec<String>,
-    /// The end of its log.
+    /// End of the log of this session.
     pub(super) log: Vec<String>,
 }
 
@@ -40,36 +40,30 @@ pub(super) struct Live {
 #[derive(Debug)]
 pub(super) struct Watched {
     since: Instant,
-    /// When a change was seen last.
+    /// Time of the last change.
     changed: Option<Instant>,
-    last: Option<Content>,
+    last: Option<(Option<RunProgress>, Vec<String>)>,
 }
 
-/// What a run that goes on changes: its progress, the number of lines in its log, the last one.
-type Content = (Option<RunProgress>, usize, Option<String>);
-
-impl Watched {
-    /// Nothing is seen yet.
-    pub(super) fn new() -> Self {
+impl Default for Watched {
+    fn default() -> Self {
         Self {
             since: Instant::now(),
             changed: None,
             last: None,
         }
     }
+}
 
+impl Watched {
     fn look(&mut self, progress: Option<&RunProgress>, log: &[String]) {
-        let content = (progress.cloned(), log.len(), log.last().cloned());
-        if self
-            .last
-            .replace(content.clone())
-            .is_some_and(|last| last != content)
-        {
+        let files = (progress.cloned(), log.to_vec());
+        if self.last.as_ref().is_some_and(|last| *last != files) {
             self.changed = Some(Instant::now());
         }
+        self.last = Some(files);
     }
 
-    /// Returns for how long it has been watched.
     pub(super) fn duration(&self) -> Duration {
         self.since.elapsed()
     }
@@ -80,24 +74,23 @@ impl Watched {
 enum Holder {
     /// It holds the lock.
     Alive,
-    /// It ran on this machine, which has taken the lock back.
+    /// It ran on this machine, which has released the lock.
     Gone,
-    /// There is no lock, or it is another machine's, whose file system may keep it there.
+    /// There is no lock, or the lock is of another machine, whose file system may keep it there.
     Unknown,
 }
 
-/// Whether a run goes on.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stage {
-    /// No file says that it has begun: it may wait in a queue.
+    /// No manifest: the run may wait in a queue.
     NotBegun,
     /// It wrote this long ago.
     Running(Duration),
-    /// It wrote nothing for so long.
+    /// It wrote nothing for this time.
     Silent(Duration),
-    /// Its process is gone, and it has not said that it ended.
+    /// Its process is gone without a summary.
     Dead,
-    /// Stopped before its last epoch: with a checkpoint, if it made a step.
+    /// Stopped before its last epoch, with a checkpoint if it ran a step.
     Stopped,
     Finished,
 }
@@ -109,52 +102,45 @@ impl Stage {
 }
 
 impl Live {
-    /// Reads the files, and compares them with those that `watched` has seen before.
+    /// Reads the files and compares them with those of the last read.
     pub(super) fn read(directory: &Path, watched: &mut Watched) -> Result<Self> {
         if !directory.is_dir() {
-            let got = format!("{}, which is none", directory.display());
+            let expected = "the directory of a run".to_owned();
+            let got = format!("{}, which is no directory", directory.display());
             return Err(Refusal {
                 option: "RUN",
-                expected: "the directory of a run".to_owned(),
+                expected,
                 got,
             }
             .into());
         }
         let run = Run::read(directory)?;
-        let modified = |file: &str| {
-            fs::metadata(directory.join(file))
-                .and_then(|file| file.modified())
-                .ok()
-        };
-        let session = modified("manifest.json");
         let started = run.manifest().map(|manifest| manifest.started.as_str());
         let progress: Option<RunProgress> = read_json(&directory.join("progress.json")).ok();
-        let progress =
-            progress.filter(|progress| started.is_none_or(|started| progress.started == started));
-        let log = of_last_session(lines_at_end(&directory.join("train.log")));
+        let is_of_session =
+            |progress: &RunProgress| started.is_none_or(|started| progress.started == started);
+        let progress = progress.filter(is_of_session);
+        let log = last_session(lines_at_end(&directory.join("train.log")));
         watched.look(progress.as_ref(), &log);
         let written = progress
             .as_ref()
             .map(|progress| progress.written.as_str())
-            .or(started)
-            .and_then(time_of);
-        let is_of_session = |summary: &Summary| Some(summary.started.as_str()) == started;
-        let stage = match (&run.summary, session) {
-            (Some(summary), _) if is_of_session(summary) => {
-                if summary.stopped_early {
-                    Stage::Stopped
-                } else {
-                    Stage::Finished
-                }
-            }
-            (_, None) => Stage::NotBegun,
-            _ => stage(holder(directory), watched, written.or(session)),
+            .or(started);
+        let written = written.and_then(|time| humantime::parse_rfc3339_weak(time).ok());
+        let manifest = fs::metadata(directory.join("manifest.json"));
+        let manifest_time = manifest.and_then(|file| file.modified()).ok();
+        let summary = run.summary.as_ref();
+        let summary = summary.filter(|summary| Some(summary.started.as_str()) == started);
+        let stage = match summary {
+            Some(summary) if summary.stopped_early => Stage::Stopped,
+            Some(_) => Stage::Finished,
+            None if manifest_time.is_none() => Stage::NotBegun,
+            None => stage(holder(directory), watched, written.or(manifest_time)),
         };
-        let output = newest_output(directory)
-            .map(|path| of_last_session(lines_at_end(&path)))
-            .unwrap_or_default();
+        let output = newest_output(directory).map(|path| last_session(lines_at_end(&path)));
+        let alerts = alerts(&log, &output.unwrap_or_default());
         Ok(Self {
-            alerts: alerts(&log, &output),
+            alerts,
             log,
             progress,
             stage,
@@ -162,44 +148,40 @@ impl Live {
         })
     }
 
+    /// Returns the epochs of the whole run.
     pub(super) fn epochs(&self) -> Option<u64> {
         let of_progress = self.progress.as_ref().map(|progress| progress.epochs);
-        of_progress
-            .or_else(|| self.run.setting("schedule.epochs")?.parse().ok())
-            .filter(|epochs| *epochs > 0)
+        let epochs = of_progress.or_else(|| self.run.setting("schedule.epochs")?.parse().ok());
+        epochs.filter(|epochs| *epochs > 0)
     }
 
-    /// Steps done and steps of the whole run.
+    /// Returns the steps done and those of the whole run.
     pub(super) fn steps(&self) -> Option<(u64, u64)> {
         let progress = self.progress.as_ref()?;
         Some((progress.step, progress.all_steps()?)).filter(|(_, all)| *all > 0)
     }
 
-    /// How long the rest takes, at the speed of this session, evaluations and checkpoints included; nothing where it does not go on.
+    /// Returns the time left of a running run, with evaluations and checkpoints, at the speed of this session.
     pub(super) fn time_left(&self) -> Option<Duration> {
-        let is_running = matches!(self.stage, Stage::Running(_));
-        self.progress.as_ref().filter(|_| is_running)?.time_left()
+        match self.stage {
+            Stage::Running(_) => self.progress.as_ref()?.time_left(),
+            _ => None,
+        }
     }
 }
 
-fn time_of(text: &str) -> Option<SystemTime> {
-    humantime::parse_rfc3339_weak(text).ok()
-}
-
-/// Judges a run that has not said that it ended, and that wrote last at `written` by its own clock.
+/// Judges a run without a summary that last wrote at `written` by its own clock.
 fn stage(holder: Holder, watched: &Watched, written: Option<SystemTime>) -> Stage {
     if holder == Holder::Gone {
         return Stage::Dead;
     }
     if let Some(changed) = watched.changed {
-        let still = changed.elapsed();
-        return if still <= SILENCE {
-            Stage::Running(still)
-        } else {
-            Stage::Silent(still)
+        return match changed.elapsed() {
+            still if still <= SILENCE => Stage::Running(still),
+            still => Stage::Silent(still),
         };
     }
-    // Before a change is seen, the clocks say when the last one was: enough to call a living process running.
+    // Until a change is seen, the clocks suffice to call a living process running.
     let age = written.and_then(|at| SystemTime::now().duration_since(at).ok());
     match age {
         Some(age) if holder == Holder::Alive && age.max(watched.duration()) <= SILENCE => {
@@ -209,26 +191,24 @@ fn stage(holder: Holder, watched: &Watched, written: Option<SystemTime>) -> Stag
     }
 }
 
-/// Tries the directory's lock, which the run holds while its process lives, whatever container that is in.
+/// Tries the lock of the directory, which the run holds while its process lives, in any container.
 fn holder(directory: &Path) -> Holder {
     let path = directory.join(".lock");
     let Ok(file) = records::file::open(&path) else {
         return Holder::Unknown;
     };
     let text = records::file::read_to_string(&path).unwrap_or_default();
-    let boot = text
-        .lines()
-        .find_map(|line| line.strip_prefix("boot "))
-        .map(str::to_owned);
-    // A run that starts at this moment waits longer than this is held.
+    let boot = text.lines().find_map(|line| line.strip_prefix("boot "));
+    let is_here = boot.is_some_and(|boot| Some(boot) == records::boot_id().as_deref());
+    // A run that starts at this moment waits longer than this lock is held.
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => Holder::Alive,
-        Ok(()) if boot.is_some() && boot == records::boot_id() => Holder::Gone,
+        Ok(()) if is_here => Holder::Gone,
         Ok(()) | Err(TryLockError::Error(_)) => Holder::Unknown,
     }
 }
 
-/// The last lines of a file, without one that was begun before them.
+/// Returns the last lines of a file; none if it cannot be read.
 fn lines_at_end(path: &Path) -> Vec<String> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = records::file::open(path)?;
@@ -245,31 +225,37 @@ fn lines_at_end(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The lines since the table of options, which begins a session.
-fn of_last_session(mut lines: Vec<String>) -> Vec<String> {
+/// Returns the lines since the table of options, which begins a session.
+fn last_session(mut lines: Vec<String>) -> Vec<String> {
     let start = lines.iter().rposition(|line| line.starts_with("version "));
     lines.split_off(start.unwrap_or(0))
 }
 
-/// What the last job of Slurm wrote, all ranks together.
+/// Returns the output of the last Slurm job, which has the lines of all ranks.
 fn newest_output(directory: &Path) -> Option<PathBuf> {
-    let outputs = fs::read_dir(directory).ok()?.flatten().filter(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    let is_output = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("slurm-") && name.ends_with(".out")
-    });
-    outputs
-        .max_by_key(|entry| entry.metadata().and_then(|file| file.modified()).ok())
-        .map(|entry| entry.path())
+    };
+    let paths = fs::read_dir(directory)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path());
+    let time = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+    paths.filter(is_output).max_by_key(time)
 }
 
-/// Warnings, errors and what the watchdog says of each rank, each once.
+/// Returns warnings, errors and the ranks' lines below an error, each once.
 fn alerts(log: &[String], output: &[String]) -> Vec<String> {
     let mut seen = BTreeSet::new();
-    let mut of_error = false;
-    let is_alert = |line: &&String| {
-        let begins = line.starts_with("warning: ") || line.starts_with("error");
-        of_error = line.starts_with("error") || (of_error && line.starts_with("  rank "));
-        (begins || of_error) && seen.insert(line.to_string())
-    };
-    log.iter().chain(output).filter(is_alert).cloned().collect()
+    let mut alerts = Vec::new();
+    let mut is_below_error = false;
+    for line in log.iter().chain(output) {
+        let is_error = line.starts_with("error");
+        is_below_error = is_error || is_below_error && line.starts_with("  rank ");
+        if (is_below_error || line.starts_with("warning: ")) && seen.insert(line) {
+            alerts.push(line.clone());
+        }
+    }
+    alerts
 }

@@ -1,4 +1,4 @@
-//! What the page says of runs in every state.
+//! The page of runs in every state.
 
 use super::*;
 use crate::Refusal;
@@ -140,16 +140,6 @@ fn summary(started: String) -> Summary {
     }
 }
 
-/// Makes a file this many seconds old.
-fn age(folder: &TempDir, file: &str, seconds: u64) {
-    let file = fs::File::options()
-        .append(true)
-        .open(folder.path().join(file))
-        .unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(seconds))
-        .unwrap();
-}
-
 /// The page at one look.
 fn shown(folder: &TempDir) -> String {
     shown_within(folder, TEXT)
@@ -167,7 +157,7 @@ fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
     let page = shown(&folder);
     for expected in [
         "running: training",
-        "resnet20 on shapes | 2 ranks of 1 threads on n1",
+        "resnet20 on shapes | 2 ranks of 1 thread on n1",
         "123.4 images/s | exposed communication 10.0 %",
         "step 25: loss 0.5000 accuracy 75.0 % rate 1.0e-5",
         "epoch 2: test loss 1.1000 accuracy 50.00 %",
@@ -198,7 +188,7 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     );
     drop(held);
     assert!(
-        shown(&folder).contains("dead: its process is gone"),
+        shown(&folder).contains("dead: its process ended"),
         "{}",
         shown(&folder)
     );
@@ -222,15 +212,13 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
             ..stopped
         },
     );
-    assert!(
-        shown(&folder).contains("stopped before its first step: there is nothing to go on from")
-    );
+    assert!(shown(&folder).contains("stopped before its first step, without a checkpoint"));
     write(&folder, "summary.json", &summary(String::new()));
     assert!(shown(&folder).contains("finished"));
 }
 
 #[test]
-fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_what_matters() {
+fn curves_differ_without_colours_and_a_terminal_of_24_rows_has_room_for_everything() {
     let folder = run();
     let _lock = lock(&folder);
     write(&folder, "progress.json", &progress(1));
@@ -269,7 +257,7 @@ fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_
 }
 
 #[test]
-fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
+fn a_run_is_waited_for_until_it_has_ended_or_the_program_ends() {
     let folder = run();
     let held = lock(&folder);
     write(&folder, "progress.json", &progress(1));
@@ -281,7 +269,7 @@ fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
 }
 
 #[test]
-fn a_run_goes_on_while_its_files_change_whatever_its_clock_and_its_machine() {
+fn a_run_is_running_while_its_files_change_whatever_its_clock_and_machine() {
     for written in [rfc3339(600), rfc3339_in(600)] {
         let folder = run();
         drop(lock_of(&folder, "another machine's"));
@@ -290,7 +278,7 @@ fn a_run_goes_on_while_its_files_change_whatever_its_clock_and_its_machine() {
             step,
             ..progress(0)
         };
-        let mut watched = Watched::new();
+        let mut watched = Watched::default();
         let mut stage = |step| {
             write(&folder, "progress.json", &at(step));
             Live::read(folder.path(), &mut watched).unwrap().stage
@@ -321,8 +309,6 @@ fn a_resumed_run_is_not_taken_for_the_session_before_it() {
             ..Manifest::default()
         },
     );
-    // A copy of the files, in whatever order: their age says nothing.
-    age(&folder, "manifest.json", 600);
     assert!(
         shown(&folder).contains("running: starting (written 1"),
         "{}",
@@ -331,7 +317,36 @@ fn a_resumed_run_is_not_taken_for_the_session_before_it() {
 }
 
 #[test]
-fn a_run_whose_files_were_copied_has_ended_as_it_says_itself() {
+fn a_finished_run_that_was_resumed_without_work_is_shown_as_finished() {
+    let folder = run();
+    let options = "[schedule]\nepochs = 2\n";
+    fs::write(folder.path().join("run.toml"), options).unwrap();
+    let started = rfc3339(10);
+    let manifest = Manifest {
+        started: started.clone(),
+        ..Manifest::default()
+    };
+    write(&folder, "manifest.json", &manifest);
+    write(&folder, "summary.json", &summary(started));
+    // progress.json is that of the session that trained.
+    write(
+        &folder,
+        "progress.json",
+        &RunProgress {
+            started: rfc3339(900),
+            ..progress(600)
+        },
+    );
+    let page = shown(&folder);
+    assert!(
+        page.contains("finished") && page.contains("100 % | 2 of 2 epochs"),
+        "{page}"
+    );
+    assert!(!page.contains("step 0"), "{page}");
+}
+
+#[test]
+fn a_run_whose_files_were_copied_has_ended_as_its_summary_states() {
     let folder = run();
     let started = rfc3339(600);
     write(
@@ -352,20 +367,19 @@ fn a_run_whose_files_were_copied_has_ended_as_it_says_itself() {
     );
     drop(lock(&folder));
     write(&folder, "summary.json", &summary(started));
-    age(&folder, "summary.json", 50);
     assert!(shown(&folder).contains("finished"), "{}", shown(&folder));
     write(&folder, "summary.json", &summary(rfc3339(900)));
     let page = shown(&folder);
     assert!(
-        page.contains("dead: its process is gone, in training"),
+        page.contains("dead: its process ended in training"),
         "{page}"
     );
 }
 
 #[test]
-fn what_no_session_measured_is_shown_as_no_measurement() {
+fn values_that_were_not_measured_are_shown_as_dashes() {
     let folder = run();
-    // Of a start that found all steps of the epoch made, as the epoch's record has it.
+    // The epoch's record of a session that found all steps of the epoch completed.
     let idle = RankSeconds {
         num_steps: 0,
         ..RankSeconds::default()
@@ -456,7 +470,7 @@ fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
     fs::write(folder.path().join("train.log"), log).unwrap();
     let output = "version 1\nerror: of the session before\nversion 1\nwarning: slow rank\nerror: killed\n  rank 0: y\n";
     fs::write(folder.path().join("slurm-7.out"), output).unwrap();
-    let live = Live::read(folder.path(), &mut Watched::new()).unwrap();
+    let live = Live::read(folder.path(), &mut Watched::default()).unwrap();
     assert_eq!(
         live.alerts,
         [
@@ -494,9 +508,9 @@ fn numbers_that_no_run_has_are_shown_without_a_time_left() {
 }
 
 #[test]
-fn a_directory_without_a_run_has_not_begun_and_one_that_is_not_there_is_refused() {
+fn an_empty_directory_is_not_started_and_a_missing_one_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(shown(&folder).contains("not begun"));
+    assert!(shown(&folder).contains("not started"));
     let error = snapshot(&folder.path().join("none"), CADENCE).unwrap_err();
     assert!(error.is::<Refusal>(), "{error}");
 }

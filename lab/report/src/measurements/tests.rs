@@ -1,4 +1,4 @@
-//! What belongs on one line, and what a speedup is against.
+//! Lines of measurements, and the reference of a speedup.
 
 use super::*;
 use records::{DatasetFacts, EpochRecord, LaunchFacts, Manifest};
@@ -14,24 +14,19 @@ fn measurement(ranks: usize, speed: f64, sync: &str) -> Measurement {
         .into();
     Measurement {
         ranks,
-        speeds: vec![speed],
+        repetitions: vec![repeated(1, speed)],
         scaling: "weak".to_owned(),
         settings,
         ..Measurement::default()
     }
 }
 
-#[test]
-fn medians_and_ranges_leave_out_what_is_no_number() {
-    assert_eq!(
-        (median(&[3.0, 1.0, 2.0]), median(&[1.0, 2.0]), median(&[])),
-        (Some(2.0), Some(1.5), None)
-    );
-    assert_eq!(median(&[f64::NAN, 4.0]), Some(4.0));
-    assert_eq!(
-        (range(&[3.0, 1.0, f64::NAN]), range(&[3.0])),
-        (Some((1.0, 3.0)), None)
-    );
+fn repeated(number: u64, speed: f64) -> Repetition {
+    Repetition {
+        number,
+        speed,
+        ..Repetition::default()
+    }
 }
 
 #[test]
@@ -49,20 +44,12 @@ fn speedup_is_against_one_rank_of_the_same_work() {
 
 #[test]
 fn speedups_are_taken_in_each_repetition_against_the_same_one_of_the_reference() {
-    let numbered = |ranks: usize, speeds: &[(u64, f64)]| {
-        let repetitions = speeds
+    let numbered = |ranks: usize, speeds: &[(u64, f64)]| Measurement {
+        repetitions: speeds
             .iter()
-            .map(|(number, _)| Repetition {
-                number: *number,
-                ..Repetition::default()
-            })
-            .collect();
-        let speeds = speeds.iter().map(|(_, speed)| *speed).collect();
-        Measurement {
-            repetitions,
-            speeds,
-            ..measurement(ranks, 0.0, "ring")
-        }
+            .map(|(number, speed)| repeated(*number, *speed))
+            .collect(),
+        ..measurement(ranks, 0.0, "ring")
     };
     // The machine became twice as fast after the first repetition; the third of the reference failed.
     let all = [
@@ -83,16 +70,11 @@ fn speedups_are_taken_in_each_repetition_against_the_same_one_of_the_reference()
 fn repetitions_of_another_day_are_no_pair_and_a_reference_is_no_measurement_of_itself() {
     let begun = |ranks: usize, day: u32| {
         let of = |hour: u64| Repetition {
-            number: hour,
             started: format!("2026-01-{day:02}T{hour:02}:00:00Z"),
-            waiting_ms: None,
+            ..repeated(hour, 100.0 * ranks as f64 + hour as f64)
         };
-        let speeds = (1..=6)
-            .map(|hour| 100.0 * ranks as f64 + hour as f64)
-            .collect();
         Measurement {
             repetitions: (1..=6).map(of).collect(),
-            speeds,
             ..measurement(ranks, 0.0, "ring")
         }
     };
@@ -178,7 +160,11 @@ fn each_variant_is_compared_with_one_rank_of_the_same_variant_however_ranks_are_
         ("batch_norm", "sync"),
     ];
     let all = [of(1, 100.0, &[("steps", "8")]), of(2, 150.0, &met)];
-    assert_eq!(all[1].speedups(&all), [1.5], "a rank alone meets nobody");
+    assert_eq!(
+        all[1].speedups(&all),
+        [1.5],
+        "a single rank is the reference of every method"
+    );
     let all = [
         of(1, 100.0, &[("convolution", "auto")]),
         of(2, 180.0, &[("convolution", "direct")]),
@@ -209,7 +195,7 @@ fn strong_scaling_of_another_batch_is_another_line_and_a_weak_one_grows_with_its
     );
 }
 
-/// A run without a name, at 100 images/s, with these options beside its ranks.
+/// Returns a run without a name, at 100 images/s, with these options.
 fn run(ranks: usize, checksum: &str, options: &[(&str, &str)]) -> Run {
     let batch = [
         ("batch.global-batch-size", "64"),
@@ -291,11 +277,11 @@ fn runs_of_the_same_data_model_and_settings_are_one_curve_and_no_others() {
         run(2, "11111111aa", &[]),
         run(4, "11111111aa", &[("sync.overlap", "\"off\"")]),
     ]);
-    assert_ne!(met[1].line(), met[2].line(), "another way to meet");
+    assert_ne!(met[1].line(), met[2].line(), "another synchronisation");
     assert_eq!(
         met[2].reference(&met).map(|base| base.ranks),
         Some(1),
-        "a rank alone meets nobody"
+        "a single rank is the reference of every method"
     );
 }
 
@@ -314,8 +300,8 @@ fn a_cells_batch_is_that_of_a_ranks_step_and_its_results_tell_what_its_settings_
     assert_eq!(measured.setting("batch_size_per_rank"), "32");
     assert_eq!(
         (
-            measured.told["kernels"].as_str(),
-            measured.told["image_size"].as_str()
+            measured.reported_work["kernels"].as_str(),
+            measured.reported_work["image_size"].as_str()
         ),
         ("fused", "64")
     );

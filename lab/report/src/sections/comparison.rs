@@ -1,40 +1,37 @@
 //! Lockstep compared with other frameworks on the same job.
 //!
-//! In: comparisons. Out: bars and tables. Invariant: a framework without a number is named with the reason.
+//! In: comparisons. Out: bars, tables, accuracies. Invariant: a framework without a speed is listed with the reason.
 
-use super::{Facts, MOST_SERIES};
-use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
-use crate::document::{Block, Cell, Figure, Table};
-use crate::measurements::range;
-use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate};
+use super::{Facts, parts, spread_cells, suffix};
+use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, MOST_SERIES, Plot, Point, Series, Unit};
+use crate::document::{Content, Figure, NamedRow, Table, mebibytes, number, percent, row};
+use records::{Comparison, ComparisonRow, Course, CourseEpoch, Spread};
 use std::collections::BTreeMap;
 
-/// The job that all frameworks do.
+/// Job of all frameworks.
 const JOB: &str = "SGD with momentum 0.9 and weight decay 1e-4 on all parameters, at 0.01; the same initial weights and batches for all, random pixels and labels";
 
-pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+const UNKNOWN: &str = "reason not recorded";
+
+pub(super) fn contents(facts: &Facts<'_>) -> Vec<Content> {
     let comparisons = &facts.sources.comparisons;
-    let mut blocks = Vec::new();
+    let mut contents = Vec::new();
     for (index, comparison) in comparisons.iter().enumerate() {
-        let prefix = match comparisons.len() {
-            1 => "comparison".to_owned(),
-            _ => format!("comparison-{}", index + 1),
-        };
-        blocks.extend(one(comparison, &prefix));
+        let prefix = format!("comparison{}", suffix(index, comparisons.len()));
+        contents.extend(of_comparison(comparison, &prefix));
     }
-    blocks
+    contents
 }
 
-fn one(comparison: &Comparison, prefix: &str) -> Vec<Block> {
-    let mut job: Vec<String> = comparison
+fn of_comparison(comparison: &Comparison, prefix: &str) -> Vec<Content> {
+    let words = comparison
         .job
         .iter()
-        .map(|(key, value)| format!("{} {value}", key.replace('_', " ")))
-        .collect();
-    job.push(JOB.to_owned());
+        .map(|(key, value)| format!("{} {value}", key.replace('_', " ")));
+    let job: Vec<String> = words.chain([JOB.to_owned()]).collect();
     let job = job.join(", ");
     let machine = &comparison.machine;
-    let mut blocks = vec![Block::Paragraph(format!(
+    let mut contents = vec![Content::Paragraph(format!(
         "Every framework did the same job on {} ({} CPUs): {job}.",
         machine.cpu_model.as_deref().unwrap_or_default(),
         machine.cpu_count,
@@ -51,33 +48,38 @@ fn one(comparison: &Comparison, prefix: &str) -> Vec<Block> {
         if !network.is_empty() {
             title.push_str(&format!(", {network}"));
         }
-        let figure = bars(&format!("{prefix}-{}", number + 1), &title, rows, &job);
-        blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
+        let figure = bars(format!("{prefix}-bars-{}", number + 1), title, rows, &job);
+        contents.extend(figure.map(Content::Figure));
     }
-    let rows: Vec<&ComparisonRow> = facets.into_values().flatten().collect();
-    if !rows.is_empty() {
-        blocks.push(Block::Table(table(prefix, &rows)));
-    }
-    let sweep = sweep(prefix, &comparison.sweep);
-    if !sweep.rows.is_empty() {
-        blocks.push(Block::Table(sweep));
-    }
-    let is_differing = |row: &&&ComparisonRow| row.loss_agrees == Some(false);
-    let mut differing: Vec<String> = rows
+    let others = comparison.sweep.iter().filter(|row| !row.is_ours());
+    let tables = [
+        Table::new(
+            prefix,
+            "Frameworks on the same job",
+            facets.values().flatten().map(|row| of_row(row)),
+        ),
+        Table::new(
+            format!("{prefix}-settings"),
+            "Settings that were tried, one run each",
+            others.map(of_sweep),
+        ),
+    ];
+    contents.extend(tables.into_iter().filter_map(Content::table));
+    let differing = comparison
+        .rows
         .iter()
-        .filter(is_differing)
-        .map(|row| row_name(row))
-        .collect();
+        .filter(|row| row.loss_agrees == Some(false));
+    let mut differing: Vec<String> = differing.map(row_name).collect();
     differing.sort();
     differing.dedup();
     if !differing.is_empty() {
-        blocks.push(Block::Warning(format!(
-            "The losses differ from Lockstep's by more than rounding, so the job was not the same: {}.",
+        contents.push(Content::Warning(format!(
+            "Losses differ from Lockstep's by more than rounding, so the job was not the same: {}.",
             differing.join(", ")
         )));
     }
-    blocks.extend(courses(comparison, prefix));
-    blocks
+    contents.extend(courses(comparison, prefix));
+    contents
 }
 
 /// Returns the framework with its version, mode and setting.
@@ -90,15 +92,14 @@ fn row_name(row: &ComparisonRow) -> String {
 }
 
 fn setting(row: &ComparisonRow) -> String {
-    let words: Vec<String> = row
+    let words = row
         .setting
         .iter()
-        .map(|(name, option)| format!("{name} {option}"))
-        .collect();
-    words.join(", ")
+        .map(|(name, option)| format!("{name} {option}"));
+    words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the framework with what it trained, and what differs between the trainings.
+/// Returns the framework with the model it trained, and what differs between the trainings.
 fn course_name(course: &Course, all: &[Course]) -> String {
     let mut name = in_words([&course.framework, &course.model, &course.dtype]);
     if all
@@ -118,165 +119,101 @@ fn in_words(parts: [&str; 3]) -> String {
     known.join(" ")
 }
 
-fn speeds(row: &ComparisonRow) -> Vec<f64> {
-    row.rounds
-        .iter()
-        .map(|round| round.images_per_second)
-        .collect()
+/// Summarises the rounds around the median that counts.
+fn speed(row: &ComparisonRow) -> Option<Spread> {
+    let speeds = row.rounds.iter().map(|round| round.images_per_second);
+    Some(Spread {
+        median: row.speed()?,
+        ..Spread::of(speeds)?
+    })
 }
 
-fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &str) -> Option<Figure> {
-    let mut sorted: Vec<&ComparisonRow> = rows.to_vec();
-    let is_uncounted = |row: &ComparisonRow| !row.counts && row.speed().is_some();
+fn bars(id: String, title: String, rows: &[&ComparisonRow], job: &str) -> Option<Figure> {
+    let median = |row: &ComparisonRow| row.speed().unwrap_or(0.0);
+    let mut sorted = rows.to_vec();
     sorted.sort_by(|a, b| {
-        let by_speed = b
-            .speed()
-            .unwrap_or(0.0)
-            .total_cmp(&a.speed().unwrap_or(0.0));
-        a.counts.cmp(&b.counts).reverse().then(by_speed)
+        let by_speed = median(b).total_cmp(&median(a));
+        b.counts.cmp(&a.counts).then(by_speed)
     });
-    let columns = ["framework", "images/s, median", "least", "most", "gap"];
-    let mut data = Table::new(id, title, &columns);
-    let mut plotted = Vec::new();
-    for row in sorted {
-        let how = [row.launcher.as_str(), row.communication.as_str()];
-        let how: Vec<&str> = how.into_iter().filter(|word| !word.is_empty()).collect();
+    let bar = |row: &&ComparisonRow| {
+        let way = [&row.launcher, &row.communication].map(String::as_str);
+        let way: Vec<&str> = way.into_iter().filter(|word| !word.is_empty()).collect();
         let mut label = row_name(row);
-        if !how.is_empty() {
-            label.push_str(&format!(" ({})", how.join(", ")));
+        if !way.is_empty() {
+            label.push_str(&format!(" ({})", way.join(", ")));
         }
-        if is_uncounted(row) {
+        let speed = speed(row);
+        if !row.counts && speed.is_some() {
             label.push_str(" – does not count: losses differ or are unknown");
         }
-        let range = range(&speeds(row));
-        let reason = row.gap.as_deref().unwrap_or("reason not recorded");
-        let gap = row
-            .speed()
-            .is_none()
-            .then(|| format!("no number: {reason}"));
-        data.push(vec![
-            Cell::text(label.clone()),
-            Cell::number(row.speed(), 1),
-            Cell::number(range.map(|range| range.0), 1),
-            Cell::number(range.map(|range| range.1), 1),
-            gap.clone().map_or(Cell::Missing, Cell::Text),
-        ]);
-        plotted.push(Bar {
-            label,
-            values: row.speed().into_iter().collect(),
-            range,
-            gap,
-            is_ours: row.is_ours(),
-            ..Bar::default()
-        });
-    }
-    if plotted.iter().all(|bar| bar.gap.is_some()) {
-        return None;
-    }
-    Some(Figure {
+        let reason = row.gap.as_deref().unwrap_or(UNKNOWN);
+        Bar {
+            gap: speed.is_none().then(|| format!("no speed: {reason}")),
+            style: row.is_ours().then_some(0),
+            ..Bar::of(label, speed)
+        }
+    };
+    let bars: Vec<Bar> = sorted.iter().map(bar).collect();
+    bars.iter().any(|bar| bar.gap.is_none()).then(|| Figure {
+        id,
+        title,
         caption: format!(
-            "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the rounds, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {job}."
+            "images/s of all ranks: global samples over the time of the slowest rank. Bars are medians of the rounds, whiskers their least and most; Lockstep is coloured. The job, with its warm-up: {job}."
         ),
-        plot: Plot::Bars(BarPlot {
-            x: Axis::from_zero("images/s, all ranks"),
-            parts: Vec::new(),
-            rows: plotted,
-        }),
-        data,
+        plot: Plot::Bars(BarPlot { x: Axis::from_zero("images/s, all ranks"), parts: Vec::new(), bars }),
     })
 }
 
-fn text(text: &str) -> Cell {
-    match text {
-        "" => Cell::Missing,
-        text => Cell::text(text),
-    }
+fn of_row(row: &ComparisonRow) -> NamedRow {
+    let [median, least, most] = spread_cells(speed(row), 1);
+    let peak = row.most(|round| round.peak_memory_bytes_rank);
+    let beyond_import = row.most(|round| {
+        let import = round.import_memory_bytes_rank;
+        round.peak_memory_bytes_rank.saturating_sub(import)
+    });
+    row![
+        "framework" => row_name(row),
+        "model" => &row.model,
+        "format" => &row.dtype,
+        "launcher" => &row.launcher,
+        "communication" => &row.communication,
+        "ranks" => row.ranks,
+        "threads" => row.threads,
+        "rounds" => row.rounds.len(),
+        "images/s, median" => median,
+        "least" => least,
+        "most" => most,
+        "ratio to Lockstep (95 %)" => row.ratio.map(|ratio| ratio.shown(2)),
+        "speedup (95 %)" => row.speedup.map(|speedup| speedup.shown(2)),
+        "efficiency, %" => percent(row.efficiency().map(|efficiency| efficiency.median), 1),
+        "memory of a rank, MiB" => mebibytes(peak),
+        "without the import, MiB" => mebibytes(beyond_import),
+        "loss after 2" => number(row.loss_after(2), 4),
+        "loss after 5" => number(row.loss_after(5), 4),
+        "losses agree" => row.loss_agrees,
+        "counts" => row.counts,
+        "disturbed rounds" => row.rounds.iter().filter(|round| round.is_disturbed).count(),
+        "failure" => row.gap.as_ref(),
+    ]
 }
 
-fn truth(truth: Option<bool>) -> Cell {
-    truth.map_or(Cell::Missing, |truth| {
-        Cell::text(if truth { "yes" } else { "no" })
-    })
+fn of_sweep(row: &ComparisonRow) -> NamedRow {
+    let setting = setting(row);
+    row![
+        "framework" => &row.framework,
+        "model" => &row.model,
+        "format" => &row.dtype,
+        "ranks" => row.ranks,
+        "tried" => &row.tried,
+        "setting" => if setting.is_empty() { "defaults" } else { &setting },
+        "images/s" => number(row.speed(), 1),
+        "losses agree" => row.loss_agrees,
+        "failure" => row.gap.as_ref(),
+    ]
 }
 
-fn estimate(estimate: Option<Estimate>) -> Cell {
-    estimate.map_or(Cell::Missing, |estimate| Cell::Text(estimate.shown(2)))
-}
-
-fn table(id: &str, rows: &[&ComparisonRow]) -> Table {
-    let row = |row: &&ComparisonRow| {
-        let range = range(&speeds(row));
-        let peak = row.most(|round| round.peak_memory_bytes_rank);
-        let beyond_import = row.most(|round| {
-            let import = round.import_memory_bytes_rank;
-            round.peak_memory_bytes_rank.saturating_sub(import)
-        });
-        let mebibytes = |bytes: Option<u64>| Cell::mebibytes(bytes.map(|bytes| bytes as f64));
-        let efficiency = row.efficiency().map(|share| 100.0 * share.median);
-        let disturbed = row.rounds.iter().filter(|round| round.is_disturbed).count();
-        vec![
-            ("framework", Cell::text(row_name(row))),
-            ("model", text(&row.model)),
-            ("format", text(&row.dtype)),
-            ("launcher", text(&row.launcher)),
-            ("communication", text(&row.communication)),
-            ("ranks", Cell::count(row.ranks)),
-            ("threads", Cell::count(row.threads)),
-            ("rounds", Cell::count(row.rounds.len() as u64)),
-            ("images/s, median", Cell::number(row.speed(), 1)),
-            ("least", Cell::number(range.map(|range| range.0), 1)),
-            ("most", Cell::number(range.map(|range| range.1), 1)),
-            ("ratio to Lockstep (95 %)", estimate(row.ratio)),
-            ("speedup (95 %)", estimate(row.speedup)),
-            ("efficiency, %", Cell::number(efficiency, 1)),
-            ("memory of a rank, MiB", mebibytes(peak)),
-            ("of it beyond the import, MiB", mebibytes(beyond_import)),
-            ("loss after 2", Cell::number(row.loss_after(2), 4)),
-            ("loss after 5", Cell::number(row.loss_after(5), 4)),
-            ("losses agree", truth(row.loss_agrees)),
-            ("counts", truth(Some(row.counts))),
-            ("disturbed rounds", Cell::count(disturbed as u64)),
-            (
-                "what failed",
-                row.gap.as_deref().map_or(Cell::Missing, Cell::text),
-            ),
-        ]
-    };
-    Table::of(id, "Frameworks on the same job", rows.iter().map(row))
-}
-
-/// Returns the table of the settings that were tried.
-fn sweep(prefix: &str, rows: &[ComparisonRow]) -> Table {
-    let row = |row: &ComparisonRow| {
-        let setting = match setting(row) {
-            setting if setting.is_empty() => "defaults".to_owned(),
-            setting => setting,
-        };
-        vec![
-            ("framework", text(&row.framework)),
-            ("model", text(&row.model)),
-            ("format", text(&row.dtype)),
-            ("ranks", Cell::count(row.ranks)),
-            ("tried", text(&row.tried)),
-            ("setting", Cell::text(setting)),
-            ("images/s", Cell::number(row.speed(), 1)),
-            ("losses agree", truth(row.loss_agrees)),
-            (
-                "what failed",
-                row.gap.as_deref().map_or(Cell::Missing, Cell::text),
-            ),
-        ]
-    };
-    let others = rows.iter().filter(|row| !row.is_ours());
-    Table::of(
-        format!("{prefix}-settings"),
-        "Settings that were tried, one run each",
-        others.map(row),
-    )
-}
-
-/// Returns figures of test accuracy by epoch and by time, one line for each seed.
-fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
+/// Draws test accuracies by epoch and by time, one line per seed; lists frameworks without any with the reason.
+fn courses(comparison: &Comparison, prefix: &str) -> Vec<Content> {
     let is_drawn = |course: &&Course| course.epochs.iter().any(|epoch| epoch.test_top1.is_some());
     let (drawn, empty): (Vec<&Course>, Vec<&Course>) =
         comparison.accuracy.iter().partition(is_drawn);
@@ -288,82 +225,60 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
             None => by_name.push((name, vec![course])),
         }
     }
-    let parts: Vec<&[(String, Vec<&Course>)]> = by_name.chunks(MOST_SERIES).collect();
-    let mut blocks = Vec::new();
-    for (number, part) in parts.iter().enumerate() {
-        let suffix = if parts.len() > 1 {
-            format!("-{}", number + 1)
-        } else {
-            String::new()
-        };
-        blocks.extend(
-            course_figures(part, prefix, &suffix)
-                .into_iter()
-                .map(|figure| Block::Figure(Box::new(figure))),
-        );
+    let mut contents = Vec::new();
+    for (suffix, part) in parts(&by_name, MOST_SERIES) {
+        let by_epoch = lines(part, |epoch| Some(epoch.epoch as f64));
+        let by_time = lines(part, |epoch| epoch.elapsed_s);
+        for (id, title, x, series) in [
+            (
+                "epoch",
+                "Test accuracy by epoch",
+                Axis::whole("epoch"),
+                by_epoch,
+            ),
+            (
+                "seconds",
+                "Test accuracy by time of training and evaluation",
+                Axis::from_zero("seconds"),
+                by_time,
+            ),
+        ] {
+            if series.iter().flat_map(Series::points).next().is_none() {
+                continue;
+            }
+            contents.push(Content::Figure(Figure {
+                id: format!("{prefix}-accuracy-{id}{suffix}"),
+                title: title.to_owned(),
+                caption: "Top-1 accuracy on the test images after each epoch of every framework's own training; one line per seed. Images are decoded before the clock starts.".to_owned(),
+                plot: Plot::Lines(LinePlot { x, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series }),
+            }));
+        }
     }
-    blocks.extend(empty.into_iter().map(|course| {
-        let gap = course.gap.as_deref().unwrap_or("reason not recorded");
-        Block::Warning(format!(
-            "{}: no accuracy: {gap}",
+    contents.extend(empty.into_iter().map(|course| {
+        let reason = course.gap.as_deref().unwrap_or(UNKNOWN);
+        Content::Warning(format!(
+            "{}: no accuracy: {reason}",
             course_name(course, &comparison.accuracy)
         ))
     }));
-    blocks
+    contents
 }
 
-fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str) -> Vec<Figure> {
-    let mut data = Table::new(
-        "",
-        "",
-        &["framework", "seed", "epoch", "elapsed, s", "test accuracy"],
-    );
-    let mut series = [Vec::new(), Vec::new()];
-    for (style, (name, seeds)) in by_name.iter().enumerate() {
-        let lines = |x: fn(&CourseEpoch) -> Option<f64>| -> Vec<Vec<Point>> {
-            let points = |course: &&Course| {
-                course
-                    .epochs
-                    .iter()
-                    .filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)))
-                    .collect()
-            };
-            seeds.iter().map(points).collect()
-        };
-        for (series, lines) in series.iter_mut().zip([
-            lines(|epoch| Some(epoch.epoch as f64)),
-            lines(|epoch| epoch.elapsed_s),
-        ]) {
-            series.push(Series {
-                name: name.clone(),
-                style,
-                kind: Kind::Measured,
-                lines,
-            });
-        }
-        for (course, epoch) in seeds
+fn lines(by_name: &[(String, Vec<&Course>)], x: fn(&CourseEpoch) -> Option<f64>) -> Vec<Series> {
+    let line = |course: &&Course| -> Vec<Point> {
+        let points = course
+            .epochs
             .iter()
-            .flat_map(|course| course.epochs.iter().map(move |epoch| (course, epoch)))
-        {
-            data.push(vec![
-                Cell::text(name.clone()),
-                Cell::count(course.seed),
-                Cell::count(epoch.epoch),
-                Cell::number(epoch.elapsed_s, 1),
-                Cell::number(epoch.test_top1, 4),
-            ]);
-        }
-    }
-    let [by_epoch, by_time] = series;
-    [("epoch", "Test accuracy by epoch", by_epoch), ("seconds", "Test accuracy by time of training and evaluation", by_time)]
-        .into_iter()
-        .filter(|(_, _, series)| series.iter().any(|series| series.lines.iter().any(|line| !line.is_empty())))
-        .map(|(label, title, series)| Figure {
-            caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training; one line for each seed. All decode the images before the clock starts.".to_owned(),
-            plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
-            data: Table { id: format!("{prefix}-accuracy-{label}{suffix}"), title: title.to_owned(), ..data.clone() },
-        })
-        .collect()
+            .map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)));
+        points.flatten().collect()
+    };
+    let series = |(style, (name, seeds)): (usize, &(String, Vec<&Course>))| Series {
+        name: name.clone(),
+        style,
+        kind: Kind::Measured,
+        lines: seeds.iter().map(line).collect(),
+    };
+    by_name.iter().enumerate().map(series).collect()
 }
 
 #[cfg(test)]
@@ -388,32 +303,30 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_count_stands_last_and_is_marked() {
+    fn rows_that_do_not_count_come_last_and_are_marked() {
         let rows = [
             row("fast", &[900.0], false),
             row("none", &[], false),
             row("Lockstep", &[99.0, 101.0], true),
         ];
-        let rows: Vec<&ComparisonRow> = rows.iter().collect();
-        let figure = bars("id", "title", &rows, "").unwrap();
-        let labels: Vec<String> = figure.data.rows.iter().map(|row| row[0].shown()).collect();
-        let marked = "fast – does not count: losses differ or are unknown";
-        assert_eq!(labels, ["Lockstep", marked, "none"]);
-        let table = table("id", &rows);
-        let shown = |row: usize, name: &str| {
-            let column = table.columns.iter().position(|column| column == name);
-            table.rows[row][column.unwrap()].shown()
+        let all: Vec<&ComparisonRow> = rows.iter().collect();
+        let figure = bars(String::new(), String::new(), &all, "").unwrap();
+        let data = figure.data();
+        let labels: Vec<String> = data.rows.iter().map(|row| row[0].shown()).collect();
+        let uncounted = "fast – does not count: losses differ or are unknown";
+        assert_eq!(labels, ["Lockstep", uncounted, "none"]);
+        let shown = |row: &ComparisonRow, column: &str| {
+            let cells = of_row(row);
+            let cell = cells.into_iter().find(|(name, _)| *name == column);
+            cell.unwrap().1.shown()
         };
+        let counts = rows.each_ref().map(|row| shown(row, "counts"));
+        assert_eq!(counts, ["no", "no", "yes"]);
+        let of_lockstep = ["rounds", "memory of a rank, MiB", "without the import, MiB"];
         assert_eq!(
-            [0, 1, 2].map(|row| shown(row, "counts")),
-            ["no", "no", "yes"]
+            of_lockstep.map(|column| shown(&rows[2], column)),
+            ["2", "5.0", "3.0"]
         );
-        let names = [
-            "rounds",
-            "memory of a rank, MiB",
-            "of it beyond the import, MiB",
-        ];
-        assert_eq!(names.map(|name| shown(2, name)), ["2", "5.0", "3.0"]);
     }
 
     #[test]
@@ -444,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn every_course_is_drawn_or_named_with_the_reason() {
+    fn every_course_is_drawn_or_listed_with_the_reason() {
         let epoch = CourseEpoch {
             epoch: 1,
             test_top1: Some(0.5),
@@ -458,7 +371,7 @@ mod tests {
             epochs: vec![epoch],
             ..Course::default()
         };
-        let mut accuracy: Vec<Course> = (0..MOST_SERIES + 1)
+        let mut accuracy: Vec<Course> = (0..=MOST_SERIES)
             .map(|number| course(number.to_string()))
             .collect();
         accuracy.push(Course {
@@ -466,34 +379,25 @@ mod tests {
             gap: Some("no bf16".to_owned()),
             ..course("MXNet".to_owned())
         });
-        let blocks = courses(
+        let contents = courses(
             &Comparison {
                 accuracy,
                 ..Comparison::default()
             },
             "comparison",
         );
-        let (mut ids, mut names, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
-        for block in &blocks {
-            match block {
-                Block::Figure(figure) => {
-                    ids.push(figure.data.id.as_str());
-                    names.extend(figure.data.rows.iter().map(|row| row[0].shown()));
-                }
-                Block::Warning(text) => warnings.push(text.as_str()),
-                _ => {}
-            }
-        }
-        assert_eq!(
-            ids,
-            ["epoch-1", "seconds-1", "epoch-2", "seconds-2"]
-                .map(|part| format!("comparison-accuracy-{part}"))
-        );
-        assert_eq!(names.len(), 2 * (MOST_SERIES + 1));
-        assert!(
-            names.contains(&format!("{MOST_SERIES} resnet20 bf16")),
-            "{names:?}"
-        );
-        assert_eq!(warnings, ["MXNet resnet20 bf16: no accuracy: no bf16"]);
+        let found = contents.iter().map(|content| match content {
+            Content::Figure(figure) => format!("{} {}", figure.id, figure.data().rows.len()),
+            Content::Warning(text) => text.clone(),
+            other => panic!("{other:?}"),
+        });
+        let expected = [
+            format!("comparison-accuracy-epoch-1 {MOST_SERIES}"),
+            format!("comparison-accuracy-seconds-1 {MOST_SERIES}"),
+            "comparison-accuracy-epoch-2 1".to_owned(),
+            "comparison-accuracy-seconds-2 1".to_owned(),
+            "MXNet resnet20 bf16: no accuracy: no bf16".to_owned(),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 }

@@ -1,36 +1,46 @@
-//! What was predicted beside what was measured.
+//! Predictions compared with measurements.
 //!
-//! In: predictions, measurements. Out: a figure with the line of equality and ten percent around it, tables.
-//! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
+//! In: predictions, measurements. Out: a figure around the line of equality, tables.
+//! Invariant: a prediction is compared with the cell that it names, or with the only measurement of its settings; a gap
+//! is relative to the measurement. A prediction for one repetition counts only if it was made before that repetition
+//! started.
 
-use super::scores::{BAND, Scores, late, middle, repetitions};
-use super::{Facts, MOST_SERIES};
-use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
-use crate::document::{Block, Cell, Figure, Table};
-use crate::measurements::{Measurement, range};
-use crate::sources::Predictions;
-use records::{PredictionRecord, PublishedFigure};
+use super::{Facts, spread_cells};
+use crate::chart::{Axis, Kind, LinePlot, MOST_SERIES, Plot, Point, Series};
+use crate::document::{Content, Figure, NamedRow, Table, mebibytes, number, percent, row};
+use crate::measurements::{Measurement, Repetition};
+use crate::sources::{Predictions, Round};
+use records::{PredictionRecord, PublishedFigure, Spread, is_in_time};
 use std::collections::BTreeSet;
 
-/// A prediction, its file, and the measurement it stands for, as far as that is known.
-pub(super) type Matched<'f> = (
-    &'f Predictions,
-    &'f PredictionRecord,
-    Option<&'f Measurement>,
-);
+/// A prediction within this share of the measurement is near.
+const NEAR: f64 = 0.1;
 
-pub(super) fn all<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
+/// A prediction with its file and the measurement that it stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matched<'f> {
+    pub(super) file: &'f Predictions,
+    pub(super) prediction: &'f PredictionRecord,
+    pub(super) measured: Option<&'f Measurement>,
+}
+
+/// Returns all predictions.
+pub(super) fn matched<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
     let of_file = |file: &'f Predictions| {
-        file.file
-            .predictions
-            .iter()
-            .map(move |prediction| (file, prediction, only_match(facts, file, prediction)))
+        file.file.predictions.iter().map(move |prediction| {
+            let measured = only_match(facts, file, prediction);
+            Matched {
+                file,
+                prediction,
+                measured,
+            }
+        })
     };
     facts.sources.predictions.iter().flat_map(of_file).collect()
 }
 
-/// The measurement of the cell that a prediction names, else the one whose settings are its own, if there is exactly one. What lies in a
-/// study stands for the study's own cells.
+/// Returns the measurement of the named cell, else the only one with the same settings. A prediction inside a study
+/// stands for that study's cells.
 fn only_match<'f>(
     facts: &'f Facts<'_>,
     file: &Predictions,
@@ -44,20 +54,23 @@ fn only_match<'f>(
         is_of_cell && file.study.is_none_or(|number| one.is_of_study(number))
     };
     let mut matches = facts.measurements.iter().filter(is_it);
-    matches.next().filter(|_| matches.next().is_none())
+    let first = matches.next()?;
+    matches.next().is_none().then_some(first)
 }
 
 fn agrees(one: &Measurement, file: &Predictions, prediction: &PredictionRecord) -> bool {
     let same = |key: &str, value: &str| {
-        one.setting(key) == value || (one.setting(key).is_empty() && value == "none")
+        let setting = one.setting(key);
+        setting == value || setting.is_empty() && value == "none"
     };
-    // Where a study leaves the threads out they are unknown.
     let same_threads =
         |threads: usize| one.setting("threads").is_empty() || same("threads", &threads.to_string());
-    // One rank alone sends nothing, whatever the method.
+    // A single rank sends nothing, whatever the method.
     let same_method = prediction.ranks == 1
         || prediction.method.is_empty()
         || records::method(&one.settings).as_ref() == Some(&prediction.method);
+    let batch = prediction.batch_size_per_rank.to_string();
+    let mut reported = [&one.settings, &one.reported_work].into_iter();
     one.ranks == prediction.ranks
         && same("model", &file.file.model)
         && same("dtype", &file.file.dtype)
@@ -65,118 +78,257 @@ fn agrees(one: &Measurement, file: &Predictions, prediction: &PredictionRecord) 
         && same("network", &file.file.network.name)
         && same("sync", &prediction.sync)
         && same("compress", prediction.compress.as_deref().unwrap_or("none"))
-        && same(
-            "batch_size_per_rank",
-            &prediction.batch_size_per_rank.to_string(),
-        )
+        && same("batch_size_per_rank", &batch)
         && same_method
-        && [&one.settings, &one.told]
-            .iter()
-            .all(|told| records::is_of_work(told, &file.file.work))
+        && reported.all(|settings| records::is_of_work(settings, &file.file.work))
 }
 
-pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
-    let all = all(facts);
-    let pairs: Vec<(&Predictions, &PredictionRecord, &Measurement)> = all
+/// Prediction and measurement of one repetition.
+struct Pair<'f> {
+    prediction: &'f PredictionRecord,
+    measured: &'f Repetition,
+}
+
+impl Pair<'_> {
+    /// Returns the gap in percent of the measured speed.
+    fn gap(&self) -> Option<f64> {
+        Some(gap(self.prediction.images_per_second?, self.measured.speed))
+    }
+
+    /// Returns the gap of a prediction that ignores communication.
+    fn gap_without_communication(&self) -> Option<f64> {
+        let compute_ms = self
+            .prediction
+            .compute_ms
+            .filter(|compute_ms| *compute_ms > 0.0)?;
+        let speed = self.prediction.images_per_second? * self.prediction.step_ms? / compute_ms;
+        Some(gap(speed, self.measured.speed))
+    }
+
+    /// Returns the gap in percent of the measured waiting; `None` for a rank without communication.
+    fn gap_of_waiting(&self) -> Option<f64> {
+        let is_on_own_server = self.prediction.server_placement.as_deref() == Some("own");
+        if self.prediction.ranks == 1 && !is_on_own_server {
+            return None;
+        }
+        let measured = self
+            .measured
+            .waiting_ms
+            .filter(|waiting_ms| *waiting_ms > 0.0)?;
+        Some(gap(self.prediction.waiting_ms?, measured))
+    }
+}
+
+fn gap(predicted: f64, measured: f64) -> f64 {
+    100.0 * (predicted - measured) / measured
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    Spread::of(values).map(|spread| spread.median)
+}
+
+impl<'f> Matched<'f> {
+    /// Returns the repetitions that the prediction stands for: all of the cell, or for a prediction per repetition
+    /// those that started after it was made.
+    fn pairs(&self) -> Vec<Pair<'f>> {
+        let Some(measured) = self.measured else {
+            return Vec::new();
+        };
+        if self.file.rounds.is_empty() {
+            let pair = |measured| Pair {
+                prediction: self.prediction,
+                measured,
+            };
+            return measured.repetitions.iter().map(pair).collect();
+        }
+        let pair = |round: &'f Round| {
+            let measured = repetition_of(round, measured)?;
+            let is_usable = is_in_time(&round.created, Some(&measured.started));
+            is_usable.then_some(Pair {
+                prediction: &round.prediction,
+                measured,
+            })
+        };
+        self.file.rounds.iter().filter_map(pair).collect()
+    }
+
+    /// Returns the number of predictions that were made too late, or for which this is unknown.
+    fn num_late(&self) -> usize {
+        let is_late = |round: &&Round| {
+            let measured = self
+                .measured
+                .and_then(|measured| repetition_of(round, measured));
+            measured.is_some_and(|one| !is_in_time(&round.created, Some(&one.started)))
+        };
+        self.file.rounds.iter().filter(is_late).count()
+    }
+
+    /// Returns a predicted value: the median over the repetitions of predictions per repetition.
+    pub(super) fn value(&self, value: impl Fn(&PredictionRecord) -> Option<f64>) -> Option<f64> {
+        if self.file.rounds.is_empty() {
+            return value(self.prediction);
+        }
+        median(
+            self.pairs()
+                .iter()
+                .filter_map(|pair| value(pair.prediction)),
+        )
+    }
+}
+
+fn repetition_of<'f>(round: &Round, measured: &'f Measurement) -> Option<&'f Repetition> {
+    let mut repetitions = measured.repetitions.iter();
+    repetitions.find(|one| Some(one.number) == round.prediction.repetition)
+}
+
+/// Gaps of all cells, percent.
+#[derive(Default)]
+struct Scores {
+    gaps: Vec<f64>,
+    without_communication: Vec<f64>,
+    waiting: Vec<f64>,
+    num_late: usize,
+}
+
+impl Scores {
+    /// Adds a cell and returns its gaps: of the speed, without communication, of the waiting.
+    fn add(&mut self, pairs: &[Pair<'_>]) -> [Option<f64>; 3] {
+        let gap = median(pairs.iter().filter_map(Pair::gap));
+        let without = median(pairs.iter().filter_map(Pair::gap_without_communication));
+        let waiting = median(pairs.iter().filter_map(Pair::gap_of_waiting));
+        self.gaps.extend(gap);
+        self.without_communication.extend(without);
+        self.waiting.extend(waiting);
+        [gap, without, waiting]
+    }
+
+    fn words(&self) -> String {
+        let near = |gaps: &[f64]| {
+            let near = gaps.iter().filter(|gap| gap.abs() <= 100.0 * NEAR).count();
+            format!("{near} of {}", gaps.len())
+        };
+        let absolute = |gaps: &[f64]| median(gaps.iter().map(|gap| gap.abs()));
+        let mut words = match absolute(&self.gaps) {
+            None => "No prediction has a measurement.".to_owned(),
+            Some(gap) => format!(
+                "{} predictions are within 10 % of the measured speed, between the outer grey lines; the median absolute gap is {gap:.1} %. Points are medians of the repetitions, bars their least and most; a gap is the median over the repetitions.",
+                near(&self.gaps)
+            ),
+        };
+        if let Some(gap) = absolute(&self.without_communication) {
+            let near = near(&self.without_communication);
+            words.push_str(&format!(
+                " Predicted without communication: {near} within 10 %, {gap:.1} %."
+            ));
+        }
+        if let (Some(gap), Some(absolute)) = (
+            median(self.waiting.iter().copied()),
+            absolute(&self.waiting),
+        ) {
+            words.push_str(&format!(" Waiting, mean over the ranks: the median gap is {gap:+.0} %, its absolute value {absolute:.0} %."));
+        }
+        if self.num_late > 0 {
+            words.push_str(&format!(" Excluded because they were made after their run started, or its start is unknown: {}.", self.num_late));
+        }
+        words
+    }
+}
+
+pub(super) fn contents(facts: &Facts<'_>) -> Vec<Content> {
+    let all = matched(facts);
+    let with_measurement = |one: &Matched<'_>| one.measured.is_some();
+    let mut contents = Vec::new();
+    if all.iter().any(with_measurement) {
+        contents.extend(compared(facts, &all));
+    }
+    let predictions = Table::new(
+        "predictions",
+        "Predictions (none of these values is measured)",
+        all.iter().map(of_prediction),
+    )
+    .folded(format!("All {} predictions", all.len()));
+    let published = facts
+        .sources
+        .predictions
         .iter()
-        .filter_map(|(file, prediction, measured)| Some((*file, *prediction, (*measured)?)))
-        .collect();
-    let mut blocks = Vec::new();
-    if !pairs.is_empty() {
-        blocks.extend(compared(facts, &pairs));
-    }
-    if !all.is_empty() {
-        blocks.push(Block::FoldedTable(
-            format!("All {} predictions", all.len()),
-            predicted_table(&all),
-        ));
-    }
-    if let Some(table) = published(facts) {
-        blocks.push(Block::Table(table));
-    }
-    blocks
+        .flat_map(|one| &one.file.published);
+    let published = Table::new(
+        "published",
+        "Plausibility check: published efficiencies, and the model's predictions under the stated assumptions",
+        published.map(of_published),
+    );
+    contents.extend(
+        [predictions, published]
+            .into_iter()
+            .filter_map(Content::table),
+    );
+    contents
 }
 
-/// What points with the same look have in common: method and network, or one of them where those were too many.
-fn grouping(
-    pairs: &[(&Predictions, &PredictionRecord, &Measurement)],
-) -> fn(&Predictions, &PredictionRecord) -> String {
-    let ways: [fn(&Predictions, &PredictionRecord) -> String; 3] = [
-        |file, prediction| match (method(prediction), file.file.network.name.as_str()) {
-            (method, "") => method,
-            (method, network) => format!("{method}, {network}"),
-        },
-        |_, prediction| method(prediction),
-        |file, _| file.file.network.name.clone(),
-    ];
-    let num_groups = |way: fn(&Predictions, &PredictionRecord) -> String| {
-        pairs
-            .iter()
-            .map(|(file, prediction, _)| way(file, prediction))
-            .collect::<BTreeSet<_>>()
-            .len()
-    };
-    ways.into_iter()
-        .find(|way| num_groups(*way) <= MOST_SERIES)
-        .unwrap_or(|_, _| "predictions".to_owned())
-}
-
-/// How the ranks synchronise, in words.
-fn method(prediction: &PredictionRecord) -> String {
-    match prediction.compress.as_deref() {
-        None | Some("none") => prediction.sync.clone(),
-        Some(compress) => format!("{}, {compress}", prediction.sync),
+/// Returns how to name groups of points: by method and network, or by one of them where there are too many.
+fn grouping(all: &[Matched<'_>]) -> fn(&Matched<'_>) -> String {
+    fn method(one: &Matched<'_>) -> String {
+        match one.prediction.compress.as_deref() {
+            None | Some("none") => one.prediction.sync.clone(),
+            Some(compress) => format!("{}, {compress}", one.prediction.sync),
+        }
     }
+    fn network(one: &Matched<'_>) -> String {
+        one.file.file.network.name.clone()
+    }
+    fn both(one: &Matched<'_>) -> String {
+        match network(one) {
+            network if network.is_empty() => method(one),
+            network => format!("{}, {network}", method(one)),
+        }
+    }
+    let ways: [fn(&Matched<'_>) -> String; 3] = [both, method, network];
+    let num_groups =
+        |way: fn(&Matched<'_>) -> String| all.iter().map(way).collect::<BTreeSet<_>>().len();
+    let few = ways.into_iter().find(|way| num_groups(*way) <= MOST_SERIES);
+    few.unwrap_or(|_| "predictions".to_owned())
 }
 
-// tidy: long function because a figure's points, words and table are made from the same predictions
-fn compared(
-    facts: &Facts<'_>,
-    pairs: &[(&Predictions, &PredictionRecord, &Measurement)],
-) -> Vec<Block> {
-    let mut rows = Vec::new();
+fn compared(facts: &Facts<'_>, all: &[Matched<'_>]) -> Vec<Content> {
+    let group_of = grouping(all);
+    let mut rows: Vec<NamedRow> = Vec::new();
     let mut groups: Vec<Series> = Vec::new();
-    let group_of = grouping(pairs);
-    let mut ends = (f64::INFINITY, 0.0_f64);
     let mut scores = Scores::default();
-    for (file, prediction, measured) in pairs {
-        let repetitions = repetitions(file, prediction, measured);
-        scores.late += late(file, measured);
-        let predicted = middle(&repetitions, |pair| pair.prediction.images_per_second);
-        let speed = middle(&repetitions, |pair| Some(pair.speed));
+    for one in all {
+        let Some(measured) = one.measured else {
+            continue;
+        };
+        let pairs = one.pairs();
+        scores.num_late += one.num_late();
+        let predicted = median(
+            pairs
+                .iter()
+                .filter_map(|pair| pair.prediction.images_per_second),
+        );
+        let speed = median(pairs.iter().map(|pair| pair.measured.speed));
         let (Some(predicted), Some(speed)) = (predicted, speed) else {
             continue;
         };
-        let [gap, without_communication, waiting] = scores.add(&repetitions);
-        ends = (
-            ends.0.min(predicted).min(speed),
-            ends.1.max(predicted).max(speed),
-        );
-        let range = range(&measured.speeds);
-        rows.push(vec![
-            ("measurement", Cell::text(measured.id.clone())),
-            ("prediction", Cell::text(file.label.clone())),
-            ("ranks", Cell::count(prediction.ranks as u64)),
-            ("predicted, images/s", Cell::number(predicted, 1)),
-            ("measured, images/s", Cell::number(speed, 1)),
-            ("least", Cell::number(range.map(|range| range.0), 1)),
-            ("most", Cell::number(range.map(|range| range.1), 1)),
-            ("gap, %", Cell::number(gap, 1)),
-            (
-                "gap without communication, %",
-                Cell::number(without_communication, 1),
-            ),
-            (
-                "waiting predicted, ms",
-                Cell::number(middle(&repetitions, |pair| pair.prediction.waiting_ms), 1),
-            ),
-            (
-                "measured, ms",
-                Cell::number(middle(&repetitions, |pair| pair.waiting_ms), 1),
-            ),
-            ("gap of waiting, %", Cell::number(waiting, 1)),
+        let [gap, without_communication, waiting] = scores.add(&pairs);
+        let [_, least, most] = spread_cells(measured.speed(), 1);
+        let waiting_of =
+            |value: fn(&Pair<'_>) -> Option<f64>| number(median(pairs.iter().filter_map(value)), 1);
+        rows.push(row![
+            "measurement" => &measured.id,
+            "prediction" => &one.file.label,
+            "ranks" => one.prediction.ranks,
+            "predicted, images/s" => number(predicted, 1),
+            "measured, images/s" => number(speed, 1),
+            "least" => least,
+            "most" => most,
+            "gap, %" => number(gap, 1),
+            "gap without communication, %" => number(without_communication, 1),
+            "waiting predicted, ms" => waiting_of(|pair| pair.prediction.waiting_ms),
+            "measured, ms" => waiting_of(|pair| pair.measured.waiting_ms),
+            "gap of waiting, %" => number(waiting, 1),
         ]);
-        let name = group_of(file, prediction);
+        let name = group_of(one);
+        let range = measured.speed().and_then(|speed| speed.range());
         let point = Point {
             x: predicted,
             y: speed,
@@ -184,134 +336,93 @@ fn compared(
         };
         match groups.iter_mut().find(|group| group.name == name) {
             Some(group) => group.lines[0].push(point),
-            None => groups.push(Series {
+            None => groups.push(Series::line(
                 name,
-                style: groups.len(),
-                kind: Kind::Scattered,
-                lines: vec![vec![point]],
-            }),
+                groups.len(),
+                Kind::Scattered,
+                vec![point],
+            )),
         }
     }
     if groups.is_empty() {
-        return vec![Block::Paragraph(scores.words())];
+        return vec![Content::Paragraph(scores.words())];
     }
-    let line = [ends.0 * 0.9, ends.1 * 1.1]
-        .map(|at| Point::new(at, at))
-        .to_vec();
-    groups.insert(
-        0,
-        Series {
-            name: "predicted = measured".to_owned(),
-            style: 0,
-            kind: Kind::Reference,
-            lines: vec![line],
-        },
-    );
-    let caption = format!("{} {}", scores.words(), facts.speed_words());
+    let values = || {
+        groups
+            .iter()
+            .flat_map(Series::points)
+            .flat_map(|point| [point.x, point.y])
+    };
+    let low = values().fold(f64::INFINITY, f64::min);
+    let high = values().fold(0.0, f64::max);
+    let line = |factor: f64| {
+        [0.9 * low, 1.1 * high]
+            .map(|at| Point::new(at, factor * at))
+            .to_vec()
+    };
+    let equality = Series {
+        name: "predicted = measured, within 10 %".to_owned(),
+        style: 0,
+        kind: Kind::Reference,
+        lines: vec![line(1.0), line(1.0 + NEAR), line(1.0 - NEAR)],
+    };
+    let is_wide = high > 8.0 * low;
     let axis = |label: &str| {
-        if ends.1 / ends.0.max(f64::MIN_POSITIVE) > 8.0 {
+        if is_wide {
             Axis::logarithmic(label)
         } else {
             Axis::linear(label)
         }
     };
-    let plot = LinePlot {
-        x: axis("predicted, images/s"),
-        y: axis("measured, images/s"),
-        series: groups,
-        band: Some(BAND),
-    };
-    let table = Table::of(
-        "predicted-and-measured",
-        "Predicted and measured throughput",
-        rows,
-    );
+    let x = axis("predicted, images/s");
+    let y = axis("measured, images/s");
+    let mut series = vec![equality];
+    series.extend(groups);
+    let title = "Predicted and measured throughput";
     let figure = Figure {
-        caption,
-        plot: Plot::Lines(plot),
-        data: table.clone(),
+        id: "predicted-and-measured".to_owned(),
+        title: title.to_owned(),
+        caption: format!("{} {}", scores.words(), facts.speed_words()),
+        plot: Plot::Lines(LinePlot { x, y, series }),
     };
-    vec![Block::Figure(Box::new(figure)), Block::Table(table)]
+    let table = Table::new("predicted-and-measured", title, rows);
+    std::iter::once(Content::Figure(figure))
+        .chain(Content::table(table))
+        .collect()
 }
 
-fn predicted_table(all: &[Matched<'_>]) -> Table {
-    let row = |(file, one, _): &Matched<'_>| {
-        vec![
-            ("prediction", Cell::text(file.label.clone())),
-            ("network", Cell::text(file.file.network.name.clone())),
-            (
-                "sync",
-                Cell::text(
-                    [Some(one.sync.clone()), one.reduction.clone()]
-                        .into_iter()
-                        .flatten()
-                        .collect::<Vec<_>>()
-                        .join(" "),
-                ),
-            ),
-            (
-                "compress",
-                Cell::text(one.compress.clone().unwrap_or_default()),
-            ),
-            ("scaling", Cell::text(one.scaling.clone())),
-            (
-                "batch per rank",
-                Cell::count(one.batch_size_per_rank as u64),
-            ),
-            ("ranks", Cell::count(one.ranks as u64)),
-            ("images/s", Cell::number(one.images_per_second, 1)),
-            ("step, ms", Cell::number(one.step_ms, 2)),
-            ("speedup", Cell::number(one.speedup, 2)),
-            (
-                "efficiency, %",
-                Cell::number(one.efficiency.map(|share| 100.0 * share), 1),
-            ),
-            ("communication, ms", Cell::number(one.communication_ms, 2)),
-            ("exposed, ms", Cell::number(one.exposed_ms, 2)),
-            (
-                "bucket, MiB",
-                Cell::mebibytes(one.bucket_bytes.map(|bytes| bytes as f64)),
-            ),
-            (
-                "best bucket, MiB",
-                Cell::mebibytes(one.best_bucket_bytes.map(|bytes| bytes as f64)),
-            ),
-            (
-                "images/s with it",
-                Cell::number(one.best_images_per_second, 1),
-            ),
-        ]
-    };
-    Table::of(
-        "predictions",
-        "Predictions (none of these figures is measured)",
-        all.iter().map(row),
-    )
+fn of_prediction(matched: &Matched<'_>) -> NamedRow {
+    let one = matched.prediction;
+    let reduction = one.reduction.as_deref().unwrap_or_default();
+    row![
+        "prediction" => &matched.file.label,
+        "network" => &matched.file.file.network.name,
+        "sync" => format!("{} {reduction}", one.sync).trim(),
+        "compress" => one.compress.as_ref(),
+        "scaling" => &one.scaling,
+        "batch per rank" => one.batch_size_per_rank,
+        "ranks" => one.ranks,
+        "images/s" => number(one.images_per_second, 1),
+        "step, ms" => number(one.step_ms, 2),
+        "speedup" => number(one.speedup, 2),
+        "efficiency, %" => percent(one.efficiency, 1),
+        "communication, ms" => number(one.communication_ms, 2),
+        "exposed, ms" => number(one.exposed_ms, 2),
+        "bucket, MiB" => mebibytes(one.bucket_bytes),
+        "best bucket, MiB" => mebibytes(one.best_bucket_bytes),
+        "images/s with it" => number(one.best_images_per_second, 1),
+    ]
 }
 
-fn published(facts: &Facts<'_>) -> Option<Table> {
-    let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
-    let row = |one: &PublishedFigure| {
-        vec![
-            ("source", Cell::text(one.source.clone())),
-            ("what", Cell::text(one.what.clone())),
-            ("ranks", Cell::count(one.ranks)),
-            ("published efficiency, %", percent(one.published_efficiency)),
-            ("predicted efficiency, %", percent(one.predicted_efficiency)),
-            ("assumed", Cell::text(one.assumed.clone())),
-        ]
-    };
-    let table = Table::of(
-        "published",
-        "A check of plausibility: published efficiencies, and what the model makes of the assumptions beside them",
-        facts
-            .sources
-            .predictions
-            .iter()
-            .flat_map(|one| &one.file.published)
-            .map(row),
-    );
-    (!table.rows.is_empty()).then_some(table)
+fn of_published(one: &PublishedFigure) -> NamedRow {
+    row![
+        "source" => &one.source,
+        "measurement" => &one.what,
+        "ranks" => one.ranks,
+        "published efficiency, %" => percent(one.published_efficiency, 1),
+        "predicted efficiency, %" => percent(one.predicted_efficiency, 1),
+        "assumptions" => &one.assumed,
+    ]
 }
 
 #[cfg(test)]
@@ -320,71 +431,70 @@ mod tests {
     use crate::sources::Sources;
     use std::collections::BTreeMap;
 
-    fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
-        let settings = settings
+    fn settings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect();
+            .collect()
+    }
+
+    fn measured(id: &str, pairs: &[(&str, &str)]) -> Measurement {
         Measurement {
             id: id.to_owned(),
-            settings,
+            settings: settings(pairs),
             ranks: 2,
-            speeds: vec![1.0],
             ..Measurement::default()
         }
     }
 
     #[test]
-    fn a_prediction_stands_for_the_same_work_alone_as_far_as_that_is_told() {
-        let work = |pairs: &[(&str, &str)]| {
-            pairs
-                .iter()
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-                .collect::<BTreeMap<_, _>>()
-        };
+    fn a_prediction_stands_for_the_same_work_as_far_as_it_is_known() {
         let mut file = Predictions::default();
-        file.file.work = work(&[("kernels", "fused"), ("image_size", "64")]);
+        file.file.work = settings(&[("kernels", "fused"), ("image_size", "64")]);
         let prediction = PredictionRecord {
             ranks: 2,
             batch_size_per_rank: 32,
             ..PredictionRecord::default()
         };
-        let one = |settings: &[(&str, &str)], told: &[(&str, &str)]| {
-            let settings = [&[("batch_size_per_rank", "32")], settings].concat();
-            Measurement {
-                told: work(told),
-                ..measured("a", &settings)
-            }
-        };
-        let agree = |one: &Measurement| agrees(one, &file, &prediction);
-        assert!(
-            agree(&one(&[], &[])) && agree(&one(&[("image_size", "64")], &[("kernels", "fused")]))
-        );
-        assert!(
-            !agree(&one(&[("kernels", "stock")], &[]))
-                && !agree(&one(&[], &[("image_size", "32")]))
-        );
+        for (own, reported, expected) in [
+            (&[][..], &[][..], true),
+            (&[("image_size", "64")], &[("kernels", "fused")], true),
+            (&[("kernels", "stock")], &[], false),
+            (&[], &[("image_size", "32")], false),
+        ] {
+            let one = Measurement {
+                reported_work: settings(reported),
+                ..measured("a", &[&[("batch_size_per_rank", "32")], own].concat())
+            };
+            assert_eq!(
+                agrees(&one, &file, &prediction),
+                expected,
+                "{own:?} {reported:?}"
+            );
+        }
     }
 
-    /// The numbers of the measurements that one prediction of such a file stands for.
+    /// Returns the number of the measurement that the only prediction of a file stands for.
     fn found(
         measurements: Vec<Measurement>,
         study: Option<usize>,
         prediction: PredictionRecord,
     ) -> Option<usize> {
-        let mut file = Predictions::default();
-        (file.study, file.file.threads, file.file.predictions) = (study, Some(1), vec![prediction]);
+        let mut file = Predictions {
+            study,
+            ..Predictions::default()
+        };
+        file.file.threads = Some(1);
+        file.file.predictions = vec![prediction];
         let sources = Sources {
             predictions: vec![file],
             ..Sources::default()
         };
         let facts = Facts {
-            sources: &sources,
             measurements,
-            target_accuracy: None,
-            ignored_targets: None,
+            ..Facts::new(&sources, None)
         };
-        let measured = all(&facts)[0].2?;
+        let measured = matched(&facts)[0].measured?;
         facts
             .measurements
             .iter()
@@ -392,54 +502,130 @@ mod tests {
     }
 
     #[test]
-    fn a_studys_prediction_stands_for_its_own_cell() {
+    fn a_prediction_in_a_study_stands_for_a_cell_of_that_study() {
         let cells = || {
-            vec![
-                measured("same", &[("study", "1")]),
-                measured("same", &[("study", "2")]),
-            ]
+            ["1", "2"]
+                .map(|study| measured("same", &[("study", study)]))
+                .into()
         };
-        let prediction = || PredictionRecord {
+        let prediction = PredictionRecord {
             cell: Some("same".to_owned()),
             ..PredictionRecord::default()
         };
-        assert_eq!(found(cells(), Some(1), prediction()), Some(0));
-        assert_eq!(found(cells(), Some(2), prediction()), Some(1));
-        assert_eq!(found(cells(), None, prediction()), None, "it may be either");
+        for (study, expected) in [(Some(1), Some(0)), (Some(2), Some(1)), (None, None)] {
+            assert_eq!(found(cells(), study, prediction.clone()), expected);
+        }
     }
 
     #[test]
     fn without_a_cell_method_and_threads_decide() {
-        let cells = |threads: &str| {
-            let common = [
-                ("sync", "allreduce"),
-                ("batch_size_per_rank", "32"),
-                ("threads", threads),
-            ];
-            let with =
-                |id, reduction| measured(id, &[&common[..], &[("reduction", reduction)]].concat());
-            vec![with("a", "ring"), with("b", "halving-doubling")]
+        for (threads, method, expected) in [
+            ("1", "allreduce:halving-doubling", Some(1)),
+            ("1", "allreduce:hierarchical", None),
+            // Two measurements match.
+            ("1", "", None),
+            ("2", "allreduce:ring", None),
+        ] {
+            let cell = |(id, reduction)| {
+                let common = [
+                    ("sync", "allreduce"),
+                    ("batch_size_per_rank", "32"),
+                    ("threads", threads),
+                ];
+                measured(id, &[&common[..], &[("reduction", reduction)]].concat())
+            };
+            let cells = [("a", "ring"), ("b", "halving-doubling")].map(cell).into();
+            let prediction = PredictionRecord {
+                method: method.to_owned(),
+                sync: "allreduce".to_owned(),
+                ranks: 2,
+                batch_size_per_rank: 32,
+                ..PredictionRecord::default()
+            };
+            assert_eq!(
+                found(cells, None, prediction),
+                expected,
+                "{threads} {method}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_repetition_is_compared_with_the_prediction_that_was_made_before_it_started() {
+        let round = |repetition: u64, created: &str, speed: f64| Round {
+            created: created.to_owned(),
+            prediction: PredictionRecord {
+                images_per_second: Some(speed),
+                step_ms: Some(100.0),
+                compute_ms: Some(50.0),
+                waiting_ms: Some(20.0),
+                ranks: 2,
+                repetition: Some(repetition),
+                ..PredictionRecord::default()
+            },
         };
-        let prediction = |method: &str| PredictionRecord {
-            method: method.to_owned(),
-            sync: "allreduce".to_owned(),
-            ranks: 2,
-            batch_size_per_rank: 32,
+        let repetition = |number: u64| Repetition {
+            number,
+            started: format!("2026-01-01T00:0{number}:00Z"),
+            speed: 100.0 * number as f64,
+            waiting_ms: Some(25.0),
+            ..Repetition::default()
+        };
+        let measured = Measurement {
+            repetitions: [1, 2, 3].map(repetition).into(),
+            ..Measurement::default()
+        };
+        let rounds = vec![
+            round(1, "2026-01-01T00:00:59Z", 110.0),
+            round(2, "2026-01-01T00:01:59Z", 220.0),
+            // After the start of the run.
+            round(3, "2026-01-01T00:03:01Z", 300.0),
+        ];
+        let file = Predictions {
+            rounds,
+            ..Predictions::default()
+        };
+        let prediction = &file.rounds[2].prediction;
+        let matched = Matched {
+            file: &file,
+            prediction,
+            measured: Some(&measured),
+        };
+        let mut scores = Scores::default();
+        let gaps = scores.add(&matched.pairs()).map(Option::unwrap);
+        let expected = [10.0, 120.0, -20.0];
+        assert!(
+            gaps.iter()
+                .zip(expected)
+                .all(|(gap, expected)| (gap - expected).abs() < 1e-9),
+            "{gaps:?}"
+        );
+        assert!(
+            scores.words().contains("the median gap is -20 %"),
+            "{}",
+            scores.words()
+        );
+        scores.num_late = matched.num_late();
+        assert!(
+            scores.words().ends_with("start is unknown: 1."),
+            "{}",
+            scores.words()
+        );
+        assert_eq!(matched.value(|one| one.images_per_second), Some(165.0));
+        let only_late = Scores {
+            num_late: 3,
+            ..Scores::default()
+        };
+        assert!(!only_late.words().contains("NaN"));
+        let single = PredictionRecord {
+            ranks: 1,
+            waiting_ms: Some(0.0),
             ..PredictionRecord::default()
         };
-        assert_eq!(
-            found(cells("1"), None, prediction("allreduce:halving-doubling")),
-            Some(1)
-        );
-        assert_eq!(
-            found(cells("1"), None, prediction("allreduce:hierarchical")),
-            None
-        );
-        assert_eq!(
-            found(cells("1"), None, prediction("")),
-            None,
-            "there are two"
-        );
-        assert_eq!(found(cells("2"), None, prediction("allreduce:ring")), None);
+        let pair = Pair {
+            prediction: &single,
+            measured: &measured.repetitions[0],
+        };
+        assert_eq!(pair.gap_of_waiting(), None);
     }
 }

@@ -1,64 +1,67 @@
-//! What a report is made of, read from disk.
+//! Inputs of a report, read from disk.
 //!
-//! In: paths, recognised by what they hold. Out: [`Sources`]. Invariant: nothing is taken for what it is not; what is torn or missing
-//! is left out and said, and unknown fields are passed over.
+//! In: paths of any kind, recognised by their contents. Out: [`Sources`]. Invariant: a torn or missing file is left out
+//! with a remark; unknown fields are ignored.
 
 mod prediction;
 mod run;
-mod study;
 mod trace;
 
 pub(crate) use prediction::{Predictions, Round};
 pub(crate) use run::{Run, RunGroup};
-pub(crate) use study::{StudyFolder, is_judged};
 pub(crate) use trace::Trace;
 
 use crate::Refusal;
 use anyhow::{Context, Result, ensure};
-use records::{Comparison, NetbenchResult, StudyCell};
+use records::{
+    AttemptRecord, Comparison, NetbenchResult, STUDY_SCHEMA, Status, Study, StudyCell,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All inputs of a report.
+/// All inputs of a report; a study's runs, comparisons, predictions and networks are among the others.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
-    /// Training runs, those of studies among them.
     pub(crate) runs: Vec<Run>,
     pub(crate) studies: Vec<StudyFolder>,
-    /// Comparisons with other frameworks, those of studies among them.
     pub(crate) comparisons: Vec<Comparison>,
-    /// Predictions, those of studies among them.
     pub(crate) predictions: Vec<Predictions>,
     /// Measurements of a network, by name.
     pub(crate) networks: Vec<(String, NetbenchResult)>,
     pub(crate) traces: Vec<(String, Trace)>,
-    /// What was left out and why.
+    /// Warnings about everything that was left out.
     pub(crate) remarks: Vec<String>,
+}
+
+/// A study with its attempts in the order of time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StudyFolder {
+    pub(crate) plan: Study,
+    pub(crate) attempts: Vec<AttemptRecord>,
+    pub(crate) directory: PathBuf,
 }
 
 const EXPECTED: &str = "a run's or study's directory, a prediction, a file of netbench or a trace";
 
 impl Sources {
-    /// Reads all paths, each of any kind.
+    /// Reads all paths.
     ///
     /// # Errors
-    /// a [`Refusal`] if a path is none of these, or one is there twice; when it cannot be read or is not what it says it is.
+    /// A [`Refusal`] if a path is of no known kind or is given twice; when it cannot be read.
     pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Self::default();
         let mut known: Vec<(PathBuf, &Path)> = Vec::new();
         for path in paths.iter().map(AsRef::as_ref) {
             let place = place(path);
             if let Some((_, first)) = known.iter().find(|(other, _)| *other == place) {
-                let got = format!(
-                    "{} and {}, which are the same; leave one out",
-                    first.display(),
-                    path.display()
-                );
+                let paths = format!("{} and {}", first.display(), path.display());
+                let got = format!("{paths}, which are the same; remove one");
+                let expected = "each input once".to_owned();
                 return Err(Refusal {
                     option: "DIR",
-                    expected: "each input once".to_owned(),
+                    expected,
                     got,
                 }
                 .into());
@@ -66,12 +69,12 @@ impl Sources {
             known.push((place, path));
             sources.add(path)?;
         }
-        sources.tell_runs_apart();
+        sources.name_runs_apart();
         Ok(sources)
     }
 
-    /// Runs of one name are called by their directories.
-    fn tell_runs_apart(&mut self) {
+    /// Names runs of the same name by their directories.
+    fn name_runs_apart(&mut self) {
         let labels: Vec<String> = self.runs.iter().map(|run| run.label.clone()).collect();
         for run in &mut self.runs {
             if labels.iter().filter(|label| **label == run.label).count() > 1 {
@@ -81,125 +84,92 @@ impl Sources {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let unknown = |what: &str| -> anyhow::Error {
-            let got = format!("{}, {what}", path.display());
-            Refusal {
+        let refuse = |problem: &str| -> Result<()> {
+            let got = format!("{}, {problem}", path.display());
+            Err(Refusal {
                 option: "DIR",
                 expected: EXPECTED.to_owned(),
                 got,
             }
-            .into()
+            .into())
         };
         if !path.exists() {
-            return Err(unknown("which does not exist"));
+            return refuse("which does not exist");
         }
         if path.is_dir() {
-            return match () {
-                () if path.join("study.json").is_file() => self.add_study(path),
-                () if Run::is_in(path) => {
-                    self.runs.push(Run::read(path)?);
-                    Ok(())
-                }
-                () => Err(unknown(
+            if path.join("study.json").is_file() {
+                return self.add_study(path);
+            }
+            if !Run::is_in(path) {
+                return refuse(
                     "which has no study.json, run.toml, manifest.json or metrics.jsonl",
-                )),
-            };
+                );
+            }
+            self.runs.push(Run::read(path)?);
+            return Ok(());
         }
         let text = records::file::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|error| unknown(&format!("which is no JSON: {error}")))?;
-        let schema = value["schema"].as_str().unwrap_or_default().to_owned();
-        let folder = path.parent().unwrap_or(Path::new("."));
-        match () {
-            () if schema.starts_with("lockstep.prediction/") => {
+        let value: Value = match serde_json::from_str(&text) {
+            Ok(value) => value,
+            Err(error) => return refuse(&format!("which is no JSON: {error}")),
+        };
+        match value["schema"]
+            .as_str()
+            .and_then(|schema| schema.split_once('/'))
+        {
+            Some(("lockstep.prediction", _)) => {
                 self.predictions
-                    .push(Predictions::from_value(path, value, &mut self.remarks)?);
+                    .push(Predictions::read(path, &mut self.remarks)?);
             }
-            () if schema.starts_with("lockstep.study/") => self.add_study(folder)?,
-            () if value["point_to_point"].is_array() => self
-                .networks
-                .push((network_name(path), parsed(path, value)?)),
-            () if Trace::is_one(&value) => {
-                self.traces.push((name(path), Trace::from_value(&value)))
+            Some(("lockstep.study", _)) => {
+                self.add_study(path.parent().unwrap_or(Path::new(".")))?
             }
-            () => return Err(unknown("which is JSON of another kind")),
+            _ if value["point_to_point"].is_array() => {
+                let network =
+                    records::from_value(value).with_context(|| path.display().to_string())?;
+                self.networks.push((network_name(path), network));
+            }
+            _ if Trace::is_one(&value) => self.traces.push((name(path), Trace::from_value(&value))),
+            _ => return refuse("which is JSON of another kind"),
         }
         Ok(())
     }
 
-    /// Adds a study with its runs, network measurements, predictions and comparison.
+    /// Adds a study with its runs, networks, predictions and comparison.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
-        let study = StudyFolder::read(directory, &mut self.remarks)?;
+        let mut study = StudyFolder::read(directory, &mut self.remarks)?;
         let number = self.studies.len() + 1;
-        let networks: Vec<String> = study
-            .plan
-            .cells
-            .iter()
-            .filter(|cell| cell.kind == "netbench")
-            .map(network_of)
-            .collect();
         for (cell, record) in study.counted() {
-            let place = directory.join(&record.directory);
-            let repeated = |name: String| match cell.repetitions {
-                0 | 1 => name,
-                _ => format!("{name} #{}", record.repetition),
-            };
-            let label = repeated(cell.id.clone());
-            if cell.settings.contains_key("framework") {
+            if !is_training(cell) {
                 continue;
             }
-            match cell.kind.as_str() {
-                "train" if Run::is_in(&place.join("run")) => match Run::read(&place.join("run")) {
-                    Ok(run) => {
-                        let group = Some(RunGroup {
-                            study: number,
-                            cell: cell.id.clone(),
-                        });
-                        self.runs.push(Run {
-                            label,
-                            group,
-                            ..run
-                        });
-                    }
-                    Err(error) => self.remarks.push(format!("{label}: {error:#}")),
-                },
-                "train" => self.remarks.push(format!(
-                    "{label}: the run's directory {} is absent, its curves are left out",
-                    place.join("run").display()
-                )),
-                "netbench" => match read_json(&place.join("network.json")) {
-                    Ok(network) => {
-                        // Cells of one network differ in something else, which their ids tell.
-                        let is_only = networks
-                            .iter()
-                            .filter(|name| **name == network_of(cell))
-                            .count()
-                            == 1;
-                        let name = if is_only {
-                            repeated(network_of(cell))
-                        } else {
-                            label
-                        };
-                        // Another study may have measured one of the same name.
-                        let of_study = if number > 1 {
+            let place = directory.join(&record.directory);
+            let label = repeated(&cell.id, cell, record);
+            let added = match cell.kind.as_str() {
+                "train" => self.add_run_of(cell, number, &label, &place.join("run")),
+                "netbench" => {
+                    let name = study.network_of(cell, record);
+                    read_json(&place.join("network.json")).map(|network| {
+                        // Another study may have measured a network of the same name.
+                        let study = if number > 1 {
                             format!(", study {number}")
                         } else {
                             String::new()
                         };
-                        self.networks.push((name + &of_study, network));
-                    }
-                    Err(error) => self.remarks.push(format!("{label}: {error:#}")),
-                },
-                _ => {}
+                        self.networks.push((name + &study, network));
+                    })
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = added {
+                self.remarks.push(format!("{label}: {error:#}"));
             }
         }
         self.add_predictions(&study, number);
-        let mut study = study;
-        self.comparisons
-            .extend(Comparison::of(&study.plan, &study.attempts));
+        let comparison = Comparison::of(&study.plan, &study.attempts);
+        self.comparisons.extend(comparison);
         // Sections about training show Lockstep's cells only.
-        let is_training = |cell: &StudyCell| !cell.settings.contains_key("framework");
         study.plan.cells.retain(is_training);
         if !study.plan.cells.is_empty() || self.comparisons.is_empty() {
             self.studies.push(study);
@@ -207,96 +177,173 @@ impl Sources {
         Ok(())
     }
 
+    fn add_run_of(
+        &mut self,
+        cell: &StudyCell,
+        study: usize,
+        label: &str,
+        directory: &Path,
+    ) -> Result<()> {
+        let place = directory.display();
+        ensure!(
+            Run::is_in(directory),
+            "the run's directory {place} is absent, its curves are left out"
+        );
+        self.runs.push(Run {
+            label: label.to_owned(),
+            group: Some(RunGroup {
+                study,
+                cell: cell.id.clone(),
+            }),
+            ..Run::read(directory)?
+        });
+        Ok(())
+    }
+
     fn add_predictions(&mut self, study: &StudyFolder, number: usize) {
-        let files = sorted(&study.directory.join("predictions"));
         let mut read = Vec::new();
-        for path in files.iter().filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "json")
-        }) {
-            let file = read_json(path)
-                .and_then(|value| Predictions::from_value(path, value, &mut self.remarks));
-            match file {
-                Ok(mut file) => {
-                    file.stand_in(study, number);
-                    read.push(file);
-                }
-                Err(error) => self
-                    .remarks
-                    .push(format!("{error:#}, so that it is left out")),
+        for path in sorted(&study.directory.join("predictions")) {
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match Predictions::read(&path, &mut self.remarks) {
+                Ok(file) => read.push(file.in_study(study, number)),
+                Err(error) => self.remarks.push(format!("{error:#}, so it is left out")),
             }
         }
         self.predictions.extend(Predictions::merged(read));
     }
 }
-
-/// Returns the place of an input; of the file that makes a directory a study, the directory.
-fn place(path: &Path) -> PathBuf {
-    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let is_of_folder = whole.ends_with("study.json");
-    whole
-        .parent()
-        .filter(|_| is_of_folder)
-        .map(Path::to_owned)
-        .unwrap_or(whole)
 }
 
-/// What is in a folder, by name; nothing of one that is not there.
+impl StudyFolder {
+    /// Reads a study; without records it has cells only.
+    fn read(directory: &Path, remarks: &mut Vec<String>) -> Result<Self> {
+        let plan = read_with_schema(&directory.join("study.json"), STUDY_SCHEMA, remarks)?;
+        let records = directory.join("records.jsonl");
+        let attempts = if records.exists() {
+            read_lines(&records, remarks)?
+        } else {
+            remarks.push(format!(
+                "{}: no records.jsonl, so nothing was measured",
+                directory.display()
+            ));
+            Vec::new()
+        };
+        Ok(Self {
+            plan,
+            attempts,
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// Returns the attempt that counts of every repetition that has one, in the order of the cells.
+    pub(crate) fn counted(&self) -> Vec<(&StudyCell, &AttemptRecord)> {
+        self.plan.counted(&self.attempts)
+    }
+
+    /// Names the measured network of a cell; by the cell if several cells measure one network.
+    fn network_of(&self, cell: &StudyCell, record: &AttemptRecord) -> String {
+        let network = |cell: &StudyCell| match cell.setting("network") {
+            network if network.is_empty() => cell.id.clone(),
+            network => network,
+        };
+        let is_same =
+            |other: &&StudyCell| other.kind == "netbench" && network(other) == network(cell);
+        match self.plan.cells.iter().filter(is_same).count() {
+            1 => repeated(&network(cell), cell, record),
+            _ => repeated(&cell.id, cell, record),
+        }
+    }
+}
+
+/// Adds the number of the repetition to a name if there are several.
+fn repeated(name: &str, cell: &StudyCell, record: &AttemptRecord) -> String {
+    match cell.repetitions {
+        0 | 1 => name.to_owned(),
+        _ => format!("{name} #{}", record.repetition),
+    }
+}
+
+/// Returns true if the use of the CPUs by others was compared with a limit, or the attempt failed.
+pub(crate) fn is_judged(record: &AttemptRecord) -> bool {
+    let quiet = record.quiet.unwrap_or_default();
+    record.status != Status::Ok || quiet.limit_cores.is_some() && quiet.during.is_some()
+}
+
+/// Returns true for Lockstep's cells, and false for cells of other frameworks in a comparison.
+fn is_training(cell: &StudyCell) -> bool {
+    !cell.settings.contains_key("framework")
+}
+
+/// Returns the canonical place of an input; for `study.json` its directory.
+fn place(path: &Path) -> PathBuf {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    match whole.parent() {
+        Some(parent) if whole.ends_with("study.json") => parent.to_owned(),
+        _ => whole,
+    }
+}
+
+/// Returns the entries of a folder by name; none if it is absent.
 fn sorted(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
 }
 
-/// The last part of a path, or all of it where that says nothing.
+/// Returns the last component of a path.
 fn name(path: &Path) -> String {
-    let whole = || path.display().to_string();
-    path.file_name()
-        .map_or_else(whole, |name| name.to_string_lossy().into_owned())
+    match path.file_name() {
+        Some(name) => name.to_string_lossy().into_owned(),
+        None => path.display().to_string(),
+    }
 }
 
-/// The network that a cell runs over, or its id where it says none.
-fn network_of(cell: &StudyCell) -> String {
-    Some(cell.setting("network"))
-        .filter(|network| !network.is_empty())
-        .unwrap_or_else(|| cell.id.clone())
-}
-
-/// What a measurement of a network is called: as its file, but one of those that all studies call alike as the directory that tells them
-/// apart, `CELL/ATTEMPT/network.json` as CELL.
+/// Names a measured network by its file; `network.json`, the same in all studies, by its directory: `CELL` of
+/// `runs/CELL/ATTEMPT/network.json`.
 fn network_name(path: &Path) -> String {
-    let folder = |above: usize| {
-        path.ancestors()
-            .nth(above)?
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-    };
-    let of_folder = match folder(3).as_deref() {
-        Some("runs") => folder(2),
+    let folder = |above: usize| path.ancestors().nth(above).and_then(Path::file_name);
+    let of_folder = match folder(3) {
+        Some(runs) if runs == "runs" => folder(2),
         _ => folder(1),
     };
-    of_folder
-        .filter(|_| path.file_name().is_some_and(|name| name == "network.json"))
-        .unwrap_or_else(|| name(path))
+    match of_folder {
+        Some(folder) if path.ends_with("network.json") => folder.to_string_lossy().into_owned(),
+        _ => name(path),
+    }
 }
 
-/// A file of JSON.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = records::file::read_to_string(path)
         .with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
-fn parsed<T: DeserializeOwned>(path: &Path, value: Value) -> Result<T> {
-    records::from_value(value).with_context(|| path.display().to_string())
+/// Reads a file with a schema such as `lockstep.study/1`. A newer version is read as far as it is known.
+fn read_with_schema<T: DeserializeOwned>(
+    path: &Path,
+    known: &str,
+    remarks: &mut Vec<String>,
+) -> Result<T> {
+    let value: Value = read_json(path)?;
+    let schema = value["schema"].as_str().unwrap_or("none");
+    let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
+    let place = path.display();
+    ensure!(
+        kind(schema) == kind(known),
+        "{place}: schema: expected {known}, got {schema}"
+    );
+    if schema != known {
+        remarks.push(format!(
+            "{place}: its schema {schema} is not {known}; unknown additions are left out"
+        ));
+    }
+    records::from_value(value).with_context(|| place.to_string())
 }
 
-/// The lines of a file that are what they should be; others are counted in a remark.
+/// Reads the lines of a file; a remark counts the unreadable ones.
 fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Result<Vec<T>> {
     let bytes =
         records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -309,34 +356,13 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
     let records: Vec<T> = lines.iter().filter_map(record).collect();
     let num_lost = lines.len() - records.len();
     if num_lost > 0 {
+        let place = path.display();
         remarks.push(format!(
-            "{}: {num_lost} of {} lines cannot be read and are left out",
-            path.display(),
+            "{place}: {num_lost} of {} lines cannot be read and are left out",
             lines.len()
         ));
     }
     Ok(records)
-}
-
-/// Compares a schema such as `lockstep.study/1` with the one this program knows; a newer one is read as far as it is known.
-fn check_schema(path: &Path, value: &Value, known: &str, remarks: &mut Vec<String>) -> Result<()> {
-    let schema = value["schema"].as_str().unwrap_or_default();
-    let (kind, _) = known.split_once('/').unwrap_or((known, ""));
-    ensure!(
-        schema
-            .split_once('/')
-            .is_some_and(|(found, _)| found == kind),
-        "{}: schema: expected {known}, got {}",
-        path.display(),
-        if schema.is_empty() { "none" } else { schema }
-    );
-    if schema != known {
-        remarks.push(format!(
-            "{}: its schema {schema} is not {known}, which this program was written for: what it adds is left out",
-            path.display()
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -428,7 +454,7 @@ mod tests {
                 .to_string();
             let [first, second] = [first, second].map(|name| path(name).display().to_string());
             let expected = format!(
-                "DIR: expected each input once, got {first} and {second}, which are the same; leave one out"
+                "DIR: expected each input once, got {first} and {second}, which are the same; remove one"
             );
             assert_eq!(refused, expected);
         }

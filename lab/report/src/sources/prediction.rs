@@ -1,95 +1,85 @@
-//! Predictions of speeds: what `trainer predict-scaling` writes.
+//! Predictions of speeds, as `trainer predict-scaling` writes them.
 //!
-//! In: JSON. Out: [`Predictions`]. Invariant: every prediction names the cell that it stands for, if it is known.
+//! In: JSON. Out: [`Predictions`]. Invariant: every prediction names its cell, if it is known.
 
-use super::{StudyFolder, check_schema, name, network_name, parsed};
+use super::{StudyFolder, name, network_name, read_with_schema};
 use anyhow::Result;
 use records::{PREDICTION_SCHEMA, PredictionFile, PredictionRecord, StudyCell};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A file of predictions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Predictions {
-    /// What it is called in the report.
+    /// Name in the report.
     pub(crate) label: String,
-    /// Number, from 1, of the study it lies in; none for a file on its own.
+    /// Number, from 1, of the study that contains the file.
     pub(crate) study: Option<usize>,
-    /// As it was written; of several for one cell the middle one by its speed.
+    /// Contents of the file; of several for one cell, the file with the median speed.
     pub(crate) file: PredictionFile,
-    /// Of those made for one repetition each: when, and what.
+    /// Predictions that were made for one repetition each.
     pub(crate) rounds: Vec<Round>,
 }
 
 /// A prediction for one repetition of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Round {
-    /// In UTC, RFC 3339.
+    /// Time of the prediction in UTC, RFC 3339.
     pub(crate) created: String,
-    /// What was written then.
     pub(crate) prediction: PredictionRecord,
 }
 
 impl Predictions {
-    /// Reads a prediction.
-    ///
     /// # Errors
-    /// When it is not a prediction.
-    pub(crate) fn from_value(path: &Path, value: Value, remarks: &mut Vec<String>) -> Result<Self> {
-        check_schema(path, &value, PREDICTION_SCHEMA, remarks)?;
-        let mut file: PredictionFile = parsed(path, value)?;
-        if let Some(measured) = file.network.source.strip_prefix("measured ").map(Path::new) {
-            // Studies call all of these files alike.
-            if measured
-                .file_stem()
-                .is_some_and(|stem| *stem == *file.network.name && stem == "network")
-            {
-                file.network.name = network_name(measured);
-            }
+    /// When the file cannot be read or is no prediction.
+    pub(super) fn read(path: &Path, remarks: &mut Vec<String>) -> Result<Self> {
+        let file = read_with_schema(path, PREDICTION_SCHEMA, remarks)?;
+        Ok(Self::new(name(path), file))
+    }
+
+    fn new(label: String, mut file: PredictionFile) -> Self {
+        let network = &mut file.network;
+        let source = network.source.strip_prefix("measured ").map(Path::new);
+        // All studies call the file of a measured network the same.
+        if let Some(path) = source.filter(|path| path.ends_with("network.json"))
+            && network.name == "network"
+        {
+            network.name = network_name(path);
         }
         for index in 0..file.predictions.len() {
             file.predictions[index].cell = file.cell(index).map(str::to_owned);
         }
-        Ok(Self {
-            label: name(path),
-            study: None,
+        Self {
+            label,
             file,
-            rounds: Vec::new(),
-        })
+            ..Self::default()
+        }
     }
 
-    /// Files for single repetitions become one a cell; others stay as they are.
+    /// Joins the files for single repetitions of a cell.
     pub(super) fn merged(files: Vec<Self>) -> Vec<Self> {
         let mut merged: Vec<Self> = Vec::new();
-        let mut by_cell: BTreeMap<String, Vec<Self>> = BTreeMap::new();
+        let mut by_cell: BTreeMap<String, Vec<(PredictionRecord, Self)>> = BTreeMap::new();
         for file in files {
-            match file.file.predictions.as_slice() {
-                [
-                    PredictionRecord {
-                        cell: Some(cell),
-                        repetition: Some(_),
-                        ..
-                    },
-                ] => {
-                    by_cell.entry(cell.clone()).or_default().push(file);
+            match &file.file.predictions[..] {
+                [one] if one.repetition.is_some() && one.cell.is_some() => {
+                    let cell = one.cell.clone().unwrap_or_default();
+                    by_cell.entry(cell).or_default().push((one.clone(), file));
                 }
                 _ => merged.push(file),
             }
         }
-        for (cell, mut files) in by_cell {
-            let round = |file: &Self| {
-                Some(Round {
-                    created: file.file.created.clone(),
-                    prediction: file.file.predictions.first()?.clone(),
-                })
+        for (label, mut files) in by_cell {
+            let round = |(prediction, file): &(PredictionRecord, Self)| Round {
+                created: file.file.created.clone(),
+                prediction: prediction.clone(),
             };
-            let rounds = files.iter().filter_map(round).collect();
-            let speed = |file: &Self| file.file.predictions[0].images_per_second.unwrap_or(0.0);
-            files.sort_by(|a, b| speed(a).total_cmp(&speed(b)));
-            let middle = files.swap_remove(files.len() / 2);
+            let rounds = files.iter().map(round).collect();
+            let speed = |one: &PredictionRecord| one.images_per_second.unwrap_or(0.0);
+            files.sort_by(|(a, _), (b, _)| speed(a).total_cmp(&speed(b)));
+            let (_, middle) = files.swap_remove(files.len() / 2);
             merged.push(Self {
-                label: cell,
+                label,
                 rounds,
                 ..middle
             });
@@ -97,28 +87,24 @@ impl Predictions {
         merged
     }
 
-    /// Makes it one of a study: its network is that of the cells for which it stands.
-    pub(super) fn stand_in(&mut self, study: &StudyFolder, number: usize) {
+    /// Places the file in a study; its network is called as the cells call it.
+    pub(super) fn in_study(mut self, study: &StudyFolder, number: usize) -> Self {
         self.study = Some(number);
-        let names = |cell: &&StudyCell| {
+        let is_predicted = |cell: &&StudyCell| {
             self.file
                 .predictions
                 .iter()
                 .any(|one| one.cell.as_ref() == Some(&cell.id))
         };
-        let mut networks: Vec<String> = study
-            .plan
-            .cells
-            .iter()
-            .filter(names)
-            .map(|cell| cell.setting("network"))
-            .collect();
+        let cells = study.plan.cells.iter().filter(is_predicted);
+        let mut networks: Vec<String> = cells.map(|cell| cell.setting("network")).collect();
         networks.dedup();
-        if let [network] = &mut networks[..]
+        if let [network] = &networks[..]
             && !network.is_empty()
         {
-            self.file.network.name = std::mem::take(network);
+            self.file.network.name.clone_from(network);
         }
+        self
     }
 }
 
@@ -171,8 +157,8 @@ mod tests {
             "schema": PREDICTION_SCHEMA, "predictions": [{ "ranks": 2, "cell": "a" }],
             "network": { "name": "network", "source": "measured s/runs/netbench-1gbit/r1a1/network.json" },
         });
-        let mut predictions =
-            Predictions::from_value(Path::new("p.json"), value, &mut Vec::new()).unwrap();
+        let predictions =
+            Predictions::new("p.json".to_owned(), serde_json::from_value(value).unwrap());
         assert_eq!(predictions.file.network.name, "netbench-1gbit");
         let cell = |id: &str, network: &str| {
             let settings = serde_json::json!({ "network": network })
@@ -189,13 +175,11 @@ mod tests {
             cells: vec![cell("a", "1gbit"), cell("b", "200mbit")],
             ..Study::default()
         };
-        predictions.stand_in(
-            &StudyFolder {
-                plan,
-                ..StudyFolder::default()
-            },
-            1,
-        );
+        let study = StudyFolder {
+            plan,
+            ..StudyFolder::default()
+        };
+        let predictions = predictions.in_study(&study, 1);
         assert_eq!(
             (predictions.file.network.name.as_str(), predictions.study),
             ("1gbit", Some(1))

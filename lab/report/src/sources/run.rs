@@ -1,40 +1,41 @@
 //! The directory of a training run, finished or not.
 //!
-//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `evaluation.json`, `summary.json`. Out: [`Run`].
-//! Invariant: each file may be absent or torn; then what it would have told is absent, and a remark says so.
+//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `evaluation.json`, `summary.json`.
+//! Out: [`Run`]. Invariant: each file may be absent or torn; a remark names it.
 
 use super::{name, read_json, read_lines};
 use anyhow::Result;
 use records::{EpochRecord, EvaluationByClass, Manifest, Summary};
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
-    /// What it is called in the report.
+    /// Name in the report.
     pub(crate) label: String,
-    /// What it repeats, if it is of a study.
+    /// Cell that it repeats.
     pub(crate) group: Option<RunGroup>,
     pub(crate) directory: PathBuf,
-    /// The text of `run.toml`.
+    /// Text of `run.toml`.
     pub(crate) toml: String,
-    /// Its options as (`section.key`, value).
+    /// Options by `section.key`.
     pub(crate) settings: BTreeMap<String, String>,
-    /// Those of earlier sessions, the first session first.
+    /// Options of earlier sessions, the first session first.
     pub(crate) earlier_settings: Vec<BTreeMap<String, String>>,
-    /// The newest session first.
+    /// Manifests, the newest session first.
     pub(crate) manifests: Vec<Manifest>,
     pub(crate) epochs: Vec<EpochRecord>,
-    /// Absent while it runs, or if it was killed.
+    /// Absent while the run trains, or if it was killed.
     pub(crate) summary: Option<Summary>,
-    /// The best evaluation by class, or the final one of the test split; absent before an evaluation.
+    /// Best evaluation by class, or the final one of the test split.
     pub(crate) by_class: Option<EvaluationByClass>,
-    /// What a reader should know.
+    /// Warnings for the reader.
     pub(crate) remarks: Vec<String>,
 }
 
-/// A cell of a study, which runs repeat.
+/// A cell of a study with repeated runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunGroup {
     /// Number of the study, from 1.
@@ -43,17 +44,14 @@ pub(crate) struct RunGroup {
 }
 
 impl Run {
-    /// Whether a directory looks like one of a run.
+    /// Returns true if a directory looks like that of a run.
     pub(crate) fn is_in(directory: &Path) -> bool {
-        ["run.toml", "manifest.json", "metrics.jsonl"]
-            .iter()
-            .any(|file| directory.join(file).is_file())
+        let files = ["run.toml", "manifest.json", "metrics.jsonl"];
+        files.iter().any(|file| directory.join(file).is_file())
     }
 
-    /// Reads what is there.
-    ///
     /// # Errors
-    /// When the metrics are there and cannot be read.
+    /// When the metrics exist and cannot be read.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let mut run = Self {
             label: name(directory),
@@ -68,94 +66,95 @@ impl Run {
                 .remarks
                 .push(format!("cannot read {}: {error}", options.display())),
         }
-        match run.toml.parse::<toml::Table>() {
+        match run.toml.parse() {
             Ok(table) => run.settings = flat(&table),
-            Err(error) => run
-                .remarks
-                .push(format!("run.toml cannot be read: {}", error.message())),
-        }
-        let earlier = (1..)
-            .map(|session| directory.join(format!("manifest-{session}.json")))
-            .take_while(|path| path.exists());
-        let mut paths: Vec<PathBuf> = earlier.collect();
-        let options = |session| {
-            records::file::read_to_string(&directory.join(format!("run-{session}.toml"))).ok()
-        };
-        let options = (1..=paths.len()).filter_map(|session| options(session)?.parse().ok());
-        run.earlier_settings = options.map(|table| flat(&table)).collect();
-        paths.push(directory.join("manifest.json"));
-        for path in paths.iter().rev() {
-            match read_json(path) {
-                Ok(manifest) => run.manifests.push(manifest),
-                Err(error) => run.remarks.push(format!("{error:#}")),
+            Err(error) => {
+                run.remarks.push(format!(
+                    "run.toml cannot be read: {}",
+                    toml::de::Error::message(&error)
+                ));
             }
         }
+        for session in 1.. {
+            let manifest = directory.join(format!("manifest-{session}.json"));
+            if !manifest.exists() {
+                break;
+            }
+            let manifest = run.parsed(&manifest);
+            run.manifests.extend(manifest);
+            let options = directory.join(format!("run-{session}.toml"));
+            let options = records::file::read_to_string(&options).ok();
+            run.earlier_settings
+                .extend(options.and_then(|text| Some(flat(&text.parse().ok()?))));
+        }
+        let manifest = run.parsed(&directory.join("manifest.json"));
+        run.manifests.extend(manifest);
+        run.manifests.reverse();
         let metrics = directory.join("metrics.jsonl");
-        let epochs: Vec<EpochRecord> = match metrics.exists() {
-            true => read_lines(&metrics, &mut run.remarks)?,
-            false => Vec::new(),
-        };
-        let by_epoch: BTreeMap<u64, EpochRecord> = epochs
-            .into_iter()
-            .map(|record| (record.epoch, record))
-            .collect();
-        run.epochs = by_epoch.into_values().collect();
+        if metrics.exists() {
+            let epochs: Vec<EpochRecord> = read_lines(&metrics, &mut run.remarks)?;
+            // The last record of an epoch counts.
+            let epochs = epochs.into_iter().map(|record| (record.epoch, record));
+            run.epochs = BTreeMap::from_iter(epochs).into_values().collect();
+        }
         let summary = directory.join("summary.json");
         if summary.exists() {
-            match read_json(&summary) {
-                Ok(summary) => run.summary = Some(summary),
-                Err(error) => run.remarks.push(format!("{error:#}")),
-            }
+            run.summary = run.parsed(&summary);
         } else {
-            run.remarks.push(
-                "it has no summary.json: it still runs, or was killed; this is what it has written"
-                    .to_owned(),
-            );
+            run.remarks
+                .push("no summary.json: the run still trains, or was killed".to_owned());
         }
         let by_class = directory.join("evaluation.json");
         if by_class.exists() {
-            match read_json(&by_class) {
-                Ok(evaluation) => run.by_class = Some(evaluation),
-                Err(error) => run.remarks.push(format!("{error:#}")),
-            }
+            run.by_class = run.parsed(&by_class);
         }
-        if let Some(index) = run.progress().iter().position(Option::is_none) {
-            run.remarks.push(format!(
-                "epoch {} is missing in its metrics.jsonl, so images and seconds are unknown from there on",
+        run.add_remarks();
+        Ok(run)
+    }
+
+    /// Reads a file of JSON, or adds a remark.
+    fn parsed<T: DeserializeOwned>(&mut self, path: &Path) -> Option<T> {
+        read_json(path)
+            .map_err(|error| self.remarks.push(format!("{error:#}")))
+            .ok()
+    }
+
+    fn add_remarks(&mut self) {
+        if let Some(index) = self.progress().iter().position(Option::is_none) {
+            self.remarks.push(format!(
+                "epoch {} is missing in metrics.jsonl, so images and seconds are unknown from there on",
                 index + 1
             ));
         }
-        if run.epochs.is_empty() {
-            run.remarks
-                .push("no epoch is in its metrics.jsonl".to_owned());
+        if self.epochs.is_empty() {
+            self.remarks.push("no epoch in metrics.jsonl".to_owned());
         }
-        let ranks = run.by_session(|manifest| manifest.launch.ranks.to_string());
+        let ranks = self.by_session(|manifest| manifest.launch.ranks.to_string());
         if ranks.contains(',') {
-            run.remarks.push(format!(
-                "its sessions had different numbers of ranks: {ranks}; speeds are those of the last"
+            self.remarks.push(format!(
+                "its sessions had different numbers of ranks: {ranks}; speeds are those of the last session"
             ));
         }
-        if run
+        if self
             .summary
             .as_ref()
             .is_some_and(|summary| summary.stopped_early)
         {
-            run.remarks
-                .push("it was stopped before its last epoch".to_owned());
+            self.remarks
+                .push("stopped before its last epoch".to_owned());
         }
-        Ok(run)
     }
 
     pub(crate) fn manifest(&self) -> Option<&Manifest> {
         self.manifests.first()
     }
 
-    /// Returns what the manifests of the sessions have, the first session's first: `2, then 1`; once what several in a row have.
+    /// Lists a value of all sessions, the first session first, without repetition: `2, then 1`.
     pub(crate) fn by_session(&self, value: impl Fn(&Manifest) -> String) -> String {
         in_turn(self.manifests.iter().rev().map(value))
     }
 
-    /// Returns every option with its values in the sessions, without the quotes of a text, as [`by_session`](Self::by_session) does.
+    /// Lists every option's values in all sessions as [`by_session`](Self::by_session) does, without quotes.
     pub(crate) fn settings_by_session(&self) -> BTreeMap<String, String> {
         let sessions = || self.earlier_settings.iter().chain([&self.settings]);
         let keys: BTreeSet<&String> = sessions().flat_map(BTreeMap::keys).collect();
@@ -175,12 +174,12 @@ impl Run {
             .collect()
     }
 
-    /// An option's value, without the quotes of a text.
+    /// Returns an option without quotes.
     pub(crate) fn setting(&self, key: &str) -> Option<&str> {
         self.settings.get(key).map(|value| value.trim_matches('"'))
     }
 
-    /// Ranks that trained the last epoch; before its end those of the newest session, servers of their own among them.
+    /// Returns the ranks that trained the last epoch; before its end the ranks of the newest session, servers included.
     pub(crate) fn ranks(&self) -> Option<usize> {
         let recorded = self
             .epochs
@@ -190,7 +189,7 @@ impl Run {
         recorded.or_else(|| self.manifest().map(|manifest| manifest.launch.ranks))
     }
 
-    /// Training speed of the last session, images/s; of the last epoch that has one if it has not ended, or made no step.
+    /// Returns images/s of the last session; of its last measured epoch if it has not ended or ran no step.
     pub(crate) fn images_per_second(&self) -> Option<f64> {
         let of_session = self
             .summary
@@ -202,7 +201,7 @@ impl Run {
             .or_else(|| self.of_last_epochs(EpochRecord::speed))
     }
 
-    /// What the newest epoch tells of those on as many ranks as the last.
+    /// Returns a value of the newest epoch that has one and ran on as many ranks as the last epoch.
     pub(crate) fn of_last_epochs(&self, value: fn(&EpochRecord) -> Option<f64>) -> Option<f64> {
         let ranks = self.epochs.last()?.num_ranks;
         self.epochs
@@ -212,7 +211,7 @@ impl Run {
             .find_map(value)
     }
 
-    /// Largest memory of a rank, bytes.
+    /// Returns the largest memory of a rank, bytes.
     pub(crate) fn peak_memory_bytes(&self) -> Option<u64> {
         let of_epochs = self
             .epochs
@@ -226,7 +225,7 @@ impl Run {
             .filter(|bytes| *bytes > 0)
     }
 
-    /// Images trained and seconds gone at the end of every epoch; unknown from the first on of which the record is missing.
+    /// Returns images and seconds at the end of every epoch; unknown after the first missing epoch.
     pub(crate) fn progress(&self) -> Vec<Option<(f64, f64)>> {
         let mut at = (0.0, 0.0);
         let step = |(index, epoch): (usize, &EpochRecord)| {
@@ -240,7 +239,7 @@ impl Run {
     }
 }
 
-/// Values one after the other; once what several in a row have.
+/// Joins values, each once where several in a row are equal.
 fn in_turn(values: impl Iterator<Item = String>) -> String {
     let mut values: Vec<String> = values.collect();
     values.dedup();
@@ -316,8 +315,7 @@ mod tests {
             run.by_session(|manifest| manifest.launch.ranks.to_string()),
             "2, then 1"
         );
-        let remark =
-            "its sessions had different numbers of ranks: 2, then 1; speeds are those of the last";
+        let remark = "its sessions had different numbers of ranks: 2, then 1; speeds are those of the last session";
         assert!(
             run.remarks.iter().any(|one| one == remark),
             "{:?}",
@@ -344,7 +342,7 @@ mod tests {
         assert!(
             run.remarks
                 .iter()
-                .any(|remark| remark.starts_with("epoch 2 is missing")),
+                .any(|remark| remark.starts_with("epoch 3 is missing")),
             "{:?}",
             run.remarks
         );

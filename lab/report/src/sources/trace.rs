@@ -1,26 +1,26 @@
-//! A trace of all ranks, of `--trace`.
+//! Trace of all ranks (`--trace`).
 //!
-//! In: Chrome's trace events. Out: [`Trace`], the time by phase of every rank. Invariant: only the thread that trains is counted,
-//! since its stretches do not overlap.
+//! In: Chrome's trace events. Out: [`Trace`], the time of every rank by phase.
+//! Invariant: only the training thread counts, because its intervals do not overlap.
 
 use records::TraceEvent;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where the time of every rank went.
+/// Time of every rank by phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Trace {
-    /// By rank: what the trace calls it.
+    /// Names by rank.
     pub(crate) names: BTreeMap<u64, String>,
-    /// By rank and phase, in seconds altogether.
+    /// Seconds by rank and phase.
     pub(crate) seconds: BTreeMap<u64, BTreeMap<String, f64>>,
-    /// By rank: how many steps, each of one forward pass or several and then the optimizer.
+    /// Steps by rank; a step ends with the optimizer.
     pub(crate) num_steps: BTreeMap<u64, u64>,
 }
 
 impl Trace {
-    /// Whether JSON looks like a trace.
+    /// Returns true if JSON looks like a trace.
     pub(crate) fn is_one(value: &Value) -> bool {
         events(value).is_some_and(|events| {
             events
@@ -29,17 +29,18 @@ impl Trace {
         })
     }
 
-    /// Sums up the events; what is none of ours is passed over.
+    /// Sums the events and ignores unknown ones.
     pub(crate) fn from_value(value: &Value) -> Self {
         let mut trace = Self::default();
-        // Ranks after a forward pass and before the optimizer: what a rank does stands in the order of time.
+        // Ranks between a forward pass and the optimizer; the events of a rank are in order of time.
         let mut in_step = BTreeSet::new();
         for event in events(value)
             .into_iter()
             .flatten()
             .filter_map(|event| TraceEvent::deserialize(event).ok())
         {
-            let (rank, name) = (event.pid, event.name);
+            let rank = event.pid;
+            let name = event.name;
             if event.ph == "M" && name == "process_name" {
                 let called = event
                     .args
