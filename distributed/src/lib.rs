@@ -78,7 +78,7 @@ pub mod replica {
 pub use communicator::{Communicator, ROOT};
 pub use error::CollectiveError;
 pub use launch::launch;
-pub use threads::run_ranks;
+pub use threads::{run_ranks, try_run_ranks};
 
 /// The example of the crate's page, as a test.
 #[cfg(doctest)]

@@ -5,8 +5,10 @@
 //! early ends the others' waiting. Speed is no aim: threads share one compute pool, processes do
 //! not.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use self::world::{Deposit, Mail, World};
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
@@ -233,46 +235,60 @@ impl Drop for ThreadCommunicator {
     }
 }
 
-/// Runs `rank_main` on `world_size` threads, one a rank, and returns their results in rank order.
+/// Runs `rank_main` on `world_size` threads, one per rank, and returns the results in rank order.
 ///
-/// A rank that panics ends the world for the others. When all have returned, the first panic
-/// resumes in the caller.
+/// A panic of one rank ends the world for the others. When all have returned, the first panic continues in the caller.
 ///
 /// # Panics
-/// If `world_size` is 0 or a rank panics.
+/// When `world_size` is 0, a rank panics, or the system refuses a thread.
 pub fn run_ranks<T: Send>(
     world_size: usize,
     rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
 ) -> Vec<T> {
+    try_run_ranks(world_size, rank_main).expect("the system refused a thread")
+}
+
+/// As [`run_ranks`], but returns an error if the system refuses a thread.
+///
+/// # Panics
+/// When `world_size` is 0 or a rank panics.
+pub fn try_run_ranks<T: Send>(
+    world_size: usize,
+    rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
+) -> io::Result<Vec<T>> {
     let first_panic = Mutex::new(None);
-    let outcomes: Vec<Option<T>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadCommunicator::world(world_size)
-            .into_iter()
-            .map(|communicator| {
-                scope.spawn(|| {
-                    let world = Arc::clone(&communicator.world);
-                    let rank = communicator.topology.rank;
-                    let outcome = catch_unwind(AssertUnwindSafe(|| rank_main(communicator)));
-                    outcome.map_err(|panic| {
-                        // A communicator kept alive elsewhere would not end the world by its drop.
-                        lock(&first_panic).get_or_insert(panic);
-                        world.abort(rank, "the rank panicked");
-                    })
+    let outcomes = thread::scope(|scope| -> io::Result<Vec<Option<T>>> {
+        let start = |communicator: ThreadCommunicator| {
+            let rank_main = &rank_main;
+            let first_panic = &first_panic;
+            thread::Builder::new().spawn_scoped(scope, move || {
+                let world = Arc::clone(&communicator.world);
+                let rank = communicator.topology.rank;
+                let outcome = catch_unwind(AssertUnwindSafe(|| rank_main(communicator)));
+                outcome.map_err(|panic| {
+                    // A communicator kept alive elsewhere would not end the world by its drop.
+                    lock(first_panic).get_or_insert(panic);
+                    world.abort(rank, "the rank panicked");
                 })
             })
-            .collect();
-        threads
+        };
+        // The communicators of refused ranks are dropped, which ends the collectives of the others.
+        let threads: Vec<_> = ThreadCommunicator::world(world_size)
+            .into_iter()
+            .map(start)
+            .collect::<io::Result<_>>()?;
+        Ok(threads
             .into_iter()
             .map(|thread| thread.join().ok().and_then(Result::ok))
-            .collect()
+            .collect())
     });
     if let Some(panic) = lock(&first_panic).take() {
         resume_unwind(panic);
     }
-    outcomes
-        .into_iter()
+    let outcomes = outcomes?.into_iter();
+    Ok(outcomes
         .map(|outcome| outcome.expect("a rank without a result has panicked"))
-        .collect()
+        .collect())
 }
 
 /// Locks `mutex`. A rank that panics inside a collective ends the world, so poison means nothing.

@@ -1,6 +1,7 @@
 //! The conformance suite on one rank and on threads, and how a world of threads ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use distributed::{
     gradients::{GradientReducer, ReducerConfig},
     launch::launch_with,
     reduction::{BucketContext, BucketReduction, Traffic},
-    run_ranks,
+    run_ranks, try_run_ranks,
 };
 
 use crate::conformance;
@@ -40,6 +41,27 @@ fn one_to_four_threads_conform() {
         });
         assert_eq!(libraries, vec!["threads"; world_size]);
     }
+}
+
+#[test]
+fn a_thread_that_the_system_refuses_is_an_error() {
+    const NAME: &str = "communicators::a_thread_that_the_system_refuses_is_an_error";
+    // No system has room for such a stack; the main thread of the child needs none.
+    let stack = (1_u64 << 62).to_string();
+    if std::env::var("RUST_MIN_STACK").is_ok_and(|size| size == stack) {
+        assert!(try_run_ranks(2, |communicator| communicator.rank()).is_err());
+        return;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--test-threads=1"])
+        .env("RUST_MIN_STACK", &stack)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
 #[test]
