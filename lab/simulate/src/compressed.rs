@@ -1,7 +1,8 @@
-//! How long compressed sums of N ranks take on their way.
+//! Time of compressed sums of N ranks, without encoding.
 //!
-//! In: a kind of compression, the tensors of a bucket, a network. Out: seconds from the common start until the last rank has the sum.
-//! Invariant: the messages are those that the compressor itself sends; what encoding takes is the caller's to add.
+//! In: a compression, the tensors of a bucket, a network. Out: seconds from the common start until
+//! the last rank has the sum.
+//! Invariant: the messages are those of the real compressor.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,18 +15,18 @@ use crate::record::{Operation, Recorder};
 use crate::reduction::{interpolated, stand_in};
 use crate::schedule::finish;
 
-/// The compressed sums of all ranks of a world.
+/// Compressed sums of all ranks.
 #[derive(Debug)]
 pub(crate) struct CompressedSums {
     kind: CompressionKind,
     network: NetworkModel,
     recorders: Vec<Arc<Recorder>>,
-    /// Seconds of buckets by the rows and columns of their tensors.
+    /// Known seconds by rows and columns of the tensors.
     seconds: HashMap<Vec<(usize, usize)>, f64>,
 }
 
 impl CompressedSums {
-    /// Of ranks and a network that [`Predictor::new`](crate::Predictor::new) has checked.
+    /// Expects arguments that [`Predictor::new`](crate::Predictor::new) has checked.
     pub(crate) fn new(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Self {
         let recorder = |rank| Arc::new(Recorder::new(network, rank, ranks, Arc::default()));
         Self {
@@ -40,13 +41,13 @@ impl CompressedSums {
         self.kind
     }
 
-    /// Seconds of one bucket.
+    /// Returns the seconds of a bucket.
     ///
     /// # Errors
     /// When the compressor fails.
     pub(crate) fn seconds(&mut self, spans: &[TensorSpan]) -> Result<f64, SimulationError> {
         match self.kind {
-            // These look at all elements alike, wherever a tensor ends.
+            // These ignore the borders of tensors.
             CompressionKind::Bf16 | CompressionKind::F16 => {
                 let bytes = spans.last().map_or(0, |span| span.range.end) * size_of::<f32>();
                 interpolated(self.recorders.len(), bytes as u64, |bytes| {
@@ -89,7 +90,7 @@ impl CompressedSums {
         })
     }
 
-    /// Those that make collectives only make the same ones on all ranks, one after the other.
+    /// Adds up collectives, which are the same on all ranks.
     fn of_collectives(&mut self, spans: &[TensorSpan]) -> Result<f64, SimulationError> {
         let key = spans.iter().map(|span| (span.rows, span.columns)).collect();
         self.known(key, |sums| {
@@ -102,7 +103,7 @@ impl CompressedSums {
         })
     }
 
-    /// What one rank does in one sum. Nothing is received, so zeros stay zeros.
+    /// Records one rank's sum. Nothing is received, so zeros stay zeros.
     fn operations(
         &self,
         recorder: &Recorder,

@@ -1,51 +1,62 @@
-//! The link that measured messages tell of.
+//! Link fitted to measured messages.
 //!
-//! In: sizes of messages and the times they took. Out: latency and time a byte, and how well they tell the times.
-//! Invariant: every size counts alike, whether it takes microseconds or seconds; single sizes that behave otherwise count less.
-//! Source: Hockney 1994 (alpha + beta n); Beaton & Tukey 1974, The Fitting of Power Series (the biweight); Levenberg 1944 for the descent.
+//! In: sizes and times of messages. Out: latency, time per byte, residuals.
+//! Invariant: every size has equal weight, whether it takes microseconds or seconds; outliers count
+//! less.
+//! Source: Hockney 1994 (alpha + beta n); Beaton & Tukey 1974, The Fitting of Power Series (the
+//! biweight); Levenberg 1944 for the descent.
 //!
-//! The residual of a size is `ln(measured / told)`, to first order the relative error, and equally large for half and for twice the
-//! time; least squares of it weight each size by its own time. MPI libraries change their protocol with the size (eager, then rendezvous)
-//! and networks may let short bursts pass faster than long streams, so times are no straight line. The descent begins with the latency of
-//! the smallest size and the bandwidth of the largest; a size counts the less, the farther it lies from the line, and no more from 4.685
-//! standard deviations on, which come from the residual that two fifths of the sizes keep. So a step between the ends does not bend the
-//! line, where nearly half of the sizes lie on it, but is seen in the residuals that are told.
+//! The residual is `ln(measured / fitted)`, which is the relative error to first order. Times are
+//! not a straight line: MPI libraries change their protocol with the size, and rate limits pass
+//! short bursts. Therefore the fit is robust. It starts with the latency of the smallest and the
+//! bandwidth of the largest size. The weight of a size falls with its residual and is 0 from 4.685
+//! standard deviations on; the scale comes from the residual that two fifths of the sizes do not
+//! exceed. A step between the ends is then visible in the residuals but does not bend the line.
 //!
-//! A rate limit by a bucket of tokens lets a burst pass at once. In a ping-pong a bucket fills while the answer comes, so that a message of
-//! up to two bursts takes the time of half its bytes, and a longer one that of its bytes less the burst. Bursts are tried where the line
-//! alone tells the times badly, and believed where they tell them much better.
+//! A rate limit with a token bucket passes a burst at once. In a ping-pong the bucket fills while
+//! the answer travels: up to two bursts, half of a message is limited, and above that all but one
+//! burst. Bursts are tried if the line fits badly, and accepted if they fit much better.
 
 use records::{FitFacts, limited_bytes};
 
 use crate::network::Link;
 
-/// The biweight's constant: 95 % as efficient as least squares where errors are normal.
+/// Constant of the biweight: 95 % of the efficiency of least squares for normal errors.
 const BIWEIGHT: f64 = 4.685;
 
-/// The share of the sizes whose residuals tell the scale, and the standard deviation of normal errors over what that share keeps.
+/// Quantile of the residuals that determines the scale, and the standard deviation of normal errors
+/// over that quantile.
 const SCALE_SHARE: f64 = 0.4;
 const NORMAL_SCALE: f64 = 1.907;
 
-/// Residuals of this share are measurement noise, however well the other sizes fit.
+/// Residuals up to this share are measurement noise.
 const LEAST_SCALE: f64 = 0.05;
 
 const MOST_STEPS: usize = 500;
 
-/// The share of its time that the bytes of some size must take, for the times to tell how long a byte takes.
-const TELLING_SHARE: f64 = 0.2;
+/// Least share of the bytes in the time of the largest message; below it the bandwidth is unknown.
+const LEAST_BYTES_SHARE: f64 = 0.2;
 
-/// The mean error, each at most [`MOST_ERROR`], above which bursts are tried, and the share of it that is left by one to be believed.
-const TELLING_ERROR: f64 = 0.1;
-const BELIEVED_SHARE: f64 = 0.65;
+/// Mean error above which bursts are tried; single errors count at most [`MOST_ERROR`].
+const POOR_ERROR: f64 = 0.1;
+/// Most error with a burst, as a share of the error without it.
+const ACCEPTED_SHARE: f64 = 0.65;
 const MOST_ERROR: f64 = 0.5;
 
-/// The least burst that is tried, bytes; each next one is larger by the square root of two.
+/// Smallest burst in bytes; each further one is larger by the square root of two.
 const LEAST_BURST: f64 = 8192.0;
 
-/// The link of `points`: bytes, and the seconds that a message of so many took one way.
+/// A link with a burst and its mean error.
+struct Candidate {
+    link: Link,
+    burst_bytes: f64,
+    error: f64,
+}
+
+/// Fits a link to `points` of bytes and seconds in one direction.
 ///
-/// `None` where they cannot tell both latency and bandwidth: times that are no positive numbers, fewer than two sizes, or only
-/// sizes so small that their bytes take no time.
+/// Returns `None` if latency or bandwidth cannot be determined: a time is not positive and finite,
+/// there are fewer than two sizes, or all sizes are so small that their bytes take no time.
 pub fn fit(points: &[(f64, f64)]) -> Option<FitFacts> {
     let is_sound = |&(bytes, seconds): &(f64, f64)| {
         bytes >= 0.0 && seconds > 0.0 && (bytes + seconds).is_finite()
@@ -55,24 +66,27 @@ pub fn fit(points: &[(f64, f64)]) -> Option<FitFacts> {
     if !points.iter().all(is_sound) || smallest.0 == largest.0 {
         return None;
     }
-    let (mut link, mut error) = with_burst(points, 0.0);
-    let (plain_error, mut burst_bytes) = (error, 0.0);
-    let mut candidate = LEAST_BURST;
-    while plain_error > TELLING_ERROR && 4.0 * candidate <= largest.0 {
-        let (other, other_error) = with_burst(points, candidate);
-        if other_error < error.min(BELIEVED_SHARE * plain_error) {
-            (link, error, burst_bytes) = (other, other_error, candidate);
+    let mut best = Candidate::new(points, 0.0);
+    let plain_error = best.error;
+    let mut burst_bytes = LEAST_BURST;
+    while plain_error > POOR_ERROR && 4.0 * burst_bytes <= largest.0 {
+        let other = Candidate::new(points, burst_bytes);
+        if other.error < best.error.min(ACCEPTED_SHARE * plain_error) {
+            best = other;
         }
-        candidate *= std::f64::consts::SQRT_2;
+        burst_bytes *= std::f64::consts::SQRT_2;
     }
-    let is_told = link.beta * largest.0 >= TELLING_SHARE * link.seconds(largest.0);
-    if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
+    let Candidate {
+        link, burst_bytes, ..
+    } = best;
+    let is_determined = link.beta * largest.0 >= LEAST_BYTES_SHARE * link.seconds(largest.0);
+    if !(is_determined && link.alpha.is_finite() && link.beta.is_finite()) {
         return None;
     }
-    let told = |bytes| link.seconds(limited_bytes(bytes, burst_bytes));
+    let fitted = |bytes| link.seconds(limited_bytes(bytes, burst_bytes));
     let residuals = points
         .iter()
-        .map(|&(bytes, seconds)| (bytes, seconds / told(bytes) - 1.0));
+        .map(|&(bytes, seconds)| (bytes, seconds / fitted(bytes) - 1.0));
     let square_sum: f64 = residuals
         .clone()
         .map(|(_, residual)| residual * residual)
@@ -91,26 +105,31 @@ pub fn fit(points: &[(f64, f64)]) -> Option<FitFacts> {
     })
 }
 
-/// The link of messages with such a burst, and how badly it tells their times.
-fn with_burst(points: &[(f64, f64)], burst_bytes: f64) -> (Link, f64) {
-    let mut limited: Vec<_> = points
-        .iter()
-        .map(|&(bytes, seconds)| (limited_bytes(bytes, burst_bytes), seconds))
-        .collect();
-    limited.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (smallest, largest) = (limited[0], limited[limited.len() - 1]);
-    // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.
-    let per_byte = (largest.1 - smallest.1).max(0.1 * largest.1) / largest.0;
-    let link = descend([smallest.1.ln(), per_byte.ln()], &limited);
-    let error =
-        |&(bytes, seconds): &(f64, f64)| (seconds / link.seconds(bytes)).ln().abs().min(MOST_ERROR);
-    (
-        link,
-        limited.iter().map(error).sum::<f64>() / limited.len() as f64,
-    )
+impl Candidate {
+    fn new(points: &[(f64, f64)], burst_bytes: f64) -> Self {
+        let mut limited: Vec<_> = points
+            .iter()
+            .map(|&(bytes, seconds)| (limited_bytes(bytes, burst_bytes), seconds))
+            .collect();
+        limited.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let smallest = limited[0];
+        let largest = limited[limited.len() - 1];
+        let per_byte = (largest.1 - smallest.1).max(0.1 * largest.1) / largest.0;
+        let link = descend([smallest.1.ln(), per_byte.ln()], &limited);
+        let error = |&(bytes, seconds): &(f64, f64)| {
+            let error = (seconds / link.seconds(bytes)).ln().abs();
+            error.min(MOST_ERROR)
+        };
+        Self {
+            link,
+            burst_bytes,
+            error: limited.iter().map(error).sum::<f64>() / limited.len() as f64,
+        }
+    }
 }
 
-/// Least robust squares of the logarithms of latency and time a byte.
+/// Minimises the robust squares over the logarithms of latency and time per byte, which keeps both
+/// positive.
 fn descend(mut logarithms: [f64; 2], points: &[(f64, f64)]) -> Link {
     let link_of = |[alpha, beta]: [f64; 2]| Link {
         alpha: alpha.exp(),
@@ -126,8 +145,10 @@ fn descend(mut logarithms: [f64; 2], points: &[(f64, f64)]) -> Link {
         sizes.sort_by(f64::total_cmp);
         let bound = BIWEIGHT
             * (NORMAL_SCALE * sizes[(SCALE_SHARE * sizes.len() as f64) as usize]).max(LEAST_SCALE);
-        // The normal equations; a size's derivatives are the shares of its time that latency and bytes take.
-        let (mut matrix, mut right) = ([0.0; 3], [0.0; 2]);
+        // Normal equations. The derivatives of a size are the shares of latency and bytes in its
+        // time.
+        let mut matrix = [0.0; 3];
+        let mut right = [0.0; 2];
         for (&(bytes, _), residual) in points.iter().zip(&residuals) {
             let weight = (1.0 - (residual / bound).powi(2)).max(0.0).powi(2);
             let by_bytes = link.beta * bytes / link.seconds(bytes);
@@ -138,9 +159,9 @@ fn descend(mut logarithms: [f64; 2], points: &[(f64, f64)]) -> Link {
             right[0] += weight * shares[0] * residual;
             right[1] += weight * shares[1] * residual;
         }
-        // Damped, so that what the points say nothing of stays where it is.
+        // Damping keeps an undetermined number where it is.
         let damping = 1e-6 * points.len() as f64;
-        let (a, b, c) = (matrix[0] + damping, matrix[1], matrix[2] + damping);
+        let [a, b, c] = [matrix[0] + damping, matrix[1], matrix[2] + damping];
         let determinant = a * c - b * b;
         let step = [
             (c * right[0] - b * right[1]) / determinant,
@@ -208,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_sizes_off_the_line_hardly_move_it_and_are_told() {
+    fn a_few_outliers_hardly_move_the_link_and_are_reported() {
         let link = Link::new(30e-6, 113e6);
         // 64 KiB pass in a burst, ten times as fast; 256 KiB wait for a rendezvous.
         let disturb = |index| match index {
@@ -239,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_limit_is_told_with_its_burst_where_the_line_alone_would_be_half_as_slow_again() {
+    fn a_rate_limit_is_found_with_its_burst() {
         // As measured through a rate limit of 200 Mbit/s that lets bursts of 262,144 bytes pass, microseconds.
         let micros = [
             17.6, 17.6, 17.4, 18.1, 13.8, 17.9, 19.74, 93.63, 1_374.0, 5_517.0, 33_780.0,
@@ -252,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_tell_both_numbers_give_none() {
+    fn sizes_that_do_not_determine_both_numbers_give_none() {
         let link = Link::new(50e-6, 1e9);
         let of = |sizes: &[f64]| {
             fit(&sizes
@@ -277,7 +298,8 @@ mod tests {
             .iter()
             .map(|&(bytes, seconds)| (bytes, 1000.0 * seconds))
             .collect();
-        let (fit, slow) = (fit(&points).unwrap(), fit(&slower).unwrap());
+        let slow = fit(&slower).unwrap();
+        let fit = fit(&points).unwrap();
         assert_close(slow.alpha_s, 1000.0 * fit.alpha_s, 1e-6);
         assert_close(slow.residual, fit.residual, 1e-6);
     }

@@ -1,15 +1,19 @@
-//! What a message costs, between nodes and inside a node.
+//! Cost of messages between nodes and inside a node.
 //!
-//! In: a name such as `10gbe`, or latency and bandwidth. Out: seconds for a message of so many bytes.
-//! Invariant: what [`NetworkModel`] shows as text reads as the same model, to nine digits.
-//! Source: Hockney 1994, The communication challenge for MPP: a message of n bytes takes alpha + beta n.
+//! In: a name such as `10gbe`, or latency and bandwidth. Out: seconds per message.
+//! Invariant: the text of a [`NetworkModel`] reads as the same model, to nine digits.
+//! Source: Hockney 1994, The communication challenge for MPP: n bytes take alpha + beta n.
 //!
-//! The presets: `ib-edr` is the nominal rate of four EDR lanes (InfiniBand Architecture Specification 1.3) with the latency that ping-pong
-//! benchmarks of MPI find across one switch, 1 to 2 us. The rates of Ethernet are those of TCP: of the 1,538 bytes that a full frame
-//! takes on the wire 1,460 are payload, so at most 1.19 GB/s and 119 MB/s, of which benchmarks of MPI reach 113 to 118 MB/s; latencies
-//! of MPI over TCP are 15 to 35 us with tuned interrupts and above 50 us without. All are starting points: measure your own.
+//! Sources of the presets, which do not replace a measurement:
+//!
+//! - `ib-edr`: nominal rate of four EDR lanes (InfiniBand Architecture Specification 1.3). Ping-pong
+//!   benchmarks of MPI across one switch have a latency of 1 to 2 us.
+//! - `10gbe` and `1gbe`: rates of TCP. A full frame has 1,460 bytes of payload and takes 1,538 bytes
+//!   on the wire, which allows 1.19 GB/s and 119 MB/s; benchmarks of MPI reach 113 to 118 MB/s.
+//!   Latencies of MPI over TCP are 15 to 35 us with tuned interrupts, and above 50 us without.
 
 use std::fmt;
+use std::ops::{Bound, RangeBounds};
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -19,60 +23,63 @@ use crate::SimulationError;
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Seconds a message, however short.
+    /// Seconds per message.
     pub alpha: f64,
-    /// Seconds a byte.
+    /// Seconds per byte.
     pub beta: f64,
 }
 
-/// The ranks of a node and the memory between them.
+/// Ranks of a node and the memory between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Node {
-    /// Ranks a node, at least 1: ranks `0..ranks` run on the first node, and so on.
+    /// Ranks per node, at least 1; ranks `0..ranks` run on the first node.
     pub ranks: usize,
-    /// For messages between ranks of one node.
+    /// Link between ranks of one node.
     pub link: Link,
-    /// Whether ranks of one node reduce in memory that they share, as processes do under MPI, instead of by messages.
+    /// True if ranks of one node reduce in shared memory instead of by messages.
     pub shared: bool,
 }
 
-/// A network in which every rank has one link to the others and, inside its node, a second one.
+/// A network in which every rank has a link to other nodes and a second one inside its node.
 ///
-/// Each link carries one message after the other in each direction; links do not slow each other down, so the switch is perfect, and
-/// ranks of one node have a card each.
+/// A link carries one message at a time in each direction. Links do not slow each other down, as if
+/// the switch were perfect and each rank had its own network card.
 ///
 /// # Text
-/// `ib-edr` (1.5 us, 100 Gbit/s), `10gbe` (25 us, 1.17 GB/s), `1gbe` (50 us, 113 MB/s), or `LATENCY,BANDWIDTH` such as `50us,113MB/s`:
-/// the latency in `us` or `ms`, the bandwidth in `MB/s`, `GB/s` (10^6 and 10^9 bytes) or `Gbit/s` (10^9 bits), and after another comma,
-/// where a limit lets bursts pass at once, their length in `KB` or `MB`: `50us,113MB/s,256KB`, and after one more, where messages
-/// slow computing down, by how much: `50us,113MB/s,256KB,15%` or `1gbe,0KB,15%`, and after one more how many times as long sums take
-/// beside computing: `1gbe,0KB,15%,1.3x`. With `@RANKS` after it,
-/// so many ranks run on each node. `:shared` after that lets them reduce in [shared](Node::shared) memory, and `:LATENCY,BANDWIDTH` at
-/// the end is the memory between them, 1 us and 5 GB/s without: `10gbe@8`, `ib-edr@4:2us,10GB/s`, `1gbe@8:shared:2us,10GB/s`.
+/// `LINK[,BURST[,SHARE[,SLOWDOWN]]][@RANKS[:shared][:LATENCY,BANDWIDTH]]`, for example
+/// `1gbe,0KB,15%,1.3x` or `ib-edr@4:2us,10GB/s`:
+///
+/// - `LINK`: `ib-edr` (1.5 us, 100 Gbit/s), `10gbe` (25 us, 1.17 GB/s), `1gbe` (50 us, 113 MB/s) or
+///   `LATENCY,BANDWIDTH` such as `50us,113MB/s`, in `us` or `ms` and `MB/s`, `GB/s` or `Gbit/s`.
+/// - `BURST`: bytes that a rate limit passes at once, in `KB` or `MB`.
+/// - `SHARE`: share of computation that is lost while messages are sent, in `%`.
+/// - `SLOWDOWN`: factor on the time of sums during computation, in `x`.
+/// - `@RANKS`: ranks per node. With `:shared` they reduce in [shared](Node::shared) memory. The last
+///   part is the link inside a node; without it 1 us and 5 GB/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NetworkModel {
-    /// For messages between nodes.
+    /// Link between nodes.
     pub link: Link,
-    /// The nodes; without, each rank has its own.
+    /// Nodes; `None` puts each rank on its own node.
     pub node: Option<Node>,
-    /// Bytes that pass between nodes at once after a pause, before the bandwidth counts, as through a bucket of tokens; 0 for none.
+    /// Bytes that pass between nodes at once after a pause (token bucket); 0 for none.
     pub burst_bytes: f64,
-    /// What messages between nodes take from a rank's computing while they are under way, as a share of it from 0 to below 1: more than 0
-    /// where the thread that sends them, and the kernel below it, have no core of their own.
+    /// Share of a rank's computation that is lost while its messages between nodes are sent, from 0
+    /// to below 1. It is above 0 if the sending thread has no core of its own.
     pub computing_share: f64,
-    /// How many times as long a sum between nodes takes while the ranks compute, at least 1.
+    /// Factor on the time of a sum between nodes while the ranks compute, at least 1.
     pub sum_slowdown: f64,
 }
 
-/// A text that is no network.
+/// A text that does not describe a network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("network \"{text}\": expected {expected}, got \"{got}\"")]
 pub struct NetworkError {
-    /// The whole text.
+    /// Whole text.
     pub text: String,
-    /// What should stand there.
+    /// Expected part.
     pub expected: &'static str,
-    /// The part that does not fit.
+    /// Part that does not fit.
     pub got: String,
 }
 
@@ -101,13 +108,13 @@ const PRESETS: [(&str, Link); 3] = [
 ];
 
 impl Link {
-    /// Messages inside a node, where nothing else is known: a copy into memory and one out of it.
+    /// Default link inside a node: one copy into memory and one out of it.
     pub const MEMORY: Self = Self {
         alpha: 1e-6,
         beta: 1.0 / 5e9,
     };
 
-    /// A link of `alpha` seconds a message and `bandwidth` bytes a second.
+    /// Returns a link of `alpha` seconds per message and `bandwidth` bytes per second.
     pub fn new(alpha: f64, bandwidth: f64) -> Self {
         Self {
             alpha,
@@ -115,14 +122,14 @@ impl Link {
         }
     }
 
-    /// How long a message of `bytes` keeps the link busy, in seconds.
+    /// Returns the seconds that a message occupies the link.
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.alpha + self.beta * bytes
     }
 }
 
 impl NetworkModel {
-    /// A network of such links, with one rank a node.
+    /// Returns a network with one rank per node.
     pub const fn new(link: Link) -> Self {
         Self {
             link,
@@ -133,7 +140,7 @@ impl NetworkModel {
         }
     }
 
-    /// This network with `ranks` ranks on each node.
+    /// Returns this network with `ranks` ranks on each node.
     pub fn with_nodes(self, ranks: usize, link: Link) -> Self {
         Self {
             node: Some(Node {
@@ -145,17 +152,25 @@ impl NetworkModel {
         }
     }
 
-    /// How long something of `seconds` between nodes takes that is slower by `slowdown` beside a computation with `left_s` to go, and what
-    /// that loses; what is left when the computation has ended is as fast as alone.
-    pub(crate) fn beside(&self, left_s: f64, seconds: f64, slowdown: f64) -> (f64, f64) {
-        let beside_s = (seconds * slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
+    /// Returns the seconds of a transfer between nodes during a computation, and the seconds that the
+    /// computation loses.
+    ///
+    /// The computation needs `left_s` more. Until it ends, the transfer of `seconds` is slower by
+    /// `slowdown`.
+    pub(crate) fn during_computation(
+        &self,
+        left_s: f64,
+        seconds: f64,
+        slowdown: f64,
+    ) -> (f64, f64) {
+        let slowed_s = (seconds * slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
         (
-            beside_s + seconds - beside_s / slowdown,
-            beside_s * self.computing_share,
+            slowed_s + seconds - slowed_s / slowdown,
+            slowed_s * self.computing_share,
         )
     }
 
-    /// This network where the ranks of a node, if there are nodes, reduce in memory that they share.
+    /// Returns this network with shared memory inside nodes, if there are nodes.
     pub fn with_shared_memory(self) -> Self {
         Self {
             node: self.node.map(|node| Node {
@@ -166,7 +181,7 @@ impl NetworkModel {
         }
     }
 
-    /// Ranks on each node, at least 1.
+    /// Returns the ranks per node, at least 1.
     pub fn ranks_per_node(&self) -> usize {
         self.node.map_or(1, |node| node.ranks.max(1))
     }
@@ -199,12 +214,12 @@ impl NetworkModel {
         }
     }
 
-    /// Whether two ranks run on one node.
+    /// Returns true if two ranks run on one node.
     pub(crate) fn is_inside(&self, rank: usize, other: usize) -> bool {
         rank / self.ranks_per_node() == other / self.ranks_per_node()
     }
 
-    /// The link inside a node, or between nodes.
+    /// Returns the link inside a node or between nodes.
     pub(crate) fn link(&self, inside: bool) -> Link {
         self.node
             .filter(|_| inside)
@@ -212,7 +227,7 @@ impl NetworkModel {
     }
 }
 
-/// Nine digits hide that seconds a byte are rounded.
+/// Rounds to nine digits, which hides the rounding of seconds per byte.
 fn rounded(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)
 }
@@ -259,142 +274,209 @@ impl fmt::Display for NetworkModel {
     }
 }
 
+/// Expected text and the text found.
+type Refusal = (&'static str, String);
+
+/// A unit and the function from a number in it to the base unit. Quotients make 50us exactly 50e-6.
+type Unit = (&'static str, fn(f64) -> f64);
+
+const LATENCIES: [Unit; 2] = [("us", |us| us / 1e6), ("ms", |ms| ms / 1e3)];
+const BANDWIDTHS: [Unit; 3] = [
+    ("MB/s", |rate| rate * 1e6),
+    ("GB/s", |rate| rate * 1e9),
+    ("Gbit/s", |rate| rate * (1e9 / 8.0)),
+];
+const SIZES: [Unit; 2] = [("KB", |size| size * 1e3), ("MB", |size| size * 1e6)];
+const SHARES: [Unit; 1] = [("%", |percent| percent / 100.0)];
+const FACTORS: [Unit; 1] = [("x", |factor| factor)];
+
 impl FromStr for NetworkModel {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let refuse = |(expected, got): Refusal| NetworkError {
+        network(text).map_err(|(expected, got)| NetworkError {
             text: text.to_owned(),
             expected,
             got,
-        };
-        let (network, node) = text
-            .split_once('@')
-            .map_or((text, None), |(network, node)| (network, Some(node)));
-        let is_preset = |text: &str| {
-            PRESETS
-                .iter()
-                .any(|(name, _)| text.trim().eq_ignore_ascii_case(name))
-        };
-        let num_parts = if network.split(',').next().is_some_and(is_preset) {
-            1
-        } else {
-            2
-        };
-        let (network, further) = match network.match_indices(',').nth(num_parts - 1) {
-            None => (network, None),
-            Some((comma, _)) => (&network[..comma], Some(&network[comma + 1..])),
-        };
-        let mut further = further
-            .map(|text| text.splitn(3, ','))
-            .into_iter()
-            .flatten();
-        let (burst, share, slowdown) = (further.next(), further.next(), further.next());
-        let preset = PRESETS
-            .iter()
-            .find(|(name, _)| network.trim().eq_ignore_ascii_case(name));
-        let link = match preset {
-            Some((_, link)) => *link,
-            None => link(network).map_err(refuse)?,
-        };
-        let burst = burst.map(|text| {
-            let burst =
-                quantity(text, &[("KB", 1e3), ("MB", 1e6)]).map(|(number, unit)| number * unit);
-            burst
-                .filter(|&bytes| bytes >= 0.0)
-                .ok_or_else(|| ("the length of bursts such as 256KB", text.to_owned()))
-        });
-        let burst_bytes = burst.transpose().map_err(refuse)?.unwrap_or(0.0);
-        let share = share.map(|text| {
-            let share = quantity(text, &[("%", 100.0)]).map(|(number, whole)| number / whole);
-            let expected =
-                "the share of computing that messages take, from 0% to below 100%, such as 15%";
-            share
-                .filter(|share| (0.0..1.0).contains(share))
-                .ok_or_else(|| (expected, text.to_owned()))
-        });
-        let computing_share = share.transpose().map_err(refuse)?.unwrap_or(0.0);
-        let slowdown = slowdown.map(|text| {
-            let times = quantity(text, &[("x", 1.0)]).map(|(number, _)| number);
-            let expected =
-                "how many times as long sums take beside computing, from 1x, such as 1.3x";
-            times
-                .filter(|times| *times >= 1.0)
-                .ok_or_else(|| (expected, text.to_owned()))
-        });
-        let sum_slowdown = slowdown.transpose().map_err(refuse)?.unwrap_or(1.0);
-        let node = node.map(self::node);
-        Ok(Self {
-            link,
-            node: node.transpose().map_err(refuse)?,
-            burst_bytes,
-            computing_share,
-            sum_slowdown,
         })
     }
 }
 
-/// What was expected, and what was there.
-type Refusal = (&'static str, String);
+fn network(text: &str) -> Result<NetworkModel, Refusal> {
+    let (text, node_text) = match text.split_once('@') {
+        Some((text, node)) => (text, Some(node)),
+        None => (text, None),
+    };
+    let first = text.split(',').next().unwrap_or_default();
+    let num_link_parts = if preset(first).is_some() { 1 } else { 2 };
+    let (link_text, options) = match text.match_indices(',').nth(num_link_parts - 1) {
+        Some((comma, _)) => (&text[..comma], text[comma + 1..].splitn(3, ',').collect()),
+        None => (text, Vec::new()),
+    };
+    let option = |index: usize, absent: f64, read: &dyn Fn(&str) -> Result<f64, Refusal>| {
+        options.get(index).map_or(Ok(absent), |text| read(text))
+    };
+    Ok(NetworkModel {
+        link: match preset(link_text) {
+            Some(link) => link,
+            None => link(link_text)?,
+        },
+        burst_bytes: option(0, 0.0, &|text| {
+            quantity(text, &SIZES, 0.0.., "a burst such as 256KB")
+        })?,
+        computing_share: option(1, 0.0, &|text| {
+            let expected = "the share of computation lost to messages, from 0% to below 100%";
+            quantity(text, &SHARES, 0.0..1.0, expected)
+        })?,
+        sum_slowdown: option(2, 1.0, &|text| {
+            let expected = "the slowdown of sums during computation, at least 1x, such as 1.3x";
+            quantity(text, &FACTORS, 1.0.., expected)
+        })?,
+        node: node_text.map(node).transpose()?,
+    })
+}
+
+fn preset(name: &str) -> Option<Link> {
+    let is_it = |(known, _): &&(&str, Link)| name.trim().eq_ignore_ascii_case(known);
+    PRESETS.iter().find(is_it).map(|(_, link)| *link)
+}
 
 /// Reads `LATENCY,BANDWIDTH`.
 fn link(text: &str) -> Result<Link, Refusal> {
-    let (latency, bandwidth) = text.split_once(',').ok_or_else(|| {
-        (
-            "ib-edr, 10gbe, 1gbe, or LATENCY,BANDWIDTH such as 50us,113MB/s, and @RANKS after it for nodes",
-            text.to_owned(),
-        )
-    })?;
-    // Quotients, so that 50us is the number 50e-6.
-    let alpha = quantity(latency, &[("us", 1e6), ("ms", 1e3)])
-        .map(|(number, per_second)| number / per_second);
-    let rate = quantity(
-        bandwidth,
-        &[("MB/s", 1e6), ("GB/s", 1e9), ("Gbit/s", 1e9 / 8.0)],
-    )
-    .map(|(number, unit)| number * unit);
-    let alpha = alpha.filter(|&alpha| alpha >= 0.0);
-    let rate = rate.filter(|&rate| rate > 0.0);
-    let alpha = alpha.ok_or_else(|| ("a latency such as 50us or 0.1ms", latency.to_owned()))?;
-    let rate = rate.ok_or_else(|| {
-        (
-            "a bandwidth such as 113MB/s, 1.2GB/s or 100Gbit/s",
-            bandwidth.to_owned(),
-        )
-    })?;
-    Ok(Link::new(alpha, rate))
+    let Some((latency, bandwidth)) = text.split_once(',') else {
+        let expected = "ib-edr, 10gbe, 1gbe, or LATENCY,BANDWIDTH such as 50us,113MB/s, and @RANKS after it for nodes";
+        return Err((expected, text.to_owned()));
+    };
+    let alpha = quantity(
+        latency,
+        &LATENCIES,
+        0.0..,
+        "a latency such as 50us or 0.1ms",
+    )?;
+    let positive = (Bound::Excluded(0.0), Bound::Unbounded);
+    let expected = "a bandwidth such as 113MB/s, 1.2GB/s or 100Gbit/s";
+    Ok(Link::new(
+        alpha,
+        quantity(bandwidth, &BANDWIDTHS, positive, expected)?,
+    ))
 }
 
 /// Reads `RANKS`, `RANKS:shared`, and either with `:LATENCY,BANDWIDTH`.
 fn node(text: &str) -> Result<Node, Refusal> {
     let mut parts = text.split(':').peekable();
     let ranks = parts.next().unwrap_or_default();
-    let number = ranks.trim().parse().ok().filter(|&ranks| ranks > 0);
-    let ranks = number.ok_or_else(|| {
-        (
-            "a number of ranks a node, at least 1, after @",
-            ranks.to_owned(),
-        )
-    })?;
-    let shared = parts.next_if(|part| part.trim() == "shared").is_some();
-    let link = parts.next().map_or(Ok(Link::MEMORY), link)?;
-    let more = parts
-        .next()
-        .map(|more| Err(("nothing after the memory of a node", more.to_owned())));
-    more.unwrap_or(Ok(Node {
-        ranks,
-        link,
-        shared,
-    }))
+    let number = ranks.trim().parse().ok().filter(|ranks| *ranks > 0);
+    let expected = "a number of ranks per node, at least 1, after @";
+    let node = Node {
+        ranks: number.ok_or_else(|| (expected, ranks.to_owned()))?,
+        shared: parts.next_if(|part| part.trim() == "shared").is_some(),
+        link: parts.next().map_or(Ok(Link::MEMORY), link)?,
+    };
+    match parts.next() {
+        Some(more) => Err(("nothing after the memory of a node", more.to_owned())),
+        None => Ok(node),
+    }
 }
 
-/// A finite number before one of the units, and what stands beside that unit.
-fn quantity(text: &str, units: &[(&str, f64)]) -> Option<(f64, f64)> {
-    let (number, unit) = units
-        .iter()
-        .find_map(|&(name, unit)| Some((text.trim().strip_suffix(name)?, unit)))?;
-    let number = number.trim().parse::<f64>().ok()?;
-    number.is_finite().then_some((number, unit))
+/// Reads a finite number with a unit, in the base unit.
+fn quantity(
+    text: &str,
+    units: &[Unit],
+    range: impl RangeBounds<f64>,
+    expected: &'static str,
+) -> Result<f64, Refusal> {
+    let number = units.iter().find_map(|(unit, to_base)| {
+        let number = text.trim().strip_suffix(unit)?.trim();
+        number.parse().ok().map(to_base)
+    });
+    number
+        .filter(|number: &f64| number.is_finite() && range.contains(number))
+        .ok_or_else(|| (expected, text.to_owned()))
+}
+
+/// Cost of the communication library's collectives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Library {
+    link: Link,
+    ranks: f64,
+    /// Rounds until a message of each rank has reached all ranks.
+    rounds: f64,
+}
+
+impl Library {
+    pub(crate) fn new(network: &NetworkModel, ranks: usize) -> Self {
+        let link = network.link(ranks <= network.ranks_per_node());
+        Self {
+            link,
+            ranks: ranks as f64,
+            rounds: f64::from(ranks.max(1).next_power_of_two().ilog2()),
+        }
+    }
+
+    /// Returns the share of a buffer that each rank receives from others.
+    fn foreign(&self) -> f64 {
+        (self.ranks - 1.0) / self.ranks
+    }
+
+    /// Returns the seconds of an all-reduce by recursive doubling, or by halving and doubling.
+    pub(crate) fn reduce(&self, bytes: f64) -> f64 {
+        let short = self.rounds * self.link.seconds(bytes);
+        let long = 2.0 * (self.rounds * self.link.alpha + self.foreign() * self.link.beta * bytes);
+        short.min(long)
+    }
+
+    /// Returns the seconds of a broadcast by a binomial tree, or by a scatter and a gather.
+    pub(crate) fn broadcast(&self, bytes: f64) -> f64 {
+        let short = self.rounds * self.link.seconds(bytes);
+        let messages = self.rounds + self.ranks - 1.0;
+        short.min(messages * self.link.alpha + 2.0 * self.foreign() * self.link.beta * bytes)
+    }
+
+    /// Returns the seconds of an all-gather of `bytes` in total by recursive doubling.
+    pub(crate) fn gather(&self, bytes: f64) -> f64 {
+        self.rounds * self.link.alpha + self.foreign() * self.link.beta * bytes
+    }
+
+    pub(crate) fn barrier(&self) -> f64 {
+        self.gather(0.0)
+    }
+}
+
+/// Token bucket of a link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tokens {
+    limit_bytes: f64,
+    s_per_byte: f64,
+    bytes: f64,
+    /// Time of `bytes`.
+    counted_until: f64,
+}
+
+impl Tokens {
+    /// Returns a full bucket.
+    pub(crate) fn full(network: &NetworkModel) -> Self {
+        let limit_bytes = network.burst_bytes;
+        Self {
+            limit_bytes,
+            s_per_byte: network.link.beta,
+            bytes: limit_bytes,
+            counted_until: 0.0,
+        }
+    }
+
+    /// Returns the seconds of a transfer that starts at `start` and takes `seconds` without bursts.
+    pub(crate) fn send(&mut self, start: f64, bytes: f64, seconds: f64) -> f64 {
+        if self.limit_bytes == 0.0 || self.s_per_byte == 0.0 {
+            return seconds;
+        }
+        let idle_s = (start - self.counted_until).max(0.0);
+        let available = self.limit_bytes.min(self.bytes + idle_s / self.s_per_byte);
+        let passed = available.min(bytes).min(seconds / self.s_per_byte);
+        let taken_s = seconds - passed * self.s_per_byte;
+        self.bytes = available - passed;
+        self.counted_until = start + taken_s;
+        taken_s
+    }
 }
 
 #[cfg(test)]
@@ -444,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_network_is_refused_with_the_part_that_does_not_fit() {
+    fn other_texts_are_rejected_with_the_part_that_does_not_fit() {
         let refused = |text: &str| text.parse::<NetworkModel>().unwrap_err().to_string();
         assert_eq!(
             refused("token-ring"),
@@ -455,67 +537,85 @@ mod tests {
             refused("50,113MB/s"),
             "network \"50,113MB/s\": expected a latency such as 50us or 0.1ms, got \"50\""
         );
-        for text in [
-            "50us,113",
-            "50us,0MB/s",
-            "50us,-1MB/s",
-            "50us,infGB/s",
-            "50us,NaNGB/s",
-            "50us,",
-        ] {
-            assert!(
-                refused(text).contains("expected a bandwidth such as"),
-                "{text}"
-            );
-        }
-        for text in [
-            "50us,113MB/s,",
-            "50us,113MB/s,-1KB",
-            "50us,113MB/s,256",
-            "1gbe,15%",
-        ] {
-            assert!(
-                refused(text).contains("expected the length of bursts"),
-                "{text}"
-            );
-        }
-        for text in [
-            "50us,113MB/s,1KB,1KB",
-            "1gbe,0KB,100%",
-            "1gbe,0KB,-1%",
-            "1gbe,0KB,15",
-        ] {
-            assert!(
-                refused(text).contains("expected the share of computing"),
-                "{text}"
-            );
-        }
-        for text in [
-            "1gbe,0KB,15%,15%",
-            "1gbe,0KB,15%,0.9x",
-            "1gbe,0KB,15%,1.3x,1x",
-        ] {
-            assert!(
-                refused(text).contains("expected how many times as long"),
-                "{text}"
-            );
-        }
-        for text in ["-1us,1GB/s", "NaNus,1GB/s", "us,1GB/s", ",1GB/s"] {
-            assert!(
-                refused(text).contains("expected a latency such as"),
-                "{text}"
-            );
-        }
-        for text in ["1gbe@", "1gbe@0", "1gbe@-1", "1gbe@many:1us,1GB/s"] {
-            assert!(
-                refused(text).contains("expected a number of ranks a node"),
-                "{text}"
-            );
+        let cases: [(&str, &[&str]); 6] = [
+            (
+                "a bandwidth such as",
+                &[
+                    "50us,113",
+                    "50us,0MB/s",
+                    "50us,-1MB/s",
+                    "50us,infGB/s",
+                    "50us,NaNGB/s",
+                    "50us,",
+                ],
+            ),
+            (
+                "a burst such as",
+                &[
+                    "50us,113MB/s,",
+                    "50us,113MB/s,-1KB",
+                    "50us,113MB/s,256",
+                    "1gbe,15%",
+                ],
+            ),
+            (
+                "the share of computation",
+                &[
+                    "50us,113MB/s,1KB,1KB",
+                    "1gbe,0KB,100%",
+                    "1gbe,0KB,-1%",
+                    "1gbe,0KB,15",
+                ],
+            ),
+            (
+                "the slowdown of sums",
+                &[
+                    "1gbe,0KB,15%,15%",
+                    "1gbe,0KB,15%,0.9x",
+                    "1gbe,0KB,15%,1.3x,1x",
+                ],
+            ),
+            (
+                "a latency such as",
+                &["-1us,1GB/s", "NaNus,1GB/s", "us,1GB/s", ",1GB/s"],
+            ),
+            (
+                "a number of ranks per node",
+                &["1gbe@", "1gbe@0", "1gbe@-1", "1gbe@many:1us,1GB/s"],
+            ),
+        ];
+        for (expected, texts) in cases {
+            for text in texts {
+                let error = refused(text);
+                assert!(
+                    error.contains(&format!("expected {expected}")),
+                    "{text}: {error}"
+                );
+            }
         }
         assert!(
             refused("1gbe@8:1us,1GB/s:shared")
                 .contains("expected nothing after the memory of a node")
         );
         assert!(refused("1gbe@8:fast").ends_with("got \"fast\""));
+    }
+
+    #[test]
+    fn a_burst_passes_at_once_and_the_next_one_after_a_pause() {
+        let network: NetworkModel = "0us,1MB/s,100KB".parse().unwrap();
+        let mut tokens = Tokens::full(&network);
+        let near = |got: f64, expected: f64| {
+            assert!(
+                (got - expected).abs() < 1e-9,
+                "expected {expected}, got {got}"
+            )
+        };
+        near(tokens.send(0.0, 250e3, 0.25), 0.15);
+        near(tokens.send(0.15, 100e3, 0.1), 0.1);
+        // 50 ms of pause are 50 KB.
+        near(tokens.send(0.3, 100e3, 0.1), 0.05);
+        near(tokens.send(10.0, 40e3, 0.04), 0.0);
+        let mut none = Tokens::full(&"0us,1MB/s".parse().unwrap());
+        near(none.send(0.0, 250e3, 0.25), 0.25);
     }
 }

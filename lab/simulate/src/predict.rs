@@ -1,8 +1,10 @@
-//! The training speed of N ranks.
+//! Training speed of N ranks.
 //!
-//! In: the step of one rank, how gradients or parameters are synchronised, a network. Out: the step of N ranks, images a second,
-//! efficiency. Invariant: one rank is as fast as its profile.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217) for local SGD.
+//! In: a step of one rank, a synchronisation method, a network. Out: seconds per step of N ranks,
+//! images per second, efficiency.
+//! Invariant: one rank is as fast as its profile.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217)
+//! for local SGD.
 
 use distributed::{
     gradients::StepHeader,
@@ -11,42 +13,40 @@ use distributed::{
 };
 
 use crate::SimulationError;
-use crate::burst::Tokens;
 use crate::compressed::CompressedSums;
-use crate::library::Library;
-use crate::network::NetworkModel;
+use crate::network::{Library, NetworkModel, Tokens};
 use crate::profile::StepProfile;
 use crate::reduction::Reductions;
-use crate::servers::{ServedStep, ServerPlacement, ServerWorld};
+use crate::servers::{ServerPlacement, ServerWorld};
 
-/// The smallest buckets that are tried.
+/// Smallest bucket of [`Predictor::best_bucket_bytes`].
 const LEAST_BUCKET: u64 = 1 << 16;
 
-/// How the replicas of N ranks become one.
+/// Synchronisation method of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Synchronisation {
-    /// By an all-reduce of each bucket.
+    /// All-reduce of each bucket.
     AllReduce(ReductionKind),
-    /// By a compressed sum of each bucket.
+    /// Compressed sum of each bucket.
     Compressed {
-        /// How.
+        /// Compression.
         kind: CompressionKind,
-        /// What encoding and decoding take on a rank, seconds a byte of gradients.
+        /// Seconds per byte of gradients for encoding and decoding on a rank.
         encoding_s_per_byte: f64,
     },
-    /// Each rank pushes its buckets to servers and gets parameters.
+    /// Ranks push buckets to parameter servers and receive parameters.
     ParameterServer {
-        /// Number of servers, at least 1; beside the ranks, at most as many as these.
+        /// Number of servers, at least 1; with [`ServerPlacement::Beside`] at most the ranks.
         servers: usize,
-        /// Where they are.
+        /// Ranks of the servers.
         placement: ServerPlacement,
-        /// When they update and answer.
+        /// Rule for updates and answers.
         consistency: Consistency,
     },
-    /// Ranks update alone; after some steps they average parameters and velocities, by the communication library.
+    /// Ranks update independently and periodically average parameters and velocities.
     LocalSgd {
-        /// Steps between two averagings, at least 1.
+        /// Steps between two averages, at least 1.
         every: u64,
     },
 }
@@ -57,35 +57,39 @@ impl From<ReductionKind> for Synchronisation {
     }
 }
 
-/// What N ranks would do.
+/// Predicted step of N ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Seconds a step.
+    /// Seconds per step.
     pub step_s: f64,
-    /// Seconds in which gradients travel, hidden or not.
+    /// Seconds of communication, hidden or not.
     pub communication_s: f64,
-    /// Seconds a step longer than without communication and stragglers' delay.
+    /// Seconds that communication adds to a step, without the delay by stragglers.
     pub exposed_s: f64,
-    /// Seconds of a step in which a rank waits, for gradients or for slower ranks; mean over the ranks.
+    /// Mean seconds per step in which a rank waits for gradients or slower ranks.
     pub waiting_s: f64,
-    /// Images a second of all ranks.
+    /// Images per second of all ranks.
     pub images_per_second: f64,
-    /// How many times as many images a second as one rank.
+    /// Images per second over those of one rank.
     pub speedup: f64,
-    /// Speedup a rank, at most 1.
+    /// Speedup over the number of ranks.
     pub efficiency: f64,
 }
 
-/// Predicts the training speed of `ranks` ranks, each with a batch of its own.
+/// Predicts the training speed of `ranks` ranks, each with its own batch.
 ///
-/// The ranks' agreement on the step comes first; then the reduction of a bucket begins when the bucket is full on the slowest rank and
-/// the one before has been reduced: with `overlap` during the backward pass, else after it. The optimizer follows the last reduction.
-/// While gradients travel between nodes beside computing, that is slower by the network's [share](NetworkModel::computing_share), and
-/// their sums by its [slowdown](NetworkModel::sum_slowdown). Asynchronous servers and local SGD wait for stragglers seldom or never.
+/// A step begins with the exchange of headers. The reduction of a bucket begins when the bucket is
+/// full on the slowest rank and the bucket before is reduced: with `overlap` during the backward
+/// pass, otherwise after it. The optimizer follows the last reduction.
+///
+/// Communication between nodes slows computation by the network's
+/// [share](NetworkModel::computing_share); computation slows sums by its
+/// [factor](NetworkModel::sum_slowdown). Asynchronous servers never wait for stragglers, local SGD
+/// only when it averages.
 ///
 /// # Errors
-/// When there is no rank or server, more servers beside ranks than ranks, a compression needs shapes that the profile lacks, or a time
-/// of the profile or the network is negative or not finite.
+/// When there is no rank or server, when more servers than ranks are beside ranks, when compression
+/// needs shapes that the profile lacks, or when a time is negative or not finite.
 pub fn predict(
     profile: &StepProfile,
     synchronisation: impl Into<Synchronisation>,
@@ -96,19 +100,19 @@ pub fn predict(
     Predictor::new(profile, synchronisation, network, ranks)?.predict(profile, overlap)
 }
 
-/// Predictions for one number of ranks, which remembers what messages took.
+/// Predicts steps of one number of ranks and remembers the times of reductions.
 #[derive(Debug)]
 pub struct Predictor {
     network: NetworkModel,
     ranks: usize,
     library: Library,
-    costs: Costs,
+    method: CostModel,
 }
 
-/// How long the synchronisation of a bucket takes.
+/// Source of the time that a synchronisation takes.
 #[derive(Debug)]
-enum Costs {
-    Nothing,
+enum CostModel {
+    OneRank,
     AllReduce(Reductions),
     Compressed {
         sums: CompressedSums,
@@ -124,6 +128,24 @@ enum Costs {
     },
 }
 
+/// Seconds that synchronisation adds to a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepCost {
+    communication_s: f64,
+    exposed_s: f64,
+    /// Part of `exposed_s` in which the rank computes more slowly instead of waiting.
+    slowed_s: f64,
+    straggler_s: f64,
+}
+
+/// Cost of a bucket before computation slows it.
+struct BucketCost {
+    encoding_s: f64,
+    seconds: f64,
+    /// Least bytes that a rank sends between nodes.
+    sent_bytes: f64,
+}
+
 impl Predictor {
     /// # Errors
     /// As for [`predict`].
@@ -135,31 +157,24 @@ impl Predictor {
     ) -> Result<Self, SimulationError> {
         profile.check()?;
         network.check()?;
-        let costs = match synchronisation.into() {
-            _ if ranks == 0 => return Err(SimulationError::Nobody { what: "rank" }),
-            Synchronisation::ParameterServer { servers: 0, .. } => {
-                return Err(SimulationError::Nobody { what: "server" });
-            }
-            Synchronisation::LocalSgd { every: 0 } => {
-                return Err(SimulationError::Nobody {
-                    what: "step between averages",
-                });
-            }
-            _ if ranks == 1 => Costs::Nothing,
+        let none_of = |what| Err(SimulationError::Nobody { what });
+        let method = match synchronisation.into() {
+            _ if ranks == 0 => return none_of("rank"),
+            Synchronisation::ParameterServer { servers: 0, .. } => return none_of("server"),
+            Synchronisation::LocalSgd { every: 0 } => return none_of("step between averages"),
+            _ if ranks == 1 => CostModel::OneRank,
             Synchronisation::ParameterServer {
                 servers,
                 placement: ServerPlacement::Beside,
                 ..
-            } if servers > ranks => {
-                return Err(SimulationError::Servers { servers, ranks });
-            }
+            } if servers > ranks => return Err(SimulationError::Servers { servers, ranks }),
             Synchronisation::AllReduce(kind) => {
-                Costs::AllReduce(Reductions::new(kind, network, ranks)?)
+                CostModel::AllReduce(Reductions::new(kind, network, ranks)?)
             }
             Synchronisation::Compressed {
                 kind,
                 encoding_s_per_byte,
-            } => Costs::Compressed {
+            } => CostModel::Compressed {
                 sums: CompressedSums::new(kind, network, ranks),
                 encoding_s_per_byte,
             },
@@ -167,12 +182,12 @@ impl Predictor {
                 servers,
                 placement,
                 consistency,
-            } => Costs::Servers {
+            } => CostModel::Servers {
                 servers,
                 placement,
                 consistency,
             },
-            Synchronisation::LocalSgd { every } => Costs::Averages {
+            Synchronisation::LocalSgd { every } => CostModel::Averages {
                 every: every as f64,
             },
         };
@@ -180,11 +195,11 @@ impl Predictor {
             network: *network,
             ranks,
             library: Library::new(network, ranks),
-            costs,
+            method,
         })
     }
 
-    /// As [`predict`](predict()), for a step of the same parameters in any buckets.
+    /// Predicts as [`predict`](predict()), for a step with the same parameters in any buckets.
     ///
     /// # Errors
     /// As for [`predict`](predict()).
@@ -194,80 +209,73 @@ impl Predictor {
         overlap: bool,
     ) -> Result<Prediction, SimulationError> {
         profile.check()?;
-        // The header of every rank, gathered ahead of the first bucket.
-        let header_s = self
-            .library
-            .gather((self.ranks * StepHeader::NUM_BYTES) as f64);
-        let straggler_s = profile.straggler_s(self.ranks);
-        let (communication_s, exposed_s, slowed_s, straggler_s) = match &mut self.costs {
-            Costs::Nothing => (0.0, 0.0, 0.0, 0.0),
-            Costs::Servers {
-                servers,
-                placement,
-                consistency,
-            } => {
-                let (workers, servers, placement, consistency) =
-                    (self.ranks, *servers, *placement, *consistency);
-                let network = &self.network;
-                let world = ServerWorld {
-                    profile,
-                    network,
-                    workers,
-                    servers,
-                    placement,
-                    consistency,
-                    overlap,
-                    header_s,
-                };
-                let ServedStep {
-                    step_s,
-                    communication_s,
-                    waiting_s,
-                } = world.step();
-                let is_together = consistency == Consistency::Synchronous;
-                let exposed_s = (step_s - profile.compute_s()).max(0.0);
-                (
-                    communication_s,
-                    exposed_s,
-                    exposed_s - waiting_s,
-                    if is_together { straggler_s } else { 0.0 },
-                )
-            }
-            Costs::Averages { every } => {
-                let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / *every;
-                // The delays of so many steps add up before ranks wait for each other.
-                (seconds, seconds, 0.0, straggler_s / every.sqrt())
-            }
-            costs => {
-                let way = Way::of(&self.network, self.ranks);
-                let (communication_s, end, slowed_s) =
-                    costs.reduce(profile, overlap, header_s, way)?;
-                (
-                    communication_s,
-                    (end - profile.backward_s).max(0.0),
-                    slowed_s,
-                    straggler_s,
-                )
-            }
-        };
-        let step_s = profile.compute_s() + straggler_s + exposed_s;
+        let cost = self.cost(profile, overlap)?;
+        let step_s = profile.compute_s() + cost.straggler_s + cost.exposed_s;
         let efficiency = profile.compute_s() / step_s;
         Ok(Prediction {
             step_s,
-            communication_s,
-            exposed_s,
-            waiting_s: straggler_s + exposed_s - slowed_s,
+            communication_s: cost.communication_s,
+            exposed_s: cost.exposed_s,
+            waiting_s: cost.straggler_s + cost.exposed_s - cost.slowed_s,
             images_per_second: (self.ranks * profile.batch_size_per_rank) as f64 / step_s,
             speedup: self.ranks as f64 * efficiency,
             efficiency,
         })
     }
 
-    /// The length of buckets, a power of two, with which the ranks train fastest, and how fast that is with overlap.
-    ///
-    /// # Units
-    /// Bytes.
+    fn cost(&mut self, profile: &StepProfile, overlap: bool) -> Result<StepCost, SimulationError> {
+        let header_bytes = (self.ranks * StepHeader::NUM_BYTES) as f64;
+        let header_s = self.library.gather(header_bytes);
+        let straggler_s = profile.straggler_s(self.ranks);
+        match &mut self.method {
+            CostModel::OneRank => Ok(StepCost::default()),
+            CostModel::Servers {
+                servers,
+                placement,
+                consistency,
+            } => {
+                let world = ServerWorld {
+                    profile,
+                    network: &self.network,
+                    workers: self.ranks,
+                    servers: *servers,
+                    placement: *placement,
+                    consistency: *consistency,
+                    overlap,
+                    header_s,
+                };
+                let step = world.step();
+                let exposed_s = (step.step_s - profile.compute_s()).max(0.0);
+                let is_synchronous = *consistency == Consistency::Synchronous;
+                Ok(StepCost {
+                    communication_s: step.communication_s,
+                    exposed_s,
+                    slowed_s: exposed_s - step.waiting_s,
+                    straggler_s: if is_synchronous { straggler_s } else { 0.0 },
+                })
+            }
+            CostModel::Averages { every } => {
+                let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
+                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / *every;
+                Ok(StepCost {
+                    communication_s: seconds,
+                    exposed_s: seconds,
+                    slowed_s: 0.0,
+                    // The independent delays of `every` steps add up before ranks wait.
+                    straggler_s: straggler_s / every.sqrt(),
+                })
+            }
+            method => {
+                let cost = method.reduce(profile, overlap, header_s, &self.network, self.ranks)?;
+                Ok(StepCost {
+                    straggler_s,
+                    ..cost
+                })
+            }
+        }
+    }
+
+    /// Returns the fastest bucket size, a power of two, and its prediction with overlap.
     ///
     /// # Errors
     /// As for [`predict`](predict()).
@@ -293,109 +301,103 @@ impl Predictor {
     }
 }
 
-/// What the buckets of a rank share on their way to the others.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    /// Inside a node one that takes nothing from computing.
-    network: NetworkModel,
-    tokens: Tokens,
-    /// Bytes that a rank sends at least, over those of an uncompressed bucket, where it is compressed.
-    sent: f64,
-}
-
-impl Way {
-    fn of(network: &NetworkModel, ranks: usize) -> Self {
-        let sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
-        let is_inside = network.is_inside(0, ranks - 1);
-        let network = if is_inside {
-            NetworkModel::new(network.link)
-        } else {
-            *network
-        };
-        Self {
-            network,
-            tokens: Tokens::full(&network),
-            sent,
-        }
-    }
-}
-
-impl Costs {
-    /// Seconds in which all buckets travel, when after the start of the backward pass both that pass and the last bucket have ended, and
-    /// by how much that pass is slower for what travels beside it.
-    ///
-    /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. N ranks, or N nodes whose
-    /// first ranks alone send, send at least 2 (N-1) / N of a bucket each, twice that in exact sums, half of it in half precision; what
-    /// passes at once of other compressed ones is not counted.
+impl CostModel {
+    /// Returns the cost of reducing all buckets, without stragglers.
     fn reduce(
         &mut self,
         profile: &StepProfile,
         overlap: bool,
         header_s: f64,
-        mut way: Way,
-    ) -> Result<(f64, f64, f64), SimulationError> {
+        network: &NetworkModel,
+        ranks: usize,
+    ) -> Result<StepCost, SimulationError> {
+        // Messages inside a node do not slow computation.
+        let network = match network.is_inside(0, ranks - 1) {
+            true => NetworkModel::new(network.link),
+            false => *network,
+        };
         let spans = match self {
             Self::Compressed { .. } => spans_of_buckets(profile)?,
             _ => Vec::new(),
         };
-        let (mut communication_s, mut end) = (
-            header_s,
-            header_s + if overlap { 0.0 } else { profile.backward_s },
-        );
-        // What the backward pass is behind, for what travelled beside it.
-        let mut behind_s = 0.0;
+        let mut tokens = Tokens::full(&network);
+        let mut communication_s = header_s;
+        let mut end = header_s;
+        if !overlap {
+            end += profile.backward_s;
+        }
+        // Delay of the backward pass by communication.
+        let mut slowed_s = 0.0;
         for (index, bucket) in profile.buckets.iter().enumerate() {
-            let bytes = bucket.bytes as f64;
-            let (encoding_s, seconds, sent_bytes) = match self {
-                Self::AllReduce(reductions) => (
-                    0.0,
-                    reductions.seconds(bucket.bytes)?,
-                    reductions.least_sent() * bytes,
-                ),
-                Self::Compressed {
-                    sums,
-                    encoding_s_per_byte,
-                } => {
-                    let is_half =
-                        matches!(sums.kind(), CompressionKind::Bf16 | CompressionKind::F16);
-                    let sent_bytes = if is_half { 0.5 * way.sent * bytes } else { 0.0 };
-                    (
-                        *encoding_s_per_byte * bytes,
-                        sums.seconds(&spans[index])?,
-                        sent_bytes,
-                    )
-                }
-                _ => (0.0, 0.0, 0.0),
-            };
+            let cost = self.bucket_cost(bucket.bytes, spans.get(index), ranks)?;
             let ready = if overlap {
-                bucket.ready_s + behind_s
+                bucket.ready_s + slowed_s
             } else {
                 0.0
             };
             let start = f64::max(end, ready);
-            let (encoding_s, lost_s) =
-                way.network
-                    .beside(profile.backward_s + behind_s - start, encoding_s, 1.0);
-            behind_s += lost_s;
+            let left_s = profile.backward_s + slowed_s - start;
+            let (encoding_s, lost_s) = network.during_computation(left_s, cost.encoding_s, 1.0);
+            slowed_s += lost_s;
             let sent_at = start + encoding_s;
-            let seconds = way.tokens.send(sent_at, sent_bytes, seconds);
-            let left_s = profile.backward_s + behind_s - sent_at;
-            let (seconds, lost_s) = way
-                .network
-                .beside(left_s, seconds, way.network.sum_slowdown);
-            behind_s += lost_s;
+            let seconds = tokens.send(sent_at, cost.sent_bytes, cost.seconds);
+            let left_s = profile.backward_s + slowed_s - sent_at;
+            let (seconds, lost_s) =
+                network.during_computation(left_s, seconds, network.sum_slowdown);
+            slowed_s += lost_s;
             end = sent_at + seconds;
             communication_s += end - start;
         }
-        Ok((
+        let end = end.max(profile.backward_s + slowed_s);
+        Ok(StepCost {
             communication_s,
-            end.max(profile.backward_s + behind_s),
-            behind_s,
-        ))
+            exposed_s: (end - profile.backward_s).max(0.0),
+            slowed_s,
+            straggler_s: 0.0,
+        })
+    }
+
+    /// Returns the cost of a bucket. Bursts count only for full and half precision, whose least sent
+    /// bytes are known.
+    fn bucket_cost(
+        &mut self,
+        bytes: u64,
+        spans: Option<&Vec<TensorSpan>>,
+        ranks: usize,
+    ) -> Result<BucketCost, SimulationError> {
+        match self {
+            Self::AllReduce(reductions) => Ok(BucketCost {
+                encoding_s: 0.0,
+                seconds: reductions.seconds(bytes)?,
+                sent_bytes: reductions.least_sent() * bytes as f64,
+            }),
+            Self::Compressed {
+                sums,
+                encoding_s_per_byte,
+            } => {
+                let is_half = matches!(sums.kind(), CompressionKind::Bf16 | CompressionKind::F16);
+                let least_sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
+                Ok(BucketCost {
+                    encoding_s: *encoding_s_per_byte * bytes as f64,
+                    seconds: sums.seconds(spans.map_or(&[], Vec::as_slice))?,
+                    sent_bytes: if is_half {
+                        0.5 * least_sent * bytes as f64
+                    } else {
+                        0.0
+                    },
+                })
+            }
+            _ => Ok(BucketCost {
+                encoding_s: 0.0,
+                seconds: 0.0,
+                sent_bytes: 0.0,
+            }),
+        }
     }
 }
 
-/// The tensors of each bucket: as many parameters, from the last one, as its bytes hold; without parameters one row.
+/// Returns the tensors of each bucket, from the last parameter on; one row per bucket if the
+/// parameters are unknown.
 fn spans_of_buckets(profile: &StepProfile) -> Result<Vec<Vec<TensorSpan>>, SimulationError> {
     let row = |bytes: u64| {
         let columns = bytes as usize / size_of::<f32>();

@@ -1,42 +1,44 @@
-//! Published scaling figures, and what the simulation says of the same ranks, gradients and networks: a check of plausibility, no test,
-//! since each figure needs assumptions that decide it.
+//! Published scaling results and predictions for the same ranks, gradients and networks.
 //!
-//! In: a table of figures with where they come from. Out: [`PublishedFigure`]s. Invariant: answers are computed, never written down here.
-//! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
+//! This checks plausibility only, because each result needs assumptions.
+//!
+//! In: a table of results with sources. Out: [`PublishedFigure`]s.
+//! Invariant: predictions are computed, never stored.
+//! Source: named in each entry, with the assumptions.
 
 use distributed::reduction::ReductionKind;
 use records::{BucketRecord, PublishedFigure};
 
 use crate::{NetworkModel, SimulationError, StepProfile, predict};
 
-/// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
+/// Share of the forward pass in both passes; two of a layer's three products are in the backward
+/// pass.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;
 
-/// A published figure, and what a simulation needs to know of it.
+/// Published result and the inputs of its simulation.
 struct PublishedClaim {
-    /// Who says so.
+    /// Publication.
     source: &'static str,
-    /// What was measured.
+    /// Measurement.
     what: &'static str,
     /// GPUs.
     ranks: usize,
-    /// Speedup a GPU.
+    /// Speedup per GPU.
     efficiency: f64,
-    /// Parameters of the network, all sent as `f32`.
+    /// Parameters of the network, sent as `f32`.
     num_parameters: u64,
-    /// Images a second of one GPU.
+    /// Images per second of one GPU.
     images_per_second_of_one: f64,
     /// Samples of one GPU's step.
     batch_size_per_rank: usize,
-    /// Gradients that are sent at once.
+    /// Most bytes of a bucket.
     bucket_bytes: u64,
-    /// As `--network` reads it.
+    /// Network as in `--network`.
     network: &'static str,
-    /// What of this the source does not tell.
+    /// Inputs that the source does not state.
     assumed: &'static str,
 }
 
-/// The figures.
 const FIGURES: [PublishedClaim; 5] = [
     PublishedClaim {
         source: "Mahon et al. 2020 (CCGrid), abstract",
@@ -104,10 +106,10 @@ const FIGURES: [PublishedClaim; 5] = [
     },
 ];
 
-/// What the simulation says of every claim.
+/// Predicts every published result.
 ///
 /// # Errors
-/// When a figure cannot be simulated.
+/// When a result cannot be simulated.
 pub fn published_answers() -> Result<Vec<PublishedFigure>, SimulationError> {
     FIGURES.iter().map(answer).collect()
 }
@@ -134,7 +136,7 @@ fn answer(claim: &PublishedClaim) -> Result<PublishedFigure, SimulationError> {
     })
 }
 
-/// The step of one GPU: gradients come evenly over the backward pass.
+/// Returns the step of one GPU; gradients come evenly during the backward pass.
 fn step(claim: &PublishedClaim) -> StepProfile {
     let seconds = claim.batch_size_per_rank as f64 / claim.images_per_second_of_one;
     let backward_s = seconds * (1.0 - FORWARD_SHARE);

@@ -1,25 +1,23 @@
-//! A communicator that writes down what one rank asks of the others, and lets it go on at once.
+//! Communicator that records the operations of one rank without waiting.
 //!
-//! In: the calls of one rank. Out: its operations, in their order.
-//! Invariant: nothing is computed: what a rank receives or sums keeps its value, so operations must not depend on values.
+//! In: the calls of one rank. Out: its operations in order.
+//! Invariant: buffers keep their values, so operations must not depend on received values.
 //!
-//! Only bytes gathered at the start are the true ones, as algorithms plan by them: a gather fails until the bytes of all ranks are known,
-//! which the caller finds out by letting all ranks run into it and start again. Later a rank gathers its own bytes alone, for as long as
-//! if all had brought as many.
+//! Gathers during construction return real bytes, because algorithms plan with them. Such a gather
+//! fails until the bytes of all ranks are known; the caller collects them and constructs the
+//! algorithm again. Later gathers return the rank's own bytes.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::{
     CollectiveError, Communicator,
-    communicator::{NodeMemory, ReduceBuffer, Topology, WaitPolicy, expect_peer},
+    communicator::{BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy, expect_peer},
 };
 
-use crate::communicator::topology;
-use crate::library::Library;
-use crate::memory::RecordedMemory;
-use crate::network::NetworkModel;
+use crate::network::{Library, Link, NetworkModel};
 
-/// What a rank did.
+/// Operation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Send {
@@ -41,21 +39,21 @@ pub(crate) enum Operation {
     Collective {
         seconds: f64,
     },
-    /// The ranks of one node meet, and all go on some time after the last one.
+    /// The ranks of a node wait for the last of them, and for `seconds`.
     Meeting {
         seconds: f64,
     },
 }
 
-/// What all ranks brought to a gather.
+/// Bytes of all ranks in a gather.
 pub(crate) type Gathered = Vec<Vec<u8>>;
 
-/// The communicator of one rank that runs alone.
+/// Recording communicator of one rank.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     topology: Topology,
     library: Library,
-    /// The gathers that all ranks have come to.
+    /// Gathers with known bytes.
     known: Arc<Vec<Gathered>>,
     state: Arc<Mutex<State>>,
     network: NetworkModel,
@@ -65,11 +63,11 @@ pub(crate) struct Recorder {
 pub(crate) struct State {
     pub(crate) operations: Vec<Operation>,
     pub(crate) magnification: f64,
-    /// Whether the start is over.
+    /// True after construction.
     has_begun: bool,
-    /// Gathers that this rank has come to.
+    /// Completed gathers of the construction.
     gathers: usize,
-    /// What it brought to the first one that is not known.
+    /// Bytes for the first unknown gather.
     brought: Option<Vec<u8>>,
 }
 
@@ -101,7 +99,7 @@ impl Recorder {
         }
     }
 
-    /// Begins anew, with buffers whose bytes stand for `magnification` bytes each.
+    /// Discards the operations; each byte of a buffer now represents `magnification` bytes.
     pub(crate) fn begin(&self, magnification: f64) {
         let mut state = self.state();
         state.operations.clear();
@@ -109,12 +107,12 @@ impl Recorder {
         state.has_begun = true;
     }
 
-    /// What the rank has done since the beginning.
+    /// Returns the operations since [`begin`](Self::begin).
     pub(crate) fn take(&self) -> Vec<Operation> {
         std::mem::take(&mut self.state().operations)
     }
 
-    /// What the rank brought to the gather at which it stopped, if it did.
+    /// Returns the bytes for the unknown gather at which the rank stopped.
     pub(crate) fn brought(&self) -> Option<Vec<u8>> {
         self.state().brought.take()
     }
@@ -171,7 +169,7 @@ impl Communicator for Recorder {
         }
         let Some(gathered) = self.known.get(state.gathers) else {
             state.brought = Some(bytes.to_vec());
-            return self.refuse("the bytes of the other ranks are not known yet");
+            return self.refuse("the bytes of other ranks are unknown");
         };
         state.gathers += 1;
         drop(state);
@@ -212,11 +210,10 @@ impl Communicator for Recorder {
         from: usize,
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        let (to, from) = (self.peer("exchange", to)?, self.peer("exchange", from)?);
         let operation = Operation::Exchange {
-            to,
+            to: self.peer("exchange", to)?,
             outgoing: outgoing.len(),
-            from,
+            from: self.peer("exchange", from)?,
             incoming: incoming.len(),
         };
         self.state().operations.push(operation);
@@ -224,19 +221,19 @@ impl Communicator for Recorder {
     }
 
     fn receive_any(&self, _tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
-        self.refuse("a rank that runs alone cannot receive from any")
+        self.refuse("a recorded rank cannot receive from any rank")
     }
 
     fn try_receive_any(&self, _tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
-        self.refuse("a rank that runs alone cannot receive from any")
+        self.refuse("a recorded rank cannot receive from any rank")
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
-        self.refuse("a rank that runs alone cannot duplicate its communicator")
+        self.refuse("a recorded rank cannot duplicate its communicator")
     }
 
     fn first_ranks(&self, _count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
-        self.refuse("a rank that runs alone cannot part from the others")
+        self.refuse("a recorded rank cannot form a group")
     }
 
     fn supports_threads(&self) -> bool {
@@ -253,13 +250,9 @@ impl Communicator for Recorder {
         let Some(node) = self.network.node.filter(|node| node.shared) else {
             return Ok(None);
         };
-        let (state, leads) = (
-            Arc::clone(&self.state),
-            members.first() == Some(&self.topology.rank),
-        );
         Ok(Some(Box::new(RecordedMemory {
-            state,
-            leads,
+            state: Arc::clone(&self.state),
+            leads: members.first() == Some(&self.topology.rank),
             link: node.link,
             ranks: members.len(),
             bytes,
@@ -270,5 +263,77 @@ impl Communicator for Recorder {
 
     fn library(&self) -> String {
         "recorder".to_owned()
+    }
+}
+
+fn topology(network: &NetworkModel, rank: usize, world_size: usize) -> Topology {
+    let each = network.ranks_per_node();
+    let node_index = rank / each;
+    Topology {
+        rank,
+        world_size,
+        local_rank: rank % each,
+        local_size: each.min(world_size - node_index * each),
+        node: format!("virtual{node_index}"),
+        node_index,
+        num_nodes: world_size.div_ceil(each),
+        num_cpus: 1,
+    }
+}
+
+/// Returns the ranges of a buffer that go through memory of `bytes`, rounded up as the reducers do.
+fn pieces(
+    buffer: &ReduceBuffer<'_>,
+    bytes: usize,
+    magnification: f64,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    let length = buffer.len();
+    let elements = ((bytes / buffer.element_bytes()) as f64 / magnification).ceil() as usize;
+    (0..length)
+        .step_by(elements)
+        .map(move |start| start..length.min(start + elements))
+}
+
+/// Returns the seconds of a meeting in shared memory.
+fn meeting(link: Link, ranks: usize, bytes: f64) -> f64 {
+    if ranks == 1 {
+        0.0
+    } else {
+        link.seconds(bytes * (ranks - 1) as f64 / ranks as f64)
+    }
+}
+
+/// Shared memory of a recorded rank.
+#[derive(Debug)]
+struct RecordedMemory {
+    state: Arc<Mutex<State>>,
+    /// True for the first rank of the node.
+    leads: bool,
+    link: Link,
+    ranks: usize,
+    bytes: usize,
+}
+
+impl NodeMemory for RecordedMemory {
+    fn sum(
+        &mut self,
+        mut buffer: ReduceBuffer<'_>,
+        mut between: Option<BetweenNodes<'_>>,
+    ) -> Result<(), CollectiveError> {
+        let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let magnification = state().magnification;
+        for range in pieces(&buffer, self.bytes, magnification) {
+            let mut piece = buffer.slice(range);
+            let bytes = piece.bytes().len() as f64 * magnification;
+            let seconds = meeting(self.link, self.ranks, bytes);
+            state().operations.push(Operation::Meeting { seconds });
+            if let Some(between) = &mut between
+                && self.leads
+            {
+                between(piece)?;
+            }
+            state().operations.push(Operation::Meeting { seconds });
+        }
+        Ok(())
     }
 }

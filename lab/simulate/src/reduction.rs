@@ -1,10 +1,12 @@
-//! How long all-reduces of N ranks take.
+//! Time of all-reduces of N ranks.
 //!
-//! In: an algorithm, a network, a number of bytes. Out: seconds from the common start until the last rank has the sum.
-//! Invariant: the messages are those that the algorithm itself asks for on each rank.
+//! In: an algorithm, a network, a number of bytes. Out: seconds from the common start until the
+//! last rank has the sum.
+//! Invariant: the messages are those of the real algorithm on each rank.
 //!
-//! Large buffers are stood for by shorter ones, each element for several. Their length is a multiple of the number of ranks. From
-//! [`MANY_RANKS`] on, lengths between two powers of four are interpolated: the messages are the same, only longer.
+//! A shorter buffer represents a large one: each of its elements stands for several. Its length is
+//! a multiple of the number of ranks. From [`MANY_RANKS`] on, times are interpolated between
+//! powers of four, because the messages have the same pattern.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,24 +21,24 @@ use crate::network::NetworkModel;
 use crate::record::{Gathered, Recorder};
 use crate::schedule::finish;
 
-/// Elements of the buffers of all ranks up to which each element stands for itself.
+/// Most elements in the buffers of all ranks together that are simulated one by one.
 const MOST_ELEMENTS: usize = 1 << 24;
 
-/// Ranks from which not every length is followed through the network.
+/// Number of ranks from which times are interpolated.
 const MANY_RANKS: usize = 64;
 
-/// The least power of four of bytes that lengths are interpolated from.
+/// Bytes from which times are interpolated.
 const LEAST_BYTES: u64 = 1 << 14;
 
-/// Elements a rank of a buffer that stands for a longer one.
+/// Least elements per rank of a buffer that represents a larger one.
 const LEAST_ELEMENTS: usize = 16;
 
-/// The all-reduce algorithm of all ranks of a world, which run one after the other.
+/// All-reduce algorithm of all ranks, which run one after another.
 #[derive(Debug)]
 pub(crate) struct Reductions {
     network: NetworkModel,
     ranks: Vec<(Arc<Recorder>, AllReducer)>,
-    /// Seconds of buffers by their bytes.
+    /// Known seconds by bytes.
     seconds: HashMap<u64, f64>,
 }
 
@@ -64,7 +66,7 @@ impl Reductions {
                     AllReducer::new(kind, Arc::clone(recorder) as Arc<dyn Communicator>)
                 })
                 .collect();
-            // All ranks stop at the same gather, or none does.
+            // Either all ranks stop at the same gather or none does.
             match recorders
                 .iter()
                 .map(|recorder| recorder.brought())
@@ -84,7 +86,7 @@ impl Reductions {
         }
     }
 
-    /// Bytes that a rank which sends to other nodes sends at least, over those of the buffer.
+    /// Returns the least bytes that a sending rank sends to other nodes, per byte of the buffer.
     pub(crate) fn least_sent(&self) -> f64 {
         let ranks = self.ranks.len();
         let leaders = ranks.div_ceil(self.network.ranks_per_node());
@@ -100,10 +102,10 @@ impl Reductions {
         }
     }
 
-    /// Seconds of one reduction.
+    /// Returns the seconds of a reduction.
     ///
     /// # Errors
-    /// When the algorithm fails, or uses what a rank cannot do alone.
+    /// When the algorithm fails or uses an operation that one rank cannot record.
     pub(crate) fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
         interpolated(self.ranks.len(), bytes, |bytes| self.exact_seconds(bytes))
     }
@@ -113,7 +115,7 @@ impl Reductions {
             return Ok(seconds);
         }
         let (length, magnification) = stand_in(bytes, self.ranks.len());
-        // Nothing is received, so zeros they stay.
+        // Nothing is received, so zeros stay zeros.
         let mut buffer = vec![0.0; length];
         let mut operations = Vec::with_capacity(self.ranks.len());
         for (recorder, reducer) in &mut self.ranks {
@@ -130,7 +132,7 @@ impl Reductions {
     }
 }
 
-/// The time of `bytes`, from `seconds` itself or, where there are many ranks, between those of two powers of four.
+/// Returns the time of `bytes`; for many ranks, interpolated between two powers of four.
 pub(crate) fn interpolated(
     ranks: usize,
     bytes: u64,
@@ -140,24 +142,22 @@ pub(crate) fn interpolated(
         return seconds(bytes);
     }
     let below = 1 << (bytes.ilog2() / 2 * 2);
-    let (least, most) = (seconds(below)?, seconds(4 * below)?);
+    let least = seconds(below)?;
+    let most = seconds(4 * below)?;
     Ok(least + (most - least) * (bytes - below) as f64 / (3 * below) as f64)
 }
 
-/// The length of the buffer that stands for one of `bytes`, and how many bytes each of its bytes stands for.
+/// Returns the length of the buffer that represents `bytes`, and the bytes that each of its bytes
+/// represents.
 pub(crate) fn stand_in(bytes: u64, ranks: usize) -> (usize, f64) {
     let length = length(bytes.div_ceil(size_of::<f32>() as u64), ranks);
-    (
-        length,
-        if length == 0 {
-            1.0
-        } else {
-            bytes as f64 / (length * size_of::<f32>()) as f64
-        },
-    )
+    let magnification = match length {
+        0 => 1.0,
+        _ => bytes as f64 / (length * size_of::<f32>()) as f64,
+    };
+    (length, magnification)
 }
 
-/// The length of the buffer that stands for one of `elements`.
 fn length(elements: u64, ranks: usize) -> usize {
     let most = (MOST_ELEMENTS / ranks).max(LEAST_ELEMENTS * ranks);
     match usize::try_from(elements) {
@@ -166,10 +166,7 @@ fn length(elements: u64, ranks: usize) -> usize {
     }
 }
 
-/// How long an all-reduce of `bytes` (of `f32`) takes when all `ranks` begin at once.
-///
-/// # Units
-/// Seconds.
+/// Returns the seconds of an all-reduce of `bytes` of `f32` that all `ranks` start at once.
 ///
 /// # Errors
 /// When there are no ranks, or a time of the network is negative or not finite.

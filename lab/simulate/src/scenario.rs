@@ -1,7 +1,8 @@
-//! Many predictions from one measured step: each a way to synchronise on some number of ranks.
+//! Predictions for many methods and numbers of ranks from one measured step.
 //!
-//! In: the step of one rank, perhaps a second one with another batch, a network. Out: [`Outcome`]s, in the order of the scenarios.
-//! Invariant: the same steps, network and scenarios give the same outcomes.
+//! In: the step of one rank, optionally a second step with another batch, a network.
+//! Out: a [`ScenarioPrediction`] per scenario, in order.
+//! Invariant: the same input has the same output.
 
 use rayon::prelude::*;
 
@@ -10,45 +11,45 @@ use crate::{
     Synchronisation,
 };
 
-/// What stays as ranks are added.
+/// Batch that stays fixed as ranks are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaling {
-    /// The batch of each rank.
+    /// Batch of each rank.
     Weak,
-    /// The global batch, which is that of the measured step: each rank has its share.
+    /// Global batch, that of the measured step, which is divided among the ranks.
     Strong,
 }
 
-/// One way to train on more ranks.
+/// Method and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scenario {
-    /// How the replicas become one.
+    /// Synchronisation method.
     pub synchronisation: Synchronisation,
-    /// Whether buckets travel during the backward pass.
+    /// True if buckets are reduced during the backward pass.
     pub overlap: bool,
-    /// Limit of a bucket, bytes.
+    /// Most bytes of a bucket.
     pub bucket_bytes: u64,
-    /// What stays as ranks are added.
+    /// Batch that stays fixed as ranks are added.
     pub scaling: Scaling,
-    /// Ranks that train.
+    /// Training ranks.
     pub ranks: usize,
 }
 
-/// What is predicted of a scenario.
+/// Prediction of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
+pub struct ScenarioPrediction {
     /// Samples of one rank's step.
     pub batch_size_per_rank: usize,
-    /// The step. Its speedup is over one rank with the same batch.
+    /// Predicted step. Its speedup is over one rank with the same batch.
     pub prediction: Prediction,
-    /// Times as fast as the measured step alone.
+    /// Images per second over those of the measured step.
     pub speedup: f64,
-    /// The limit of a bucket with which training is fastest, bytes, and its prediction; `None` where nothing is sent in buckets or alone.
+    /// Fastest bucket size in bytes and its prediction; `None` without overlapped buckets.
     pub best_buckets: Option<(u64, Prediction)>,
 }
 
 impl Scenario {
-    /// Why training from a step of `batch_size_per_rank` cannot be so.
+    /// Returns why a step of `batch_size_per_rank` cannot be scaled to this scenario.
     pub fn why_not(&self, batch_size_per_rank: usize) -> Option<String> {
         match self.synchronisation {
             Synchronisation::ParameterServer {
@@ -67,7 +68,7 @@ impl Scenario {
         }
     }
 
-    /// Predicts from `measured`, and for another batch also from `second`, as [`StepProfile::at_batch`] does.
+    /// Predicts from `measured`, and from `second` for another batch (see [`StepProfile::at_batch`]).
     ///
     /// # Errors
     /// As for [`predict`](crate::predict()).
@@ -76,7 +77,7 @@ impl Scenario {
         measured: &StepProfile,
         second: Option<&StepProfile>,
         network: &NetworkModel,
-    ) -> Result<Outcome, SimulationError> {
+    ) -> Result<ScenarioPrediction, SimulationError> {
         let step = match self.scaling {
             Scaling::Weak => measured.clone(),
             Scaling::Strong => measured.at_batch(second, measured.batch_size_per_rank / self.ranks),
@@ -93,7 +94,7 @@ impl Scenario {
         };
         let of_one = measured.batch_size_per_rank as f64 / measured.compute_s();
         let speedup = prediction.images_per_second / of_one;
-        Ok(Outcome {
+        Ok(ScenarioPrediction {
             batch_size_per_rank: step.batch_size_per_rank,
             prediction,
             speedup,
@@ -102,7 +103,7 @@ impl Scenario {
     }
 }
 
-/// Predicts every scenario, on all cores.
+/// Predicts every scenario on all cores.
 ///
 /// # Errors
 /// As for [`predict`](crate::predict()).
@@ -111,8 +112,8 @@ pub fn predict_scenarios(
     second: Option<&StepProfile>,
     network: &NetworkModel,
     scenarios: &[Scenario],
-) -> Result<Vec<Outcome>, SimulationError> {
-    // The largest worlds take longest: those first, so that no core is left with one of them at the end.
+) -> Result<Vec<ScenarioPrediction>, SimulationError> {
+    // Large worlds take longest and start first, so that all cores finish at about the same time.
     let mut order: Vec<usize> = (0..scenarios.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(scenarios[index].ranks));
     let mut outcomes = order
@@ -122,4 +123,50 @@ pub fn predict_scenarios(
         .collect::<Result<Vec<_>, SimulationError>>()?;
     outcomes.sort_by_key(|(index, _)| *index);
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// Returns the experimentally determined serial fraction, (1/S - 1/N) / (1 - 1/N); `None` for one
+/// rank or a speedup that is not positive and finite.
+///
+/// Source: Karp & Flatt 1990, Measuring parallel processor performance.
+pub fn karp_flatt(speedup: f64, ranks: usize) -> Option<f64> {
+    if ranks < 2 || !(speedup.is_finite() && speedup > 0.0) {
+        return None;
+    }
+    let share = 1.0 / ranks as f64;
+    Some((1.0 / speedup - share) / (1.0 - share))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The speedup on `ranks` ranks of work of which `serial_fraction` is not shared.
+    fn amdahl_speedup(serial_fraction: f64, ranks: usize) -> f64 {
+        1.0 / (serial_fraction + (1.0 - serial_fraction) / ranks as f64)
+    }
+
+    #[test]
+    fn ten_times_as_fast_on_twelve_is_a_serial_share_of_less_than_two_percent() {
+        let share = karp_flatt(10.11, 12).unwrap();
+        assert!((share - 0.0170).abs() < 5e-5, "{share}");
+        assert_eq!(karp_flatt(1.0, 1), None);
+        assert_eq!(karp_flatt(0.0, 4), None);
+        assert_eq!(karp_flatt(f64::NAN, 4), None);
+    }
+
+    #[test]
+    fn what_amdahl_predicts_has_the_serial_share_it_was_predicted_from() {
+        for ranks in [2, 3, 12, 1024] {
+            for share in [0.0, 0.001, 0.3, 1.0] {
+                let got = karp_flatt(amdahl_speedup(share, ranks), ranks).unwrap();
+                assert!(
+                    (got - share).abs() < 1e-9,
+                    "{ranks} ranks: expected {share}, got {got}"
+                );
+            }
+        }
+        // More than linear has a negative share.
+        assert!(karp_flatt(2.2, 2).unwrap() < 0.0);
+    }
 }

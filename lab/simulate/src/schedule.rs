@@ -1,8 +1,8 @@
-//! When every rank is done with its operations.
+//! Times at which ranks finish their operations.
 //!
-//! In: the operations of all ranks. Out: every rank's time after its last one.
-//! Invariant: the same times as those of threads that make these calls, whichever rank is looked at first: a rank's clock depends on
-//! its own operations and on the departures of the messages that it names.
+//! In: the operations of all ranks. Out: each rank's time after its last operation.
+//! Invariant: times do not depend on the order in which ranks are processed, because a rank's clock
+//! depends only on its operations and on the departures of its messages.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -10,11 +10,60 @@ use std::ops::Range;
 use distributed::CollectiveError;
 
 use crate::SimulationError;
-use crate::clock::{Clock, Route};
 use crate::network::NetworkModel;
 use crate::record::Operation;
 
-/// The sender and the tag; exchanges have none.
+/// Seconds since the start of the simulation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Clock {
+    now: f64,
+    /// Times at which the outgoing links are free: between nodes, inside the node.
+    outgoing: [f64; 2],
+    /// Times at which the incoming links are free.
+    incoming: [f64; 2],
+}
+
+/// Link of a message between two ranks.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    inside: bool,
+    seconds: f64,
+}
+
+impl Route {
+    fn new(network: &NetworkModel, from: usize, to: usize, bytes: f64) -> Self {
+        let inside = network.is_inside(from, to);
+        Self {
+            inside,
+            seconds: network.link(inside).seconds(bytes),
+        }
+    }
+}
+
+impl Clock {
+    /// Sends a message and returns its departure.
+    fn send(&mut self, route: Route) -> f64 {
+        let free = &mut self.outgoing[usize::from(route.inside)];
+        let departed = self.now.max(*free);
+        *free = departed + route.seconds;
+        self.now = *free;
+        departed
+    }
+
+    /// Receives a message that departed at `departed`.
+    fn receive(&mut self, route: Route, departed: f64) {
+        let free = &mut self.incoming[usize::from(route.inside)];
+        *free = departed.max(*free) + route.seconds;
+        self.now = self.now.max(*free);
+    }
+
+    /// Completes a collective of `seconds` that the last rank started at `latest`.
+    fn collective(&mut self, latest: f64, seconds: f64) {
+        self.now = self.now.max(latest) + seconds;
+    }
+}
+
+/// Sender and tag; exchanges have no tag.
 type Key = (u32, Option<u16>);
 
 #[derive(Clone, Copy, Debug)]
@@ -23,19 +72,19 @@ struct Message {
     bytes: usize,
 }
 
-/// One rank on its way through its operations.
+/// State of one rank.
 #[derive(Debug, Default)]
 struct Rank {
     clock: Clock,
-    /// Operations it has finished.
+    /// Completed operations.
     done: usize,
-    /// Whether it has made the first half of an exchange.
+    /// True between sending and receiving of an exchange.
     sent: bool,
     mailbox: HashMap<Key, VecDeque<Message>>,
     waits_for: Option<Key>,
 }
 
-/// Why a rank stopped.
+/// Reason why a rank waits.
 enum Stop {
     Finished,
     Message,
@@ -43,26 +92,25 @@ enum Stop {
     Meeting(f64),
 }
 
-/// The world on its way.
+/// State of all ranks.
 struct Schedule<'a> {
     network: &'a NetworkModel,
     magnification: f64,
     operations: &'a [Vec<Operation>],
     ranks: Vec<Rank>,
-    /// How many ranks have come to the collective, and to the meeting of each node.
+    /// Ranks that wait in the collective, and in the meeting of each node.
     in_collective: usize,
     in_meeting: Vec<usize>,
-    /// Ranks that can go on.
+    /// Ranks that can continue.
     ready: Vec<usize>,
 }
 
-/// The time of each rank after its operations, all begun at 0, where each byte stands for `magnification` bytes.
+/// Returns the seconds after which each rank has finished its operations.
 ///
-/// # Units
-/// Seconds.
+/// Each byte of an operation represents `magnification` bytes.
 ///
 /// # Errors
-/// When a message has another length than its receiver expects, or never comes.
+/// When a message is missing or has another length than its receiver expects.
 pub(crate) fn finish(
     network: &NetworkModel,
     magnification: f64,
@@ -112,7 +160,7 @@ impl Schedule<'_> {
         }
     }
 
-    /// Lets a rank go on until it must wait.
+    /// Runs a rank until it must wait.
     fn advance(&mut self, index: usize) -> Result<Stop, SimulationError> {
         let operations = self.operations;
         while let Some(&operation) = operations[index].get(self.ranks[index].done) {
@@ -170,7 +218,7 @@ impl Schedule<'_> {
         }
     }
 
-    /// Takes a message if it is there, else leaves a note that the rank waits for it.
+    /// Receives a message if it has been sent; otherwise notes that the rank waits for it.
     fn receive(
         &mut self,
         index: usize,
@@ -202,7 +250,7 @@ impl Schedule<'_> {
         Ok(true)
     }
 
-    /// Lets ranks that have met go on.
+    /// Releases ranks that have met.
     fn go_on(&mut self, members: Range<usize>, seconds: f64) {
         let latest = self.ranks[members.clone()]
             .iter()
@@ -213,5 +261,63 @@ impl Schedule<'_> {
             self.ranks[index].done += 1;
             self.ready.push(index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::Link;
+
+    const NETWORK: NetworkModel = NetworkModel::new(Link {
+        alpha: 0.25,
+        beta: 0.5,
+    });
+    const MESSAGE: f64 = 0.25 + 0.5 * 4.0;
+
+    fn send(to: u32) -> Operation {
+        Operation::Send {
+            to,
+            tag: 1,
+            bytes: 4,
+        }
+    }
+
+    fn receive(from: u32, bytes: usize) -> Operation {
+        Operation::Receive {
+            from,
+            tag: 1,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn links_carry_one_message_after_the_other_and_a_late_sender_delays_the_receiver() {
+        let operations = [
+            vec![send(1), send(2), send(3)],
+            vec![receive(0, 4), receive(2, 4), receive(3, 4)],
+            vec![send(1), receive(0, 4)],
+            vec![send(1), receive(0, 4)],
+        ];
+        let times = finish(&NETWORK, 1.0, &operations).unwrap();
+        assert_eq!(
+            times,
+            [3.0, 3.0, 2.0, 3.0].map(|messages| messages * MESSAGE)
+        );
+    }
+
+    #[test]
+    fn messages_of_another_length_and_missing_messages_are_errors() {
+        let error =
+            |operations: [Vec<Operation>; 2]| finish(&NETWORK, 1.0, &operations).unwrap_err();
+        let mismatch = CollectiveError::LengthMismatch {
+            collective: "receive",
+            rank: 0,
+            expected: 5,
+            got: 4,
+        };
+        assert_eq!(error([vec![send(1)], vec![receive(0, 5)]]), mismatch.into());
+        let deadlock = SimulationError::Deadlock { rank: 1 };
+        assert_eq!(error([Vec::new(), vec![receive(0, 4)]]), deadlock);
     }
 }

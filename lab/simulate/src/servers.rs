@@ -1,46 +1,98 @@
-//! Steps of workers and their parameter servers, in virtual time.
+//! Steps of workers and parameter servers in virtual time.
 //!
-//! In: the step of one rank, servers, a network. Out: seconds a step once all have run into each other's rhythm.
-//! Invariant: whom a server answers, and when, is decided by the [`Shard`] that serves real workers.
-//! Source: Li et al. 2014, Scaling distributed machine learning with the parameter server; for the closed system of workers that queue
-//! at a server, Lazowska et al. 1984, Quantitative System Performance, chapter 6 (here simulated, not solved).
+//! In: the step of one rank, servers, a network. Out: seconds per step in the steady state.
+//! Invariant: the [`Shard`] of real servers decides which worker is answered, and when.
+//! Source: Li et al. 2014, Scaling distributed machine learning with the parameter server;
+//! Lazowska et al. 1984, Quantitative System Performance, chapter 6, for queues at a server.
 //!
-//! As the trainer does it: a worker has one bucket under way, a push and then its answer, in the order of the buckets; a server does one
-//! thing at a time, and receives, adds, updates and sends. Messages between ranks of a node take the node's link. A server beside a
-//! worker takes that one's pushes by a call, also while it receives, and its computing is taken from that worker's, whose cores it shares.
-//! While a message between nodes is under way, its two ranks compute slower by the network's share, and it takes longer by the slowdown
-//! of sums for as long as one of them computes.
+//! The model follows the trainer:
+//!
+//! - A worker sends one bucket at a time, in order, and waits for its answer.
+//! - A server does one thing at a time: it receives, adds, updates or sends.
+//! - A server beside a worker takes that worker's pushes by a function call, even while it
+//!   receives. Its computation delays the worker, because both share cores.
+//! - A message between nodes slows the computation of its two ranks by the network's share.
+//!   Computation slows the message by the slowdown of sums.
 
+use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use distributed::parameter_server::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
 
-use crate::burst::Tokens;
-use crate::event::{Event, Timed};
-use crate::network::{Link, NetworkModel};
+use crate::network::{Link, NetworkModel, Tokens};
 use crate::profile::StepProfile;
 
-/// Bytes of a push that are no gradient: what it is, the bucket, the learning rate.
+/// Bytes of a push besides the gradient: kind, bucket, learning rate.
 const PUSH_BYTES: f64 = 17.0;
 
-/// By how much Linux wakes a thread late.
+/// Delay with which Linux wakes a thread.
 const LATE_S: f64 = 50e-6;
 
-/// Steps of each worker: those before all have found their rhythm, and those that count.
+/// Steps of each worker before the steady state, and measured steps.
 const NUM_WARMUP_STEPS: usize = 4;
 const NUM_STEPS: usize = 8;
 
-/// Where the servers are.
+/// Ranks of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerPlacement {
-    /// On threads of the first ranks, which train as well.
+    /// Threads of the first ranks, which also train.
     Beside,
-    /// On ranks of their own, after those that train.
+    /// Separate ranks, after those that train.
     Own,
 }
 
-/// Who takes part.
+/// Event in virtual time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Event {
+    /// A worker reaches a point of its step, unless it was delayed further after planning.
+    Milestone {
+        worker: usize,
+        index: usize,
+        taken_s: f64,
+    },
+    /// A worker has the headers of all workers.
+    Header { worker: usize },
+    /// A worker has the parameters of a bucket.
+    Answer { worker: usize },
+    /// A server is ready for its next push.
+    Serve { server: usize },
+    /// A worker finishes its step.
+    StepEnd { worker: usize },
+}
+
+/// Event with time; the earliest is the greatest, as required by the heap.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    time: f64,
+    order: u64,
+    event: Event,
+}
+
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other
+            .time
+            .total_cmp(&self.time)
+            .then(other.order.cmp(&self.order))
+    }
+}
+
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Timed {}
+
+/// Workers and servers of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerWorld<'a> {
     pub(crate) profile: &'a StepProfile,
@@ -50,22 +102,22 @@ pub(crate) struct ServerWorld<'a> {
     pub(crate) placement: ServerPlacement,
     pub(crate) consistency: Consistency,
     pub(crate) overlap: bool,
-    /// Seconds from the last worker's header until all have all.
+    /// Seconds of the exchange of headers.
     pub(crate) header_s: f64,
 }
 
-/// What a step is on average over workers and steps.
+/// Mean step over workers and steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ServedStep {
-    /// Of the worker that is slowest over all steps, as a run's speed is measured.
+    /// Seconds per step of the slowest worker, as a run's speed is measured.
     pub(crate) step_s: f64,
-    /// In which a worker waits for an answer, hidden or not.
+    /// Seconds in which a worker waits for answers, hidden or not.
     pub(crate) communication_s: f64,
-    /// In which a worker has computed and waits for its last answer.
+    /// Seconds in which a worker only waits.
     pub(crate) waiting_s: f64,
 }
 
-/// A server's values do not matter here.
+/// Update without values.
 #[derive(Debug)]
 struct Nothing;
 
@@ -81,23 +133,23 @@ impl ShardUpdate for Nothing {
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Buckets that are full, that have left, and whose answer is there.
+    /// Numbers of full, sent and answered buckets.
     full: usize,
     pushed: usize,
     answered: usize,
-    /// A push waits for its answer since then.
+    /// Time of the unanswered push.
     waits_since: Option<f64>,
     may_push: bool,
-    /// When it had computed its step.
+    /// Time at which it had computed its step.
     computed_at: Option<f64>,
     began_at: f64,
-    /// Seconds of its core that a server has taken, and had taken before this step.
+    /// Seconds of delay by servers and messages, in total and before this step.
     taken_s: f64,
     taken_before_s: f64,
     waited_s: f64,
     idle_s: f64,
     num_steps: usize,
-    /// When the warm-up and when the last step ended.
+    /// Times at which the warm-up and the last step ended.
     ends: [f64; 2],
 }
 
@@ -110,16 +162,17 @@ struct Server {
 
 struct Simulation<'a> {
     world: ServerWorld<'a>,
-    /// Seconds after the start of a step: backward pass begins, each bucket is full, backward pass ends.
+    /// Seconds after the start of a step: start of the backward pass, each full bucket, end of the
+    /// backward pass.
     milestones: Vec<f64>,
     server_of: Vec<usize>,
-    /// How long an idle server sleeps on average before it sees a push.
+    /// Mean seconds until an idle server notices a push.
     nap_s: f64,
     workers: Vec<Worker>,
     servers: Vec<Server>,
-    /// When the links of each rank are free, inside the node and between nodes: outgoing, incoming.
+    /// Times at which the links of each rank are free, by direction and by `is_inside`.
     links: Vec<[[f64; 2]; 2]>,
-    /// Of each rank's link to other nodes.
+    /// Token bucket of each rank's link to other nodes.
     tokens: Vec<Tokens>,
     num_headers: usize,
     num_done: usize,
@@ -128,7 +181,7 @@ struct Simulation<'a> {
 }
 
 impl ServerWorld<'_> {
-    /// Lets all workers make some steps.
+    /// Simulates the steps of all workers.
     pub(crate) fn step(&self) -> ServedStep {
         let mut simulation = Simulation::new(*self);
         (0..self.workers).for_each(|worker| simulation.begin_step(worker, 0.0));
@@ -191,11 +244,12 @@ impl<'a> Simulation<'a> {
             );
         }
         milestones.push(start + profile.backward_s);
-        // Half of the pause after the mean wait for a message, of which a step has one a bucket and worker; the worker beside sends none.
+        // Half of the pause after the mean interval between messages. A worker beside its server
+        // sends no message.
         let senders = world.workers - usize::from(world.placement == ServerPlacement::Beside);
         let num_requests = sizes.len().div_ceil(world.servers) * senders;
         let interval_s = (start + profile.backward_s) / num_requests.max(1) as f64;
-        // A second has the longest pause already.
+        // The pause does not grow beyond a second.
         let nap_s =
             pause_after(Duration::from_secs_f64(interval_s.min(1.0))).as_secs_f64() / 2.0 + LATE_S;
         let servers = (0..world.servers).map(|server| {
@@ -234,10 +288,14 @@ impl<'a> Simulation<'a> {
 
     fn begin_step(&mut self, worker: usize, now: f64) {
         let state = &mut self.workers[worker];
-        (state.full, state.pushed, state.answered, state.computed_at) = (0, 0, 0, None);
+        state.full = 0;
+        state.pushed = 0;
+        state.answered = 0;
+        state.computed_at = None;
         state.may_push = self.world.consistency != Consistency::Synchronous;
         let taken_s = state.taken_s;
-        (state.began_at, state.taken_before_s) = (now, taken_s);
+        state.began_at = now;
+        state.taken_before_s = taken_s;
         self.at(
             now + self.milestones[0],
             Event::Milestone {
@@ -282,7 +340,7 @@ impl<'a> Simulation<'a> {
                     }
                     _ => {}
                 }
-                // Those that are done go on, so that the last ones are not alone with the servers.
+                // Finished workers continue, so that the last ones still share the servers.
                 self.begin_step(worker, now);
             }
         }
@@ -345,7 +403,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sends the next bucket if it is full and the one before has been answered.
+    /// Sends the next bucket if it is full and the bucket before was answered.
     fn push(&mut self, worker: usize, now: f64) {
         let state = &mut self.workers[worker];
         if !state.may_push || state.waits_since.is_some() || state.pushed == state.full {
@@ -355,7 +413,7 @@ impl<'a> Simulation<'a> {
         state.pushed += 1;
         state.waits_since = Some(now);
         let index = self.server_of[bucket];
-        // A worker calls its own server, whatever that one is receiving.
+        // A worker calls the server beside it directly.
         if self.world.rank_of_server(index) == worker {
             self.handle(index, worker, bucket, now);
             return;
@@ -367,7 +425,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Receives the next push and does what it asks for.
+    /// Receives and handles the next push.
     fn serve(&mut self, server: usize, now: f64) {
         let Some((worker, bucket)) = self.servers[server].pushes.pop_front() else {
             self.servers[server].is_busy = false;
@@ -384,14 +442,14 @@ impl<'a> Simulation<'a> {
         self.at(time, Event::Serve { server });
     }
 
-    /// Adds a gradient that is there, updates, and sends all answers; when that is done.
+    /// Adds a received gradient, updates and sends all answers; returns the time after that.
     fn handle(&mut self, server: usize, worker: usize, bucket: usize, now: f64) -> f64 {
         let profile = self.world.profile;
         let own = self.world.rank_of_server(server);
         let bytes = profile.buckets[bucket].bytes as f64;
         let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
         let update_s = profile.optimizer_s * bytes / (total as f64).max(1.0);
-        // Each pass over values is one at the speed of memory.
+        // Each pass over the values runs at the speed of memory.
         let pass_s = Link::MEMORY.beta * bytes;
         let answered = self.servers[server]
             .shard
@@ -413,7 +471,7 @@ impl<'a> Simulation<'a> {
         time
     }
 
-    /// When a rank has computed its step, or will have if nothing more is taken from it.
+    /// Returns the time at which a rank has computed its step if it is not delayed further.
     fn computes_until(&self, rank: usize) -> f64 {
         let computed = self.milestones[self.milestones.len() - 1];
         let until =
@@ -423,37 +481,28 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// When a message that could leave now has come.
+    /// Returns the arrival of a message that is ready now.
     fn transfer(&mut self, from: usize, to: usize, bytes: f64, now: f64) -> f64 {
         if from == to {
             return now;
         }
         let is_inside = self.world.network.is_inside(from, to);
-        let (out, incoming) = (
-            self.links[from][0][usize::from(is_inside)],
-            self.links[to][1][usize::from(is_inside)],
-        );
-        let (start, seconds) = (
-            now.max(out).max(incoming),
-            self.world.network.link(is_inside).seconds(bytes),
-        );
-        let end = start
-            + match is_inside {
-                true => seconds,
-                false => {
-                    let seconds = self.tokens[from].send(start, bytes, seconds);
-                    let until = f64::max(self.computes_until(from), self.computes_until(to));
-                    let network = self.world.network;
-                    network
-                        .beside(until - start, seconds, network.sum_slowdown)
-                        .0
-                }
-            };
+        let network = self.world.network;
+        let outgoing = self.links[from][0][usize::from(is_inside)];
+        let incoming = self.links[to][1][usize::from(is_inside)];
+        let start = now.max(outgoing).max(incoming);
+        let mut seconds = network.link(is_inside).seconds(bytes);
+        if !is_inside {
+            seconds = self.tokens[from].send(start, bytes, seconds);
+            let until = f64::max(self.computes_until(from), self.computes_until(to));
+            (seconds, _) = network.during_computation(until - start, seconds, network.sum_slowdown);
+        }
+        let end = start + seconds;
         self.links[from][0][usize::from(is_inside)] = end;
         self.links[to][1][usize::from(is_inside)] = end;
         if !is_inside {
-            let lost_s = self.world.network.computing_share * (end - start);
-            // Ranks of servers alone compute nothing else.
+            let lost_s = network.computing_share * (end - start);
+            // Separate servers have no computation that messages delay.
             for rank in [from, to] {
                 if let Some(worker) = self.workers.get_mut(rank) {
                     worker.taken_s += lost_s;

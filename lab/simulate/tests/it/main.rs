@@ -1,10 +1,7 @@
-//! What holds in virtual time: times, predictions, and that its communicator is one.
+//! Simulated times and predictions.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-#[path = "../../../../distributed/tests/conformance/mod.rs"]
-mod conformance;
-mod conforms;
 mod predictions;
 mod servers;
 mod virtual_time;

@@ -1,16 +1,13 @@
 //! Claims about predicted training speed.
 
-use std::sync::Arc;
-
 use distributed::{
-    Communicator,
     parameter_server::Consistency,
-    reduction::{AllReducer, CompressionKind, ReductionKind},
+    reduction::{CompressionKind, ReductionKind},
 };
 use records::{BucketRecord, ParameterRecord};
 use simulate::{
     Link, NetworkModel, Prediction, Predictor, ServerPlacement, StepProfile, Synchronisation,
-    predict, reduction_seconds, run_virtual_ranks,
+    predict, reduction_seconds,
 };
 
 const RING: ReductionKind = ReductionKind::Ring;
@@ -53,7 +50,7 @@ pub(super) fn servers(
     }
 }
 
-/// The ranks' agreement: two rounds of their headers of 34 bytes among four ranks, as many as log2 of the ranks.
+/// Returns the time of exchanging headers of 34 bytes in log2(ranks) rounds.
 fn header_s(network: &NetworkModel, ranks: f64) -> f64 {
     ranks.log2() * network.link.alpha + (ranks - 1.0) * 34.0 * network.link.beta
 }
@@ -108,12 +105,12 @@ fn without_overlap_all_communication_is_exposed() {
 }
 
 #[test]
-fn overlap_hides_all_but_the_last_bucket_where_each_fits_between_two() {
+fn overlap_hides_all_but_the_last_bucket_if_each_fits_between_two() {
     let network = network("10gbe");
     let bucket = reduction_seconds(RING, &network, 4, 5 << 20).unwrap();
     assert!(bucket < 0.01, "the test's premise");
     assert_close(predicted(&network, 4, true).exposed_s, bucket);
-    // With the last bucket full before the end of the backward pass nothing is left to see.
+    // Nothing is exposed if the last bucket is full early enough.
     let mut early = profile();
     early.backward_s = 0.06;
     let prediction = predict(&early, RING, &network, 4, true).unwrap();
@@ -121,7 +118,7 @@ fn overlap_hides_all_but_the_last_bucket_where_each_fits_between_two() {
 }
 
 #[test]
-fn overlap_on_a_slow_network_ends_when_all_buckets_have_gone_one_after_the_other() {
+fn overlap_on_a_slow_network_ends_after_all_buckets_in_sequence() {
     let network = network("1gbe");
     let bucket = reduction_seconds(RING, &network, 4, 5 << 20).unwrap();
     assert!(bucket > 0.01, "the test's premise");
@@ -129,65 +126,6 @@ fn overlap_on_a_slow_network_ends_when_all_buckets_have_gone_one_after_the_other
         predicted(&network, 4, true).exposed_s,
         0.01 + 5.0 * bucket - 0.05,
     );
-}
-
-/// When the last of threads that really reduce bucket by bucket is done with the step.
-fn step_on_threads(
-    profile: &StepProfile,
-    kind: ReductionKind,
-    network: &NetworkModel,
-    ranks: usize,
-) -> f64 {
-    let ends = run_virtual_ranks(ranks, network, |communicator| {
-        let communicator = Arc::new(communicator);
-        let mut reducer =
-            AllReducer::new(kind, Arc::clone(&communicator) as Arc<dyn Communicator>).unwrap();
-        for bucket in &profile.buckets {
-            communicator.advance_to(profile.forward_s + bucket.ready_s);
-            reducer
-                .sum(&mut vec![1.0; bucket.bytes as usize / 4])
-                .unwrap();
-        }
-        communicator.advance_to(profile.forward_s + profile.backward_s);
-        communicator.advance(profile.optimizer_s + profile.other_s);
-        communicator.now()
-    });
-    ends.into_iter().fold(0.0, f64::max)
-}
-
-#[test]
-fn a_predicted_step_takes_as_long_as_one_of_threads_in_virtual_time() {
-    let mut profile = profile();
-    profile
-        .buckets
-        .iter_mut()
-        .for_each(|bucket| bucket.bytes /= 8);
-    for text in ["10gbe", "1gbe", "50us,10MB/s"] {
-        for kind in [RING, ReductionKind::HalvingDoubling] {
-            let predicted = predict(&profile, kind, &network(text), 8, true)
-                .unwrap()
-                .step_s;
-            assert_close(
-                step_on_threads(&profile, kind, &network(text), 8),
-                predicted,
-            );
-        }
-        // Ranks beyond a power of two get the sum last, when the others have begun with the next bucket.
-        let predicted = predict(
-            &profile,
-            ReductionKind::HalvingDoubling,
-            &network(text),
-            6,
-            true,
-        )
-        .unwrap()
-        .step_s;
-        let got = step_on_threads(&profile, ReductionKind::HalvingDoubling, &network(text), 6);
-        assert!(
-            got <= predicted * (1.0 + 1e-12) && got > 0.9 * predicted,
-            "expected {predicted}, got {got}"
-        );
-    }
 }
 
 #[test]
@@ -207,10 +145,8 @@ fn efficiency_grows_with_bandwidth_and_falls_with_latency() {
         assert!(by_latency.is_sorted(), "{by_latency:?}");
     }
     for ranks in [2, 4, 8, 16] {
-        let (overlapped, serial) = (
-            predicted(&network("1gbe"), ranks, true),
-            predicted(&network("1gbe"), ranks, false),
-        );
+        let overlapped = predicted(&network("1gbe"), ranks, true);
+        let serial = predicted(&network("1gbe"), ranks, false);
         assert!(overlapped.efficiency > serial.efficiency);
         assert!(serial.efficiency > predicted(&network("1gbe"), 2 * ranks, false).efficiency);
     }
@@ -236,7 +172,7 @@ fn local_sgd_after_every_step_is_an_all_reduce_of_parameters_and_velocities() {
 }
 
 #[test]
-fn half_of_the_bytes_take_half_of_the_time_and_encoding_takes_its_own() {
+fn half_of_the_bytes_take_half_of_the_time_and_encoding_is_added() {
     // Without latency, and with as many ranks as a power of two, the algorithms send the same bytes.
     let network = NetworkModel::new(Link {
         alpha: 0.0,
@@ -257,8 +193,8 @@ fn half_of_the_bytes_take_half_of_the_time_and_encoding_takes_its_own() {
 }
 
 #[test]
-fn what_passes_at_once_is_what_ranks_send_to_other_nodes() {
-    // In buckets of 25 MiB.
+fn a_burst_covers_what_ranks_send_to_other_nodes() {
+    // Bytes that a burst saves, in units of the 25 MiB of gradients.
     let saved = |kind, nodes: &str| {
         let exposed = |burst: &str| {
             let network = network(&format!("0us,500MB/s{burst}{nodes}"));
@@ -287,8 +223,9 @@ fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
             .unwrap()
             .exposed_s
     };
-    let (limited, bursts) = (exposed("10us,500MB/s"), exposed("10us,500MB/s,1MB"));
-    // Buckets of 5 MiB take 10.5 ms, one after the other without a pause: one burst passes in the step.
+    let limited = exposed("10us,500MB/s");
+    let bursts = exposed("10us,500MB/s,1MB");
+    // Buckets of 5 MiB take 10.5 ms each, without a pause, so one burst passes per step.
     assert!(
         (limited - bursts - 1e6 / 500e6).abs() < 1e-9,
         "{limited} and {bursts}"
@@ -308,21 +245,20 @@ fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
 }
 
 #[test]
-fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_after_it() {
-    let (fast, slow) = (network("10gbe"), network("10gbe,0KB,25%"));
+fn reductions_slow_the_backward_pass_by_the_networks_share() {
+    let fast = network("10gbe");
+    let slow = network("10gbe,0KB,25%");
     let bucket = reduction_seconds(RING, &fast, 4, 5 << 20).unwrap();
-    // Four buckets travel beside it, the last one after it.
+    // Four buckets are reduced during the backward pass, the last one after it.
     let behind = 0.25 * 4.0 * bucket;
     assert_close(
         predicted(&slow, 4, true).exposed_s,
         predicted(&fast, 4, true).exposed_s + behind,
     );
     assert_eq!(predicted(&slow, 4, false), predicted(&fast, 4, false));
-    // Sums that take longer beside it by a fifth take so much more from it; what it loses so is no waiting.
-    let (slower, quick) = (
-        predicted(&network("10gbe,0KB,25%,1.2x"), 4, true),
-        predicted(&fast, 4, true),
-    );
+    // Sums that are slower by a fifth slow the backward pass by a fifth more; that is not waiting.
+    let slower = predicted(&network("10gbe,0KB,25%,1.2x"), 4, true);
+    let quick = predicted(&fast, 4, true);
     assert_close(slower.exposed_s, quick.exposed_s + 1.2 * behind);
     assert_close(
         slower.communication_s,
@@ -334,7 +270,7 @@ fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_
         predicted(&inside, 4, true),
         predicted(&network("10gbe@4"), 4, true)
     );
-    // Small enough that workers compute most of the time.
+    // Buckets so small that workers compute most of the time.
     let mut small = profile();
     small
         .buckets
@@ -407,11 +343,12 @@ fn factors_and_largest_elements_send_what_their_compressors_send() {
 }
 
 #[test]
-fn lengths_between_two_that_were_followed_are_interpolated_closely() {
+fn interpolated_times_are_close_to_simulated_ones() {
     for kind in [RING, ReductionKind::HalvingDoubling] {
         let seconds = |ranks| reduction_seconds(kind, &network("10gbe"), ranks, 3 << 20).unwrap();
-        // Followed on 63 ranks, interpolated on 65.
-        let (below, above) = (seconds(63), seconds(65));
+        // Simulated on 63 ranks, interpolated on 65.
+        let below = seconds(63);
+        let above = seconds(65);
         if kind == RING {
             assert!(below < above && above < 1.06 * below, "{below} and {above}");
         }
@@ -437,7 +374,10 @@ fn ranks_wait_for_the_slowest() {
             .unwrap()
             .step_s
     });
-    assert_eq!(waits, apart, "nobody waits for the slowest");
+    assert_eq!(
+        waits, apart,
+        "asynchronous workers do not wait for the slowest"
+    );
     assert_eq!(prediction.exposed_s, even.exposed_s);
     assert_eq!(
         predict(&uneven, RING, &network("ib-edr"), 1, true)
@@ -473,7 +413,7 @@ fn other_buckets_hold_the_same_gradients_and_are_full_in_between() {
 }
 
 #[test]
-fn the_best_buckets_are_small_where_latency_is_and_beat_all_others() {
+fn the_best_buckets_are_small_if_latency_is_and_beat_all_others() {
     let best = |alpha: f64| {
         let network = NetworkModel::new(Link::new(alpha, 1e9));
         let mut predictor = Predictor::new(&profile(), RING, &network, 8).unwrap();
@@ -502,13 +442,13 @@ fn impossible_worlds_and_profiles_are_refused() {
         refused(&profile(), RING.into(), 0),
         "simulation: expected at least one rank, got none"
     );
-    let nobody = servers(0, ServerPlacement::Own, ASYNCHRONOUS);
+    let none = servers(0, ServerPlacement::Own, ASYNCHRONOUS);
     assert_eq!(
-        refused(&profile(), nobody, 2),
+        refused(&profile(), none, 2),
         "simulation: expected at least one server, got none"
     );
     let many = servers(3, ServerPlacement::Beside, ASYNCHRONOUS);
-    assert!(refused(&profile(), many, 2).contains("got 3 servers beside 2 ranks"));
+    assert!(refused(&profile(), many, 2).contains("got 3 servers and 2 ranks"));
     let mut negative = profile();
     negative.buckets[2].ready_s = -0.5;
     assert_eq!(
@@ -534,7 +474,7 @@ fn impossible_worlds_and_profiles_are_refused() {
 }
 
 #[test]
-fn two_to_a_thousand_ranks_are_predicted_and_none_is_faster_than_alone() {
+fn two_to_a_thousand_ranks_have_an_efficiency_of_at_most_one() {
     for ranks in (1..=10).map(|bits| 1 << bits) {
         let ring = predicted(&network("ib-edr"), ranks, true);
         let halving = predict(

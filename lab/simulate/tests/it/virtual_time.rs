@@ -1,13 +1,7 @@
-//! Times of the all-reduce algorithms in virtual time: closed forms, and the same on threads and from recorded messages.
+//! Times of the all-reduce algorithms: closed forms.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use distributed::{
-    CollectiveError, Communicator,
-    reduction::{AllReducer, ReductionKind},
-};
-use simulate::{Link, NetworkModel, SimulationError, reduction_seconds, run_virtual_ranks};
+use distributed::reduction::ReductionKind;
+use simulate::{Link, NetworkModel, reduction_seconds};
 
 const KINDS: [ReductionKind; 5] = [
     ReductionKind::Library,
@@ -53,24 +47,6 @@ fn assert_close(got: f64, expected: f64, relative: f64) {
     );
 }
 
-/// When each rank of a world of threads has the sum, after all began at once, and its sum.
-fn on_threads(
-    kind: ReductionKind,
-    network: &NetworkModel,
-    ranks: usize,
-    length: usize,
-) -> Vec<(f64, Vec<f32>)> {
-    run_virtual_ranks(ranks, network, |communicator| {
-        let communicator = Arc::new(communicator);
-        let mut reducer =
-            AllReducer::new(kind, Arc::clone(&communicator) as Arc<dyn Communicator>).unwrap();
-        let start = communicator.now();
-        let mut values = vec![communicator.rank() as f32; length];
-        reducer.sum(&mut values).unwrap();
-        (communicator.now() - start, values)
-    })
-}
-
 #[test]
 fn a_ring_takes_two_messages_a_slice_but_one() {
     for ranks in [2, 3, 4, 7, 16, 64, 1024] {
@@ -88,7 +64,7 @@ fn a_ring_sends_long_slices_in_segments() {
         seconds(ReductionKind::Ring, &FLAT, 2, 16 << 20),
         expected(2.0)
     );
-    // The same where each element stands for 32.
+    // The same where each element represents 32.
     assert_eq!(
         seconds(ReductionKind::Ring, &FLAT, 64, 512 << 20),
         expected(64.0)
@@ -168,7 +144,7 @@ fn nodes_with_shared_memory_meet_twice_a_piece() {
     for (each, num_nodes) in [(4, 1), (1, 4), (2, 2)] {
         assert_eq!(got(each, num_nodes), expected(each, num_nodes));
     }
-    // Where each element stands for ten, pieces differ by some elements.
+    // Where each element represents ten, pieces differ by some elements.
     assert_close(got(8, 16), expected(8, 16), 1e-3);
 }
 
@@ -190,153 +166,6 @@ fn one_rank_and_no_bytes_take_no_time() {
     assert_eq!(
         error.to_string(),
         "simulation: expected at least one rank, got none"
-    );
-}
-
-#[test]
-fn threads_take_the_same_time_as_recorded_messages_and_sum() {
-    for kind in KINDS {
-        for ranks in 1..=16 {
-            for (network, length) in [
-                (FLAT, 1000),
-                (nodes(3), 10_007),
-                (nodes(4), 5),
-                (nodes(16), 70_000),
-                (shared(3), 300_001),
-            ] {
-                let expected = seconds(kind, &network, ranks, 4 * length as u64);
-                let outcomes = on_threads(kind, &network, ranks, length);
-                let latest = outcomes
-                    .iter()
-                    .map(|(seconds, _)| *seconds)
-                    .fold(0.0, f64::max);
-                // Those that gather at first do not begin at 0.
-                let relative = if matches!(kind, ReductionKind::Hierarchical | ReductionKind::Exact)
-                {
-                    1e-12
-                } else {
-                    0.0
-                };
-                assert_close(latest, expected, relative);
-                let sum = (ranks * (ranks - 1) / 2) as f32;
-                assert!(
-                    outcomes
-                        .iter()
-                        .all(|(_, values)| values.iter().all(|&value| value == sum)),
-                    "{kind:?}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn times_do_not_depend_on_how_threads_are_scheduled() {
-    for (kind, network) in KINDS
-        .into_iter()
-        .flat_map(|kind| [(kind, "10gbe@2"), (kind, "1gbe@3:shared")])
-    {
-        let network: NetworkModel = network.parse().unwrap();
-        let run = |pause: u64| -> Vec<u64> {
-            run_virtual_ranks(7, &network, |communicator| {
-                let communicator = Arc::new(communicator);
-                communicator.advance(1e-3 * communicator.rank() as f64);
-                let mut reducer =
-                    AllReducer::new(kind, Arc::clone(&communicator) as Arc<dyn Communicator>)
-                        .unwrap();
-                std::thread::sleep(Duration::from_micros(
-                    pause * (7 - communicator.rank() as u64),
-                ));
-                reducer.sum(&mut [1.0; 999]).unwrap();
-                communicator.now().to_bits()
-            })
-        };
-        let expected = run(0);
-        for pause in [0, 0, 0, 0, 100, 300] {
-            assert_eq!(run(pause), expected, "{kind:?}");
-        }
-    }
-}
-
-#[test]
-fn a_buffer_that_stands_for_a_longer_one_takes_its_time() {
-    for kind in KINDS {
-        for network in [FLAT, nodes(4), shared(4)] {
-            // 16 Mi elements at 8 ranks are stood for by 2 Mi.
-            let magnified = seconds(kind, &network, 8, 64 << 20);
-            let outcomes = run_virtual_ranks(8, &network, |communicator| {
-                let communicator = Arc::new(communicator.magnified(1024.0));
-                let mut reducer =
-                    AllReducer::new(kind, Arc::clone(&communicator) as Arc<dyn Communicator>)
-                        .unwrap();
-                reducer.set_magnification(1024.0);
-                let start = communicator.now();
-                reducer.sum(&mut [1.0; 16 << 10]).unwrap();
-                communicator.now() - start
-            });
-            assert_close(outcomes.into_iter().fold(0.0, f64::max), magnified, 1e-3);
-        }
-    }
-}
-
-#[test]
-fn a_late_rank_delays_the_others() {
-    let times = run_virtual_ranks(2, &FLAT, |communicator| {
-        let communicator = Arc::new(communicator);
-        communicator.advance_to(if communicator.rank() == 1 { 1.0 } else { 0.25 });
-        let mut reducer = AllReducer::new(
-            ReductionKind::Ring,
-            Arc::clone(&communicator) as Arc<dyn Communicator>,
-        );
-        reducer.as_mut().unwrap().sum(&mut [1.0; 2048]).unwrap();
-        communicator.now()
-    });
-    // Rank 1 finds the first message of rank 0 waiting; its link takes it when it comes.
-    let message = ALPHA + BETA * 4096.0;
-    assert_eq!(times, [1.0 + 2.0 * message; 2]);
-}
-
-#[test]
-fn links_carry_one_message_after_the_other() {
-    let message = ALPHA + BETA * 1024.0;
-    let times = run_virtual_ranks(4, &FLAT, |communicator| {
-        let mut bytes = [0; 1024];
-        match communicator.rank() {
-            // Out one after the other.
-            0 => (1..4).for_each(|to| communicator.send(to, 1, &bytes).unwrap()),
-            // In one after the other.
-            1 => [0, 2, 3]
-                .iter()
-                .for_each(|&from| communicator.receive(from, 1, &mut bytes).unwrap()),
-            _ => {
-                communicator.send(1, 1, &bytes).unwrap();
-                communicator.receive(0, 1, &mut bytes).unwrap();
-            }
-        }
-        communicator.now()
-    });
-    assert_eq!(
-        times,
-        [3.0, 3.0, 2.0, 3.0].map(|messages| messages * message)
-    );
-}
-
-#[test]
-fn lengths_of_messages_that_differ_are_told_as_on_any_communicator() {
-    let outcomes = run_virtual_ranks(2, &FLAT, |communicator| match communicator.rank() {
-        0 => communicator.send(1, 1, &[0; 3]),
-        _ => communicator.receive(0, 1, &mut [0; 5]),
-    });
-    let mismatch = CollectiveError::LengthMismatch {
-        collective: "receive",
-        rank: 0,
-        expected: 5,
-        got: 3,
-    };
-    assert_eq!(outcomes, [Ok(()), Err(mismatch.clone())]);
-    assert_eq!(
-        SimulationError::from(mismatch.clone()).to_string(),
-        mismatch.to_string()
     );
 }
 

@@ -12,7 +12,7 @@ use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
     PublishedFigure,
 };
-use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
+use simulate::{Scaling, Scenario, ScenarioPrediction, StepProfile, predict_scenarios};
 
 use super::profile_file::{step_of, work_of};
 use crate::config::{
@@ -100,7 +100,7 @@ fn record(
     method: &SyncMethod,
     scaling: ScalingKind,
     scenario: &Scenario,
-    outcome: &Outcome,
+    outcome: &ScenarioPrediction,
 ) -> PredictionRecord {
     let (servers, placement, local_steps) = match *method {
         SyncMethod::ParameterServer {
@@ -120,7 +120,7 @@ fn record(
         SyncMethod::Exact { .. } => (Some("exact".to_owned()), CompressionKind::None.to_string()),
         _ => (None, CompressionKind::None.to_string()),
     };
-    let Outcome {
+    let ScenarioPrediction {
         batch_size_per_rank,
         prediction,
         speedup,
