@@ -293,10 +293,8 @@ pub fn records(bytes: &[u8]) {
                     .difference
                     .is_none()
             );
-            verify_run::lines(
-                &verify_run::compare(&run, &repetition, usize::MAX),
-                run.hashes.len(),
-            );
+            let comparison = verify_run::compare(&run, &repetition, usize::MAX);
+            comparison.checked(run.hashes.len());
         }
     }
 }

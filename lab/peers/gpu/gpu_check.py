@@ -117,7 +117,7 @@ class Check:
         if output.exists():
             verification = json.loads(output.read_text())
             self.result["verify"].append(verification)
-            self.is_wrong |= verification["verdict"] == "failed"
+            self.is_wrong |= verification["verdict"] == "FAIL"
         else:
             # A number format that this program does not have on a GPU is refused as wrong usage.
             self.gap(f"verify {dtype}", ended.reason, is_wrong=ended.code != 2)

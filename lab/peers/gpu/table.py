@@ -67,8 +67,8 @@ def outcome(check):
     """A verdict with what was wrong, or why there is none."""
     if check is None:
         return "-"
-    wrong = [f"{one['what']}: {one['got']} (tolerance {one['tolerance']})" for one in check["comparisons"] if not one["passes"]]
-    reason = "; ".join(filter(None, [check["reason"], *wrong]))
+    wrong = [f"{one['what']}: {one['got']} (tolerance {one['tolerance']})" for one in check.get("comparisons", []) if not one["passes"]]
+    reason = "; ".join(filter(None, [check["found"], *wrong]))
     return f"{check['verdict']}: {reason}" if reason else check["verdict"]
 
 

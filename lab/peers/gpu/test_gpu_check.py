@@ -140,12 +140,12 @@ class Tables(unittest.TestCase):
     def test_verdicts_stand_beside_each_other_and_wrong_ones_say_what(self):
         def verification(dtype, verdict, passes):
             comparison = {"what": "loss", "got": "1", "tolerance": "0", "passes": passes}
-            check = {"name": "golden", "verdict": verdict, "reason": None, "comparisons": [comparison]}
+            check = {"name": "golden", "verdict": verdict, "found": "", "comparisons": [comparison]}
             return {"dtype": dtype, "checks": [check]}
 
-        text = table.checks([verification("f32", "passed", True), verification("bf16", "failed", False)])
+        text = table.checks([verification("f32", "ok", True), verification("bf16", "FAIL", False)])
         self.assertIn("| check | f32 | bf16 |", text)
-        self.assertIn("| golden | passed | failed: loss: 1 (tolerance 0) |", text)
+        self.assertIn("| golden | ok | FAIL: loss: 1 (tolerance 0) |", text)
 
 
 class Places(unittest.TestCase):

@@ -1,6 +1,6 @@
-//! `trainer verify-run`: whether the first steps of a run, made again here, have its bits.
+//! `trainer verify-run`: whether the first steps of a run, repeated here, have its bits.
 //!
-//! In: a run's directory. Out: lines, and exit code 3 if a hash differs.
+//! In: a run's directory. Out: a line, and a separate exit code if a hash differs. Invariant: the run's files are only read.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,30 +15,29 @@ use super::train::train;
 use crate::config::cli::{TrainArgs, VerifyRunArgs};
 use crate::config::{ConfigError, Family, SyncMethod, TrainConfig};
 use crate::measure::gather::found_by_root;
-use crate::measure::report::Reporter;
+use crate::measure::report::{ConsoleLook, Reporter};
 use crate::model::family::ModelFamily;
 use crate::run::directory::{HASHES, RUN_TOML, session_path};
 use crate::run::step_hashes;
 use crate::step::sync_plan::{averages_early, staleness};
-use crate::tools::verify_run::{Recording, compare, lines};
+use crate::tools::verify_run::{Recording, compare};
 use crate::world::ranks::World;
 
-/// Exit code where a hash differs.
+/// Exit code if a hash differs.
 const DIFFERENT: u8 = 3;
 
-/// The files of the run that root reads.
+/// The run as root reads it.
 #[derive(Serialize, Deserialize)]
 struct Original {
     options: String,
     recording: Recording,
 }
 
-/// Repeats a run's first steps and compares. The code is 0 if all hashes are equal, else 3.
+/// Repeats a run's first steps and compares them. Returns 0 if all hashes are equal, else 3.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When the run has no hashes, had another number of ranks or ranks that ran independently, or a
-/// step fails.
+/// When the run recorded no hashes, had another number of ranks or independent ranks, or a step fails.
 pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
@@ -52,7 +51,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     )?;
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
-    // A stop would average parameters after the last step; the run did not.
+    // A stop would average after the last step, which the run did not.
     let further = u64::from(averages_early(
         &config.sync.method,
         config.num_workers(),
@@ -62,7 +61,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         .is_root()
         .then(tempfile::tempdir)
         .transpose()
-        .context("a temporary folder")?;
+        .context("a temporary directory")?;
     let directory = scratch
         .as_ref()
         .map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
@@ -70,7 +69,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         communicator: Arc::clone(&world.communicator),
         unwatched: Arc::clone(&world.unwatched),
         rank_status: Arc::clone(&world.rank_status),
-        // It is read once before the first step.
+        // The first look comes before the first step.
         stop: world.stop.or_after_looks(num_steps + further),
         reporter: Reporter::new(false),
         is_only_rank: world.is_only_rank,
@@ -80,7 +79,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         args.run.display()
     ));
     train::<F>(&repetition(&config, &directory), &quiet)?;
-    let verdict = found_by_root(communicator, || {
+    let comparison = found_by_root(communicator, || {
         let mut again = Recording {
             manifest: read_json(&directory.join("manifest.json"))?,
             hashes: step_hashes::read(&directory.join(HASHES))?,
@@ -88,10 +87,9 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         let got = again.hashes.len() as u64;
         ensure!(
             got >= num_steps,
-            "verify-run: expected {num_steps} steps, got {got}, as a signal stopped it; start it again"
+            "verify-run: stopped by a signal (expected {num_steps} steps, got {got}). Start it again."
         );
-        // What the repetition leaves out is no difference, nor is whether the run was started with
-        // `--resume`, which its options do not tell.
+        // Options that the repetition leaves out are no difference; neither is `--resume`, which run.toml does not contain.
         let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
         let was = &recording.manifest.config_hash;
         again.manifest.config_hash = if hashes.contains(was) {
@@ -101,16 +99,18 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         };
         Ok(compare(&recording, &again, num_steps as usize))
     })?;
-    world.reporter.notes(&lines(&verdict, num_steps as usize));
-    Ok(if verdict.difference.is_some() {
-        ExitCode::from(DIFFERENT)
-    } else {
-        ExitCode::SUCCESS
+    let checked = comparison.checked(num_steps as usize);
+    world
+        .reporter
+        .notes(&checked.lines(ConsoleLook::of_stdout()));
+    Ok(match comparison.difference {
+        Some(_) => ExitCode::from(DIFFERENT),
+        None => ExitCode::SUCCESS,
     })
 }
 
 fn original(run: &Path) -> Result<Original> {
-    // The files of the first session, which later ones rename.
+    // A later session renames the files of the first.
     let of_first = |name: &str| {
         let first = session_path(&run.join(name), 1);
         if first.exists() {
@@ -122,7 +122,7 @@ fn original(run: &Path) -> Result<Original> {
     let options = of_first(RUN_TOML);
     ensure!(
         options.exists(),
-        "verify-run: expected the directory of a run, got {}, which has no {RUN_TOML}",
+        "RUN: {} has no {RUN_TOML} (expected the directory of a run)",
         run.display()
     );
     let options =
@@ -130,8 +130,7 @@ fn original(run: &Path) -> Result<Original> {
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
-        "verify-run: expected {HASHES} in {}, got none. Runs of independent ranks, with --update device, or killed in their first steps \
-         have none: train again",
+        "RUN: {} has no {HASHES}: runs of independent ranks, runs with --update device and runs killed in their first steps have none. Train again.",
         run.display()
     );
     let manifest = read_json::<Manifest>(&of_first("manifest.json"))?;
@@ -155,7 +154,7 @@ fn num_steps(args: &VerifyRunArgs, recording: &Recording) -> Result<u64, ConfigE
     if (1..=recorded).contains(&num_steps) {
         return Ok(num_steps);
     }
-    let expected = format!("1 to {recorded}, as the run kept hashes of its first {recorded} steps");
+    let expected = format!("1 to {recorded}, the steps whose hashes the run recorded");
     Err(ConfigError::Invalid {
         option: "--steps",
         expected,
@@ -167,24 +166,24 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     let method = &config.sync.method;
     ensure!(
         staleness(method).is_none(),
-        "verify-run: expected a run whose ranks wait for each other, got --sync {}",
+        "verify-run: the ranks of --sync {} are independent (expected ranks that wait for each other)",
         method.kind()
     );
     let ranks = manifest.launch.ranks;
     ensure!(
         ranks == world_size || matches!(method, SyncMethod::Exact { .. }),
-        "verify-run: expected {ranks} ranks, as the run had, got {world_size}; start it as `trainer launch -n {ranks} -- verify-run`, \
-         since only --reduction exact has the same bits on any number"
+        "verify-run: wrong number of ranks (expected {ranks} ranks as in the run, got {world_size}); only --reduction exact has the same bits on any number. Start it with `trainer launch -n {ranks} -- verify-run`."
     );
     Ok(())
 }
 
-/// Returns the flags of the run for another directory, without output for others.
+/// Returns the flags of the run for another directory, without the options that only cost time or write files for others.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = config.to_args();
     args.run.output_dir = Some(directory.to_owned());
-    (args.run.tensorboard, args.run.tensorboard_every) = (None, None);
-    // With local SGD ranks average before they save.
+    args.run.tensorboard = None;
+    args.run.tensorboard_every = None;
+    // Local SGD averages before every checkpoint.
     if !matches!(config.sync.method, SyncMethod::LocalSgd { .. }) {
         args.run.checkpoint_every_steps = None;
     }

@@ -1,7 +1,7 @@
-//! The kernels that a GPU runs in a training step: how many, whose time, and how long it idles between them.
+//! The kernels that a GPU runs in a training step: number, times, idle time.
 //!
-//! In: steps made under observation. Out: [`DeviceKernels`]; nothing from processors' backends, which launch no kernels.
-//! Invariant: nothing waits while steps are observed; the device's own clock is read when they are over.
+//! In: observed steps. Out: [`DeviceKernels`]; nothing for CPU backends, which launch no kernels.
+//! Invariant: observation adds no waiting; the device's clock is read after the steps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use records::{DeviceKernels, KernelShare};
 #[derive(Clone, Debug, PartialEq)]
 struct Launch {
     name: String,
-    /// Begin and end by the device's clock, if it told.
+    /// Begin and end by the device's clock.
     span: Option<(Duration, Duration)>,
 }
 
-/// A step's share of these launches.
+/// Summarises launches per step.
 fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
     let per_step = |sum: f64| sum / steps.max(1) as f64;
     let mut by_name: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
@@ -30,7 +30,8 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
         }
     }
     spans.sort_unstable();
-    let (mut idle, mut busy_until) = (Duration::ZERO, None);
+    let mut idle = Duration::ZERO;
+    let mut busy_until = None;
     for &(begin, end) in &spans {
         let until: Duration = busy_until.unwrap_or(begin);
         idle += begin.saturating_sub(until);
@@ -55,7 +56,8 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
     }
 }
 
-/// Makes steps by `make`, which ends when the device is done with them, and says what ran; `None` where no kernel was launched.
+/// Runs steps by `make`, which returns when the device has finished them, and summarises their kernels; `None` without
+/// any.
 pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
     let launches = observer::launches(make)?;
     Ok((!launches.is_empty()).then(|| summed(&launches, steps)))
@@ -104,7 +106,7 @@ mod observer {
         }
 
         fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
-            // It comes right behind its launch, on the same thread; another thread's may have come between.
+            // The profile follows its launch on the same thread; launches of other threads may lie between.
             let mut launches = self.lock();
             if let Some((_, span)) = launches
                 .iter_mut()
@@ -124,7 +126,7 @@ mod observer {
         let made = make();
         drop(observation);
         made?;
-        // Any instant before the first launch that the device's clock can be told from; differences alone count.
+        // Any instant before the first launch; only differences count.
         let epoch = Instant::now()
             .checked_sub(Duration::from_secs(3600))
             .unwrap_or_else(Instant::now);
@@ -159,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn times_are_summed_by_name_and_gaps_are_those_that_no_kernel_fills() {
-        // b overlaps a; 7 ms lie between them and c, which came first to be told.
+    fn times_are_summed_by_name_and_idle_time_is_not_covered_by_any_kernel() {
+        // b overlaps a; 7 ms lie between them and c, which is listed first.
         let launches = [
             launch("c", Some((20, 24))),
             launch("a", Some((0, 10))),
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_launches_no_kernels_and_the_steps_are_made() {
+    fn a_cpu_launches_no_kernels_and_the_steps_are_made() {
         let mut is_made = false;
         let kernels = observed(1, || {
             is_made = true;

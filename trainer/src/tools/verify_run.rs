@@ -1,59 +1,57 @@
-//! Whether a repetition of a run's first steps has the run's bits, and what is known of why not.
+//! Comparison of a run's first steps with their repetition, bit by bit.
 //!
-//! In: the hashes and manifests of both. Out: a [`Verdict`]. Invariant: a function of its arguments alone.
+//! In: the hashes and manifests of both. Out: a [`RunComparison`]. Invariant: a function of its arguments.
 
 use records::{Manifest, StepHashes};
 use serde::{Deserialize, Serialize};
 
+use super::check::{Check, Checked, Finding};
 use crate::measure::manifest::bearing_on_bits;
 
-/// One launch and what its first steps gave.
+/// One launch and the hashes of its first steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
+    /// Manifest of the launch.
     pub manifest: Manifest,
-    /// A line a step, from step 0 on.
+    /// Hashes of each step, from step 0.
     pub hashes: Vec<StepHashes>,
 }
 
-/// How run and repetition compare.
+/// Differences of run and repetition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// The first step in which they differ.
+pub struct RunComparison {
+    /// First step with different hashes.
     pub difference: Option<Difference>,
-    /// In what the launches differ, in words.
+    /// Differences of the launches, in words.
     pub launches: Vec<String>,
 }
 
-/// The first step whose hashes differ.
+/// A step with different hashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// From 0.
+    /// Number from 0.
     pub step: u64,
-    /// Ranks whose loss differs: computed before the step's update.
+    /// Ranks whose loss before the step's update differs.
     pub losses: Vec<usize>,
     /// Ranks whose parameters after the step differ.
     pub parameters: Vec<usize>,
-    /// Root's tensors that differ then, in module order.
+    /// Root's tensors that differ after the step, in module order.
     pub tensors: Vec<String>,
 }
 
+impl Difference {
+    fn is_empty(&self) -> bool {
+        self.losses.is_empty() && self.parameters.is_empty() && self.tensors.is_empty()
+    }
+}
+
 /// Compares the first `num_steps` steps, or as many as both have.
-pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> Verdict {
+pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> RunComparison {
     let names = run.hashes.first().map_or(&[][..], |first| &first.names);
     let steps = run.hashes.iter().zip(&repetition.hashes).take(num_steps);
-    let difference = steps
-        .map(|(run, repetition)| difference(run, repetition, names))
-        .find(|difference| {
-            let Difference {
-                losses,
-                parameters,
-                tensors,
-                ..
-            } = difference;
-            !(losses.is_empty() && parameters.is_empty() && tensors.is_empty())
-        });
-    Verdict {
-        difference,
+    let mut differences = steps.map(|(run, repetition)| difference(run, repetition, names));
+    RunComparison {
+        difference: differences.find(|difference| !difference.is_empty()),
         launches: launches(&run.manifest, &repetition.manifest),
     }
 }
@@ -71,7 +69,7 @@ fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Di
             .cloned()
             .unwrap_or_else(|| format!("tensor {place}"))
     };
-    // On another number of ranks each has other samples, and there is a hash for each rank.
+    // On another number of ranks, every rank has other samples.
     let has_same_ranks = run.losses.len() == repetition.losses.len();
     let of_ranks = |run, repetition| {
         if has_same_ranks {
@@ -93,14 +91,15 @@ fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Di
 
 fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     let facts = |manifest: &Manifest| {
-        // Version and ranks are part of it.
+        // The hash covers version and ranks.
         let options = ("hash of the options", manifest.config_hash.clone());
         bearing_on_bits(manifest)
             .into_iter()
             .chain([options])
             .collect::<Vec<_>>()
     };
-    let (was, is) = (facts(run), facts(repetition));
+    let was = facts(run);
+    let is = facts(repetition);
     let differing = was.iter().zip(&is).filter(|(was, is)| was != is);
     let mut words: Vec<_> = differing
         .map(|((what, was), (_, is))| (*what, format!("{what} was {was}, is {is}")))
@@ -114,61 +113,67 @@ fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     words.into_iter().map(|(_, words)| words).collect()
 }
 
-/// What is said about it, of so many steps.
-pub fn lines(verdict: &Verdict, num_steps: usize) -> Vec<String> {
-    let mut lines = vec![match &verdict.difference {
-        None => format!(
-            "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits"
-        ),
-        Some(Difference {
-            step,
-            losses,
-            parameters,
-            tensors,
-        }) => {
-            let mut parts = Vec::new();
-            if !losses.is_empty() {
-                parts.push(format!("loss before its update on {}", ranks(losses)));
-            }
-            if !parameters.is_empty() {
-                parts.push(format!("parameters after it on {}", ranks(parameters)));
-            }
-            if let Some((first, further)) = tensors.split_first() {
-                let further = if further.is_empty() {
-                    String::new()
-                } else {
-                    format!(" and {} more", further.len())
-                };
-                parts.push(format!("tensor {first}{further}"));
-            }
-            format!(
-                "different from step {step} on, of {num_steps}: {}",
-                parts.join(", ")
-            )
-        }
-    }];
-    lines.extend(
-        verdict
+impl RunComparison {
+    /// Returns the comparison of this number of steps as a check.
+    pub fn checked(&self, num_steps: usize) -> Checked {
+        let check = Check {
+            name: "repetition",
+            claim: "every loss and every parameter of the first steps has the run's bits",
+            judge: (),
+        };
+        check.run(|()| Ok(self.finding(num_steps)))
+    }
+
+    fn finding(&self, num_steps: usize) -> Finding {
+        let launches: String = self
             .launches
             .iter()
-            .map(|words| format!("not as it was: {words}")),
-    );
-    if verdict.difference.is_some() && verdict.launches.is_empty() {
-        lines.push(
-            "all that the manifest tells is as it was; it does not tell of the bytes of --weights"
-                .to_owned(),
+            .map(|words| format!("; changed launch: {words}"))
+            .collect();
+        let Some(difference) = &self.difference else {
+            return Finding::ok(format!(
+                "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits{launches}"
+            ));
+        };
+        let mut parts = Vec::new();
+        if !difference.losses.is_empty() {
+            parts.push(format!(
+                "loss before its update on {}",
+                ranks(&difference.losses)
+            ));
+        }
+        if !difference.parameters.is_empty() {
+            parts.push(format!(
+                "parameters after it on {}",
+                ranks(&difference.parameters)
+            ));
+        }
+        if let Some((first, further)) = difference.tensors.split_first() {
+            let more = match further.len() {
+                0 => String::new(),
+                number => format!(" and {number} more"),
+            };
+            parts.push(format!("tensor {first}{more}"));
+        }
+        let remedy = match self.launches.is_empty() {
+            true => {
+                "the launch is the one of the manifest, which does not record the bytes of --weights"
+            }
+            false => "restore the changed launch, then repeat",
+        };
+        let step = difference.step;
+        let found = format!(
+            "different from step {step} on, of {num_steps}: {}{launches}",
+            parts.join(", ")
         );
+        Finding::fail(found, remedy)
     }
-    lines
 }
 
 fn ranks(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!(
-        "rank{} {}",
-        if ranks.len() == 1 { "" } else { "s" },
-        numbers.join(", ")
-    )
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{plural} {}", numbers.join(", "))
 }
 
 #[cfg(test)]
@@ -197,32 +202,31 @@ mod tests {
     }
 
     #[test]
-    fn equal_hashes_are_equal_whatever_the_launch_was() {
+    fn equal_hashes_are_equal_whatever_the_launch() {
         let mut again = recording();
         again.manifest.commit = "new".to_owned();
-        let verdict = compare(&recording(), &again, 3);
+        let comparison = compare(&recording(), &again, 3);
+        let launches = vec!["commit was old, is new".to_owned()];
         assert_eq!(
-            verdict,
-            Verdict {
+            comparison,
+            RunComparison {
                 difference: None,
-                launches: vec!["commit was old, is new".to_owned()]
+                launches
             }
         );
-        assert!(lines(&verdict, 3)[0].starts_with("equal: 3 steps"));
+        assert!(comparison.finding(3).found.starts_with("equal: 3 steps"));
     }
 
     #[test]
-    fn the_first_step_that_differs_is_told_with_its_ranks_and_tensors() {
+    fn the_first_step_that_differs_is_named_with_its_ranks_and_tensors() {
         let mut again = recording();
         again.hashes[1].losses[1] = "other".to_owned();
         again.hashes[1].parameters.fill("other".to_owned());
         again.hashes[1].tensors[1] = "other".to_owned();
         again.hashes[2].losses.clear();
-        let verdict = compare(&recording(), &again, 3);
-        assert_eq!(
-            lines(&verdict, 3)[0],
-            "different from step 1 on, of 3: loss before its update on rank 1, parameters after it on ranks 0, 1, tensor fc.bias"
-        );
+        let found = compare(&recording(), &again, 3).finding(3).found;
+        let expected = "different from step 1 on, of 3: loss before its update on rank 1, parameters after it on ranks 0, 1, tensor fc.bias";
+        assert_eq!(found, expected);
         assert_eq!(compare(&recording(), &again, 1).difference, None);
     }
 

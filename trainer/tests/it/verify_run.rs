@@ -1,4 +1,4 @@
-//! `trainer verify-run`: a repetition has the run's bits, and what changed them is told by its first step.
+//! `trainer verify-run`: a repetition has the run's bits; the first step that differs is named.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use trainer::commands::verify_run::verify_run;
 use trainer::config::cli::VerifyRunArgs;
 use trainer::model::network::ResNetFamily;
 
-use crate::fixture::{Run, TINY, bitmap, flags, program, run, silent, write_images};
+use crate::fixture::{Run, TINY, bitmap, flags, program, run, silent, told, write_images};
 
 /// Exit code and words of a repetition on one rank.
 fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
@@ -19,10 +19,10 @@ fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
         .args(further)
         .output()
         .unwrap();
-    let text = [output.stdout, output.stderr]
-        .map(|bytes| String::from_utf8(bytes).unwrap())
-        .concat();
-    (output.status.code(), text)
+    let text = told(&output);
+    // The table breaks lines.
+    let words: Vec<&str> = text.split_whitespace().collect();
+    (output.status.code(), words.join(" "))
 }
 
 fn says(directory: &Path, further: &[&str], code: i32, words: &[&str]) {
@@ -39,7 +39,7 @@ fn hashes(run: &Run) -> String {
 }
 
 #[test]
-fn a_run_repeated_is_equal_and_another_seed_is_told_by_step_and_tensor() {
+fn a_repeated_run_is_equal_and_another_seed_is_named_by_step_and_tensor() {
     let run = run(1, &flags(&[TINY, "--augment crop-flip"]));
     assert_eq!(
         hashes(&run).lines().count(),
@@ -127,7 +127,7 @@ fn local_sgd_is_repeated_where_it_averages_after_none_of_the_compared_steps() {
 }
 
 #[test]
-fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
+fn local_sgd_stopped_between_averagings_continues_without_hashes_and_warns() {
     let options = [TINY, "--sync local-sgd --every 50"];
     let stopped = || {
         Run::in_new_directory()
@@ -149,7 +149,7 @@ fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
     assert_eq!(
         hashes(&resumed),
         hashes(&run(1, &flags(&options))),
-        "one rank has nobody to average with"
+        "one rank does not average"
     );
     let run = stopped();
     let mut train = program();
@@ -169,7 +169,7 @@ fn local_sgd_stopped_between_averagings_goes_on_without_hashes_and_says_why() {
 }
 
 #[test]
-fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
+fn a_changed_byte_of_the_weights_is_found_though_the_manifest_has_none() {
     let first = run(1, &flags(&[TINY, "--epochs 1"]));
     let weights = fs::read_dir(first.directory().join("checkpoints"))
         .unwrap()
@@ -212,7 +212,7 @@ fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
 }
 
 #[test]
-fn a_changed_byte_of_an_image_is_told_with_the_checksum() {
+fn a_changed_byte_of_an_image_is_found_with_the_checksum() {
     let images = tempfile::tempdir().unwrap();
     for (class, split, number) in [
         ("a", "train", 4),
@@ -291,7 +291,7 @@ fn a_run_resumed_in_its_first_steps_keeps_the_hashes_of_an_undisturbed_one() {
 }
 
 #[test]
-fn what_a_resume_with_other_options_computes_is_no_part_of_the_repetition() {
+fn steps_after_a_resume_with_other_options_are_not_repeated() {
     let stopped = Run::in_new_directory()
         .stopping_after(2)
         .go(1, &flags(&[TINY]));
@@ -304,20 +304,23 @@ fn what_a_resume_with_other_options_computes_is_no_part_of_the_repetition() {
 }
 
 #[test]
-fn ranks_that_run_apart_and_one_that_its_device_updates_keep_no_hashes() {
+fn independent_ranks_and_updates_on_the_device_keep_no_hashes() {
     for (ranks, method) in [(2, "--sync async-parameter-server"), (1, "--update device")] {
         let run = run(ranks, &flags(&[TINY, "--epochs 1", method]));
         says(
             &run.directory(),
             &[],
             1,
-            &["hashes.jsonl", "ranks that run apart, of --update device"],
+            &[
+                "has no hashes.jsonl",
+                "runs of independent ranks, runs with --update device",
+            ],
         );
     }
 }
 
 #[test]
-fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
+fn a_resumed_run_continues_without_lost_hashes() {
     let stopped = Run::in_new_directory()
         .stopping_after(2)
         .go(1, &flags(&[TINY]));
@@ -338,7 +341,7 @@ fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
 }
 
 #[test]
-fn hashes_that_cannot_be_written_are_warned_of_once_and_stop_no_rank() {
+fn hashes_that_cannot_be_written_cause_one_warning_and_stop_no_rank() {
     let run = Run::in_new_directory();
     fs::create_dir_all(run.directory().join("hashes.jsonl/in-the-way")).unwrap();
     let further = "--resume --checkpoint-every-steps 2";

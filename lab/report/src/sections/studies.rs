@@ -183,10 +183,7 @@ fn of_comparison(comparison: &Comparison) -> NamedRow {
     let mut frameworks: Vec<&str> = frameworks.collect();
     frameworks.sort_unstable();
     frameworks.dedup();
-    let missing = comparison
-        .rows
-        .iter()
-        .filter(|row| row.speed().is_none());
+    let missing = comparison.rows.iter().filter(|row| row.speed().is_none());
     row![
         "comparison of" => &comparison.created,
         "commit" => short(&comparison.commit),

@@ -13,9 +13,7 @@ pub(crate) use trace::Trace;
 
 use crate::Refusal;
 use anyhow::{Context, Result, ensure};
-use records::{
-    AttemptRecord, Comparison, NetbenchResult, STUDY_SCHEMA, Status, Study, StudyCell,
-};
+use records::{AttemptRecord, Comparison, NetbenchResult, STUDY_SCHEMA, Status, Study, StudyCell};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
@@ -101,9 +99,7 @@ impl Sources {
                 return self.add_study(path);
             }
             if !Run::is_in(path) {
-                return refuse(
-                    "which has no study.json, run.toml, manifest.json or metrics.jsonl",
-                );
+                return refuse("which has no study.json, run.toml, manifest.json or metrics.jsonl");
             }
             self.runs.push(Run::read(path)?);
             return Ok(());
@@ -213,7 +209,6 @@ impl Sources {
         }
         self.predictions.extend(Predictions::merged(read));
     }
-}
 }
 
 impl StudyFolder {

@@ -1,4 +1,4 @@
-//! Sets of processors as Linux writes them.
+//! Sets of CPUs as Linux writes them.
 //!
 //! In, out: `0-3,8`.
 
@@ -7,13 +7,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Some of a machine's processors, by their numbers.
+/// Some of a machine's CPUs, by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct CpuSet(BTreeSet<usize>);
 
 impl CpuSet {
-    /// The set that Linux would write as `text`; parts that are none are left out.
+    /// Reads a set; other parts of the text are ignored.
     pub fn parse(text: &str) -> Self {
         let range = |part: &str| {
             let (first, last) = part
@@ -29,18 +29,17 @@ impl CpuSet {
         self.0.len()
     }
 
-    /// Whether there are none, which is so where nothing was found out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The numbers, ascending.
+    /// Returns the numbers, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().copied()
     }
 
-    /// Whether a processor is in both.
-    pub fn meets(&self, other: &Self) -> bool {
+    /// Returns true if a CPU is in both sets.
+    pub fn intersects(&self, other: &Self) -> bool {
         !self.0.is_disjoint(&other.0)
     }
 
@@ -104,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn sets_meet_where_they_share_a_processor() {
+    fn sets_meet_where_they_share_a_cpu() {
         let of = CpuSet::parse;
-        assert!(of("0-3").meets(&of("3-5")) && !of("0-3").meets(&of("4")));
+        assert!(of("0-3").intersects(&of("3-5")) && !of("0-3").intersects(&of("4")));
         assert_eq!(of("0-1").union(&of("1,4")), of("0-1,4"));
     }
 }

@@ -1,7 +1,7 @@
-//! What a rank finds out, and the examination that all ranks make together.
+//! Facts of a rank, and the examination by all ranks together.
 //!
 //! In: the world, a configuration. Out: [`RankFacts`] of all ranks, on every rank.
-//! Invariant: a finding that is an error travels as a fact; only a collective that fails ends the examination.
+//! Invariant: an error of one rank is gathered as a fact; only a failed collective ends the examination.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,7 +13,6 @@ use anyhow::{Context, Result};
 use datasets::{ImageDataset, Split};
 use distributed::{
     Communicator, ROOT,
-    communicator::Topology,
     launch::{Launcher, check_place, check_world_size, mpi_library},
 };
 use serde::{Deserialize, Serialize};
@@ -33,102 +32,87 @@ use crate::measure::timer::seconds_since_1970;
 use crate::model::data;
 use crate::world::ranks::World;
 
-/// Longest wait for root's file on another node; NFS may tell of it seconds later.
+/// Longest wait for root's file on another node; NFS shows it seconds later.
 const LOOK_FOR: Duration = Duration::from_secs(5);
 
+/// Facts of one rank; a fact that could not be found is an error with the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankFacts {
-    pub place: PlaceFacts,
-    pub program: ProgramFacts,
-    pub processors: ProcessorFacts,
-    /// What it computes on, or why it cannot.
-    pub compute: Result<ComputeFacts, String>,
-    pub gpus: GpuFacts,
-    /// Ways of gradients between GPUs; for the first rank of a node to say, where it computes on one.
-    pub gradients: Option<GradientFacts>,
-    pub memory: MemoryFacts,
-    /// Packages whose energy it can read, or why it cannot.
-    pub energy: Result<usize, String>,
-    /// Ways to other nodes.
-    pub interfaces: Vec<InterfaceFacts>,
-    pub sums: Vec<SumFacts>,
-    /// Root's wall clock beside its own.
-    pub clock: ClockOffset,
-    /// The data set, or why there is none.
-    pub data: Result<DataFacts, String>,
-    /// The output directory; root's to examine.
-    pub output: Option<OutputFacts>,
-    /// Whether root's file in the output directory is seen; for the first rank of each other node to say.
-    pub sees_output: Option<bool>,
+    pub(super) place: PlaceFacts,
+    pub(super) program: ProgramFacts,
+    pub(super) processors: ProcessorFacts,
+    pub(super) compute: Result<ComputeFacts, String>,
+    pub(super) gpus: GpuFacts,
+    /// Paths of gradients between GPUs; only of the first rank of a node that computes on a GPU.
+    pub(super) gradients: Option<GradientFacts>,
+    pub(super) memory: MemoryFacts,
+    /// Number of packages with readable energy.
+    pub(super) energy: Result<usize, String>,
+    pub(super) interfaces: Vec<InterfaceFacts>,
+    pub(super) sums: Vec<SumFacts>,
+    /// Offset of root's wall clock.
+    pub(super) clock: ClockOffset,
+    pub(super) data: Result<DataFacts, String>,
+    /// Output directory; only of root.
+    pub(super) output: Option<OutputFacts>,
+    /// Visibility of root's file in the output directory; only of the first rank of every other node.
+    pub(super) sees_output: Option<bool>,
 }
 
-/// Where a rank is, by MPI and by its launcher.
+/// Place of a rank by MPI and by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceFacts {
-    pub rank: usize,
-    pub world_size: usize,
-    pub local_rank: usize,
-    pub local_size: usize,
-    pub node: String,
-    /// The launcher, if there is one, with its number of tasks.
-    pub launcher: Option<(String, usize)>,
-    /// How the launcher disagrees with MPI.
-    pub complaint: Option<Complaint>,
-}
-
-/// Something wrong, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Complaint {
-    pub found: String,
-    pub remedy: String,
+pub(super) struct PlaceFacts {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: usize,
+    pub(super) local_size: usize,
+    pub(super) node: String,
+    /// Launcher and its number of tasks.
+    pub(super) launcher: Option<(String, usize)>,
+    /// Disagreement of launcher and MPI, and its remedy.
+    pub(super) complaint: Option<(String, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProgramFacts {
-    pub version: String,
-    /// Commit it was built from.
-    pub commit: String,
-    /// SHA-256 of the executable, or why it cannot be read.
-    pub executable: Result<String, String>,
-    /// Name and version of the MPI library, `none` without one.
-    pub library: String,
-    /// Whether one thread may communicate while another computes.
-    pub supports_threads: bool,
-    /// Whether MPI is built in.
-    pub has_mpi: bool,
+pub(super) struct ProgramFacts {
+    pub(super) version: String,
+    pub(super) commit: String,
+    /// SHA-256 of the executable.
+    pub(super) executable: Result<String, String>,
+    /// Name and version of the MPI library.
+    pub(super) library: String,
+    /// True if one thread may communicate while another computes.
+    pub(super) supports_threads: bool,
+    pub(super) has_mpi: bool,
 }
 
-/// What a rank computes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComputeFacts {
-    /// The backend, with the index of a device that was asked for.
-    pub device: String,
-    /// Whether it is a GPU.
-    pub is_gpu: bool,
-    pub threads: usize,
-    /// Instruction set of our own kernels.
-    pub instruction_set: String,
+pub(super) struct ComputeFacts {
+    /// Backend with the index of the device.
+    pub(super) device: String,
+    pub(super) is_gpu: bool,
+    pub(super) threads: usize,
+    pub(super) instruction_set: String,
 }
 
-/// The data set as a rank read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataFacts {
-    pub name: String,
-    /// Those that are there.
-    pub splits: Vec<SplitFacts>,
+pub(super) struct DataFacts {
+    pub(super) name: String,
+    pub(super) splits: Vec<SplitFacts>,
+    /// Notes of the scan, such as skipped images.
+    pub(super) notes: Vec<String>,
 }
 
-/// A split as a rank read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SplitFacts {
+pub(super) struct SplitFacts {
     /// `train`, `val` or `test`.
-    pub name: String,
-    pub num_images: usize,
+    pub(super) name: String,
+    pub(super) num_images: usize,
     /// SHA-256.
-    pub checksum: String,
+    pub(super) checksum: String,
 }
 
-/// Finds out, on all ranks together.
+/// Gathers the facts of all ranks.
 /// Collective: all ranks.
 pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let communicator = &world.communicator;
@@ -139,24 +123,24 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let sums = network::sums(communicator)?;
     let clock = ClockOffset::measure(&**communicator, seconds_since_1970)?;
 
-    let (output, token) = if world.is_root() {
-        let (facts, token) = storage::examine(&config.output_dir);
-        (Some(facts), token)
-    } else {
-        (None, None)
+    let (output, token) = match world.is_root() {
+        true => {
+            let (facts, token) = storage::examine(&config.output_dir);
+            (Some(facts), token)
+        }
+        false => (None, None),
     };
-    let own = token
+    let path = token
         .as_ref()
-        .map(|token: &storage::OwnFile| token.path().to_string_lossy().into_owned());
-    let roots = gather::from_root(&**communicator, own.unwrap_or_default().as_bytes())?;
-    let looks = topology.node_index != 0 && topology.local_rank == 0 && !roots.is_empty();
-    let path = String::from_utf8_lossy(&roots).into_owned();
+        .map(|token| token.path().to_string_lossy().into_owned());
+    let path = gather::from_root(&**communicator, path.unwrap_or_default().as_bytes())?;
+    let looks = topology.node_index != 0 && topology.local_rank == 0 && !path.is_empty();
+    let path = String::from_utf8_lossy(&path).into_owned();
     let sees_output =
         looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
-
-    let speaks_of_gpus =
-        topology.local_rank == 0 && compute.as_ref().is_ok_and(|compute| compute.is_gpu);
-    let gradients = speaks_of_gpus.then(|| gradients::examine(&program.library, environment));
+    let is_gpu = compute.as_ref().is_ok_and(|compute| compute.is_gpu);
+    let examines_gpus = topology.local_rank == 0 && is_gpu;
+    let gradients = examines_gpus.then(|| gradients::examine(&program.library, environment));
     let own = RankFacts {
         place: place(&**communicator),
         program,
@@ -183,30 +167,27 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
         .collect()
 }
 
-/// Whether this process is a world of one that its launcher started as one of several, and not as the first of them: the first
-/// speaks for all.
-pub fn stands_alone_beside_others(communicator: &dyn Communicator) -> bool {
+/// Returns true for a process without other ranks that its launcher started as one of several tasks, but not as the
+/// first: the first one reports for all.
+pub fn is_follower_without_world(communicator: &dyn Communicator) -> bool {
     let launcher = Launcher::detect_from_environment().ok().flatten();
-    communicator.world_size() == 1
-        && launcher.is_some_and(|launcher| {
-            launcher.num_tasks > 1 && launcher.rank.is_some_and(|rank| rank != ROOT)
-        })
+    let is_follower = launcher.is_some_and(|launcher| {
+        launcher.num_tasks > 1 && launcher.rank.is_some_and(|rank| rank != ROOT)
+    });
+    communicator.world_size() == 1 && is_follower
 }
 
 fn place(communicator: &dyn Communicator) -> PlaceFacts {
-    let Topology {
-        rank,
-        world_size,
-        local_rank,
-        local_size,
-        node,
-        ..
-    } = communicator.topology().clone();
+    let topology = communicator.topology();
     let launcher = Launcher::detect_from_environment();
     let refusal = match &launcher {
-        Ok(launcher) => check_world_size(launcher.as_ref(), world_size, cfg!(feature = "mpi"))
-            .and_then(|()| check_place(launcher.as_ref(), communicator.topology()))
-            .err(),
+        Ok(launcher) => check_world_size(
+            launcher.as_ref(),
+            topology.world_size,
+            cfg!(feature = "mpi"),
+        )
+        .and_then(|()| check_place(launcher.as_ref(), topology))
+        .err(),
         Err(error) => Some(error.clone()),
     };
     let complaint = refusal.map(|refusal| {
@@ -214,22 +195,16 @@ fn place(communicator: &dyn Communicator) -> PlaceFacts {
         let (found, remedy) = text
             .split_once("; ")
             .unwrap_or((&text, "start all ranks by one launcher"));
-        Complaint {
-            found: found.to_owned(),
-            remedy: remedy.to_owned(),
-        }
+        (found.to_owned(), remedy.to_owned())
     });
-    let launcher = launcher
-        .ok()
-        .flatten()
-        .map(|launcher| (launcher.name.to_owned(), launcher.num_tasks));
+    let launcher = launcher.ok().flatten();
     PlaceFacts {
-        rank,
-        world_size,
-        local_rank,
-        local_size,
-        node,
-        launcher,
+        rank: topology.rank,
+        world_size: topology.world_size,
+        local_rank: topology.local_rank,
+        local_size: topology.local_size,
+        node: topology.node.clone(),
+        launcher: launcher.map(|launcher| (launcher.name.to_owned(), launcher.num_tasks)),
         complaint,
     }
 }
@@ -270,41 +245,44 @@ fn compute(config: &ComputeSection, world: &World) -> Result<ComputeFacts, Strin
     })
 }
 
-/// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
+/// Opens the data set.
+/// Collective: the ranks of a node share checksums.
 fn data(
     config: &DoctorConfig,
     communicator: &dyn Communicator,
 ) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false);
+    let no_class_names = || Ok(None);
     let splits = data::open(
         &config.data,
         &config.train_split,
         0,
-        || Ok(None),
+        no_class_names,
         communicator,
         &quiet,
     );
-    let to_share: Vec<&Arc<dyn ImageDataset>> = match &splits {
+    let opened: Vec<(Split, &Arc<dyn ImageDataset>)> = match &splits {
         Ok(splits) => Split::ALL
             .into_iter()
-            .filter_map(|split| splits.get(split))
+            .filter_map(|split| Some((split, splits.get(split)?)))
             .collect(),
         Err(_) => Vec::new(),
     };
+    let to_share: Vec<&Arc<dyn ImageDataset>> =
+        opened.iter().map(|(_, samples)| *samples).collect();
     data::share_checksums(&to_share, config.data.folder(), communicator)?;
-    let facts = splits.map(|splits| DataFacts {
-        name: splits.train.name().trim_end_matches(" train").to_owned(),
-        splits: Split::ALL
-            .into_iter()
-            .filter_map(|split| {
-                let samples = splits.get(split)?;
-                Some(SplitFacts {
-                    name: split.to_string(),
-                    num_images: samples.len(),
-                    checksum: samples.checksum(),
-                })
-            })
-            .collect(),
-    });
-    Ok(facts.map_err(|error| format!("{error:#}")))
+    let facts = |(split, samples): &(Split, &Arc<dyn ImageDataset>)| SplitFacts {
+        name: split.to_string(),
+        num_images: samples.len(),
+        checksum: samples.checksum(),
+    };
+    let of_splits = opened.iter().map(facts).collect();
+    Ok(match &splits {
+        Ok(splits) => Ok(DataFacts {
+            name: splits.train.name().trim_end_matches(" train").to_owned(),
+            splits: of_splits,
+            notes: data::notes(splits),
+        }),
+        Err(error) => Err(format!("{error:#}")),
+    })
 }

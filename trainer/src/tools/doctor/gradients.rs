@@ -1,17 +1,17 @@
-//! Which ways gradients have between GPUs.
+//! Paths of gradients between GPUs.
 //!
-//! In: NVIDIA's library as this program loads it, the loader's folders, what MPI tells of itself. Out: [`GradientFacts`].
-//! Invariant: nothing is looked for where no GPU computes; what cannot be found out is `None` or empty, never an error.
+//! In: NCCL as this program loads it, the loader's directories, the description of MPI. Out: [`GradientFacts`].
+//! Invariant: only examined where a GPU computes; an unknown fact is `None` or empty, never an error.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-/// Names of NCCL's library: the one that is loaded, and the one that packages without headers install.
+/// Names of NCCL's library: the loaded one, and the one of packages without headers.
 const NAMES: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
 
-/// Switches of MPICH and its kin for pointers to GPU memory.
+/// Switches of MPICH and its derivatives for pointers to GPU memory.
 const SWITCHES: [&str; 4] = [
     "MV2_USE_CUDA",
     "MVP_USE_CUDA",
@@ -19,18 +19,18 @@ const SWITCHES: [&str; 4] = [
     "MPIR_CVAR_ENABLE_GPU",
 ];
 
-/// What a node has for gradients of GPUs.
+/// NCCL and MPI of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GradientFacts {
-    /// Version of the NCCL that loads.
-    pub nccl_version: Option<String>,
-    /// Files of NCCL in the loader's folders.
-    pub nccl_files: Vec<String>,
-    /// Whether MPI would take GPU memory.
-    pub is_cuda_aware: Option<bool>,
+pub(super) struct GradientFacts {
+    /// Version of the loaded NCCL.
+    pub(super) nccl_version: Option<String>,
+    /// Files of NCCL in the loader's directories.
+    pub(super) nccl_files: Vec<String>,
+    /// True if MPI accepts GPU memory.
+    pub(super) is_cuda_aware: Option<bool>,
 }
 
-/// Finds out; `library` is what MPI tells of itself, `variable` the environment.
+/// Examines this node; `library` is the description of MPI, `variable` reads the environment.
 pub(super) fn examine(library: &str, variable: impl Fn(&str) -> Option<String>) -> GradientFacts {
     #[cfg(feature = "nccl")]
     let nccl_version = distributed::nccl::library_version();
@@ -54,7 +54,7 @@ pub(super) fn examine(library: &str, variable: impl Fn(&str) -> Option<String>) 
     }
 }
 
-/// What a program printed, if it could be run.
+/// Returns the output of a program, if it can be run.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -64,7 +64,7 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// NCCL's files in the folders of LD_LIBRARY_PATH and in what `ldconfig -p` prints.
+/// Returns NCCL's files in the directories of LD_LIBRARY_PATH and in the output of `ldconfig -p`.
 fn files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let in_folders = folders.split(':').filter(|folder| !folder.is_empty());
     let in_folders = in_folders.flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
@@ -80,7 +80,7 @@ fn files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<Stri
     in_folders.chain(in_cache).collect()
 }
 
-/// What `ompi_info --parsable --all` tells, if it is of the Open MPI that calls itself `library`.
+/// Reads the output of `ompi_info --parsable --all`, if it is of the Open MPI described by `library`.
 fn is_open_mpi_cuda_aware(info: &str, library: &str) -> Option<bool> {
     let version = info
         .lines()
@@ -98,7 +98,7 @@ fn is_open_mpi_cuda_aware(info: &str, library: &str) -> Option<bool> {
     value.map(|(_, value)| value.trim() == "true")
 }
 
-/// Whether a switch of MPI's is on; `None` where none is set, as libraries have different defaults.
+/// Reads the switches of MPI; `None` if none is set, as defaults differ.
 fn is_switched_on(variable: impl Fn(&str) -> Option<String>) -> Option<bool> {
     SWITCHES
         .iter()
@@ -116,7 +116,7 @@ mod tests {
         mca:mpi:base:param:mpi_built_with_cuda_support:source:default\n";
 
     #[test]
-    fn open_mpi_tells_whether_it_was_built_with_cuda() {
+    fn open_mpi_reports_whether_it_was_built_with_cuda() {
         let library = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4";
         assert_eq!(is_open_mpi_cuda_aware(INFO, library), Some(true));
         assert_eq!(
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn another_open_mpi_than_the_one_linked_tells_nothing() {
+    fn another_open_mpi_than_the_linked_one_is_ignored() {
         assert_eq!(
             is_open_mpi_cuda_aware(INFO, "Open MPI v5.0.3, package: x"),
             None
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn mpich_and_its_kin_are_asked_by_their_switches() {
+    fn mpich_and_its_derivatives_are_judged_by_their_switches() {
         let set = |name: &'static str, value: &'static str| {
             is_switched_on(move |variable| (variable == name).then(|| value.to_owned()))
         };

@@ -1,6 +1,6 @@
-//! What Linux tells of this rank's machine.
+//! Facts of this rank's machine, from Linux.
 //!
-//! In: `/proc` and `/sys`. Out: plain facts. Invariant: what cannot be found out is `None` or empty, never an error.
+//! In: `/proc` and `/sys`. Out: plain facts. Invariant: an unknown fact is `None` or empty, never an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,63 +14,62 @@ use crate::config::cli::environment;
 use crate::measure::energy;
 use crate::measure::manifest::cpu_model;
 
-/// Where Linux tells of resource groups.
+/// Directory of control groups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The processors of a rank.
+/// CPUs of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProcessorFacts {
-    pub model: String,
-    /// What tells machines apart whose nodes' names do not: the number of this start of the system. Containers share it.
-    pub boot: String,
-    /// CPUs of the machine that the job may use: those of its control group's cpuset.
-    pub machine: CpuSet,
-    /// Number of them that the scheduler gave to the job, where it says so.
-    pub granted: Option<usize>,
+pub(super) struct ProcessorFacts {
+    pub(super) model: String,
+    /// Identity of the running kernel, which containers of one machine share.
+    pub(super) boot: String,
+    /// CPUs of the machine in the cpuset of the job's control group.
+    pub(super) machine: CpuSet,
+    /// Number of them that the scheduler granted to the job.
+    pub(super) granted: Option<usize>,
     /// CPUs in this rank's affinity mask.
-    pub allowed: CpuSet,
+    pub(super) allowed: CpuSet,
     /// CPU quotas of this rank's control group and of the groups around it.
-    pub quotas: Vec<QuotaFacts>,
-    /// Those of the machine that share a core with an allowed one, core by core; cores of one processor are left out.
-    pub siblings: Vec<CpuSet>,
+    pub(super) quotas: Vec<QuotaFacts>,
+    /// Hyper-threads of each core with an allowed CPU; cores with one CPU are left out.
+    pub(super) siblings: Vec<CpuSet>,
 }
 
-/// CPU time that a control group may use.
+/// CPU quota of a control group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QuotaFacts {
+pub(super) struct QuotaFacts {
     /// Directory of the group.
-    pub group: String,
-    /// CPU time per time.
-    pub cpus: f64,
+    pub(super) group: String,
+    /// CPU seconds per second.
+    pub(super) cpus: f64,
 }
 
-/// The memory of a rank's node.
+/// Memory of a rank's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryFacts {
-    /// What the node can give without swapping.
-    pub available_bytes: Option<u64>,
-    /// What the job's resource group has left of its limit, if it has one.
-    pub group_left_bytes: Option<u64>,
-    /// What is free of `/dev/shm`.
-    pub shared_free_bytes: Option<u64>,
-    /// Most files that this process may open.
-    pub open_files: Option<u64>,
+pub(super) struct MemoryFacts {
+    /// Memory available without swapping.
+    pub(super) available_bytes: Option<u64>,
+    /// Rest of the memory limit of the job's control group.
+    pub(super) group_left_bytes: Option<u64>,
+    /// Free space of `/dev/shm`.
+    pub(super) shared_free_bytes: Option<u64>,
+    /// Limit of open files of this process.
+    pub(super) open_files: Option<u64>,
 }
 
 /// GPUs of a rank's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuFacts {
-    /// Whether there is a driver.
-    pub has_driver: bool,
-    pub num_gpus: usize,
+pub(super) struct GpuFacts {
+    pub(super) has_driver: bool,
+    pub(super) num_gpus: usize,
 }
 
-/// A way to other nodes.
+/// A network interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InterfaceFacts {
-    pub name: String,
-    /// Its speed as the system words it, where it tells.
-    pub speed: Option<String>,
+pub(super) struct InterfaceFacts {
+    pub(super) name: String,
+    /// Speed as the system reports it.
+    pub(super) speed: Option<String>,
 }
 
 fn text(path: impl AsRef<Path>) -> Option<String> {
@@ -79,7 +78,7 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
         .map(|text| text.trim().to_owned())
 }
 
-/// Names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 fn names(directory: impl AsRef<Path>) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -89,7 +88,7 @@ fn names(directory: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// The value of `key` in lines of `key value` or `key: value`.
+/// Returns the value of `key` in lines of `key value` or `key: value`.
 fn value<'a>(lines: &'a str, key: &str) -> Option<&'a str> {
     lines.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;
@@ -133,7 +132,7 @@ pub(super) fn processors() -> ProcessorFacts {
     }
 }
 
-/// The CPUs of the control group of a process in `groups`, the text of `/proc/self/cgroup`.
+/// Returns the cpuset of a process whose `/proc/self/cgroup` has the text `groups`.
 fn cpuset(root: &Path, groups: &str) -> Option<CpuSet> {
     const FILES: [&str; 3] = [
         "cpuset.cpus.effective",
@@ -173,15 +172,15 @@ pub(super) fn memory() -> MemoryFacts {
     }
 }
 
-/// Bytes that this user may still write where `path` lies.
+/// Returns the bytes that this user may still write on the file system of `path`.
 pub(super) fn free_bytes(path: &Path) -> Result<u64, String> {
     let found =
         rustix::fs::statvfs(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// What the memory limits of a process in `groups`, the text of `/proc/self/cgroup`, leave it: the least of its group's and of those
-/// around it. Pages of files that would be given up first count as left.
+/// Returns the least rest of the memory limits of a process whose `/proc/self/cgroup` has the text `groups`: of its
+/// group and of those around it. Cached pages of files count as free.
 fn group_left(root: &Path, groups: &str) -> Option<u64> {
     const VERSION_1: [&str; 3] = [
         "memory.limit_in_bytes",
@@ -196,11 +195,9 @@ fn group_left(root: &Path, groups: &str) -> Option<u64> {
         } else {
             VERSION_1
         };
-        // Version 1 writes the largest number of pages where there is no limit.
-        let (limit, used) = (
-            number(limit).filter(|&limit| limit < 1 << 60)?,
-            number(used)?,
-        );
+        // Version 1 writes the largest number of pages for no limit.
+        let limit = number(limit).filter(|&limit| limit < 1 << 60)?;
+        let used = number(used)?;
         let statistics = text(directory.join("memory.stat")).unwrap_or_default();
         let cached = value(&statistics, cached)
             .and_then(|value| value.parse().ok())
@@ -226,14 +223,14 @@ pub(super) fn gpus() -> GpuFacts {
     }
 }
 
-/// How many packages tell of their energy, or why they do not.
+/// Returns the number of packages with readable energy.
 pub(super) fn energy() -> Result<usize, String> {
     let packages = energy::Packages::open(Path::new(energy::POWERCAP))
         .map_err(|error| format!("{error:#}"))?;
     Ok(packages.num_packages())
 }
 
-/// Ways to other nodes that are up.
+/// Returns the network interfaces that are up.
 pub(super) fn interfaces() -> Vec<InterfaceFacts> {
     let mut found = Vec::new();
     let network = Path::new("/sys/class/net");
@@ -285,9 +282,10 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_around_the_group_counts_and_cached_files_do_not() {
+    fn a_limit_around_the_group_counts_and_cached_files_are_free() {
         let root = tempfile::tempdir().unwrap();
-        let (job, step) = (root.path().join("job"), root.path().join("job/step"));
+        let job = root.path().join("job");
+        let step = root.path().join("job/step");
         write(&step, "memory.max", "max\n");
         write(&step, "memory.current", "100\n");
         write(&job, "memory.max", "1000\n");
@@ -329,10 +327,10 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_tells_of_itself() {
+    fn the_facts_of_this_machine_are_found() {
         let processors = processors();
         assert!(
-            !processors.allowed.is_empty() && processors.allowed.meets(&processors.machine),
+            !processors.allowed.is_empty() && processors.allowed.intersects(&processors.machine),
             "{processors:?}"
         );
         assert!(

@@ -1,7 +1,7 @@
-//! Whether the ranks sum right, and how fast.
+//! Correctness and speed of sums over the ranks.
 //!
-//! In: a communicator. Out: [`SumFacts`] of the library's own all-reduce and of the trainer's default one.
-//! Invariant: every rank makes the same number of sums, which root's slowest peer decides.
+//! In: a communicator. Out: [`SumFacts`] of the library's all-reduce and of the trainer's default one.
+//! Invariant: every rank makes the same number of sums, which the slowest rank determines.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,45 +12,45 @@ use distributed::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Lengths whose sums are compared with the known answer: one, a prime, and more than a piece of any algorithm.
+/// Lengths of known sums: one, a prime, and more than a piece of any algorithm.
 const LENGTHS: [usize; 3] = [1, 1009, 200_003];
 
-/// Sizes that are timed, bytes.
+/// Timed sizes, bytes.
 const SIZES: [usize; 3] = [1 << 10, 1 << 20, 16 << 20];
 
-/// Time for the repetitions of a size, nanoseconds, and how many there may be.
+/// Time for the repetitions of a size, nanoseconds, and their permitted number.
 const TIME_NANOS: u64 = 200_000_000;
 const REPETITIONS: std::ops::RangeInclusive<u64> = 3..=40;
 
-/// A network that takes longer for one sum, nanoseconds, is slow enough to be judged by it; larger sums are left out.
+/// Time of one sum, nanoseconds, above which larger sums are left out.
 const SLOW_NANOS: u64 = 150_000_000;
 
-/// One way to sum, as one rank saw it.
+/// One way to sum, measured by one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SumFacts {
-    pub way: String,
-    /// The first value that was not the known answer.
-    pub wrong: Option<String>,
-    /// Times by size, smallest first; none in a world of one.
-    pub speeds: Vec<SpeedFacts>,
+pub(super) struct SumFacts {
+    pub(super) way: String,
+    /// First wrong value.
+    pub(super) wrong: Option<String>,
+    /// Times by size, smallest first; empty for one rank.
+    pub(super) speeds: Vec<SpeedFacts>,
 }
 
-/// The time of one all-reduce.
+/// Time of one all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SpeedFacts {
-    pub bytes: u64,
+pub(super) struct SpeedFacts {
+    pub(super) bytes: u64,
     /// Median time.
-    pub seconds: f64,
+    pub(super) seconds: f64,
 }
 
 impl SpeedFacts {
-    /// Bytes/s over a rank's link: an all-reduce moves `2 (N - 1) / N` times its buffer in and out of every rank.
-    pub fn bus_bytes_per_s(&self, world_size: usize) -> f64 {
+    /// Returns bytes/s over a rank's link: an all-reduce moves `2 (N - 1) / N` of its buffer in and out of every rank.
+    pub(super) fn bus_bytes_per_s(&self, world_size: usize) -> f64 {
         2.0 * (world_size as f64 - 1.0) / world_size as f64 * self.bytes as f64 / self.seconds
     }
 }
 
-/// Sums known numbers, then measures.
+/// Checks known sums, then measures.
 /// Collective: all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
     Ok(found)
 }
 
-// Whole numbers so small that f32 holds the sum of 30 000 ranks exactly, in any order of additions.
+// Whole numbers so small that f32 holds the sum of 30,000 ranks exactly, in any order of additions.
 
 fn own_float(rank: usize, index: usize) -> f32 {
     ((rank % 8 + 1) * (index % 61 + 1)) as f32
@@ -112,11 +112,12 @@ fn own_float(rank: usize, index: usize) -> f32 {
 
 fn float_sum(world_size: usize, index: usize) -> f32 {
     // Whole rounds of eight ranks, then the rest: 1 + … + 8, 1 + … + r.
-    let (rounds, rest) = (world_size / 8, world_size % 8);
+    let rounds = world_size / 8;
+    let rest = world_size % 8;
     ((36 * rounds + rest * (rest + 1) / 2) * (index % 61 + 1)) as f32
 }
 
-/// Uses all 64 bits.
+/// Returns a number that uses all 64 bits.
 fn own_integer(rank: usize, index: usize) -> u64 {
     (rank as u64 + 1)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -144,7 +145,7 @@ fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(
     ))
 }
 
-/// The median time of this rank, and whether this size was slow on some rank.
+/// Returns the median time of this rank, and true if this size was slow on any rank.
 fn median_seconds(
     communicator: &dyn Communicator,
     reducer: &mut AllReducer,
@@ -157,7 +158,7 @@ fn median_seconds(
         reducer.sum(&mut values)?;
         Ok(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     };
-    // The first one touches memory and opens connections.
+    // The first sum touches memory and opens connections.
     time_one()?;
     let mut slowest = [time_one()?];
     communicator.all_reduce_max_u64(&mut slowest)?;

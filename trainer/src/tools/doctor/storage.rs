@@ -1,7 +1,7 @@
-//! Whether a run could be written where it is meant to be.
+//! Write test of a run's output directory.
 //!
-//! In: the directory of `--output-dir`, or the nearest one above it. Out: [`OutputFacts`].
-//! Invariant: no directory is made, and no file of ours is left, also after an error.
+//! In: the directory of `--output-dir`, or the nearest existing one above it. Out: [`OutputFacts`].
+//! Invariant: no directory is created, and no file is left, also after an error.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -12,33 +12,32 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::free_bytes;
 
-/// What is written, bytes.
+/// Size of the test file, bytes.
 const WRITTEN: usize = 1 << 20;
 
-/// Between two looks for root's file.
+/// Time between two looks for root's file.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What root found out about the output directory.
+/// Root's facts of the output directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OutputFacts {
-    /// As given.
-    pub directory: String,
-    /// Itself, or the nearest directory above it that exists; absolute.
-    pub examined: String,
-    /// Bytes that may still be written there.
-    pub free_bytes: Result<u64, String>,
+pub(super) struct OutputFacts {
+    /// Directory as given.
+    pub(super) directory: String,
+    /// The directory, or the nearest existing one above it; absolute.
+    pub(super) examined: String,
+    pub(super) free_bytes: Result<u64, String>,
     /// Bytes/s of a file that was written, synchronised, renamed and read back.
-    pub write_bytes_per_s: Result<f64, String>,
-    /// Whether a second owner of a lock is refused.
-    pub locks: Result<(), String>,
+    pub(super) write_bytes_per_s: Result<f64, String>,
+    /// Success if a second owner of a lock is refused.
+    pub(super) locks: Result<(), String>,
 }
 
-/// A file of ours, gone when this is dropped.
+/// A file that is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct OwnFile(PathBuf);
 
 impl OwnFile {
-    /// A name in `directory` that nobody else takes; the file is not made yet.
+    /// Returns a unique name in `directory`; the file does not exist yet.
     fn named(directory: &Path, what: &str) -> Self {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -54,12 +53,12 @@ impl OwnFile {
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        // It may never have been made.
+        // The file may never have been created.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Examines the directory; the file returned is there for other nodes to look for.
+/// Examines the directory; other nodes look for the returned file.
 pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
     let mut facts = OutputFacts {
         directory: directory.display().to_string(),
@@ -85,7 +84,7 @@ pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
     (facts, is_there.then_some(token))
 }
 
-/// The directory itself, or the nearest one above it, as an absolute path.
+/// Returns the directory or the nearest existing one above it, as an absolute path.
 fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
     let absolute = std::path::absolute(directory)
         .map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -105,13 +104,11 @@ fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
     Err(format!("{}: no directory above it", absolute.display()))
 }
 
-/// Writes a file as a checkpoint is written, and reads it back.
+/// Writes a file like a checkpoint, reads it back, and returns bytes/s.
 fn write(directory: &Path) -> std::io::Result<f64> {
     let bytes: Vec<u8> = (0..WRITTEN).map(|index| (index % 251) as u8).collect();
-    let (partial, whole) = (
-        OwnFile::named(directory, "partial"),
-        OwnFile::named(directory, "whole"),
-    );
+    let partial = OwnFile::named(directory, "partial");
+    let whole = OwnFile::named(directory, "whole");
     let start = Instant::now();
     let mut file = File::create_new(partial.path())?;
     file.write_all(&bytes)?;
@@ -120,7 +117,7 @@ fn write(directory: &Path) -> std::io::Result<f64> {
     let seconds = start.elapsed().as_secs_f64();
     if fs::read(whole.path())? != bytes {
         return Err(std::io::Error::other(
-            "what was read back is not what was written",
+            "the file that was read back differs from the written one",
         ));
     }
     Ok(WRITTEN as f64 / seconds)
@@ -145,7 +142,7 @@ fn lock_twice(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Whether a file of root's is seen here within `limit`: some file systems tell other nodes late.
+/// Waits up to `limit` until a file of root is visible here; some file systems show files to other nodes late.
 pub(super) fn sees(path: &Path, limit: Duration) -> bool {
     let start = Instant::now();
     loop {

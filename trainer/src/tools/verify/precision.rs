@@ -1,11 +1,11 @@
-//! How far a device may be off, by the roundings that it makes.
+//! Tolerances of a device by its rounding.
 //!
 //! In: device and number format. Out: tolerances. Source: docs/numerics.md, which lists them.
 
 use crate::config::ComputeSection;
 use crate::config::{Activations, DeviceChoice};
 
-/// What a device rounds the factors of its products to.
+/// Rounding of the factors of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Precision {
     /// f32 throughout.
@@ -33,43 +33,45 @@ impl Precision {
         }
     }
 
-    /// Logits of a training pass, relative to the largest.
+    /// Returns the tolerance of the logits of a training pass, relative to the largest.
     pub(super) fn logits(self) -> f64 {
         self.choose(2e-6, 1e-2, 5e-2)
     }
 
-    /// Mean loss of one pass, relative.
+    /// Returns the relative tolerance of the mean loss of one pass.
     pub(super) fn loss(self) -> f64 {
         self.choose(1e-6, 5e-3, 3e-2)
     }
 
-    /// All gradients of one pass as one vector, relative L2.
+    /// Returns the relative L2 tolerance of all gradients of one pass as one vector.
     pub(super) fn gradients(self) -> f64 {
         self.choose(1e-5, 5e-2, 2e-1)
     }
 
-    /// Ten losses, relative to the largest.
+    /// Returns the tolerance of ten losses, relative to the largest.
     pub(super) fn losses(self) -> f64 {
         self.choose(1e-3, 5e-3, 1e-2)
     }
 
-    /// What ten steps added to the parameters, relative L2. Of f32 too it is wide: of the 300,000 inputs of ReLUs in the smallest check a rounding moves one
-    /// to the other side of zero in some steps, and so switches a gradient that is one of four images'.
+    /// Returns the relative L2 tolerance of the change of the parameters in ten steps.
+    ///
+    /// It is wide even for f32: among 300,000 inputs of ReLUs, rounding moves one across zero in some
+    /// steps and switches the gradient of one of four images.
     pub(super) fn update(self) -> f64 {
         self.choose(2e-2, 1.5e-1, 2e-1)
     }
 
-    /// The same of two steps of two ranks, whose gradients differ by the order of sums alone.
+    /// Returns that tolerance for two steps of two ranks, which differ in the order of sums only.
     pub(super) fn ranks(self) -> f64 {
         self.choose(5e-3, 1e-1, 2e-1)
     }
 
-    /// Mean loss of an evaluation, relative.
+    /// Returns the relative tolerance of the mean loss of an evaluation.
     pub(super) fn evaluation(self) -> f64 {
         self.choose(1e-5, 1e-2, 3e-2)
     }
 
-    /// Images of the known answer that may change sides.
+    /// Returns the number of images of the known answer that may be answered differently.
     pub(super) fn images(self) -> u64 {
         match self {
             Self::Single => 0,

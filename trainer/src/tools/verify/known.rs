@@ -1,38 +1,111 @@
-//! One training pass of a small network equals PyTorch's in f64.
+//! Checks against files: numbers of PyTorch, and a published network.
 //!
-//! In: `resnet8.safetensors`, which burn-resnet/tests/golden/make_fixture.py wrote. Out: how far logits, loss and gradients are off.
-//! Invariant: the fixture's part A is used: ResNet-8 with shortcut A on six 16x16 images.
+//! In: `resnet8.safetensors`, which burn-resnet/tests/golden/make_fixture.py wrote; published weights and CIFAR-10's test
+//! images. Out: differences of logits, loss and gradients; the number of correct images.
+//! Invariant: part A of the fixture is used: ResNet-8 with shortcut A on six 16x16 images.
+//! Source: an independent forward pass of the weights of github.com/akamaster/pytorch_resnet_cifar10, over images scaled
+//! to 0..1 and normalised with ImageNet's mean and deviation.
+
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor, TensorData};
-use datasets::Targets;
+use burn_resnet::load_weights;
+use datasets::{
+    Cifar, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan, Targets, cifar,
+};
 use distributed::replica::{ParameterEntry, ParameterLayout, bytes_to_floats, write};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
-use super::Subject;
-use super::comparison::{Comparison, Finding, of_largest, relative_l2};
-use super::files;
+use super::{Subject, of_largest, relative_l2};
 use crate::config::cli::ModelArgs;
+use crate::measure::metrics::ScoreSums;
 use crate::model::family::ModelRequest;
 use crate::model::loss::{CrossEntropy, Loss as _};
 use crate::model::network::resnet;
-
-pub(super) const EXPECTATION: &str =
-    "logits, loss and gradients of a ResNet-8 equal PyTorch's in f64";
+use crate::model::score;
+use crate::tools::check::{Compared, Finding};
 
 const FIXTURE: &str = "resnet8.safetensors";
 const NUM_CLASSES: usize = 10;
 
-pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
-    let path = match files::find(
-        subject.config.data_dir.as_deref(),
-        FIXTURE,
-        "PyTorch's numbers",
-    ) {
+const WEIGHTS: &str = "resnet20-12fca82f.th";
+const NUM_IMAGES: u64 = 1017;
+const NUM_CORRECT: u64 = 932;
+/// Divisor of the number of images, so that all batches are whole.
+const BATCH_SIZE: usize = 113;
+
+/// Counts the correct images of a published ResNet-20.
+pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
+    let found = subject
+        .find(WEIGHTS, "published weights")
+        .and_then(|weights| {
+            Ok((
+                weights,
+                subject.find(Cifar::Ten.test_file(), "CIFAR-10's test images")?,
+            ))
+        });
+    let (weights, images) = match found {
+        Ok(paths) => paths,
+        Err(reason) => return Ok(Finding::skipped(reason)),
+    };
+    let model = resnet(
+        &ModelArgs::resnet(20),
+        &ModelRequest::new(Cifar::Ten.num_classes(), subject.compute(), &subject.device),
+    )?;
+    let model = load_weights(model, weights)?;
+    let dataset = cifar::open_split(
+        images.parent().unwrap_or(Path::new(".")),
+        Cifar::Ten,
+        "test",
+    )?;
+    if (dataset.len() as u64) < NUM_IMAGES {
+        return Ok(Finding::skipped(format!(
+            "{}: {} images, expected {NUM_IMAGES}",
+            images.display(),
+            dataset.len()
+        )));
+    }
+    let plan = ShardPlan::new(ShardConfig::new(dataset.len(), BATCH_SIZE))?;
+    let normalization = Normalization {
+        mean: vec![0.485, 0.456, 0.406],
+        std: vec![0.229, 0.224, 0.225],
+    };
+    let how = LoaderConfig {
+        num_threads: 0,
+        ..LoaderConfig::new(BATCH_SIZE, normalization)
+    };
+    let mut sums = ScoreSums::default();
+    for loaded in Loader::start(dataset, plan, how).take(NUM_IMAGES as usize / BATCH_SIZE) {
+        for batch in loaded?.micro_batches {
+            let labels = batch.labels.clone();
+            let batch = batch.to_device(&subject.device);
+            let logits = model.forward(batch.images);
+            sums += score(
+                logits.clone(),
+                CrossEntropy::default().sum(logits, batch.targets),
+                &labels,
+            )?;
+        }
+    }
+    Ok(Finding::compared(vec![
+        Compared::count("images", NUM_IMAGES, sums.num_samples, 0),
+        Compared::count(
+            "correct",
+            NUM_CORRECT,
+            sums.top1_correct,
+            subject.precision.images(),
+        ),
+    ]))
+}
+
+/// Compares one training pass of a ResNet-8 with PyTorch's.
+pub(super) fn golden(subject: &Subject<'_>) -> Result<Finding> {
+    let path = match subject.find(FIXTURE, "PyTorch's numbers") {
         Ok(path) => path,
-        Err(reason) => return Ok(Finding::Skipped(reason)),
+        Err(reason) => return Ok(Finding::skipped(reason)),
     };
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
     let fixture = Fixture {
@@ -65,21 +138,21 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let precision = subject.precision;
     let (expected_logits, _) = fixture.floats("A.logits")?;
     let (expected_losses, _) = fixture.floats("A.losses")?;
-    let (expected_gradients, gradients) =
-        (fixture.parameters("gradient", &layout)?, gradients.concat());
+    let expected_gradients = fixture.parameters("gradient", &layout)?;
+    let gradients = gradients.concat();
     let gradients_off = relative_l2(&expected_gradients, &gradients);
     let mut comparisons = vec![
-        Comparison::difference(
+        Compared::difference(
             "logits, of the largest",
             of_largest(&expected_logits, &values(logits.inner())?),
             precision.logits(),
         ),
-        Comparison::difference(
+        Compared::difference(
             "mean loss, relative",
             of_largest(&expected_losses[..1], &values(loss.inner())?),
             precision.loss(),
         ),
-        Comparison::difference(
+        Compared::difference(
             "all gradients, relative L2",
             gradients_off,
             precision.gradients(),
@@ -93,14 +166,14 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
             );
             format!("{} {off:.1e}", in_pytorch(&entry.path))
         });
-        // As the backward pass meets them: the first that is wrong tells where to look.
+        // In the order of the backward pass: the first wrong one shows where to look.
         let off: Vec<String> = off.rev().collect();
-        comparisons.push(Comparison::told(
+        comparisons.push(Compared::shown(
             "the same of each parameter, last layer first",
             off.join(", "),
         ));
     }
-    Ok(Finding::Compared(comparisons))
+    Ok(Finding::compared(comparisons))
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
@@ -124,7 +197,7 @@ fn gradient(gradients: &GradientsParams, entry: &ParameterEntry) -> Result<Vec<f
     }
 }
 
-/// What PyTorch computed, by its names.
+/// PyTorch's tensors by their names.
 struct Fixture<'a> {
     tensors: SafeTensors<'a>,
 }
@@ -156,7 +229,7 @@ impl Fixture<'_> {
             .collect())
     }
 
-    /// The tensors of `layout` under a prefix, end to end, as burn keeps them.
+    /// Returns the tensors of `layout` under a prefix, concatenated in burn's layout.
     fn parameters(&self, prefix: &str, layout: &ParameterLayout) -> Result<Vec<f32>> {
         let mut flat = Vec::with_capacity(layout.num_elements());
         for entry in layout.entries() {
@@ -179,7 +252,7 @@ impl Fixture<'_> {
     }
 }
 
-/// burn calls the parameters of a normalisation gamma and beta.
+/// Returns PyTorch's name of a parameter; burn calls those of a normalisation gamma and beta.
 fn in_pytorch(path: &str) -> String {
     match path.rsplit_once('.') {
         Some((module, "gamma")) => format!("{module}.weight"),
@@ -188,7 +261,7 @@ fn in_pytorch(path: &str) -> String {
     }
 }
 
-/// burn keeps a linear weight as `[in, out]`, PyTorch as `[out, in]`.
+/// Transposes a linear weight from PyTorch's `[out, in]` to burn's `[in, out]`.
 fn transposed(floats: &[f32], num_columns: usize) -> Vec<f32> {
     (0..num_columns)
         .flat_map(|column| floats.iter().skip(column).step_by(num_columns).copied())

@@ -1,0 +1,478 @@
+//! Checks by training steps of a small network: against the reference, with two ranks, and for leaks.
+//!
+//! In: a device. Out: losses and updates of ten steps, those of two ranks, the growth of memory.
+//! Invariant: weights and batches are functions of a seed, so two devices begin with the same bits. The ranks are threads
+//! of this process with joint norm statistics. Memory is that of the device's allocator on a GPU, else the resident
+//! memory of the process.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use burn_resnet::ResNet;
+use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, communicator::SingleCommunicator, try_run_ranks};
+use records::bytes;
+
+use super::{Subject, of_largest, relative_l2};
+use crate::config::cli::ModelArgs;
+use crate::config::{ComputeSection, LossScaling, SyncConfig};
+use crate::measure::process_memory::resident_memory_bytes;
+use crate::measure::timer::Timer;
+use crate::model::family::ModelRequest;
+use crate::model::network::resnet;
+use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
+use crate::step::{StepConfig, StepContext, Stepper};
+use crate::tools::check::{Compared, Finding};
+
+/// Learning rates in turn, since a replayed step must not keep the rate of the captured one. At these rates the first
+/// losses fall smoothly; jumps would amplify rounding errors.
+const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
+
+/// The usual optimizer, with a weight decay that ten steps reveal.
+const SGD: OptimizerConfig = OptimizerConfig::Sgd(SgdConfig {
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 1e-1,
+    decay_norm_and_bias: true,
+});
+
+/// AdamW with an epsilon of the size of gradients: with a small one, the first steps would follow the gradients' signs
+/// and so their rounding.
+const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
+    betas: [0.9, 0.99],
+    epsilon: 0.1,
+    weight_decay: 1e-1,
+    decay_norm_and_bias: true,
+});
+
+/// A network, its batches and its optimizer.
+#[derive(Clone, Copy, Debug)]
+struct Lesson {
+    depth: usize,
+    batch_size: usize,
+    /// Number of different batches, used in turn.
+    num_batches: usize,
+    /// Images of the last batch.
+    last_batch_size: usize,
+    optimizer: OptimizerConfig,
+}
+
+/// A small network in training by the step of `train`.
+struct Trainee {
+    stepper: Stepper<ResNet>,
+    batches: Vec<LoadedStep>,
+    timer: Timer,
+    num_steps: u64,
+}
+
+impl Trainee {
+    fn new(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Self> {
+        Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
+    }
+
+    /// Returns one rank of several, with norm statistics over all of them.
+    fn of_rank(
+        lesson: Lesson,
+        compute: &ComputeSection,
+        device: &Device,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
+        let data = shapes::open(&ShapesConfig {
+            num_train: num_samples,
+            num_test: 1,
+            seed: 7,
+        })?;
+        let plan = ShardPlan::new(ShardConfig {
+            seed: 7,
+            shuffle: true,
+            shard_index: communicator.rank(),
+            num_shards: communicator.world_size(),
+            ..ShardConfig::new(num_samples, lesson.batch_size)
+        })?;
+        let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
+        let how = LoaderConfig {
+            num_threads: 0,
+            ..LoaderConfig::new(micro_batch_size, data.normalization)
+        };
+        let model = ModelArgs::resnet(lesson.depth);
+        let training_device = device.clone().autodiff();
+        let request = ModelRequest {
+            in_channels: data.train.image_shape().channels,
+            seed: 7,
+            ..ModelRequest::new(data.train.class_names().len(), compute, &training_device)
+        };
+        let sync = SyncConfig {
+            update: compute.device.update(),
+            ..SyncConfig::default()
+        };
+        let config = StepConfig {
+            loss_scale: LossScaling::of(compute.dtype()),
+            sync_batch_norm: communicator.world_size() > 1,
+            ..StepConfig::new(lesson.optimizer, sync)
+        };
+        let model = resnet(&model, &request)?;
+        Ok(Self {
+            stepper: Stepper::new(model, config, communicator, device)?,
+            batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
+            timer: Timer::default(),
+            num_steps: 0,
+        })
+    }
+
+    /// Runs a step and returns the mean loss of this rank's samples.
+    fn step(&mut self) -> Result<f32> {
+        let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
+        let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
+        let learning_rate = LEARNING_RATES[self.num_steps as usize % LEARNING_RATES.len()];
+        let context = StepContext {
+            step: self.num_steps,
+            learning_rate,
+            ..StepContext::default()
+        };
+        let end = self.stepper.step(context, loaded, &self.timer)?;
+        let scores = self
+            .stepper
+            .wait(&self.timer)?
+            .or(end.scores)
+            .unwrap_or_default();
+        self.num_steps += 1;
+        Ok(scores.loss_mean() as f32)
+    }
+
+    /// Gives all full batches the images of the first one, like a device that never uploads.
+    #[cfg(all(test, feature = "flex"))]
+    fn show_one_batch(&mut self) {
+        let first = self.batches[0].micro_batches[0].clone();
+        let others = self
+            .batches
+            .iter_mut()
+            .flat_map(|step| &mut step.micro_batches);
+        others
+            .filter(|batch| batch.labels.len() == first.labels.len())
+            .for_each(|batch| batch.pixels = first.pixels.clone());
+    }
+
+    /// Returns all parameters in module order.
+    fn parameters(&self) -> Vec<f32> {
+        self.stepper.parameters().into_owned()
+    }
+}
+
+/// Steps that are compared with the reference: two epochs, whose last batch is short. A device that chose a kernel for a
+/// full batch may compute a shorter one wrongly.
+const NUM_STEPS: usize = 10;
+
+/// Returns the depth and the images of a full batch.
+fn size(is_quick: bool) -> (usize, usize) {
+    if is_quick { (8, 4) } else { (20, 64) }
+}
+
+/// Results of ten steps.
+#[derive(PartialEq)]
+struct Course {
+    losses: Vec<f32>,
+    /// Changes of the parameters; the parameters themselves would hide a wrong gradient.
+    update: Vec<f32>,
+}
+
+pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
+    let (device, compute) = match subject.reference() {
+        Ok(reference) => reference,
+        Err(reason) => return Ok(Finding::skipped(reason)),
+    };
+    let (depth, batch_size) = size(subject.config.quick);
+    let precision = subject.precision;
+    let mut comparisons = Vec::new();
+    for (name, optimizer) in [("SGD", SGD), ("AdamW", ADAMW)] {
+        let lesson = Lesson {
+            depth,
+            batch_size,
+            num_batches: NUM_STEPS / 2,
+            last_batch_size: batch_size - 1,
+            optimizer,
+        };
+        let expected = course(lesson, &compute, &device)?;
+        let got = course(lesson, subject.compute(), &subject.device)?;
+        let again = course(lesson, subject.compute(), &subject.device)?;
+        let losses = of_largest(&expected.losses, &got.losses);
+        let update = relative_l2(&expected.update, &got.update);
+        let bits = if again == got {
+            "the same bits"
+        } else {
+            "different bits"
+        };
+        comparisons.extend([
+            Compared::difference(
+                format!("ten losses of {name}, of the largest"),
+                losses,
+                precision.losses(),
+            ),
+            Compared::difference(
+                format!("change of the parameters by {name}, relative L2"),
+                update,
+                precision.update(),
+            ),
+            Compared::shown(format!("the same steps of {name} repeated"), bits),
+        ]);
+    }
+    Ok(Finding::compared(comparisons))
+}
+
+fn course(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Course> {
+    course_of(Trainee::new(lesson, compute, device)?)
+}
+
+fn course_of(mut trainee: Trainee) -> Result<Course> {
+    let before = trainee.parameters();
+    let losses = (0..NUM_STEPS)
+        .map(|_| trainee.step())
+        .collect::<Result<_>>()?;
+    let update = trainee
+        .parameters()
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect();
+    Ok(Course { losses, update })
+}
+
+/// Steps of two ranks: the first shows the gradient, the second follows an update; more would only amplify rounding.
+const RANK_STEPS: usize = 2;
+
+/// The lesson of both ranks together.
+const LESSON: Lesson = Lesson {
+    depth: 8,
+    batch_size: 8,
+    num_batches: RANK_STEPS,
+    last_batch_size: 8,
+    optimizer: SGD,
+};
+
+pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
+    let single = update(subject, Arc::new(SingleCommunicator::new()))?;
+    let updates = try_run_ranks(2, |communicator| update(subject, Arc::new(communicator)))
+        .context("ranks: the system refused a thread")?;
+    let updates = updates.into_iter().collect::<Result<Vec<_>>>()?;
+    let off = relative_l2(&single, &updates[0]);
+    Ok(Finding::compared(vec![
+        Compared::same_bits("parameters of both ranks", &updates[0], &updates[1]),
+        Compared::difference(
+            "change of the parameters in two steps, relative L2",
+            off,
+            subject.precision.ranks(),
+        ),
+    ]))
+}
+
+/// Returns the change of the parameters by [`RANK_STEPS`] steps.
+fn update(subject: &Subject<'_>, communicator: Arc<dyn Communicator>) -> Result<Vec<f32>> {
+    let mut trainee = Trainee::of_rank(LESSON, subject.compute(), &subject.device, communicator)?;
+    let before = trainee.parameters();
+    for _ in 0..RANK_STEPS {
+        trainee.step()?;
+    }
+    Ok(trainee
+        .parameters()
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect())
+}
+
+/// Steps that fill pools and caches.
+const WARMUP_STEPS: usize = 10;
+
+/// Permitted growth: less than one lost activation of the first stage, 256 KiB, at each of 25 steps.
+const BOUND_BYTES: u64 = 4 << 20;
+
+pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
+    let num_steps = if subject.config.quick { 100 } else { 1000 };
+    // A leak occurs at every step, whatever its size. A GPU has tuned its kernels for another check's shapes.
+    let is_tiny = subject.config.quick || subject.device.memory_pool_usage().is_none();
+    let (depth, batch_size) = size(is_tiny);
+    let lesson = Lesson {
+        depth,
+        batch_size,
+        num_batches: 4,
+        last_batch_size: batch_size,
+        optimizer: SGD,
+    };
+    let mut trainee = Trainee::new(lesson, subject.compute(), &subject.device)?;
+    let mut held = Vec::with_capacity(num_steps);
+    for step in 0..WARMUP_STEPS + num_steps {
+        if subject.world.stop.is_raised() {
+            return Ok(Finding::skipped("stopped by a signal"));
+        }
+        trainee.step()?;
+        if step >= WARMUP_STEPS {
+            held.push(held_bytes(&subject.device));
+        }
+    }
+    if held.contains(&0) {
+        return Ok(Finding::skipped(
+            "neither the device nor the system reports its memory",
+        ));
+    }
+    Ok(Finding::compared(vec![flatness(&held)]))
+}
+
+fn held_bytes(device: &Device) -> u64 {
+    device
+        .memory_pool_usage()
+        .map_or_else(resident_memory_bytes, |usage| usage.bytes_reserved)
+}
+
+/// Compares the largest value of the last quarter with that of all before: pools may fill for long, a leak never ends.
+fn flatness(held: &[u64]) -> Compared {
+    let (before, last) = held.split_at(held.len() - held.len() / 4);
+    let most = |part: &[u64]| part.iter().copied().max().unwrap_or(0);
+    let before = most(before);
+    let last = most(last);
+    let growth = last.saturating_sub(before);
+    Compared {
+        what: "growth of the maximum in the last quarter of the steps".to_owned(),
+        expected: "0 B".to_owned(),
+        got: format!(
+            "{} ({} after {})",
+            bytes(growth),
+            bytes(last),
+            bytes(before)
+        ),
+        tolerance: bytes(BOUND_BYTES),
+        passes: before > 0 && growth <= BOUND_BYTES,
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::super::precision::Precision;
+    use super::super::reference;
+    use super::*;
+
+    #[test]
+    fn rules_that_are_off_by_a_twentieth_or_leave_decay_out_are_seen_in_f32() -> Result<()> {
+        let (device, compute) =
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        let (depth, batch_size) = size(true);
+        let update = |optimizer| {
+            let lesson = Lesson {
+                depth,
+                batch_size,
+                num_batches: 5,
+                last_batch_size: batch_size - 1,
+                optimizer,
+            };
+            course(lesson, &compute, &device).map(|course| course.update)
+        };
+        let (OptimizerConfig::Sgd(sgd), OptimizerConfig::AdamW(adamw)) = (SGD, ADAMW) else {
+            unreachable!("their names")
+        };
+        let of_sgd = update(SGD)?;
+        let of_adamw = update(ADAMW)?;
+        for (expected, wrong) in [
+            (
+                &of_sgd,
+                OptimizerConfig::Sgd(SgdConfig {
+                    momentum: 0.855,
+                    ..sgd
+                }),
+            ),
+            (
+                &of_sgd,
+                OptimizerConfig::Sgd(SgdConfig {
+                    weight_decay: 0.0,
+                    ..sgd
+                }),
+            ),
+            (
+                &of_adamw,
+                OptimizerConfig::AdamW(AdamConfig {
+                    betas: [0.855, 0.99],
+                    ..adamw
+                }),
+            ),
+            (
+                &of_adamw,
+                OptimizerConfig::AdamW(AdamConfig {
+                    weight_decay: 0.0,
+                    ..adamw
+                }),
+            ),
+        ] {
+            let off = relative_l2(expected, &update(wrong)?);
+            assert!(off > 1.5 * Precision::Single.update(), "{wrong:?}: {off:e}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn images_that_stay_those_of_the_first_batch_are_seen_at_the_widest_tolerance() -> Result<()> {
+        let (device, compute) =
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        for optimizer in [SGD, ADAMW] {
+            let lesson = Lesson {
+                depth: 8,
+                batch_size: 16,
+                num_batches: NUM_STEPS / 2,
+                last_batch_size: 15,
+                optimizer,
+            };
+            let expected = course(lesson, &compute, &device)?;
+            let mut stale = Trainee::new(lesson, &compute, &device)?;
+            stale.show_one_batch();
+            let got = course_of(stale)?;
+            let losses = of_largest(&expected.losses, &got.losses);
+            let update = relative_l2(&expected.update, &got.update);
+            assert!(
+                losses > Precision::Half.losses() && update > Precision::Half.update(),
+                "{losses:e} {update:e}"
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_epoch_ends_with_the_short_batch_and_training_continues_after_it() -> Result<()> {
+        let (device, compute) =
+            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        let lesson = Lesson {
+            depth: 8,
+            batch_size: 4,
+            num_batches: 3,
+            last_batch_size: 3,
+            optimizer: SGD,
+        };
+        let mut trainee = Trainee::new(lesson, &compute, &device)?;
+        let sizes: Vec<_> = trainee
+            .batches
+            .iter()
+            .map(|step| step.global_num_samples)
+            .collect();
+        assert_eq!(sizes, [4, 4, 3]);
+        for _ in 0..4 {
+            assert!(trainee.step()?.is_finite());
+        }
+        Ok(())
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_fills_before_the_last_quarter_is_no_growth() {
+        assert!(flatness(&[100 * MIB, 120 * MIB, 240 * MIB, 241 * MIB]).passes);
+        assert!(!flatness(&[100 * MIB, 120 * MIB, 240 * MIB, 245 * MIB]).passes);
+    }
+
+    #[test]
+    fn steady_growth_fails_and_so_does_nothing_measured() {
+        let leaking: Vec<u64> = (0..100).map(|step| 100 * MIB + step * MIB / 4).collect();
+        let comparison = flatness(&leaking);
+        assert!(
+            !comparison.passes && comparison.got.starts_with("6 MiB"),
+            "{comparison:?}"
+        );
+        assert!(!flatness(&[]).passes);
+    }
+}
