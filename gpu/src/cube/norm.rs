@@ -138,8 +138,7 @@ pub fn gradient_sums(
     let plan = Plan::of(&table);
     let dy = like(dy, &table);
     let is_rectified = end.rectifier != Rectifier::None;
-    // Without a rectifier the gradient is what it was: `output` is not read, nothing is written
-    // here.
+    // Without a rectifier the gradient is unchanged: `output` is not read, and no gate is written.
     let output = if is_rectified {
         like(output, &table)
     } else {

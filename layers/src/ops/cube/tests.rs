@@ -15,6 +15,7 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl::logging::{
     LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
 };
+use kernels::batch_norm::Rectifier;
 
 use super::*;
 use crate::choices::Convolution;
