@@ -146,7 +146,9 @@ impl EnergyMeter {
     pub fn begin(&mut self) {
         if self.machine.is_some() {
             self.packages = Packages::open(&self.powercap).ok();
-            self.joules = self.joules.filter(|_| self.packages.is_some());
+            if self.packages.is_none() {
+                self.joules = None;
+            }
         }
     }
 

@@ -243,9 +243,8 @@ mod tests {
                 .all(|pair| pair[0].start + pair[0].duration == pair[1].start),
             "{spans:?}"
         );
-        let (step, seconds) = (timer.take_step(), |index: usize| {
-            spans[index].duration.as_secs_f64()
-        });
+        let step = timer.take_step();
+        let seconds = |index: usize| spans[index].duration.as_secs_f64();
         assert_eq!(
             (step.communication, step.optimizer),
             (seconds(0) + seconds(2), seconds(1))

@@ -56,7 +56,7 @@ pub const FILES: [&str; 10] = [
     LOCK,
 ];
 
-/// How long a start waits for an earlier process, which may have been killed and not have exited
+/// Time that a start waits for an earlier process, which may have been killed and not have exited
 /// yet.
 const PATIENCE: Duration = Duration::from_secs(3);
 

@@ -49,7 +49,7 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
     /// Number of this rank's samples of each (label, answer).
     pub own_answers: BTreeMap<(u32, u32), u64>,
-    /// Whether a stop was requested on any rank.
+    /// True if a stop was requested on any rank.
     pub stop: bool,
 }
 

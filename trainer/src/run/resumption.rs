@@ -38,7 +38,7 @@ pub struct Resumption {
     pub warnings: Vec<String>,
     /// Configuration of the run before.
     pub before: TrainConfig,
-    /// Whether ranks that run independently averaged their parameters only for this checkpoint,
+    /// True if ranks that run independently averaged their parameters only for this checkpoint,
     /// because the run was stopped.
     averaged_early: bool,
 }

@@ -1,8 +1,8 @@
 //! A trained model, which root finds and reads for all ranks.
 //!
 //! In: a checkpoint or a weights file. Out: its state and its model, both equal on all ranks.
-//! Invariant: only root reads the disk. No memory is allocated for a model that the file cannot
-//! hold, if its family can tell.
+//! Invariant: only root reads the disk. A family can reject a model that the file cannot hold
+//! before its memory is allocated.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What every part of a run is given: configuration, data, ranks, device, and where root writes.
+//! One start of a run: configuration, data, ranks, device, and the directory of root.
 
 use std::sync::Arc;
 

@@ -128,7 +128,11 @@ impl HashRecorder {
                     .iter()
                     .map(|hash| hexadecimal(&hash.to_be_bytes()))
                     .collect(),
-                names: names.filter(|_| step.step == 0).collect(),
+                names: if step.step == 0 {
+                    names.collect()
+                } else {
+                    Vec::new()
+                },
             });
         }
         if let Err(error) = lines.append(&records) {
@@ -156,8 +160,8 @@ fn continued(path: &Path, num_steps: u64) -> Option<JsonLines> {
     let lines = text.lines().take(num_steps as usize);
     // Written even if the run takes another course from here on: the lines of later steps would be
     // wrong.
-    let file = JsonLines::create(path, lines).ok();
-    file.filter(|_| steps.len() as u64 >= num_steps)
+    let file = JsonLines::create(path, lines).ok()?;
+    (steps.len() as u64 >= num_steps).then_some(file)
 }
 
 /// Reads the lines of `hashes.jsonl`, from step 0 on.

@@ -40,7 +40,7 @@ pub struct World {
     pub rank_status: Arc<RankStatus>,
     pub stop: StopFlag,
     pub reporter: Reporter,
-    /// Whether this thread is the only rank of its process, and so is one of its compute threads.
+    /// True if this thread is the only rank of its process, and so is one of its compute threads.
     /// Ranks that are threads of one process must not be: a rank that waits for the others would
     /// hold work that they wait for.
     pub is_only_rank: bool,
@@ -81,7 +81,8 @@ impl World {
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let reporter = self.reporter.clone();
         let say = Box::new(move |alarm: &Alarm| {
-            let (text, reporter) = (alarm.to_string(), reporter.clone());
+            let text = alarm.to_string();
+            let reporter = reporter.clone();
             let thread = Builder::new().name("alarm".to_owned());
             let started = wait_for(thread, MOST_OF_AN_ALARM, move || {
                 report::alarm(&text);

@@ -74,7 +74,8 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
 fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
     for is_replaced in [false, true] {
         let run = Run::in_new_directory();
-        let (there, moved) = (run.directory(), run.directory().with_file_name("moved"));
+        let there = run.directory();
+        let moved = there.with_file_name("moved");
         let mut train = program();
         train
             .args([

@@ -163,7 +163,7 @@ fn a_measured_step_is_written_and_predicted_from() {
         "{}",
         result.activation_walks
     );
-    assert!(text.contains("x their time alone"), "{text}");
+    assert!(text.contains("x their isolated time"), "{text}");
 
     // What bench prints is what --measured reads.
     std::fs::write(path("runs.txt"), &text).unwrap();

@@ -51,7 +51,8 @@ pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
     args.run.output_dir = Some(run.directory());
     let config = TrainConfig::resolve(&args, 1).unwrap();
     let directory = RunDirectory::lock(&config, "this test").unwrap();
-    let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false));
+    let alone = SingleCommunicator::new();
+    let silent = Reporter::new(false);
     let data = data::open(
         &config.data,
         &config.train_split,

@@ -41,7 +41,8 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
             whole.parameter_hash(),
             "{world_size} ranks"
         );
-        let (resumed, whole) = (resumed.last_record(), whole.last_record());
+        let resumed = resumed.last_record();
+        let whole = whole.last_record();
         assert_eq!(
             resumed.test, whole.test,
             "norm statistics of {world_size} ranks differ"
@@ -133,7 +134,8 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         let dataset: Arc<dyn ImageDataset> = noting.clone();
         let mut scores = run_ranks(world_size, |communicator| {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
-            let (device, stop) = (Device::flex(), StopFlag::new());
+            let device = Device::flex();
+            let stop = StopFlag::new();
             let normalization = &splits.normalization;
             evaluate(
                 &model,

@@ -169,7 +169,8 @@ fn the_size_of_images_changes_with_the_epoch_on_any_number_of_ranks_and_after_a_
 
 #[test]
 fn a_run_on_shards_that_was_killed_in_an_epoch_resumes_to_the_same_bits() {
-    let (photographs, runs) = (photographs(), tempfile::tempdir().unwrap());
+    let photographs = photographs();
+    let runs = tempfile::tempdir().unwrap();
     let shards = sharded(photographs.path(), 5);
     let train = |directory: &PathBuf| {
         let mut train = program();

@@ -83,7 +83,8 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
 fn trained_after(before: &str, run: &Run) -> Running {
     // A signal that is ignored when a program starts stays ignored, as SIGHUP where the tests run
     // under nohup.
-    let (program, mut shell) = (program(), Command::new("env"));
+    let program = program();
+    let mut shell = Command::new("env");
     shell
         .args(["--default-signal", "sh", "-c"])
         .arg(format!("{before}; exec \"$@\""))

@@ -335,8 +335,8 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     )
 }
 
-/// Returns a row for each kind of kernel, the largest first: share of the step, time of its calls
-/// measured alone, bandwidth over activations; then the rest of the step.
+/// Returns a row for each kind of kernel, the largest first: its share of the step, the time of the
+/// same calls outside a step, and its bandwidth over activations. Then the rest of the step.
 pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     let per_step = |seconds: f64| seconds / result.steps as f64;
     let row = |name: &str, part: f64| {
@@ -374,7 +374,7 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     ));
     if alone_in_all > 0.0 {
         rows.push(format!(
-            "  {:33} {:9.2} x their time alone; {:.1} passes over each layer's output",
+            "  {:33} {:9.2} x their isolated time; {:.1} passes over each layer's output",
             "kernels in the step",
             in_step / alone_in_all,
             result.activation_walks

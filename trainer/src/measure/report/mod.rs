@@ -74,9 +74,9 @@ struct Output {
     console: Box<dyn Write + Send>,
     warnings: Box<dyn Write + Send>,
     log: Option<LogFile>,
-    /// Whether stderr shows a bar.
+    /// True if stderr shows a bar.
     has_bars: bool,
-    /// Whether stdout shows step lines: not if it is the terminal of the bar.
+    /// True if stdout shows step lines: not on the terminal of the bar.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
     /// When the last line of a step was printed, in this session.

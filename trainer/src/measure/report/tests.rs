@@ -1,4 +1,4 @@
-//! What a run's console and log look like.
+//! Console and log of a run.
 
 use super::*;
 use crate::config::cli::TrainArgs;
@@ -32,7 +32,8 @@ impl Write for Console {
 }
 
 fn reporter() -> (Reporter, Console, Console) {
-    let (console, warnings) = (Console::default(), Console::default());
+    let console = Console::default();
+    let warnings = Console::default();
     let reporter = Reporter::with_console(Box::new(console.clone()), Box::new(warnings.clone()));
     (reporter, console, warnings)
 }

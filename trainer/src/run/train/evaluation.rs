@@ -40,9 +40,12 @@ impl<M: ImageClassifier> Training<'_, M> {
         let num_epochs = self.progress.epoch + 1;
         let is_due = num_epochs == config.schedule.epochs
             || num_epochs.is_multiple_of(config.run.eval_every_epochs);
-        let Some(split) = self.session.data.evaluated().filter(|_| is_due) else {
+        let Some(split) = self.session.data.evaluated() else {
             return Ok(None);
         };
+        if !is_due {
+            return Ok(None);
+        }
         self.progress_file.enter("evaluation");
         let averaged = self.averaged();
         self.evaluate(averaged.as_ref().unwrap_or(self.stepper.model()), split)

@@ -59,7 +59,7 @@ pub struct Outcome<M> {
     pub staleness: Option<Vec<u64>>,
     /// Scores of the best model on the test split, in a run with a val split.
     pub test: Option<FinalTest>,
-    /// Whether `--patience` ended the run.
+    /// True if `--patience` ended the run.
     pub is_exhausted: bool,
     pub stopped_early: bool,
 }

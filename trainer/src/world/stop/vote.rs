@@ -31,11 +31,11 @@ pub struct StopVote<'a> {
     lead: Option<u64>,
     /// The step that each rank has sent since the last synchronisation.
     steps: Vec<Option<u64>>,
-    /// Whether a rank has requested a stop.
+    /// True if a rank has requested a stop.
     is_requested: bool,
     /// The first step after the last synchronisation: messages about earlier ones are ignored.
     since: u64,
-    /// Whether all ranks synchronised after the last step.
+    /// True if all ranks synchronised after the last step.
     has_met: bool,
 }
 
