@@ -237,7 +237,8 @@ impl Drop for ThreadCommunicator {
 
 /// Runs `rank_main` on `world_size` threads, one per rank, and returns the results in rank order.
 ///
-/// A panic of one rank ends the world for the others. When all have returned, the first panic continues in the caller.
+/// A panic of one rank ends the world for the others. When all have returned, the first panic
+/// continues in the caller.
 ///
 /// # Panics
 /// When `world_size` is 0, a rank panics, or the system refuses a thread.

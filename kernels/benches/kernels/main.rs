@@ -8,8 +8,8 @@
 //! 1: the operations of Winograd are counted as direct convolution's.
 //! Invariant: a time is the minimum over repetitions.
 //!
-//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`; `lab/peers/onednn_layers.py`
-//! joins the lines with oneDNN's.
+//! `cargo run --release --example kernels -- --layers cifar --dtype bf16`;
+//! `lab/peers/onednn_layers.py` joins the lines with oneDNN's.
 #![allow(clippy::print_stdout, reason = "printing is its job")]
 
 mod convolutions;
@@ -119,7 +119,7 @@ fn main() -> Result<(), String> {
     })
 }
 
-/// What all measurements share.
+/// Settings of all measurements.
 struct Bench {
     arguments: Arguments,
     algorithm: Algorithm,

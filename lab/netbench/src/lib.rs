@@ -1,7 +1,7 @@
 //! The speed of the network between ranks: the measurement of `trainer netbench`.
 //!
-//! In: the ranks, a [`NetbenchPlan`]. Out: [`NetbenchResult`]: times of messages and collectives by size,
-//! and the network for a simulation.
+//! In: the ranks, a [`NetbenchPlan`]. Out: [`NetbenchResult`]: times of messages and collectives by
+//! size, and the network for a simulation.
 //! Invariant: all ranks make the same calls; one rank decides how often each is repeated.
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems (SC'15);
 //! Snell, Mikler & Gustafson 1996, NetPIPE; Hockney 1994 for latency and bandwidth.

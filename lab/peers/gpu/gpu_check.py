@@ -139,7 +139,7 @@ class Check:
         words += ["--export-job", job] if not job.exists() else []
         ended = self.trainer(words, self.limits["bench"])
         facts = ended.last_json("images_per_second", "losses")
-        # Over all steps, as PyTorch's: results come a step late, so that a single step's time means little.
+        # Over all steps, as in PyTorch: results come a step late, so one step's time means little.
         step_s = batch / facts["images_per_second"]
         return {"step_s": [step_s], "losses": facts["losses"], "memory_bytes": facts.get("device_memory_bytes"), "bench": facts}
 

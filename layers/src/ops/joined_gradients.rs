@@ -154,7 +154,7 @@ mod tests {
             assert!(groups.add::<Flex>(b, gradient(&[pass, 2.0])).is_none());
             let own = groups
                 .add::<Flex>(alone, gradient(&[7.0]))
-                .expect("it waits for nobody");
+                .expect("it does not wait");
             assert_eq!(
                 (own.parameters, own.values),
                 (vec![(alone, 1)], TensorData::from([7.0_f32]))

@@ -32,8 +32,8 @@ pub(super) struct Buffers {
 }
 
 /// Runs `work` with this thread's buffers, which the next operation uses again. A thread of a rayon
-/// pool that waits for others' pieces may start another pass in between: that one gets buffers of
-/// its own.
+/// pool that waits for others' pieces may start another pass in between: that pass gets other
+/// buffers.
 pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
     let mut buffers = SCRATCH.take();
     let result = work(&mut buffers);

@@ -526,7 +526,7 @@ fn every_layers_gradients_go_to_a_hook_bit_for_bit_and_are_not_on_the_tape() {
         let left = gradients(&case, &x, Some(hook));
         let mut given = given.lock().unwrap().clone();
         let of_parameters = expected.split_off(1);
-        assert_eq!(left, expected, "{}: of the input alone", case.0);
+        assert_eq!(left, expected, "{}: only of the input", case.0);
         // In any order: the deepest first.
         for gradient in &of_parameters {
             let place = given.iter().position(|given| given == gradient);

@@ -238,7 +238,7 @@ const CASES: [Case; 9] = [
         }
     ),
     case!(
-        "norms that stand alone: read twice, by another norm, by a convolution without a ReLU, with a residual",
+        "separate norms: read twice, by another norm, by a convolution without a ReLU, with a residual",
         [same, || same().with_bias(true), pointwise],
         |m, x| {
             let x = relu(m.norm[0].forward(m.conv[1].forward(x)));

@@ -1,5 +1,5 @@
-//! Layers that stand alone: by our kernels the values and gradients that burn's own operations
-//! give, in f32 and, as near as it can be, in 16 bits.
+//! Layers without a fused partner: the kernels give the values and gradients of burn's operations,
+//! in f32 and, within its rounding, in 16 bits.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn;

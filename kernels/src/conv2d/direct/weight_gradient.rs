@@ -206,7 +206,7 @@ impl<E: Element> Method<E> for Plan {
 }
 
 /// Adds one unit's products to the sums of its task, or sets them.
-// tidy: long function because where x and dy lie, packed or in place, and their strides make one view
+// tidy: long function because places and strides of x and dy, packed or not, make one view
 fn run_unit<S: Simd, E: Element>(
     plan: &Plan,
     task: &Task<'_, E>,

@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(
             first_of_product([large, -large, 3.0, 0.0], [1.0; 4]),
             0.0,
-            "3 is lost beside 2^60"
+            "3 is lost next to 2^60"
         );
     }
 
