@@ -246,8 +246,8 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient, in conv1.weight, there NaN; \
-             lower the learning rate, or check the data"
+            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient, in conv1.weight, there NaN. \
+             Lower the learning rate, or check the data."
         );
         let error = CollectiveError::LengthMismatch {
             collective: "barrier",

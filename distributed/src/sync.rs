@@ -140,7 +140,7 @@ pub fn check_fingerprint<M: Module>(
     epoch: u64,
 ) -> Result<String, CollectiveError> {
     let mine = fingerprint(module);
-    let fingerprints = communicator.all_gather(mine.as_str().as_bytes())?;
+    let fingerprints = communicator.all_gather(mine.as_bytes())?;
     let ranks: Vec<usize> = (0..fingerprints.len())
         .filter(|&rank| fingerprints[rank] != fingerprints[ROOT])
         .collect();

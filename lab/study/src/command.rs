@@ -334,7 +334,7 @@ mod tests {
         );
         assert!(earlier(folder.path()).is_none());
         let refusal = directory::check(folder.path()).unwrap_err().to_string();
-        assert!(refusal.contains("choose another --output"), "{refusal}");
+        assert!(refusal.contains("hoose another --output"), "{refusal}");
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub(crate) fn check(directory: &Path) -> Outcome {
     match foreign.map(fs::DirEntry::file_name).min() {
         Some(foreign) if !has_document(directory) => Err(Failure::Usage(format!(
             "--output {}: contains `{}` and is not a study's (expected {DOCUMENT} with the schema {STUDY_SCHEMA}). \
-             choose another --output",
+             Choose another --output.",
             directory.display(),
             foreign.display(),
         ))),
@@ -172,7 +172,7 @@ mod tests {
             let failure = outcome.unwrap_err();
             assert!(failure.exit_code() == 2 && is_kept, "{files:?}: {failure}");
             assert!(
-                failure.to_string().contains("choose another --output"),
+                failure.to_string().contains("Choose another --output"),
                 "{failure}"
             );
         }

@@ -423,7 +423,7 @@ fn a_path_without_a_name_in_a_file_is_refused_by_its_flag() {
     ] {
         let error = over_file(text, "").unwrap_err().to_string();
         assert!(
-            error.contains("-dir: expected a path, `.` for the present folder, got an empty one"),
+            error.contains("-dir: expected a path, `.` for the current folder, got an empty one"),
             "{error}"
         );
     }

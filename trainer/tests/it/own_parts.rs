@@ -172,7 +172,7 @@ fn what_a_program_does_not_bring_is_refused() {
     );
     let message = refusal::<ResNetFamily>(&[OWN]);
     assert!(
-        message.contains("--dataset custom") && message.contains("brings a data set"),
+        message.contains("--dataset custom") && message.contains("has a data set"),
         "{message}"
     );
 }

@@ -526,6 +526,6 @@ fn a_study_is_not_written_into_the_folder_of_something_else() {
     std::fs::create_dir(&output).unwrap();
     std::fs::write(output.join("run.toml"), "").unwrap();
     let text = refused(trainer("study", &[&study, Path::new("--output"), &output]));
-    assert!(text.contains("of an earlier `trainer study`"), "{text}");
+    assert!(text.contains("is not a study's"), "{text}");
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }

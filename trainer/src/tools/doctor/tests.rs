@@ -1,5 +1,7 @@
 //! Every verdict from invented facts.
 
+// tidy: long file because every verdict is tested on the same invented ranks
+
 use super::facts::{ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, SplitFacts};
 use super::gradients::GradientFacts;
 use super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts, QuotaFacts};
