@@ -1,6 +1,6 @@
 //! Child processes that end with this program, also after an error, a panic, Ctrl-C or a kill.
 //!
-//! In: a prepared command. Out: [`Guarded`]; [`Afterwards`], a command that runs at the end of this
+//! In: a prepared command. Out: [`Guarded`]; `Afterwards`, a command that runs at the end of this
 //! program.
 //! Invariant: the shell between this program and the child holds the reading end of a pipe whose
 //! only writer is this program, so no signal is caught here. The shell sleeps and costs a measured

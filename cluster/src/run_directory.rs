@@ -1,6 +1,6 @@
 //! The directory of a run: script, output and checkpoints of a run that can be started again.
 //!
-//! In: the trainer's words, perhaps a name. Out: [`PlacedCommand`].
+//! In: the trainer's words, perhaps a name. Out: `PlacedCommand`.
 //! Invariant: `train` always gets its directory and `--resume`, so that a second start continues
 //! the first. Other commands of the trainer get their words unchanged.
 

@@ -108,8 +108,8 @@ fn masked_lanes_alone_are_touched_wherever_the_slice_starts() {
     let values: Vec<f32> = (0..40u8).map(|i| f32::from(i) / 3.0).collect();
     for isa in Isa::available() {
         for (start, len) in (0..3).flat_map(|start| (0..=36).map(move |len| (start, len))) {
-            let mut stored = vec![bf16::ONE; 40];
-            let mut widened = vec![1.0; 40];
+            let mut stored = [bf16::ONE; 40];
+            let mut widened = [1.0; 40];
             isa.run_bf16(ThereAndBack {
                 values: &values[start..start + len],
                 stored: &mut stored[start..start + len],

@@ -379,7 +379,8 @@ mod tests {
     fn a_file_system_without_working_locks_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
-        let errors: [fn(&File) -> Result<(), TryLockError>; 4] = [
+        type LockCall = fn(&File) -> Result<(), TryLockError>;
+        let errors: [LockCall; 4] = [
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(524))),
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(22))),
             |_| Err(TryLockError::Error(io::Error::from_raw_os_error(5))),

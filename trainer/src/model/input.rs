@@ -30,13 +30,13 @@ pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 /// What burn and cubecl (0.22.1, 0.11.3) do where a tensor of this stream is used in another one,
 /// by their sources:
 /// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event
-/// of the stream that wrote, on the device, not on the host. What it uses is kept until it has used
-/// it, so that the next upload cannot be written over it.
+///   of the stream that wrote, on the device, not on the host. What it uses is kept until it has used
+///   it, so that the next upload cannot be written over it.
 /// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using
-/// stream; only operations that are still in the writing stream's queue have to run first. An
-/// upload leaves none, since it computes nothing.
+///   stream; only operations that are still in the writing stream's queue have to run first. An
+///   upload leaves none, since it computes nothing.
 /// - cubecl-server, `command/base.rs`, `write_to_gpu`: up to 100 MiB go through pinned memory, from
-/// which a copy runs beside kernels.
+///   which a copy runs concurrently with kernels.
 static UPLOADS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
 /// The steps of a loader on a device; after an error it ends.

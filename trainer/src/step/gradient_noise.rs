@@ -77,10 +77,9 @@ impl AddAssign for NoiseSums {
     }
 }
 
+#[cfg(feature = "flex")]
 #[cfg(test)]
 mod tests {
-    #![cfg(feature = "flex")]
-
     use std::sync::Arc;
 
     use burn::module::{Module, Param};

@@ -177,7 +177,7 @@ fn retired_words(passage: &Passage, retired: &[(&str, &str)]) -> Vec<Finding> {
 /// Replaces code spans by a dash, which ends no sentence and is no word.
 fn without_code(text: &str) -> String {
     let parts: Vec<&str> = text.split('`').collect();
-    if parts.len() % 2 == 0 {
+    if parts.len().is_multiple_of(2) {
         return text.to_owned();
     }
     parts

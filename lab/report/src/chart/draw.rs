@@ -276,7 +276,7 @@ fn marker(kind: Kind, style: usize) -> Option<(Vec<(i32, i32)>, ShapeStyle)> {
         (10, -2.0, 0.5),
     ][style % MOST_SERIES];
     let corner = |index: usize| {
-        let turn = f64::from(eighths) / 8.0 + index as f64 / f64::from(corners);
+        let turn = eighths / 8.0 + index as f64 / f64::from(corners);
         let radius = if index % 2 == 1 { 5.5 * inner } else { 5.5 };
         let angle = turn * std::f64::consts::TAU;
         let at = |value: f64| (radius * value).round() as i32;

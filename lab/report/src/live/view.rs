@@ -335,7 +335,8 @@ fn chart(live: &Live, title: &str, values: [EpochValue; 2], area: Rect, buffer: 
                 .map(|((name, colour, _), _)| Span::styled(*name, *colour)),
         );
     }
-    let dataset = |((_, colour, marker), points): &((&str, Color, Marker), &Vec<(f64, f64)>)| {
+    type Curve<'a> = ((&'a str, Color, Marker), &'a Vec<(f64, f64)>);
+    let dataset = |((_, colour, marker), points): &Curve<'_>| {
         let (marker, kind) = match points.len() {
             1 => (Marker::Dot, GraphType::Scatter),
             _ => (*marker, GraphType::Line),

@@ -79,7 +79,8 @@ impl<'a> Facts<'a> {
             let warmup = study.plan.warmup.trim_end_matches('.');
             let speed = study.plan.images_per_second_means.trim_end_matches('.');
             let sentence = format!("Warm-up: {warmup}. images/s: {speed}.");
-            if !(warmup.is_empty() && speed.is_empty()) && !sentences.contains(&sentence) {
+            let has_speed = !warmup.is_empty() || !speed.is_empty();
+            if has_speed && !sentences.contains(&sentence) {
                 sentences.push(sentence);
             }
         }

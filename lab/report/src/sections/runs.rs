@@ -59,7 +59,8 @@ pub(super) fn differences(facts: &Facts<'_>) -> Vec<Content> {
 fn options(run: &Run) -> BTreeMap<String, String> {
     let mut options = run.settings_by_session();
     options.retain(|key, _| !PLACES.contains(&key.as_str()));
-    let facts: [(&str, fn(&Manifest) -> String); 5] = [
+    type Fact = (&'static str, fn(&Manifest) -> String);
+    let facts: [Fact; 5] = [
         ("launch.ranks", |manifest| manifest.launch.ranks.to_string()),
         ("launch.threads-per-rank", |manifest| {
             manifest.launch.threads_per_rank.to_string()
@@ -158,7 +159,7 @@ fn recipe(run: &Run) -> Option<Content> {
         text.push_str(&format!("# run.toml\n{}", run.toml));
     }
     let summary = format!("{}: command and options", run.label);
-    (!text.is_empty()).then(|| Content::FoldedText(summary, text))
+    (!text.is_empty()).then_some(Content::FoldedText(summary, text))
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use super::StepConfig;
 use crate::config::SyncMethod;
 
 /// The owner of the parameters, which updates them.
+#[expect(clippy::large_enum_variant, reason = "a rank has one at a time")]
 #[derive(Debug)]
 pub(super) enum Optimizer {
     Host(HostOptimizer),
@@ -40,6 +41,7 @@ pub(super) enum Optimizer {
 }
 
 /// The mean gradient of a step.
+#[expect(clippy::large_enum_variant, reason = "a rank has one at a time")]
 #[derive(Debug)]
 pub(super) enum MeanGradient<'a> {
     /// Over the samples of all ranks. From servers, the parameters that they have updated.

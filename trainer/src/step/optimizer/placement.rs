@@ -132,10 +132,9 @@ fn padded(entry: &ParameterEntry) -> usize {
     entry.len.next_multiple_of(GRANULE)
 }
 
+#[cfg(feature = "flex")]
 #[cfg(test)]
 mod tests {
-    #![cfg(feature = "flex")]
-
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{Linear, LinearConfig};
     use distributed::replica::{read, replace, tensors};

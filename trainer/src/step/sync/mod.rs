@@ -32,6 +32,7 @@ use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
 
 /// The synchronisation of a rank with the others.
+#[expect(clippy::large_enum_variant, reason = "a rank has one at a time")]
 #[derive(Debug)]
 pub(super) enum Synchronisation {
     /// Every step sums all gradients; a single rank has nothing to sum.
