@@ -134,7 +134,7 @@ processes() {
         read -r comm < "$p/comm" || continue
         case $comm in
             slurmctld | slurmscriptd | slurmd | slurmstepd | munged)
-                ls -l "$p/fd" | grep -qF -- "-> $1/" || continue
+                ls -l "$p/fd" | grep -F -- "-> $1/" > /dev/null || continue
                 ;;
             *)
                 grep -qz '^SLURMD_NODENAME=' "$p/environ" || continue
@@ -163,7 +163,7 @@ end_jobs() {
 
 stop() {
     local left tick
-    if all_processes | grep -q slurmctld; then
+    if all_processes | grep slurmctld > /dev/null; then
         end_jobs
         # The controller hangs if its inner process gets a signal first.
         ask scontrol shutdown || true

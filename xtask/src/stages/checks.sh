@@ -7,6 +7,7 @@
 # CARGO_TARGET_DIR.
 # Out: exit code 0 (passed), 77 (skipped; the reason is in the file REASON) or another one (failed).
 # A stage with other compiler flags has a separate target folder.
+# In a pipe `grep -q` would end before its input does, which `pipefail` takes for a failure.
 set -euo pipefail
 host=x86_64-unknown-linux-gnu
 arm=aarch64-unknown-linux-gnu
@@ -35,7 +36,7 @@ component() {
 }
 
 on_host() {
-    rustc -vV | grep -qx "host: $host" || skip "runs on $host only"
+    rustc -vV | grep -x "host: $host" > /dev/null || skip "runs on $host only"
 }
 
 fmt() {
@@ -81,7 +82,7 @@ corpus() {
 # the stable compiler, which has the runtime, accept it.
 memory() {
     on_host
-    ls "$(rustc --print target-libdir)" | grep -q _rt.asan ||
+    ls "$(rustc --print target-libdir)" | grep _rt.asan > /dev/null ||
         skip "this Rust has no AddressSanitizer; rustup's Rust has it"
     local profile=profile.dev.package.lockstep-kernels
     RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
@@ -95,7 +96,7 @@ emulator() {
 }
 
 arm() {
-    { rustup target list --installed | grep -qx $arm; } 2> /dev/null ||
+    { rustup target list --installed | grep -x $arm > /dev/null; } 2> /dev/null ||
         skip "no target $arm: \`rustup target add $arm\`"
     local linker=aarch64-linux-gnu-gcc qemu
     qemu=$(emulator aarch64)
@@ -197,7 +198,7 @@ features() {
 on_ranks() {
     local ranks=$1 flags=()
     shift
-    if mpirun --version | grep -q "Open MPI"; then
+    if mpirun --version | grep "Open MPI" > /dev/null; then
         flags=(--oversubscribe --bind-to none)
     fi
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun -n "$ranks" "${flags[@]}" "$@"
