@@ -115,7 +115,7 @@ impl RunDirectory {
     /// has none yet.
     ///
     /// # Errors
-    /// [`ConfigError`] if `--output-dir` does not exist or several runs have the name; I/O
+    /// [`ConfigError`] if `--output-dir` looks misspelled or several runs have the name; I/O
     /// errors.
     pub fn to_resume(config: &TrainConfig) -> Result<Option<PathBuf>> {
         if config.resume {
@@ -128,7 +128,7 @@ impl RunDirectory {
     fn find_below(runs: &Path, config: &TrainConfig) -> Result<Option<PathBuf>> {
         if let Some(path) = &config.run.output_dir {
             if config.resume && !path.exists() {
-                return Err(no_such_run(path).into());
+                reject_misspelling(path)?;
             }
             return Ok(Some(path.clone()).filter(|path| path.is_dir()));
         }
@@ -386,8 +386,10 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     entries.map(name).collect()
 }
 
-/// Returns the error for a directory that does not exist, with runs of a similar name.
-fn no_such_run(path: &Path) -> ConfigError {
+/// Checks that no run has nearly the name of a directory that does not exist. A script may start and
+/// resume a run with one command, so another missing directory is a new run. Names that differ only
+/// in digits belong to a series.
+fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut similar = names(if folder.as_os_str().is_empty() {
@@ -396,22 +398,28 @@ fn no_such_run(path: &Path) -> ConfigError {
         folder
     })
     .unwrap_or_default();
+    let letters = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
     similar.retain(|other| {
-        strsim::damerau_levenshtein(other, &name) <= 2 && folder.join(other).join(RUN_TOML).exists()
+        strsim::damerau_levenshtein(other, &name) <= 2
+            && letters(other) != letters(&name)
+            && folder.join(other).join(RUN_TOML).exists()
     });
     similar.sort();
+    if similar.is_empty() {
+        return Ok(());
+    }
     let hint: String = similar
         .iter()
         .map(|other| format!(", such as {}", folder.join(other).display()))
         .collect();
-    ConfigError::Invalid {
+    Err(ConfigError::Invalid {
         option: "--output-dir",
         expected: format!("the directory of the run to resume{hint}"),
         got: format!(
             "{}, which does not exist. Correct the name, or remove --resume to start a run there",
             path.display()
         ),
-    }
+    })
 }
 
 /// Returns the path of a session's file after the next session has begun: `run-1.toml` for
@@ -495,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resume_of_a_directory_that_does_not_exist_is_rejected_with_similar_names() {
+    fn a_resume_of_a_missing_directory_is_rejected_only_if_a_run_has_a_similar_name() {
         let runs = tempfile::tempdir().unwrap();
         let night = runs.path().join("night");
         fs::create_dir(&night).unwrap();
@@ -508,6 +516,15 @@ mod tests {
         assert!(error.to_string().contains(&expected), "{error}");
         assert!(!runs.path().join("nigth").exists());
         assert!(RunDirectory::to_resume(&config).is_err());
+
+        let series = runs.path().join("seed-1");
+        fs::create_dir(&series).unwrap();
+        fs::write(series.join(RUN_TOML), "").unwrap();
+        for new in ["seed-2", "other"] {
+            let new = self::config(Some(&runs.path().join(new)), true);
+            assert_eq!(RunDirectory::to_resume(&new).unwrap(), None);
+            lock(&new).expect("one command starts and resumes a run");
+        }
     }
 
     #[test]
