@@ -239,7 +239,7 @@ pub(super) fn expect_effect(
         Some(OptionFacts { key, needs, .. }) => Err(no_effect(
             flag(key),
             format!("without {needs}"),
-            format!("add that or remove {}", flag(key)),
+            format!("set {needs}, or remove {}", flag(key)),
         )),
     }
 }
