@@ -32,7 +32,7 @@ pub struct ShardConfig {
     pub shard_index: usize,
     /// The number of shards.
     pub num_shards: usize,
-    /// Number of consecutive shards, from `shard_index` on, of this plan's reader: one or more. Each
+    /// Number of consecutive shards of this plan's reader, from `shard_index` on: one or more. Each
     /// is a separate batch, so that results of a shard do not depend on the other shards of the
     /// reader.
     pub num_own_shards: usize,

@@ -23,9 +23,9 @@ use scan::{LeftOut, class_names, scan};
 /// Opens the splits of a folder of images.
 ///
 /// Images are brought to their size as by [`load_image`](crate::load_image) and normalised with
-/// ImageNet's statistics. If they fit into memory they are decoded now. Otherwise `OnBadImage::Skip`
-/// decodes every file once to find bad files, and with `OnBadImage::Fail` a bad file is found when
-/// it is read. A split without labels is not opened; a note says so. Its
+/// ImageNet's statistics. If they fit into memory they are decoded now. Otherwise
+/// `OnBadImage::Skip` decodes every file once to find bad files, and with `OnBadImage::Fail` a bad
+/// file is found when it is read. A split without labels is not opened; a note says so. Its
 /// images lie in no class folder, or in folders that are not classes of the training split.
 ///
 /// # Errors
