@@ -49,6 +49,18 @@ pub fn step(
             ("gradients", gradients.len()),
         ],
     );
+    descend(isa, update, 1.0, parameters, velocities, gradients);
+}
+
+/// Applies one update on all threads, with g' = ratio · (g + weight_decay · w).
+pub(super) fn descend(
+    isa: Isa,
+    update: &SgdUpdate,
+    ratio: f32,
+    parameters: &mut [f32],
+    velocities: &mut [f32],
+    gradients: &[f32],
+) {
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
         .zip(velocities.par_chunks_mut(PIECE_VALUES))
@@ -58,6 +70,7 @@ pub fn step(
             isa,
             Piece {
                 update: *update,
+                ratio,
                 parameters,
                 velocities,
                 gradients,
@@ -87,6 +100,7 @@ pub fn step_alone(
         isa,
         Piece {
             update: *update,
+            ratio: 1.0,
             parameters,
             velocities,
             gradients,
@@ -96,6 +110,7 @@ pub fn step_alone(
 
 struct Piece<'a> {
     update: SgdUpdate,
+    ratio: f32,
     parameters: &'a mut [f32],
     velocities: &'a mut [f32],
     gradients: &'a [f32],
@@ -123,7 +138,7 @@ impl Task for Piece<'_> {
             .zip(self.velocities)
             .zip(self.gradients);
         for ((parameter, velocity), &gradient) in values {
-            let gradient = gradient + weight_decay * *parameter;
+            let gradient = self.ratio * (gradient + weight_decay * *parameter);
             *velocity = momentum * *velocity + gradient;
             *parameter -= learning_rate * (of_gradient * gradient + of_velocity * *velocity);
         }
