@@ -71,6 +71,11 @@ const RULES: [fn(&Source) -> Vec<Finding>; 6] = [
 impl TidyArgs {
     pub(crate) fn run(&self) -> Outcome {
         let files = files();
+        if let Some(unknown) = unknown_place(&files, &self.paths) {
+            return Err(Failure::Usage(format!(
+                "tidy: no file of the repository below {unknown}. Give a path from its root."
+            )));
+        }
         let findings = findings(&files, &self.paths);
         if findings.is_empty() {
             println!("tidy: {} files", files.len());
@@ -89,12 +94,19 @@ pub(crate) fn run() -> Outcome {
     TidyArgs { paths: Vec::new() }.run()
 }
 
+/// Returns the first place without a file.
+fn unknown_place<'a>(files: &[File], places: &'a [String]) -> Option<&'a String> {
+    let has_no_file = |place: &&String| !files.iter().any(|file| is_in(&file.path, place));
+    places.iter().find(has_no_file)
+}
+
+fn is_in(path: &str, place: &str) -> bool {
+    Path::new(path).starts_with(place.trim_start_matches("./"))
+}
+
 /// Returns all findings below `places`; without places, except in prose that is not yet rewritten.
 fn findings(files: &[File], places: &[String]) -> Vec<String> {
-    let is_below = |path: &str| {
-        let mut places = places.iter().map(|place| place.trim_start_matches("./"));
-        places.any(|place| Path::new(path).starts_with(place))
-    };
+    let is_below = |path: &str| places.iter().any(|place| is_in(path, place));
     let sources = files.iter().filter(|file| file.path.ends_with(".rs"));
     let sources: Vec<Source> = sources
         .map(|file| Source::new(&file.path, &file.text))
@@ -212,7 +224,9 @@ mod tests {
             path: "datasets/src/decode.rs".to_owned(),
             text: "fn decode() {}\n".to_owned(),
         }];
-        let findings = findings(&files, &["./datasets".to_owned()]);
+        let places = ["./datasets", "datasetz"].map(str::to_owned);
+        assert_eq!(unknown_place(&files, &places), Some(&places[1]));
+        let findings = findings(&files, &places[..1]);
         assert_eq!(findings.len(), 1);
         let start = "datasets/src/decode.rs:1: ";
         assert!(findings[0].starts_with(start), "{}", findings[0]);
