@@ -8,7 +8,6 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use clap::Args;
 use cluster::failure::{Failure, Outcome};
@@ -20,6 +19,7 @@ use cluster::process;
 use crate::cargo;
 use crate::packages::Need;
 use crate::setup;
+use crate::stages::this_program;
 
 /// Flag of commands that build with MPI.
 #[derive(Debug, Default, Args)]
@@ -52,9 +52,7 @@ impl MpiChoice {
         let variables = choice.variables();
         let shown = variables.map(|(name, value)| format!("{name}={}", process::quoted(value)));
         println!("with {}:\nexport {}", choice.mpirun, shown.join(" "));
-        let program = env::current_exe().map_err(|error| Failure::Failed(error.to_string()))?;
-        let mut command = Command::new(program);
-        command.args(without_choice(env::args_os().skip(1)));
+        let mut command = this_program(without_choice(env::args_os().skip(1)));
         let error = command.envs(variables).exec();
         Err(process::cannot_start(&command, &error))
     }

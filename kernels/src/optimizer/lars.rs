@@ -12,7 +12,7 @@ use super::{check_lengths, norm, trust_ratio};
 use crate::simd::Isa;
 
 /// Applies one update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is
-/// 0; g' = r · (g + weight_decay · w); the rest as [`sgd::step`](super::sgd::step) does with g'.
+/// 0; g' = r · (g + weight_decay · w); the rest as [`sgd::step`] does with g'.
 ///
 /// # Shapes
 /// Three slices of one length, one whole tensor.

@@ -7,7 +7,7 @@
 mod table;
 
 use std::cell::OnceCell;
-use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -247,11 +247,12 @@ fn in_two_lanes(
     })
 }
 
-fn this_program(words: &[String]) -> Outcome<Command> {
-    let program = env::current_exe().map_err(|error| Failure::Failed(error.to_string()))?;
-    let mut command = Command::new(program);
+/// Returns a command that runs this program again. A build in another stage may have replaced the
+/// file that this process was started from, so that `current_exe` would name a deleted file.
+pub(crate) fn this_program(words: impl IntoIterator<Item: AsRef<OsStr>>) -> Command {
+    let mut command = Command::new("/proc/self/exe");
     command.args(words);
-    Ok(command)
+    command
 }
 
 #[cfg(test)]

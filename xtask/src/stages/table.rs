@@ -223,7 +223,7 @@ fn mpich(context: &Context<'_>) -> Checked {
     prepared.map_err(|failure: Failure| Stop::Skipped(failure.to_string()))?;
     let mut words = context.args.words("mpi");
     words.extend(["--mpi", "mpich"].map(str::to_owned));
-    Ok(process::run(this_program(&words)?)?)
+    Ok(process::run(this_program(words))?)
 }
 
 fn report(context: &Context<'_>) -> Checked {
@@ -248,7 +248,7 @@ fn chaos(context: &Context<'_>) -> Checked {
     if context.args.installing.no_install {
         words.push("--no-install".to_owned());
     }
-    Ok(process::run(this_program(&words)?)?)
+    Ok(process::run(this_program(words))?)
 }
 
 #[cfg(test)]
