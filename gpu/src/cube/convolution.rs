@@ -1,11 +1,11 @@
-//! A 3x3 convolution with stride 1, and its input's gradient, by matrix units.
+//! A 3x3 convolution with stride 1 on matrix units, and the gradient of its input.
 //!
-//! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; channels in sixteens, up to 64.
-//! Out: a table of the other side's channels. A cube has the whole weight in its shared memory
-//! while strips of the table pass; a plane has sixteen channels of the output, and some tiles of
-//! sixteen pixels. The input's gradient is the convolution of the output's gradient with the weight
-//! turned by half a circle.
-//! Invariant: sums are f32, in an order that only the shapes decide.
+//! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; 16, 32, 48 or 64 channels.
+//! Out: a table with the channels of the output, or of the input for the gradient. The gradient is
+//! a convolution of the output's gradient with the rotated weight (180 degrees). A cube keeps the
+//! whole weight in shared memory and iterates over strips of the table. A plane computes 16
+//! channels of the output for some tiles of 16 pixels.
+//! Invariant: sums are f32, in an order that depends only on shapes.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -26,25 +26,25 @@ use cubecl::prelude::*;
 use super::empty;
 use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear, factor, zeros};
 
-/// Cubes of a multiprocessor.
+/// Cubes per multiprocessor.
 const MOST_CUBES: usize = 4;
-/// Shared memory of a cube: that of one multiprocessor of an H100.
+/// Shared memory of a cube: all of one multiprocessor of an H100.
 const MOST_SHARED_BYTES: usize = 224 << 10;
-/// Sums of a plane, in its registers.
+/// Sums of a plane in registers.
 const MOST_SUMS: usize = 8;
-/// With more, the weight would not fit.
+/// Most channels whose weight fits the shared memory.
 const MOST_CHANNELS: usize = 64;
-/// Rows of a strip that is not the whole image: with fewer, reads grow by more than half.
+/// Fewest rows of a strip that is not the whole image. Fewer rows need over 50 % more reads.
 const FEWEST_ROWS: usize = 4;
 
-/// Returns whether the options are of a 3x3 convolution that keeps the image's size.
+/// Returns true for a 3x3 convolution that keeps the size of the image.
 pub(super) fn keeps_size(weight: &Shape, options: &ConvOptions<2>) -> bool {
     let [.., kernel, kernel_width] = weight.dims::<4>();
     [kernel, kernel_width] == [3, 3] && *options == ConvOptions::new([1, 1], [1, 1], [1, 1], 1)
 }
 
-/// Returns the output, or with `is_gradient` the input's gradient of a table that is the output's;
-/// `None` for what burn computes as well.
+/// Returns the output, or with `is_gradient` the gradient of the input for a gradient of the
+/// output. Returns `None` if burn computes this shape equally fast.
 pub fn convolve(
     table: &CubeTensor,
     weight: &CubeTensor,
@@ -104,7 +104,7 @@ pub fn convolve(
     Some(result)
 }
 
-/// Returns whether [`convolve`] computes a 3x3 convolution of such tables on this device.
+/// Returns true if [`convolve`] supports these tables on this device.
 pub fn takes_convolution(
     device: &DeviceProperties,
     table: [usize; 4],
@@ -114,17 +114,17 @@ pub fn takes_convolution(
     Plan::on(device, table, channels_of_result, dtype).is_some()
 }
 
-/// Cut of a convolution; constants of the compiled kernel.
+/// Partition of a convolution; constants of the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
-    /// Strip of the table.
+    /// Strip of the input table.
     strip: Strip,
     /// Channels of the result.
     channels: usize,
 }
 
 impl Plan {
-    /// Returns the plan for a device, with the type that its matrix units use.
+    /// Returns the plan for a device, with the number format of its matrix units.
     fn on(
         device: &DeviceProperties,
         shape: [usize; 4],
@@ -142,8 +142,8 @@ impl Plan {
             .map(|staged| (plan, staged))
     }
 
-    /// Returns `None` where matrix units don't take this type, channels are no sixteens or too
-    /// many, or no strip fits.
+    /// Returns `None` if matrix units do not support the type, the number of channels is not a
+    /// multiple of 16 or too large, or no strip fits.
     fn new(
         [_, height, width, channels]: [usize; 4],
         channels_of_result: usize,
@@ -179,27 +179,28 @@ impl Plan {
             .min_by_key(|plan| (plan.strips() * plan.sums(), plan.strips()))
     }
 
-    /// Returns the strips of an image.
+    /// Returns the number of strips in an image.
     fn strips(&self) -> usize {
         self.strip.height.div_ceil(self.strip.rows)
     }
 
-    /// Returns tiles of pixels in a strip.
+    /// Returns the number of pixel tiles in a strip.
     fn tiles(&self) -> usize {
         (self.strip.rows * self.strip.pitch()).div_ceil(TILE)
     }
 
-    /// Returns the planes with the same channels.
+    /// Returns the number of planes that compute the same channels.
     fn lanes(&self) -> usize {
         PLANES / (self.channels / TILE)
     }
 
-    /// Returns tiles of pixels of a plane.
+    /// Returns the number of pixel tiles of a plane.
     fn sums(&self) -> usize {
         self.tiles().div_ceil(self.lanes())
     }
 
-    /// Returns rows of a tap's factors in the weight: the output's channels, in either direction.
+    /// Returns the rows of a tap's matrix in the weight: the channels of the output, in either
+    /// direction.
     fn rows(&self, is_gradient: bool) -> usize {
         if is_gradient {
             self.strip.channels
@@ -208,7 +209,7 @@ impl Plan {
         }
     }
 
-    /// Returns the factors of such a row: the input's channels.
+    /// Returns the length of such a row: the channels of the input.
     fn columns(&self, is_gradient: bool) -> usize {
         if is_gradient {
             self.channels
@@ -217,7 +218,7 @@ impl Plan {
         }
     }
 
-    /// Returns the factors from a row of the weight to the next.
+    /// Returns the distance between two rows of the weight, in factors.
     fn row_pitch(&self, is_gradient: bool) -> usize {
         self.strip.factors.stride(self.columns(is_gradient)) * self.strip.factors.vector
     }
@@ -228,14 +229,14 @@ impl Plan {
             .into_iter()
             .max()
             .unwrap_or(0);
-        // Factors are 16 bytes a vector.
+        // A vector of factors has 16 bytes.
         self.strip.bytes()
             + weight * 16 / self.strip.factors.vector
             + PLANES * TILE * TILE * size_of::<f32>()
     }
 }
 
-// tidy: long function because its sums live in registers, which no other function could be given.
+// tidy: long function because its sums are in registers, which cannot be passed to a function.
 /// Computes one convolution: `[N, H, W, C']`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
@@ -330,7 +331,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                 );
                 #[unroll]
                 for turn in 0..comptime!(plan.sums()) {
-                    // A tile beyond the last is the last one, computed twice.
+                    // A plane without a remaining tile computes the last tile again.
                     let tile = min(lane + turn * lanes, comptime!(plan.tiles() - 1));
                     let start = (tile * TILE + under) * stride + comptime!(part * depth / vector);
                     let (a, rows) = comptime!((cmma::MatrixIdent::A, cmma::MatrixLayout::RowMajor));
@@ -353,7 +354,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                 cmma::MatrixLayout::RowMajor,
             );
             sync_plane();
-            // Two units have a pixel of sixteen channels.
+            // Two units write one pixel of 16 channels.
             let pixel = (lane + turn * lanes) * TILE + UNIT_POS_X as usize / 2;
             let row = pixel / pitch;
             let x = pixel % pitch;

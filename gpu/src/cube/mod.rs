@@ -1,9 +1,9 @@
-//! Kernels in CubeCL: normalisations of tables, convolutions of few channels, overwriting.
+//! CubeCL kernels: normalisation of tables, convolutions of few channels, overwriting.
 //!
 //! In and out: tensors of f32, bf16 or f16 on burn's CubeCL backend, statistics in f32.
-//! Invariant: the cut of a table, and so the order of every sum, is a function of its shape only;
-//! equal bits on every run. A normalisation is three launches forward and three backward, a
-//! weight's gradient two, a convolution one; no launch waits.
+//! Invariant: the partition of a table, and so the order of every sum, depends only on its shape.
+//! Every run has equal bits. A normalisation takes three launches forward and three backward, a
+//! weight gradient two, a convolution one. No launch waits.
 
 mod convolution;
 mod norm;
@@ -32,25 +32,25 @@ pub use weight_gradient::weight_gradient;
 
 /// Units of a cube.
 const UNITS: usize = 256;
-/// Units of a cube in a row: neighbours read neighbouring vectors.
+/// Units of a cube along x; neighbours read neighbouring vectors.
 const MOST_UNITS_IN_A_ROW: usize = 32;
-/// Rows of a lane in a block; with fewer the second launch would have much to do.
+/// Fewest rows of a lane in a block. Fewer rows make the second launch slow.
 const FEWEST_ROWS: usize = 4;
-/// Cubes: several for each multiprocessor of the largest GPUs.
+/// Number of cubes: several for each multiprocessor of the largest GPUs.
 const MOST_CUBES: usize = 1024;
 
-/// Returns the shape of the sums of a table over its rows.
+/// Returns the shape of a table's sums over its rows.
 pub fn row(table: &TensorSpec) -> TensorSpec {
     let channels = table.shape.iter().last().copied().unwrap_or(1);
     TensorSpec::new(Shape::new([1, 1, channels]), DType::F32)
 }
 
-/// Returns the same shape in f32.
+/// Returns a description of the same shape in f32.
 pub fn in_f32(tensor: &TensorSpec) -> TensorSpec {
     TensorSpec::new(tensor.shape.clone(), DType::F32)
 }
 
-/// Returns the shape of the convolution of a table `[N, H, W, C_in]`.
+/// Returns the shape of the convolution's output for a table `[N, H, W, C_in]`.
 pub fn convolved(input: &TensorSpec, weight: &TensorSpec, options: &ConvOptions<2>) -> TensorSpec {
     let [images, height, width, _] = input.shape.dims::<4>();
     let [channels, _, kernel @ ..] = weight.shape.dims::<4>();
@@ -67,26 +67,26 @@ pub fn convolved(input: &TensorSpec, weight: &TensorSpec, options: &ConvOptions<
     )
 }
 
-/// Returns whether the device has matrix units that our convolutions use for this number format.
+/// Returns true if the device has matrix units for this number format that the convolutions use.
 pub fn has_matrix_units(device: &DeviceProperties, dtype: DType) -> bool {
     strip::Factors::of(dtype).is_some_and(|factors| factors.staged(dtype, device).is_some())
 }
 
-/// Returns a tensor in a table's memory order and number format.
+/// Returns a tensor with the memory order and number format of a table.
 fn like(tensor: CubeTensor, table: &CubeTensor) -> CubeTensor {
     into_contiguous(cast(tensor, table.dtype))
 }
 
-/// Cut of a table into cubes and their units.
+/// Partition of a table into cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plan {
     rows: usize,
     channels: usize,
-    /// Channels in a vector.
+    /// Channels per vector.
     vector: usize,
-    /// Vectors of a row in a cube.
+    /// Vectors of a row that a cube reads.
     width: usize,
-    /// Rows of a cube at a time, a power of two.
+    /// Rows that a cube reads at once, a power of two.
     lanes: usize,
     rows_of_block: usize,
     blocks: usize,
@@ -130,7 +130,7 @@ impl Plan {
         CubeDim::new_2d(self.width as u32, self.lanes as u32)
     }
 
-    /// Returns the cubes for all blocks.
+    /// Returns the number of cubes for all blocks.
     fn all(self) -> CubeCount {
         CubeCount::Static(self.tiles(), self.blocks as u32, 1)
     }
@@ -143,7 +143,7 @@ impl Plan {
         (self.channels / self.vector).div_ceil(self.width) as u32
     }
 
-    /// Returns memory for the statistics of so many blocks, `[1, blocks, C]`.
+    /// Returns memory for the statistics of `blocks` blocks, `[1, blocks, C]`.
     fn empty(self, table: &CubeTensor, blocks: usize) -> CubeTensor {
         empty(table, Shape::new([1, blocks, self.channels]), DType::F32)
     }
@@ -158,7 +158,7 @@ impl Plan {
     }
 }
 
-/// Returns channels in a vector.
+/// Returns the number of channels per vector.
 fn vector_of(channels: usize) -> usize {
     [4, 2]
         .into_iter()

@@ -1,12 +1,10 @@
-//! The normalisation's kernels, in CubeCL.
+//! CubeCL kernels of a normalisation.
 //!
-//! In: tables `[rows, C]` of f32, bf16 or f16, channels next to each other; tables and rows `[C]`
-//! of statistics in f32.
-//! Out: the same. A block of rows is a cube: its units along x have a vector of channels each,
-//! those along y, the lanes, take the block's rows in turn.
-//! Invariant: sums are taken in f32 and in one order, which only the shape decides: the rows of a
-//! lane, the lanes as a tree, then, in a second launch of one cube for some channels, the blocks in
-//! the same two steps. No atomics.
+//! In: tables `[rows, C]` of f32, bf16 or f16 with contiguous channels; statistics `[C]` in f32.
+//! Out: tables and statistics of the same kinds. A cube computes a block of rows. Its units along x
+//! have one vector of channels each; its units along y, called lanes, iterate over the rows.
+//! Invariant: sums are f32, without atomics, in an order that depends only on the shape: the rows
+//! of a lane, then a tree over the lanes. A second launch sums the blocks in the same two steps.
 //! Source: Chan, Golub and LeVeque 1983, The American Statistician 37 (3), formula 2.1, joins
 //! moments.
 
@@ -35,18 +33,18 @@ pub struct Norm {
     pub mean: CubeTensor,
     /// `[C]`, biased.
     pub variance: CubeTensor,
-    /// Values per channel behind the statistics.
+    /// Number of values per channel in the statistics.
     pub num_values: f64,
 }
 
-/// The end of a normalisation.
+/// Operations after the division by the standard deviation.
 #[derive(Clone, Copy, Debug)]
 pub struct NormEnd {
     /// Added to the variance before the square root.
     pub epsilon: f64,
     /// True if a residual is added to the normalised values.
     pub has_residual: bool,
-    /// Function after the sum.
+    /// Activation after the sum.
     pub rectifier: Rectifier,
 }
 
@@ -90,11 +88,11 @@ pub fn moments(table: CubeTensor) -> (CubeTensor, CubeTensor) {
 }
 
 /// Returns `rectified(gamma * (x - mean) / std + beta + residual)` in the shape and format of the
-/// table. `residual`: a table of the same shape, or any tensor if the end has none.
+/// table. `residual` has the same shape; without a residual it may be any tensor.
 pub fn apply(norm: Norm, residual: CubeTensor, end: NormEnd) -> CubeTensor {
     let table = into_contiguous(norm.input);
     let plan = Plan::of(&table);
-    // Any tensor if there is no residual: the kernel does not read it.
+    // Without a residual the kernel does not read the tensor.
     let residual = if end.has_residual {
         like(residual, &table)
     } else {
@@ -126,8 +124,9 @@ pub fn apply(norm: Norm, residual: CubeTensor, end: NormEnd) -> CubeTensor {
     output
 }
 
-/// Returns the gradient behind the rectifier, whose output is `output`; its sums over the rows; and
-/// the sums of the gradient times the normalised input.
+/// Returns three tensors: the gradient with respect to the input of the rectifier (`output` is the
+/// rectifier's output), its sums over the rows, and the sums of the gradient times the normalised
+/// input.
 pub fn gradient_sums(
     norm: Norm,
     output: CubeTensor,
@@ -138,7 +137,7 @@ pub fn gradient_sums(
     let plan = Plan::of(&table);
     let dy = like(dy, &table);
     let is_rectified = end.rectifier != Rectifier::None;
-    // Without a rectifier the gradient is unchanged: `output` is not read, and no gate is written.
+    // Without a rectifier the gradient is unchanged. The kernel then does not read `output`.
     let output = if is_rectified {
         like(output, &table)
     } else {
@@ -196,7 +195,7 @@ pub fn gradient_sums(
     )
 }
 
-/// Returns the gradient of the table, given the gradient behind the rectifier and both sums over
+/// Returns the gradient of the table from the gradient of the rectifier's input and both sums over
 /// all ranks.
 pub fn gradient_input(
     norm: Norm,
@@ -234,11 +233,11 @@ pub fn gradient_input(
     dx
 }
 
-/// Cut of a table.
+/// Partition of a table.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Table {
     rows: usize,
-    /// Vectors of channels in a row.
+    /// Channel vectors per row.
     columns: usize,
     rows_of_block: usize,
 }
@@ -254,7 +253,7 @@ fn first_row(table: &Table) -> usize {
     CUBE_POS_Y as usize * table.rows_of_block + UNIT_POS_Y as usize
 }
 
-/// Returns the row behind the block's last row.
+/// Returns the index after the block's last row.
 #[cube]
 fn last_row(table: &Table) -> usize {
     let end = (CUBE_POS_Y as usize + 1) * table.rows_of_block;
@@ -266,12 +265,12 @@ fn inverse_std<N: Size>(variance: Vector<f32, N>, epsilon: f32) -> Vector<f32, N
     Vector::new(1.0f32) / (variance + Vector::new(epsilon)).sqrt()
 }
 
-/// Computes the moments of each block: `[blocks, C]` means, and sums of squared deviations from
-/// them.
+/// Computes the moments of each block: `[blocks, C]` means and sums of squared deviations from the
+/// mean.
 ///
-/// A lane's deviations are first taken from its first value, which is one of the n they are of: so
-/// their squares add up to at most 1 + n times those from the mean, and the difference of the two
-/// loses n roundings of it, however far the mean is from zero.
+/// A lane first takes deviations from its first value, one of its n values. The sum of their
+/// squares is at most n + 1 times the sum around the mean. So the subtraction loses at most n
+/// roundings, however far the mean is from zero.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_moments<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -317,7 +316,7 @@ pub(super) fn block_moments<E: Float, N: Size>(
     }
 }
 
-/// Computes the blocks' moments joined: `[C]` means and biased variances.
+/// Merges the moments of all blocks: `[C]` means and biased variances.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_moments<N: Size>(
     means: &[Vector<f32, N>],
@@ -361,7 +360,7 @@ pub(super) fn whole_moments<N: Size>(
     }
 }
 
-/// Joins further moments to those of a unit.
+/// Merges other moments into those of a unit.
 #[cube]
 fn join<N: Size>(
     counts: &mut Shared<[f32]>,
@@ -382,7 +381,7 @@ fn join<N: Size>(
     squares[unit] += square + distance * distance * Vector::new(before * share);
 }
 
-/// Joins the moments of all lanes into the first lane's: a tree.
+/// Merges the moments of all lanes into the first lane, as a tree.
 #[cube]
 fn join_lanes<N: Size>(
     counts: &mut Shared<[f32]>,
@@ -448,15 +447,15 @@ pub(super) fn apply_norm<E: Float, N: Size>(
     }
 }
 
-/// Returns `value` where `gate` is not below or at zero; so one that is no number stays.
+/// Returns `value` unless `gate <= 0`, so NaN passes.
 #[cube]
 fn open_above_zero<N: Size>(gate: Vector<f32, N>, value: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::new(0.0f32);
     select_many(gate.less_equal(&zero), zero, value)
 }
 
-/// Computes the output's gradient `dy` behind the rectifier, if there is one, and its sums over
-/// each block, `[blocks, C]`: of itself, and times the input's deviation from the mean.
+/// Computes `dy`, the gradient of the rectifier's input, and two sums over each block,
+/// `[blocks, C]`: of `dy`, and of `dy` times the deviation of the input from the mean.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_gradient_sums<E: Float, N: Size>(
     input: &[Vector<E, N>],
@@ -504,7 +503,7 @@ pub(super) fn block_gradient_sums<E: Float, N: Size>(
     }
 }
 
-/// Computes the blocks' sums added: `[C]` sums of the gradient, and of the gradient times the
+/// Adds the sums of all blocks: `[C]` sums of the gradient, and of the gradient times the
 /// normalised input.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_gradient_sums<N: Size>(
@@ -537,7 +536,7 @@ pub(super) fn whole_gradient_sums<N: Size>(
     }
 }
 
-/// Returns two values added over all lanes, a tree; only the first lane gets the sums.
+/// Sums two values over all lanes, as a tree; only the first lane receives the sums.
 #[cube]
 pub(super) fn add_lanes<N: Size>(
     left: Vector<f32, N>,

@@ -1,6 +1,7 @@
-//! A tensor's values replaced where it lies, in CubeCL.
+//! Overwrites the values of a tensor in place, in CubeCL.
 //!
-//! In: values. Out: the same in another tensor's memory. Invariant: one unit writes each element.
+//! In: a source tensor. Out: its values in the target's memory. Invariant: one unit writes each
+//! element.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -14,10 +15,10 @@ use cubecl::prelude::*;
 
 use super::{UNITS, vector_of};
 
-/// Writes the values of `source`, of f32, to where `target` lies.
+/// Writes the f32 values of `source` into the memory of `target`.
 ///
 /// # Panics
-/// When they differ in shape or type, or `target` has gaps.
+/// If shapes or types differ, or `target` has gaps between its values.
 pub fn overwrite(target: &CubeTensor, source: CubeTensor) {
     assert_eq!(
         target.shape(),

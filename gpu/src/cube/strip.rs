@@ -1,10 +1,9 @@
 //! Rows of a table in a cube's shared memory, as factors for matrix units.
 //!
-//! In: a table `[N, H, W, C]`, channels in sixteens.
-//! Out: some of an image's rows, pixel after pixel, with a pixel of zeros between rows.
-//! Invariant: so a pixel of one strip and the pixel under a 3x3 kernel's tap in another lie the
-//! same distance apart for all pixels, and what a tap multiplies is a plain matrix. Values are
-//! rounded to TF32 (f32), or stay what they are (bf16, f16).
+//! In: a table `[N, H, W, C]`; the number of channels is a multiple of 16.
+//! Out: some rows of an image, pixel after pixel, with one pixel of zeros between rows.
+//! Invariant: a tap of a 3x3 kernel has the same distance from every pixel. So the pixels under a
+//! tap form a plain matrix. f32 values are rounded to TF32; bf16 and f16 values stay unchanged.
 
 // The macro makes of each function a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -18,26 +17,26 @@ use cubecl::prelude::*;
 
 /// Rows and columns of a product.
 pub(super) const TILE: usize = 16;
-/// Reads of a unit at a time.
+/// Reads that a unit has in flight.
 pub(super) const READS: usize = 8;
-/// Units that have a matrix together.
+/// Units that share a matrix: a plane.
 pub(super) const PLANE: usize = 32;
 /// Planes of a cube.
 pub(super) const PLANES: usize = 8;
 /// Taps of a 3x3 kernel.
 pub(super) const TAPS: usize = 9;
 
-/// The numbers that matrix units multiply.
+/// Number format that matrix units multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factors {
-    /// In 16 bytes.
+    /// Values in 16 bytes.
     pub(super) vector: usize,
-    /// Values of a product's inner side.
+    /// Inner dimension of a product.
     pub(super) depth: usize,
 }
 
 impl Factors {
-    /// Returns `None` for types that matrix units don't multiply.
+    /// Returns `None` for a type that matrix units do not support.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self {
@@ -52,8 +51,8 @@ impl Factors {
         }
     }
 
-    /// Returns the type that a device's matrix units use for values of a type, if it has such
-    /// units.
+    /// Returns the number format in which the device's matrix units multiply values of a type, if
+    /// the device has such units.
     pub(super) fn staged(self, dtype: DType, device: &DeviceProperties) -> Option<ElemType> {
         let staged = match dtype {
             DType::F32 => ElemType::Float(FloatKind::TF32),
@@ -75,51 +74,52 @@ impl Factors {
         has_units.then_some(staged)
     }
 
-    /// Returns vectors from a row of factors to the next: an odd number of 32 bytes, which products
-    /// must begin at, so that rows lie in other banks.
+    /// Returns the distance between two rows of factors, in vectors. It is an odd multiple of 32
+    /// bytes: products start at multiples of 32 bytes, and rows should lie in different banks.
     pub(super) fn stride(self, channels: usize) -> usize {
         2 * ((channels / self.vector).div_ceil(2) | 1)
     }
 }
 
-/// A strip's place in its table; constants of a compiled kernel.
+/// Geometry of a strip in its table; constants of a compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Strip {
     pub(super) factors: Factors,
     pub(super) height: usize,
     pub(super) width: usize,
     pub(super) channels: usize,
-    /// Rows of the table, without those of the border.
+    /// Rows of the table, without the border.
     pub(super) rows: usize,
-    /// Further rows and columns at each side: 1 for what lies under a kernel, 0 for its outputs.
+    /// Border rows and columns at each side: 1 for inputs of a 3x3 kernel, 0 for its outputs.
     pub(super) border: usize,
-    /// All that products read, the zeros behind the last row too.
+    /// Pixels that products read, including the zeros after the last row.
     pub(super) pixels: usize,
 }
 
 impl Strip {
-    /// Returns pixels from one row to the next.
+    /// Returns the distance between two rows, in pixels.
     pub(super) fn pitch(&self) -> usize {
         self.width + 1
     }
 
-    /// Returns vectors from one pixel to the next.
+    /// Returns the distance between two pixels, in vectors.
     pub(super) fn stride(&self) -> usize {
         self.factors.stride(self.channels)
     }
 
-    /// Returns vectors of the shared memory.
+    /// Returns the size in shared memory, in vectors.
     pub(super) fn vectors(&self) -> usize {
         self.pixels * self.stride()
     }
 
-    /// Returns vectors of the shared memory.
+    /// Returns the size in shared memory, in vectors.
     pub(super) fn bytes(&self) -> usize {
         self.vectors() * 16
     }
 }
 
-/// Computes zeros for the whole strip, of which those between rows and behind the last one stay.
+/// Fills the whole strip with zeros. Later reads keep the zeros between rows and after the last
+/// row.
 #[cube]
 pub(super) fn clear<S: Float, V: Size>(staged: &mut [Vector<S, V>], #[comptime] strip: Strip) {
     let mut at = UNIT_POS as usize;
@@ -129,7 +129,7 @@ pub(super) fn clear<S: Float, V: Size>(staged: &mut [Vector<S, V>], #[comptime] 
     }
 }
 
-/// Brings an image's rows from `top` on; zeros for those outside.
+/// Reads the rows of an image from `top` on; rows outside the image are zeros.
 #[cube]
 pub(super) fn bring<E: Float, S: Float, V: Size>(
     table: &[Vector<E, V>],
@@ -143,14 +143,14 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
     let values = comptime!((strip.rows + 2 * border) * width * columns);
     let units = comptime!(PLANE * PLANES);
     let turns = comptime!(values.div_ceil(units));
-    // Some reads are under way before the first is written.
+    // Several reads are in flight before the first write.
     #[unroll]
     for first in 0..comptime!(turns.div_ceil(READS)) {
         let reads = comptime!((turns - first * READS).min(READS));
         let mut read = Array::<Vector<E, V>>::new(READS);
         #[unroll]
         for turn in 0..reads {
-            // Units beyond the end bring the last value too.
+            // Units beyond the end read the last value again.
             let value = min(
                 UNIT_POS as usize + comptime!((first * READS + turn) * units),
                 comptime!(values - 1),
@@ -182,7 +182,7 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
     }
 }
 
-/// Returns so many sums of products, each zero.
+/// Returns `count` accumulators of products, all zero.
 #[cube]
 pub(super) fn zeros(
     #[comptime] count: usize,
@@ -203,7 +203,7 @@ pub(super) fn zeros(
     sums
 }
 
-/// Returns a factor of a product, from a strip's vector `start` on.
+/// Returns a factor of a product, starting at vector `start` of a strip.
 #[cube]
 pub(super) fn factor<S: Float, V: Size>(
     staged: &[Vector<S, V>],

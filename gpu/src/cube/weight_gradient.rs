@@ -1,13 +1,13 @@
-//! The weight's gradient of a convolution with few channels, in CubeCL.
+//! The weight gradient of a convolution with few channels, in CubeCL.
 //!
-//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H_out, W_out, C_out]` of f32, bf16
-//! or f16.
-//! Out: `[C_out, k, k, C_in]` in f32. Where a device has matrix units, most 3x3 kernels that keep
-//! the image's size are theirs (`tiles`). Else a block of output rows is a cube: its units along x
-//! have some channels of both sides each, and all of the kernel's taps, those along y, the lanes,
-//! take the block's rows in turn; what a unit has summed stays in its registers until its last row.
-//! Invariant: sums are taken in f32, without atomics, and in one order, which only the shapes
-//! decide: the pixels of a lane, the lanes, the blocks in a second launch.
+//! In: an input `[N, H, W, C_in]` and the gradient of the output `[N, H_out, W_out, C_out]` in f32,
+//! bf16 or f16.
+//! Out: `[C_out, k, k, C_in]` in f32. `tiles` computes most 3x3 kernels that keep the image's size
+//! on matrix units, if the device has them. Otherwise a cube computes a block of output rows. Each
+//! unit along x has some channels of input and output, and all taps of the kernel. The units along
+//! y, called lanes, iterate over the rows. A unit keeps its sums in registers until its last row.
+//! Invariant: sums are f32, without atomics, in an order that depends only on the shapes: the
+//! pixels of a lane, then the lanes, then the blocks in a second launch.
 
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
@@ -30,21 +30,21 @@ use super::{empty, vector_of};
 
 /// Units of a cube; each has up to 144 sums in its registers.
 const UNITS: usize = 128;
-/// Two for each multiprocessor of the largest GPUs: their sums are written and read again, so that
-/// more would cost more.
+/// Cubes: two for each multiprocessor of the largest GPUs. The sums of each cube are written and
+/// read again, so more cubes would be slower.
 const MOST_CUBES: usize = 256;
-/// Units of the second launch in a row.
+/// Units of the second launch along x.
 const UNITS_IN_A_ROW: usize = 32;
 /// Lanes of the second launch, a power of two.
 const LANES: usize = 8;
-/// The largest kernel of which a unit can hold all taps.
+/// Largest kernel whose taps fit the registers of a unit.
 const LARGEST_KERNEL: usize = 3;
-/// Channels of both sides: beyond them matrix units, which need no such splitting, gain more than
-/// they lose by the columns that are made for them.
+/// Most channels of input and output. With more channels burn's matrix products are faster,
+/// although they need a copy of the windows.
 const MOST_CHANNELS: usize = 64;
 
-/// Returns the gradient of a weight `[C_out, C_in, k, k]`; `None` for one that burn computes as
-/// well.
+/// Returns the gradient of a weight `[C_out, C_in, k, k]`. Returns `None` if burn computes this
+/// shape equally fast.
 pub fn weight_gradient(
     input: &CubeTensor,
     weight: &Shape,
@@ -91,7 +91,7 @@ pub fn weight_gradient(
     Some(CubeBackend::float_permute(whole, &[0, 3, 1, 2]))
 }
 
-/// Returns the sums of each block, without matrix units, and how many there are.
+/// Returns the sums of each block, computed without matrix units, and the number of blocks.
 fn block_sums(
     input: &CubeTensor,
     kernel: usize,
@@ -132,19 +132,19 @@ fn block_sums(
     (sums, plan.blocks)
 }
 
-/// Cut of the outputs into cubes and their units.
+/// Partition of the outputs into cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plan {
     /// Rows of all outputs.
     rows: usize,
-    /// Channels in a vector.
+    /// Channels per vector.
     vector_out: usize,
     vector_in: usize,
-    /// Pairs of vectors of a cube.
+    /// Vector pairs that a cube computes.
     units_in_a_row: usize,
-    /// Rows of a cube at a time.
+    /// Rows that a cube reads at once.
     lanes: usize,
-    /// Cubes for all pairs.
+    /// Number of cubes for all pairs.
     tiles: usize,
     rows_of_block: usize,
     blocks: usize,
@@ -197,7 +197,7 @@ impl Plan {
     }
 }
 
-/// A convolution's sizes.
+/// Sizes of a convolution.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Window {
     /// Rows of all outputs, `N * H_out`.
@@ -207,14 +207,14 @@ pub(super) struct Window {
     width_out: usize,
     height: usize,
     width: usize,
-    /// Vectors of channels.
+    /// Channel vectors of the input.
     columns_out: usize,
     columns_in: usize,
     stride: usize,
     padding: usize,
 }
 
-// tidy: long function because its sums live in registers, which no other function could be given.
+// tidy: long function because its sums are in registers, which cannot be passed to a function.
 /// Computes the sums of each block: `[blocks, C_out, taps, C_in]`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
@@ -243,7 +243,7 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
     let end = select(is_used, select(end < window.rows, end, window.rows), 0);
     while row < end {
         let image = row / window.height_out;
-        // First row of the input under the window, counted from `padding` above it.
+        // First input row under the window, counted from `padding` rows above the image.
         let top = row % window.height_out * window.stride;
         let mut left = 0usize;
         for x in 0..window.width_out {
@@ -274,7 +274,7 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
         row += CUBE_DIM_Y as usize;
     }
 
-    // Some channels at a time, so that the shared memory suffices.
+    // A few channels per pass, because the shared memory is small.
     let unit = UNIT_POS as usize;
     let width = CUBE_DIM_X as usize;
     let mut lanes = Shared::<[Vector<f32, I>]>::new_slice(comptime!(taps * units));
@@ -305,7 +305,7 @@ pub(super) fn block_weight_gradients<E: Float, I: Size, O: Size>(
     }
 }
 
-/// Computes the blocks' sums added: `[C_out, taps, C_in]`, of `columns` vectors.
+/// Adds the sums of all blocks: `[C_out, taps, C_in]`, in `columns` vectors.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn whole_weight_gradient<I: Size>(
     sums: &[Vector<f32, I>],

@@ -1,11 +1,11 @@
-//! The weight's gradient of a 3x3 convolution with stride 1 by matrix units.
+//! The weight gradient of a 3x3 convolution with stride 1, on matrix units.
 //!
-//! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H, W, C_out]`; channels in
-//! sixteens.
-//! Out: the sums of each block, `[blocks, C_out, 9, C_in]` in f32. A cube brings strips of both
-//! into its shared memory; a plane has a pair of tiles of sixteen channels, and keeps the nine sums
-//! of its taps while strips pass.
-//! Invariant: sums are f32, in an order that only the shapes decide.
+//! In: an input `[N, H, W, C_in]` and the gradient of the output `[N, H, W, C_out]`; channels are
+//! multiples of 16.
+//! Out: the sums of each block, `[blocks, C_out, 9, C_in]` in f32. A cube reads strips of both
+//! tables into shared memory. A plane has 16 channels of input and output, and keeps the sums of
+//! all nine taps in registers.
+//! Invariant: sums are f32, in an order that depends only on the shapes.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -17,12 +17,12 @@ use cubecl::prelude::*;
 use crate::cube::empty;
 use crate::cube::strip::{Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros};
 
-/// Two for each multiprocessor of an H100.
+/// Cubes: two for each multiprocessor of an H100.
 const MOST_CUBES: usize = 264;
 /// Shared memory of a cube: three cubes fit on a multiprocessor.
 const MOST_SHARED_BYTES: usize = 56 << 10;
 
-/// Cut of a convolution; constants of the compiled kernel.
+/// Partition of a convolution; constants of the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tiles {
     of_input: Strip,
@@ -30,8 +30,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Returns `None` where matrix units don't take this type, channels are no sixteens, or no
-    /// strip fits.
+    /// Returns `None` if matrix units do not support the type, the number of channels is not a
+    /// multiple of 16, or no strip fits.
     fn new(
         [_, height, width, channels_in]: [usize; 4],
         channels_out: usize,
@@ -79,12 +79,12 @@ impl Tiles {
             })
     }
 
-    /// Products over a strip.
+    /// Number of products per strip.
     fn steps(&self) -> usize {
         self.of_output.pixels / self.of_output.factors.depth
     }
 
-    /// Returns the strips of an image.
+    /// Returns the number of strips in an image.
     fn strips(&self) -> usize {
         self.of_output.height.div_ceil(self.of_output.rows)
     }
@@ -101,7 +101,7 @@ impl Tiles {
         self.pairs().min(PLANES)
     }
 
-    /// Returns the planes with the same pair, which take its products in turn.
+    /// Returns the number of planes that share a pair of tiles and divide its products.
     fn lanes(&self) -> usize {
         PLANES / self.pairs_of_cube()
     }
@@ -111,8 +111,8 @@ impl Tiles {
     }
 }
 
-/// Returns the sums of each block, and how many blocks there are; `None` where there is no way by
-/// matrix units.
+/// Returns the sums of each block and the number of blocks, or `None` if matrix units cannot
+/// compute them.
 pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTensor, usize)> {
     let of_input = input.shape().dims::<4>();
     let of_output = dy.shape().dims::<4>();
@@ -152,7 +152,7 @@ pub(super) fn block_sums(input: &CubeTensor, dy: &CubeTensor) -> Option<(CubeTen
     Some((sums, blocks))
 }
 
-// tidy: long function because its sums live in registers, which no other function could be given.
+// tidy: long function because its sums are in registers, which cannot be passed to a function.
 /// Computes the sums of each block: `[blocks, C_out, 9, C_in]`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
