@@ -12,7 +12,6 @@ pub(super) const NOT_YET: &[&str] = &[
     "distributed/src/on_device.rs",
     "distributed/src/reducer/",
     "docs/reference/",
-    "docs/study.md",
     "lab/records/",
     "lab/report/",
     "lab/simulate/",
