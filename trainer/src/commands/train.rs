@@ -39,7 +39,7 @@ use crate::run::identity;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
 use crate::run::tensorboard;
-use crate::run::train::{Outcome, fit, optimizer_config};
+use crate::run::train::{Outcome, fit};
 use crate::step;
 use crate::step::optimizer::CustomOptimizer;
 use crate::world::ranks::{Role, World};
@@ -166,10 +166,9 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         } => (communicator, server_link),
         Role::Server(link) => {
             world.stop.disarm();
-            let optimizer = optimizer_config(&config);
             step::serve(
                 &config.sync_config(),
-                optimizer,
+                config.optimizer.optimizer,
                 &model,
                 link,
                 &world.rank_status,

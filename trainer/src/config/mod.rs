@@ -57,7 +57,7 @@ pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
 pub(crate) use family::decided;
 pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;
-pub use optimizer::{Decay, LossChoice, Moments, Momentum, OptimizerChoice, OptimizerSection};
+pub use optimizer::{AdamConfig, LossChoice, OptimizerChoice, OptimizerSection, SgdConfig};
 pub use predict_scaling::{
     NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig,
 };

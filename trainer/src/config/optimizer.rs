@@ -37,59 +37,62 @@ pub struct OptimizerSection {
 )]
 pub enum OptimizerChoice {
     /// Stochastic gradient descent with momentum.
-    Sgd {
-        #[serde(flatten)]
-        momentum: Momentum,
-        #[serde(flatten)]
-        decay: Decay,
-    },
-    /// Adam with decoupled weight decay.
-    Adamw {
-        #[serde(flatten)]
-        moments: Moments,
-        #[serde(flatten)]
-        decay: Decay,
-    },
-    /// Descent with momentum, its step scaled for each tensor.
+    Sgd(SgdConfig),
+    /// Adam with decoupled decay (Loshchilov and Hutter 2019, 1711.05101), as PyTorch's
+    /// `torch.optim.AdamW`.
+    Adamw(AdamConfig),
+    /// Descent with momentum, its step scaled for each tensor (You et al. 2017, 1708.03888).
+    ///
+    /// As timm's `Lars`: the learning rate is outside the velocity, an undefined ratio is 1,
+    /// parameters without decay have no ratio. Unlike there, weights have the ratio even if the
+    /// decay is 0, and no epsilon is added to norms.
     Lars {
         #[serde(flatten)]
-        momentum: Momentum,
+        sgd: SgdConfig,
+        /// Share of a tensor's norm by which a step at learning rate 1 moves it.
         trust_coefficient: f64,
-        #[serde(flatten)]
-        decay: Decay,
     },
-    /// Adam's direction, its step scaled for each tensor.
-    Lamb {
-        #[serde(flatten)]
-        moments: Moments,
-        #[serde(flatten)]
-        decay: Decay,
-    },
+    /// Adam's direction, its step scaled for each tensor (You et al. 2020, 1904.00962).
+    ///
+    /// As timm's `Lamb` without its clipping: moments are corrected for their start, an undefined
+    /// ratio is 1, parameters without decay have no ratio. Unlike there, weights have the ratio
+    /// even if the decay is 0.
+    Lamb(AdamConfig),
     /// The optimizer of the model family.
     Custom,
 }
 
 /// Options of sgd and lars.
+///
+/// # Differs from PyTorch
+/// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Momentum {
+#[serde(rename_all = "kebab-case")]
+pub struct SgdConfig {
+    /// Decay of the velocity, in `[0, 1)`.
     pub momentum: f64,
+    /// Look ahead along the velocity (Nesterov).
     pub nesterov: bool,
+    /// L2 penalty added to the gradient.
+    pub weight_decay: f64,
+    /// Whether parameters of one axis (norm scales and shifts, biases) decay: yes in He et al., no
+    /// in Goyal et al. Absent where nothing decays and no step is scaled.
+    pub decay_norm_and_bias: Option<bool>,
 }
 
 /// Options of adamw and lamb.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Moments {
-    pub beta1: f64,
-    pub beta2: f64,
-    pub epsilon: f64,
-}
-
-/// Weight decay.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Decay {
+pub struct AdamConfig {
+    /// Decay of the first moment, in `[0, 1)`.
+    pub beta1: f64,
+    /// Decay of the second moment, in `[0, 1)`.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Share of a parameter that a step at learning rate 1 subtracts.
     pub weight_decay: f64,
-    /// Absent where nothing decays and no step is scaled.
+    /// As in [`SgdConfig`].
     pub decay_norm_and_bias: Option<bool>,
 }
 
@@ -121,28 +124,57 @@ impl OptimizerArgs {
             OptimizerKind::Lamb => (1e-3, 1e-6, 0.01),
         };
         let adapts = matches!(kind, OptimizerKind::Lars | OptimizerKind::Lamb);
-        let decay = || self.decay(weight_decay, adapts);
+        let weight_decay = in_range(
+            "--weight-decay",
+            self.weight_decay.unwrap_or(weight_decay),
+            "0 or more",
+            |decay| decay >= 0.0,
+        )?;
+        let decay_norm_and_bias =
+            (weight_decay > 0.0 || adapts).then(|| self.decay_norm_and_bias.unwrap_or(!adapts));
+        let sgd = || -> Result<SgdConfig, ConfigError> {
+            let momentum = share("--momentum", self.momentum.unwrap_or(0.9))?;
+            let nesterov = self.nesterov.unwrap_or(false);
+            if nesterov && momentum == 0.0 {
+                return Err(conflict(
+                    "--nesterov",
+                    "--momentum 0",
+                    "give a momentum above 0, or --nesterov=false",
+                ));
+            }
+            Ok(SgdConfig {
+                momentum,
+                nesterov,
+                weight_decay,
+                decay_norm_and_bias,
+            })
+        };
+        let adam = || -> Result<AdamConfig, ConfigError> {
+            Ok(AdamConfig {
+                beta1: share("--beta1", self.beta1.unwrap_or(0.9))?,
+                beta2: share("--beta2", self.beta2.unwrap_or(0.999))?,
+                // A smaller value would be 0 as f32.
+                epsilon: in_range(
+                    "--epsilon",
+                    self.epsilon.unwrap_or(epsilon),
+                    "above 1e-38",
+                    |epsilon| epsilon > 1e-38,
+                )?,
+                weight_decay,
+                decay_norm_and_bias,
+            })
+        };
         let optimizer = match kind {
-            OptimizerKind::Sgd => OptimizerChoice::Sgd {
-                momentum: self.momentum()?,
-                decay: decay()?,
-            },
-            OptimizerKind::Adamw => OptimizerChoice::Adamw {
-                moments: self.moments(epsilon)?,
-                decay: decay()?,
-            },
+            OptimizerKind::Sgd => OptimizerChoice::Sgd(sgd()?),
+            OptimizerKind::Adamw => OptimizerChoice::Adamw(adam()?),
             OptimizerKind::Lars => OptimizerChoice::Lars {
-                momentum: self.momentum()?,
+                sgd: sgd()?,
                 trust_coefficient: above_0(
                     "--trust-coefficient",
                     self.trust_coefficient.unwrap_or(0.001),
                 )?,
-                decay: decay()?,
             },
-            OptimizerKind::Lamb => OptimizerChoice::Lamb {
-                moments: self.moments(epsilon)?,
-                decay: decay()?,
-            },
+            OptimizerKind::Lamb => OptimizerChoice::Lamb(adam()?),
             OptimizerKind::Custom => OptimizerChoice::Custom,
         };
         if self.clip_grad_value.is_some() && self.clip_grad_norm.is_some() {
@@ -196,48 +228,6 @@ impl OptimizerArgs {
                 .map(|decay| share("--ema-decay", decay))
                 .transpose()?,
             loss_scale: self.loss_scale.unwrap_or(LossScaling::of(dtype)),
-        })
-    }
-
-    fn momentum(&self) -> Result<Momentum, ConfigError> {
-        let momentum = share("--momentum", self.momentum.unwrap_or(0.9))?;
-        let nesterov = self.nesterov.unwrap_or(false);
-        if nesterov && momentum == 0.0 {
-            return Err(conflict(
-                "--nesterov",
-                "--momentum 0",
-                "give a momentum above 0, or --nesterov=false",
-            ));
-        }
-        Ok(Momentum { momentum, nesterov })
-    }
-
-    fn moments(&self, epsilon: f64) -> Result<Moments, ConfigError> {
-        Ok(Moments {
-            beta1: share("--beta1", self.beta1.unwrap_or(0.9))?,
-            beta2: share("--beta2", self.beta2.unwrap_or(0.999))?,
-            // A smaller value would be 0 as f32.
-            epsilon: in_range(
-                "--epsilon",
-                self.epsilon.unwrap_or(epsilon),
-                "above 1e-38",
-                |epsilon| epsilon > 1e-38,
-            )?,
-        })
-    }
-
-    /// Returns the decay of an optimizer; one that `adapts` scales the step of each tensor.
-    fn decay(&self, default: f64, adapts: bool) -> Result<Decay, ConfigError> {
-        let weight_decay = in_range(
-            "--weight-decay",
-            self.weight_decay.unwrap_or(default),
-            "0 or more",
-            |decay| decay >= 0.0,
-        )?;
-        Ok(Decay {
-            weight_decay,
-            decay_norm_and_bias: (weight_decay > 0.0 || adapts)
-                .then(|| self.decay_norm_and_bias.unwrap_or(!adapts)),
         })
     }
 }

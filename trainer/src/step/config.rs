@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use distributed::{Communicator, reduction::Traffic, watchdog::RankStatus};
 
-use crate::config::{LossScaling, RateFactor, SyncConfig};
+use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig};
 use crate::model::loss::{CrossEntropy, Loss};
 use crate::step::gradient_noise::NoiseBatches;
-use crate::step::optimizer::{CustomOptimizer, OptimizerConfig};
+use crate::step::optimizer::CustomOptimizer;
 
 /// The configuration of a rank's steps, without model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
     /// SGD or AdamW if the device updates, SGD for parameter servers and local SGD.
-    pub optimizer: OptimizerConfig,
+    pub optimizer: OptimizerChoice,
     /// Factors on the learning rates of parts of the model; not if the device or servers update.
     pub rate_factors: Vec<RateFactor>,
     /// Replaces `optimizer`; only if every step sums all gradients.
@@ -44,7 +44,7 @@ pub struct StepConfig {
 
 impl StepConfig {
     /// Returns the configuration of a step without further options, by cross entropy.
-    pub fn new(optimizer: OptimizerConfig, sync: SyncConfig) -> Self {
+    pub fn new(optimizer: OptimizerChoice, sync: SyncConfig) -> Self {
         Self {
             optimizer,
             rate_factors: Vec::new(),

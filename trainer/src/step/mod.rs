@@ -44,10 +44,10 @@ pub use self::config::{Clip, StepConfig, StepContext};
 use self::gradient_noise::NoiseSums;
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use self::optimizer::{Optimizer, OptimizerConfig, OptimizerState, with_ids_by_order};
+use self::optimizer::{Optimizer, OptimizerState, with_ids_by_order};
 use self::sync::Synchronisation;
 pub use self::sync::{check_threads, serve};
-use crate::config::SyncMethod;
+use crate::config::{OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::{ImageClassifier, expect_logits};
@@ -600,7 +600,7 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
         config.gradient_noise
     );
     ensure!(
-        sums_all || matches!(config.optimizer, OptimizerConfig::Sgd(_)),
+        sums_all || matches!(config.optimizer, OptimizerChoice::Sgd(_)),
         "optimizer: parameter servers and local SGD support only SGD, got {:?}",
         config.optimizer
     );

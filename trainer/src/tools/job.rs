@@ -17,9 +17,8 @@ use distributed::Communicator;
 use records::{ExportedJob, JOB_SCHEMA, SgdFacts, file};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::config::BenchConfig;
 use crate::config::cli::ModelArgs;
-use crate::step::optimizer::SgdConfig;
+use crate::config::{BenchConfig, SgdConfig};
 
 /// Returns the job of these flags of a residual network for `ranks` that train with this optimizer.
 pub fn job(
@@ -52,7 +51,7 @@ pub fn job(
             momentum,
             nesterov,
             weight_decay,
-            decay_norm_and_bias,
+            decay_norm_and_bias: decay_norm_and_bias != Some(false),
         },
     })
 }

@@ -14,11 +14,10 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
-use trainer::config::SyncConfig;
+use trainer::config::{OptimizerChoice, SgdConfig, SyncConfig};
 use trainer::model::ImageClassifier;
 use trainer::model::loss::CrossEntropy;
 use trainer::step::StepConfig;
-use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 
 /// docs/numerics.md: relative L2 distance of the mean gradients.
 const GRADIENT_TOLERANCE: f64 = 1e-5;
@@ -94,7 +93,7 @@ fn first_velocity<M: ImageClassifier>(
 ) -> Vec<f32> {
     let base = step_config();
     let config = StepConfig {
-        optimizer: OptimizerConfig::Sgd(SgdConfig {
+        optimizer: OptimizerChoice::Sgd(SgdConfig {
             weight_decay: 0.0,
             ..SGD
         }),
@@ -170,7 +169,7 @@ fn ranks_and_micro_batches_without_or_with_synchronised_norm_give_the_gradient_o
 /// The parameters after two steps.
 fn after_two_steps<M: ImageClassifier + Sync>(
     model: &M,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerChoice,
     world_size: usize,
 ) -> Vec<f32> {
     let record = model.clone();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
+use trainer::config::{OptimizerChoice, SgdConfig};
 use trainer::step::StepConfig;
 use trainer::step::gradient_noise::NoiseBatches;
-use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 
 use crate::fixture::{TINY, flags, run, runs_of};
 use crate::stepper_under_test::{SGD, StepperUnderTest, one_shard, resnet8, step_config, steps};
@@ -23,7 +23,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// After one step its velocities are the gradient.
 fn stepper(communicator: Arc<dyn Communicator>) -> StepperUnderTest {
-    let optimizer = OptimizerConfig::Sgd(SgdConfig {
+    let optimizer = OptimizerChoice::Sgd(SgdConfig {
         weight_decay: 0.0,
         ..SGD
     });

@@ -10,8 +10,7 @@ use crate::stepper_under_test::{
 use burn::tensor::Device;
 use datasets::{Augment, ShardConfig};
 use distributed::{Communicator, run_ranks};
-use trainer::config::{SyncConfig, TrainConfig};
-use trainer::step::optimizer::OptimizerConfig;
+use trainer::config::{OptimizerChoice, SyncConfig, TrainConfig};
 use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
@@ -127,7 +126,7 @@ fn a_skipped_step_leaves_no_trace_in_any_optimizer_and_does_not_count_as_an_upda
                 expected,
                 "{optimizer:?}"
             );
-            let counts = !matches!(optimizer, OptimizerConfig::Lars { .. });
+            let counts = !matches!(optimizer, OptimizerChoice::Lars { .. });
             assert_eq!(expected[0].1, counts.then_some(NUM_STEPS as u64 - 1));
         }
     }

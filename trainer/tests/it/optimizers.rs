@@ -165,8 +165,8 @@ fn another_optimizer_over_a_file_drops_the_options_of_the_files_own() {
     let args = flags(&["--optimizer adamw --config", file.to_str().unwrap()]);
     let config = TrainConfig::resolve(&args, 1).unwrap();
     assert_eq!(config.optimizer.learning_rate, 1e-3);
-    let OptimizerChoice::Adamw { decay, .. } = config.optimizer.optimizer else {
+    let OptimizerChoice::Adamw(adam) = config.optimizer.optimizer else {
         panic!("expected adamw")
     };
-    assert_eq!(decay.weight_decay, 0.01);
+    assert_eq!(adam.weight_decay, 0.01);
 }

@@ -13,11 +13,11 @@ use distributed::{
     Communicator,
     replica::{ParameterLayout, read},
 };
-use trainer::config::SyncConfig;
+use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
+use trainer::step::optimizer::OptimizerState;
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
 /// Momentum and decay.
@@ -25,32 +25,33 @@ pub(crate) const SGD: SgdConfig = SgdConfig {
     momentum: 0.9,
     nesterov: false,
     weight_decay: 1e-4,
-    decay_norm_and_bias: true,
+    decay_norm_and_bias: Some(true),
 };
 
 const ADAM: AdamConfig = AdamConfig {
-    betas: [0.9, 0.999],
+    beta1: 0.9,
+    beta2: 0.999,
     epsilon: 1e-6,
     weight_decay: 0.01,
-    decay_norm_and_bias: false,
+    decay_norm_and_bias: Some(false),
 };
 
 /// The optimizers other than SGD.
-pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
-    OptimizerConfig::AdamW(ADAM),
-    OptimizerConfig::Lars {
+pub(crate) const OTHER_OPTIMIZERS: [OptimizerChoice; 3] = [
+    OptimizerChoice::Adamw(ADAM),
+    OptimizerChoice::Lars {
         sgd: SgdConfig {
-            decay_norm_and_bias: false,
+            decay_norm_and_bias: Some(false),
             ..SGD
         },
         trust_coefficient: 0.1,
     },
-    OptimizerConfig::Lamb(ADAM),
+    OptimizerChoice::Lamb(ADAM),
 ];
 
 /// SGD and no other option.
 pub(crate) fn step_config() -> StepConfig {
-    StepConfig::new(OptimizerConfig::Sgd(SGD), SyncConfig::default())
+    StepConfig::new(OptimizerChoice::Sgd(SGD), SyncConfig::default())
 }
 
 /// A small network with normalisation, with the same weights each time.

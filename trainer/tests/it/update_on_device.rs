@@ -14,9 +14,11 @@ use distributed::{
     replica::{ParameterLayout, read},
 };
 use trainer::config::cli::TrainArgs;
-use trainer::config::{LossScaling, SyncConfig, UpdateKind};
+use trainer::config::{
+    AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncConfig, UpdateKind,
+};
 use trainer::model::loss::{CrossEntropy, Loss};
-use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
+use trainer::step::optimizer::OptimizerState;
 use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;
@@ -31,10 +33,11 @@ const DECAYING: SgdConfig = SgdConfig {
 
 /// An epsilon far above roundings: a gradient that is a rounding would otherwise give a direction.
 const ADAM: AdamConfig = AdamConfig {
-    betas: [0.9, 0.99],
+    beta1: 0.9,
+    beta2: 0.99,
     epsilon: 1e-3,
     weight_decay: 0.01,
-    decay_norm_and_bias: true,
+    decay_norm_and_bias: Some(true),
 };
 
 /// Five steps of eight images in micro-batches of three.
@@ -45,7 +48,7 @@ fn steps() -> Vec<LoadedStep> {
 fn config(update: UpdateKind) -> StepConfig {
     let base = step_config();
     StepConfig {
-        optimizer: OptimizerConfig::Sgd(DECAYING),
+        optimizer: OptimizerChoice::Sgd(DECAYING),
         sync: SyncConfig {
             update,
             ..base.sync
@@ -149,31 +152,31 @@ fn five_steps_equal_those_of_the_host_with_any_optimizer_and_limit() {
     let cases: [(&str, Change); 11] = [
         ("momentum and decay", |_| {}),
         ("nesterov, decay of weights", |config| {
-            config.optimizer = OptimizerConfig::Sgd(SgdConfig {
+            config.optimizer = OptimizerChoice::Sgd(SgdConfig {
                 nesterov: true,
-                decay_norm_and_bias: false,
+                decay_norm_and_bias: Some(false),
                 ..DECAYING
             });
         }),
         ("no momentum, no decay", |config| {
-            config.optimizer = OptimizerConfig::Sgd(SgdConfig {
+            config.optimizer = OptimizerChoice::Sgd(SgdConfig {
                 momentum: 0.0,
                 weight_decay: 0.0,
                 ..SGD
             });
         }),
         ("adamw", |config| {
-            config.optimizer = OptimizerConfig::AdamW(ADAM)
+            config.optimizer = OptimizerChoice::Adamw(ADAM)
         }),
         ("adamw, decay of weights", |config| {
-            config.optimizer = OptimizerConfig::AdamW(AdamConfig {
+            config.optimizer = OptimizerChoice::Adamw(AdamConfig {
                 weight_decay: 0.1,
-                decay_norm_and_bias: false,
+                decay_norm_and_bias: Some(false),
                 ..ADAM
             });
         }),
         ("adam", |config| {
-            config.optimizer = OptimizerConfig::AdamW(AdamConfig {
+            config.optimizer = OptimizerChoice::Adamw(AdamConfig {
                 weight_decay: 0.0,
                 ..ADAM
             });
@@ -277,7 +280,7 @@ fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
 
 #[test]
 fn a_skipped_step_leaves_no_trace() {
-    let optimizers = [OptimizerConfig::Sgd(DECAYING), OptimizerConfig::AdamW(ADAM)];
+    let optimizers = [OptimizerChoice::Sgd(DECAYING), OptimizerChoice::Adamw(ADAM)];
     for (bad, optimizer) in [f32::NAN, f32::INFINITY]
         .into_iter()
         .flat_map(|bad| optimizers.map(|rule| (bad, rule)))
@@ -389,7 +392,7 @@ mod captured {
     use burn::tensor::DeviceKind;
 
     /// Parameters, moments, norm statistics, losses.
-    fn course(optimizer: OptimizerConfig, device: &Device, records: bool) -> [Vec<f32>; 4] {
+    fn course(optimizer: OptimizerChoice, device: &Device, records: bool) -> [Vec<f32>; 4] {
         layers::backend::Switches {
             no_capture: !records,
             ..Default::default()
@@ -441,7 +444,7 @@ mod captured {
             return;
         }
         let device = Device::wgpu(DeviceKind::DefaultDevice);
-        for optimizer in [OptimizerConfig::Sgd(DECAYING), OptimizerConfig::AdamW(ADAM)] {
+        for optimizer in [OptimizerChoice::Sgd(DECAYING), OptimizerChoice::Adamw(ADAM)] {
             let [plain, recorded] =
                 [false, true].map(|records| course(optimizer, &device, records));
             for (index, name) in ["parameters", "moments", "norm statistics", "losses"]

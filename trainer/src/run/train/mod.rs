@@ -18,9 +18,7 @@ use datasets::ImageShape;
 use distributed::{replica::check_fingerprint, watchdog::Phase};
 use records::{EpochRecord, FinalTest, Manifest};
 
-use crate::config::{
-    BatchNormKind, Decay, LossScaling, Moments, Momentum, OnNonFinite, OptimizerChoice, TrainConfig,
-};
+use crate::config::{BatchNormKind, LossScaling, OnNonFinite, TrainConfig};
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::manifest::bearing_on_bits;
@@ -40,7 +38,6 @@ use crate::run::step_hashes::HashRecorder;
 use crate::run::tensorboard::Tensorboard;
 use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
-use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::vain_compression;
 use crate::step::{Clip, StepConfig, Stepper};
 
@@ -399,7 +396,7 @@ impl<M: ImageClassifier> Training<'_, M> {
 fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
-        optimizer: optimizer_config(config),
+        optimizer: config.optimizer.optimizer,
         rate_factors: config
             .optimizer
             .learning_rate_factors
@@ -430,40 +427,4 @@ fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
         large: config.batch.global_batch_size,
     };
     config.run.gradient_noise.then_some(batches)
-}
-
-/// Returns the optimizer of a run.
-pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
-    let sgd = |momentum: Momentum, decay: Decay| SgdConfig {
-        momentum: momentum.momentum,
-        nesterov: momentum.nesterov,
-        weight_decay: decay.weight_decay,
-        decay_norm_and_bias: decay.decay_norm_and_bias.unwrap_or(true),
-    };
-    let adam = |moments: Moments, decay: Decay| AdamConfig {
-        betas: [moments.beta1, moments.beta2],
-        epsilon: moments.epsilon,
-        weight_decay: decay.weight_decay,
-        decay_norm_and_bias: decay.decay_norm_and_bias.unwrap_or(true),
-    };
-    match config.optimizer.optimizer {
-        OptimizerChoice::Sgd { momentum, decay } => OptimizerConfig::Sgd(sgd(momentum, decay)),
-        OptimizerChoice::Adamw { moments, decay } => OptimizerConfig::AdamW(adam(moments, decay)),
-        OptimizerChoice::Lars {
-            momentum,
-            trust_coefficient,
-            decay,
-        } => OptimizerConfig::Lars {
-            sgd: sgd(momentum, decay),
-            trust_coefficient,
-        },
-        OptimizerChoice::Lamb { moments, decay } => OptimizerConfig::Lamb(adam(moments, decay)),
-        // A custom optimizer takes the place of plain descent.
-        OptimizerChoice::Custom => OptimizerConfig::Sgd(SgdConfig {
-            momentum: 0.0,
-            nesterov: false,
-            weight_decay: 0.0,
-            decay_norm_and_bias: true,
-        }),
-    }
 }

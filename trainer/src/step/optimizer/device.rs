@@ -11,19 +11,14 @@ use distributed::replica::{ParameterLayout, replace, tensors};
 use kernels::optimizer::adam;
 
 use super::placement::{ORDER, Placement};
-use super::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
-
-/// The rules that update on a device: LARS and LAMB would launch sums over every single tensor.
-#[derive(Clone, Copy, Debug)]
-enum DeviceRule {
-    Sgd(SgdConfig),
-    AdamW(AdamConfig),
-}
+use super::{OptimizerState, has_two_moments, spares};
+use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
 
 /// Parameters and moments, flat on a device.
 #[derive(Clone, Debug)]
 pub(in crate::step) struct DeviceOptimizer {
-    rule: DeviceRule,
+    /// SGD or AdamW: LARS and LAMB would launch sums over every single tensor.
+    rule: OptimizerChoice,
     placement: Placement,
     parameters: Tensor<1>,
     /// Velocities; or first and second moments.
@@ -37,24 +32,20 @@ impl DeviceOptimizer {
     /// Returns an optimizer at rest over the parameters of `model`, which lie as `layout` says, on the
     /// plain `device`; `None` for LARS and LAMB.
     pub(super) fn new<M: Module>(
-        config: OptimizerConfig,
+        rule: OptimizerChoice,
         layout: &ParameterLayout,
         model: &M,
         device: &Device,
     ) -> Option<Self> {
-        let rule = match config {
-            OptimizerConfig::Sgd(sgd) => DeviceRule::Sgd(sgd),
-            OptimizerConfig::AdamW(adam) => DeviceRule::AdamW(adam),
-            OptimizerConfig::Lars { .. } | OptimizerConfig::Lamb(_) => return None,
-        };
         let decay = match rule {
-            DeviceRule::Sgd(sgd) => sgd.weight_decay,
-            DeviceRule::AdamW(adam) => adam.weight_decay,
+            OptimizerChoice::Sgd(sgd) => sgd.weight_decay,
+            OptimizerChoice::Adamw(adam) => adam.weight_decay,
+            _ => return None,
         };
         let placement = Placement::new(layout, device);
         let mut decays = vec![decay as f32; layout.num_elements()];
         for entry in layout.entries() {
-            if config.spares(entry) {
+            if spares(&rule, entry) {
                 decays[entry.range()].fill(0.0);
             }
         }
@@ -70,7 +61,7 @@ impl DeviceOptimizer {
         Some(Self {
             rule,
             parameters: placed_parameters(&placement, model),
-            moments: vec![zeros; if config.has_two_moments() { 2 } else { 1 }],
+            moments: vec![zeros; if has_two_moments(&rule) { 2 } else { 1 }],
             weight_decays,
             placement,
             num_updates: 0,
@@ -94,7 +85,7 @@ impl DeviceOptimizer {
             moments: moments
                 .flat_map(|moment| self.placement.read(moment))
                 .collect(),
-            num_updates: matches!(self.rule, DeviceRule::AdamW(_)).then_some(self.num_updates),
+            num_updates: has_two_moments(&self.rule).then_some(self.num_updates),
             custom: None,
         }
     }
@@ -129,8 +120,8 @@ impl DeviceOptimizer {
     pub(in crate::step) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
         self.num_updates += 1;
         let mut scalars = vec![learning_rate];
-        if let DeviceRule::AdamW(AdamConfig { betas, .. }) = self.rule {
-            scalars.extend(adam::corrections(betas, self.num_updates));
+        if let OptimizerChoice::Adamw(AdamConfig { beta1, beta2, .. }) = self.rule {
+            scalars.extend(adam::corrections([beta1, beta2], self.num_updates));
         }
         scalars
     }
@@ -147,7 +138,19 @@ impl DeviceOptimizer {
             .map(|decays| self.parameters.clone() * decays.clone());
         let moments = &mut self.moments;
         let direction = match self.rule {
-            DeviceRule::Sgd(SgdConfig {
+            OptimizerChoice::Adamw(AdamConfig {
+                beta1,
+                beta2,
+                epsilon,
+                ..
+            }) => {
+                let square = gradient.clone() * gradient.clone();
+                moments[0] = moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - beta1);
+                moments[1] = moments[1].clone() * beta2 + square * (1.0 - beta2);
+                let root = times(2, moments[1].clone().sqrt());
+                added(times(1, moments[0].clone()) / (root + epsilon), decay)
+            }
+            OptimizerChoice::Sgd(SgdConfig {
                 momentum, nesterov, ..
             }) => {
                 let gradient = added(gradient, decay);
@@ -158,14 +161,7 @@ impl DeviceOptimizer {
                     moments[0].clone()
                 }
             }
-            DeviceRule::AdamW(AdamConfig { betas, epsilon, .. }) => {
-                let square = gradient.clone() * gradient.clone();
-                moments[0] =
-                    moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - betas[0]);
-                moments[1] = moments[1].clone() * betas[1] + square * (1.0 - betas[1]);
-                let root = times(2, moments[1].clone().sqrt());
-                added(times(1, moments[0].clone()) / (root + epsilon), decay)
-            }
+            _ => unreachable!("`new` accepts only SGD and AdamW"),
         };
         self.parameters = self.parameters.clone() - times(0, direction);
     }

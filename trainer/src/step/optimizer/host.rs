@@ -3,25 +3,27 @@
 //! In: the learning rate and the mean gradient. Out: updated parameters.
 //! Invariant: equal inputs give equal bits on every rank.
 //! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's
-//! `torch.optim.SGD`. The sources of the other rules are at [`OptimizerConfig`].
+//! `torch.optim.SGD`. The sources of the other rules are at [`OptimizerChoice`].
 
 use std::ops::Range;
 
 use burn::module::Module;
 use distributed::gradients::SyncedBucket;
 use distributed::replica::{ParameterEntry, ParameterLayout, read, write};
+use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
+use kernels::optimizer::lamb::{self, LambUpdate};
+use kernels::optimizer::lars;
 use kernels::optimizer::sgd::{self, SgdUpdate};
-use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
 
-use super::{OptimizerConfig, OptimizerState};
-use crate::config::RateFactor;
+use super::{OptimizerState, has_two_moments, spares};
+use crate::config::{AdamConfig, OptimizerChoice, RateFactor, SgdConfig};
 use crate::model::parts::{self, is_within};
 
 /// The parameters and moments of a model in main memory, updated in place.
 #[derive(Clone, Debug)]
 pub(in crate::step) struct HostOptimizer {
-    config: OptimizerConfig,
+    rule: OptimizerChoice,
     layout: ParameterLayout,
     /// Flat in module order.
     parameters: Vec<f32>,
@@ -54,7 +56,7 @@ impl HostOptimizer {
     /// # Panics
     /// If `parameters` and the layout differ in length.
     pub(in crate::step) fn new(
-        config: OptimizerConfig,
+        rule: OptimizerChoice,
         factors: &[RateFactor],
         layout: &ParameterLayout,
         parameters: Vec<f32>,
@@ -72,18 +74,18 @@ impl HostOptimizer {
             let longest = of_parts.max_by_key(|factor| factor.part.len());
             Span {
                 range: entry.range(),
-                is_spared: config.spares(entry),
+                is_spared: spares(&rule, entry),
                 factor: longest.map_or(1.0, |factor| factor.factor),
             }
         };
         let spans: Vec<Span> = layout.entries().iter().map(span).collect();
-        let longest = match config {
-            OptimizerConfig::Lamb(_) => spans.iter().map(|span| span.range.len()).max(),
+        let longest = match rule {
+            OptimizerChoice::Lamb(_) => spans.iter().map(|span| span.range.len()).max(),
             _ => None,
         };
-        let num_moments = if config.has_two_moments() { 2 } else { 1 };
+        let num_moments = if has_two_moments(&rule) { 2 } else { 1 };
         Self {
-            config,
+            rule,
             layout: layout.clone(),
             moments: vec![0.0; num_moments * parameters.len()],
             parameters,
@@ -106,7 +108,7 @@ impl HostOptimizer {
     pub(super) fn state(&self) -> OptimizerState {
         OptimizerState {
             moments: self.moments.clone(),
-            num_updates: self.config.has_two_moments().then_some(self.num_updates),
+            num_updates: has_two_moments(&self.rule).then_some(self.num_updates),
             custom: None,
         }
     }
@@ -195,45 +197,57 @@ impl HostOptimizer {
             let first = &mut first_moments[range.clone()];
             // Empty if the rule has one moment.
             let second = second_moments.get_mut(range.clone()).unwrap_or_default();
-            match &self.config {
-                OptimizerConfig::Lars {
+            let decay = |decay: f64| if is_spared { 0.0 } else { decay };
+            let descent = |sgd: &SgdConfig| SgdUpdate {
+                learning_rate: learning_rate as f32,
+                momentum: sgd.momentum as f32,
+                weight_decay: decay(sgd.weight_decay) as f32,
+                nesterov: sgd.nesterov,
+            };
+            let direction = |adam: &AdamConfig| {
+                AdamDirection::new([adam.beta1, adam.beta2], adam.epsilon, number)
+            };
+            match &self.rule {
+                OptimizerChoice::Lars {
                     sgd,
                     trust_coefficient,
-                } if !is_spared => {
-                    let update = sgd.update(learning_rate, is_spared);
-                    lars::step(
-                        isa,
-                        &update,
-                        *trust_coefficient,
-                        parameters,
-                        first,
-                        gradients,
-                    );
+                } if !is_spared => lars::step(
+                    isa,
+                    &descent(sgd),
+                    *trust_coefficient,
+                    parameters,
+                    first,
+                    gradients,
+                ),
+                OptimizerChoice::Sgd(sgd) | OptimizerChoice::Lars { sgd, .. } => {
+                    sgd_step(isa, &descent(sgd), parameters, first, gradients);
                 }
-                OptimizerConfig::Sgd(sgd) | OptimizerConfig::Lars { sgd, .. } => {
-                    sgd_step(
-                        isa,
-                        &sgd.update(learning_rate, is_spared),
-                        parameters,
-                        first,
-                        gradients,
-                    );
-                }
-                OptimizerConfig::AdamW(config) => {
-                    let update = config.adamw_update(learning_rate, number, is_spared);
+                OptimizerChoice::Adamw(adam) => {
+                    let update = AdamWUpdate {
+                        learning_rate: learning_rate as f32,
+                        kept: (1.0 - learning_rate * decay(adam.weight_decay)) as f32,
+                        direction: direction(adam),
+                    };
                     adam::step(isa, &update, parameters, [first, second], gradients);
                 }
-                OptimizerConfig::Lamb(config) => {
-                    let update = config.lamb_update(learning_rate, number, is_spared);
+                OptimizerChoice::Lamb(adam) => {
+                    let update = LambUpdate {
+                        learning_rate: learning_rate as f32,
+                        weight_decay: decay(adam.weight_decay) as f32,
+                        direction: direction(adam),
+                        adapts: !is_spared,
+                    };
+                    let scratch = &mut self.scratch[..range.len()];
                     lamb::step(
                         isa,
                         &update,
                         parameters,
-                        &mut self.scratch[..range.len()],
+                        scratch,
                         [first, second],
                         gradients,
                     );
                 }
+                OptimizerChoice::Custom => unreachable!("a custom optimizer has its own rule"),
             }
         }
     }

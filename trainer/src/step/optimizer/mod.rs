@@ -3,7 +3,6 @@
 //! In: the learning rate, the mean gradient. Out: a model with updated parameters; a state to save.
 //! Invariant: equal inputs give equal bits on every rank, so replicas never drift apart.
 
-mod config;
 mod custom;
 mod device;
 mod host;
@@ -17,16 +16,15 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use distributed::gradients::{LocalGradients, SyncedGradients};
-use distributed::replica::{ParameterLayout, read};
+use distributed::replica::{ParameterEntry, ParameterLayout, read};
 
-pub use self::config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use self::custom::CustomOptimizer;
 pub(super) use self::custom::with_ids_by_order;
 pub(super) use self::device::DeviceOptimizer;
 pub(super) use self::host::HostOptimizer;
 pub(super) use self::placement::{ORDER, Placement};
 use super::StepConfig;
-use crate::config::SyncMethod;
+use crate::config::{OptimizerChoice, SyncMethod};
 
 /// The owner of the parameters, which updates them.
 #[expect(clippy::large_enum_variant, reason = "a rank has one at a time")]
@@ -186,4 +184,20 @@ impl Optimizer {
             other => unreachable!("expected an optimizer in main memory, got {other:?}"),
         }
     }
+}
+
+/// Returns true if the rule has first and second moments, corrected for their start, not
+/// velocities.
+fn has_two_moments(rule: &OptimizerChoice) -> bool {
+    matches!(rule, OptimizerChoice::Adamw(_) | OptimizerChoice::Lamb(_))
+}
+
+/// Returns true if this parameter has no decay, and no ratio of a rule that has one.
+fn spares(rule: &OptimizerChoice, entry: &ParameterEntry) -> bool {
+    let decays_all = match rule {
+        OptimizerChoice::Sgd(sgd) | OptimizerChoice::Lars { sgd, .. } => sgd.decay_norm_and_bias,
+        OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) => adam.decay_norm_and_bias,
+        OptimizerChoice::Custom => None,
+    };
+    decays_all == Some(false) && entry.shape.len() <= 1
 }

@@ -1,6 +1,7 @@
 //! The updates against PyTorch's, timm's and the papers' formulas.
 
 use super::*;
+use crate::config::{AdamConfig, SgdConfig};
 use burn::module::Param;
 
 #[derive(Module, Debug)]
@@ -24,7 +25,7 @@ fn module() -> WeightAndBias {
     }
 }
 
-fn optimizer(config: OptimizerConfig) -> HostOptimizer {
+fn optimizer(config: OptimizerChoice) -> HostOptimizer {
     let layout = ParameterLayout::new(&module());
     HostOptimizer::new(config, &[], &layout, vec![0.5, -1.25, 2.0])
 }
@@ -34,29 +35,30 @@ fn sgd_config(nesterov: bool, decay_norm_and_bias: bool) -> SgdConfig {
         momentum: 0.9,
         nesterov,
         weight_decay: 0.01,
-        decay_norm_and_bias,
+        decay_norm_and_bias: Some(decay_norm_and_bias),
     }
 }
 
 fn adam_config(epsilon: f64, decay_norm_and_bias: bool) -> AdamConfig {
     AdamConfig {
-        betas: [0.9, 0.999],
+        beta1: 0.9,
+        beta2: 0.999,
         epsilon,
         weight_decay: 0.01,
-        decay_norm_and_bias,
+        decay_norm_and_bias: Some(decay_norm_and_bias),
     }
 }
 
 /// One of each rule.
-fn all() -> [OptimizerConfig; 4] {
+fn all() -> [OptimizerChoice; 4] {
     [
-        OptimizerConfig::Sgd(sgd_config(true, true)),
-        OptimizerConfig::Lars {
+        OptimizerChoice::Sgd(sgd_config(true, true)),
+        OptimizerChoice::Lars {
             sgd: sgd_config(false, false),
             trust_coefficient: 0.5,
         },
-        OptimizerConfig::AdamW(adam_config(1e-8, true)),
-        OptimizerConfig::Lamb(adam_config(1e-6, false)),
+        OptimizerChoice::Adamw(adam_config(1e-8, true)),
+        OptimizerChoice::Lamb(adam_config(1e-6, false)),
     ]
 }
 
@@ -66,7 +68,7 @@ fn update(optimizer: &mut HostOptimizer, learning_rate: f64, gradients: &[f32]) 
     optimizer.update(learning_rate, [(0..2, &gradients[..2])]);
 }
 
-fn after_three_steps(config: OptimizerConfig) -> Vec<f32> {
+fn after_three_steps(config: OptimizerChoice) -> Vec<f32> {
     let mut optimizer = optimizer(config);
     for gradients in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]] {
         update(&mut optimizer, 0.1, &gradients);
@@ -86,7 +88,7 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 /// then three steps with these gradients.
 #[test]
 fn three_steps_of_sgd_equal_pytorchs() {
-    let sgd = |nesterov| after_three_steps(OptimizerConfig::Sgd(sgd_config(nesterov, true)));
+    let sgd = |nesterov| after_three_steps(OptimizerChoice::Sgd(sgd_config(nesterov, true)));
     assert_close(&sgd(false), &[0.479_102_3, -0.896_703_3, 2.125_829_5]);
     assert_close(&sgd(true), &[0.655_451_8, -0.879_533_9, 2.194_702_9]);
 }
@@ -95,7 +97,7 @@ fn three_steps_of_sgd_equal_pytorchs() {
 #[test]
 fn three_steps_of_adamw_equal_pytorchs() {
     let adamw =
-        |epsilon, decays| after_three_steps(OptimizerConfig::AdamW(adam_config(epsilon, decays)));
+        |epsilon, decays| after_three_steps(OptimizerChoice::Adamw(adam_config(epsilon, decays)));
     assert_close(
         &adamw(1e-8, true),
         &[0.355_300_4, -1.094_810_4, 1.976_620_2],
@@ -108,7 +110,7 @@ fn three_steps_of_adamw_equal_pytorchs() {
 }
 
 /// As golden/optimizers.py makes them: the rates differ, the second weight begins at zeros, and in the third step the first has no gradient.
-fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
+fn after_five_steps(config: OptimizerChoice) -> Vec<f32> {
     let device = Device::flex();
     let module = TwoLayers {
         first: Param::from_tensor(Tensor::zeros([2, 2], &device)),
@@ -129,7 +131,7 @@ fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
     optimizer.parameters().to_vec()
 }
 
-fn assert_equals_timms(config: OptimizerConfig, expected: [f32; 8]) {
+fn assert_equals_timms(config: OptimizerChoice, expected: [f32; 8]) {
     let got = after_five_steps(config);
     let is_close = got
         .iter()
@@ -147,7 +149,7 @@ fn five_steps_of_lars_equal_timms() {
             weight_decay,
             ..sgd_config(nesterov, decays)
         };
-        OptimizerConfig::Lars {
+        OptimizerChoice::Lars {
             sgd,
             trust_coefficient,
         }
@@ -209,7 +211,7 @@ fn five_steps_of_lars_equal_timms() {
 #[test]
 fn five_steps_of_lamb_equal_timms() {
     let lamb = |decays, weight_decay| {
-        OptimizerConfig::Lamb(AdamConfig {
+        OptimizerChoice::Lamb(AdamConfig {
             weight_decay,
             ..adam_config(1e-6, decays)
         })
@@ -263,7 +265,7 @@ fn five_steps_of_lamb_equal_timms() {
 #[test]
 fn a_bias_is_spared_decay_if_asked_and_a_weight_is_not() {
     let [all, spared] = [true, false]
-        .map(|decays| after_three_steps(OptimizerConfig::Sgd(sgd_config(false, decays))));
+        .map(|decays| after_three_steps(OptimizerChoice::Sgd(sgd_config(false, decays))));
     assert_eq!(all[..2], spared[..2]);
     assert!(spared[2] > all[2]);
 }

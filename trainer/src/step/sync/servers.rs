@@ -20,11 +20,11 @@ use distributed::replica::ParameterLayout;
 use distributed::watchdog::{Phase, RankStatus};
 use distributed::{CollectiveError, Communicator, ROOT};
 
-use crate::config::{PlacementKind, SyncConfig, SyncMethod};
+use crate::config::{OptimizerChoice, PlacementKind, SyncConfig, SyncMethod};
 use crate::step::StepConfig;
 use crate::step::collector::HostBuckets;
 use crate::step::config::{Step, SyncMode};
-use crate::step::optimizer::{HostOptimizer, OptimizerConfig};
+use crate::step::optimizer::HostOptimizer;
 use crate::step::sync_plan::{bucket_cap_bytes, consistency, staleness};
 
 /// A worker of parameter servers, and this rank's own server, if it has one.
@@ -196,7 +196,7 @@ pub fn check_threads(
 /// Serves on a rank that does nothing else, until the workers have left.
 pub fn serve<M: Module>(
     config: &SyncConfig,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerChoice,
     model: &M,
     server_link: Arc<dyn Communicator>,
     rank_status: &Arc<RankStatus>,
@@ -245,7 +245,7 @@ struct ServerSgd {
 
 impl ServerSgd {
     /// Starts at zero: root sends the parameters before any worker asks for them.
-    fn new<M: Module>(config: &SyncConfig, optimizer: OptimizerConfig, model: &M) -> Self {
+    fn new<M: Module>(config: &SyncConfig, optimizer: OptimizerChoice, model: &M) -> Self {
         let layout = ParameterLayout::new(model);
         let total_bytes = layout.num_elements() * size_of::<f32>();
         let zeros = vec![0.0; layout.num_elements()];

@@ -25,8 +25,8 @@ use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, InputKind, Kernels, LossScaling, PlacementKind, SyncMethod,
-    scaling_method_name,
+    BatchNormKind, BenchConfig, InputKind, Kernels, LossScaling, OptimizerChoice, PlacementKind,
+    SgdConfig, SyncMethod, scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{
@@ -40,7 +40,6 @@ use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
 use crate::model::loss;
-use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::{own_shards, vain_compression};
 use crate::step::{self, StepConfig, StepContext, Stepper};
 use crate::tools::device_kernels::observed;
@@ -60,7 +59,7 @@ const SGD: SgdConfig = SgdConfig {
     momentum: 0.9,
     nesterov: false,
     weight_decay: 1e-4,
-    decay_norm_and_bias: true,
+    decay_norm_and_bias: Some(true),
 };
 
 /// Measurement on a training rank.
@@ -501,6 +500,6 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         rank_status: Arc::clone(rank_status),
-        ..StepConfig::new(OptimizerConfig::Sgd(SGD), config.sync_config())
+        ..StepConfig::new(OptimizerChoice::Sgd(SGD), config.sync_config())
     }
 }

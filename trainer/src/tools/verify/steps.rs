@@ -16,12 +16,13 @@ use records::bytes;
 
 use super::{Subject, of_largest, relative_l2};
 use crate::config::cli::ModelArgs;
-use crate::config::{ComputeSection, LossScaling, SyncConfig};
+use crate::config::{
+    AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncConfig,
+};
 use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::network::resnet;
-use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, StepContext, Stepper};
 use crate::tools::check::{Compared, Finding};
 
@@ -30,20 +31,21 @@ use crate::tools::check::{Compared, Finding};
 const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
 
 /// The usual optimizer, with a weight decay that ten steps reveal.
-const SGD: OptimizerConfig = OptimizerConfig::Sgd(SgdConfig {
+const SGD: OptimizerChoice = OptimizerChoice::Sgd(SgdConfig {
     momentum: 0.9,
     nesterov: false,
     weight_decay: 1e-1,
-    decay_norm_and_bias: true,
+    decay_norm_and_bias: Some(true),
 });
 
 /// AdamW with an epsilon of the size of gradients: with a small one, the first steps would follow the gradients' signs
 /// and so their rounding.
-const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
-    betas: [0.9, 0.99],
+const ADAMW: OptimizerChoice = OptimizerChoice::Adamw(AdamConfig {
+    beta1: 0.9,
+    beta2: 0.99,
     epsilon: 0.1,
     weight_decay: 1e-1,
-    decay_norm_and_bias: true,
+    decay_norm_and_bias: Some(true),
 });
 
 /// A network, its batches and its optimizer.
@@ -55,7 +57,7 @@ struct Lesson {
     num_batches: usize,
     /// Images of the last batch.
     last_batch_size: usize,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerChoice,
 }
 
 /// A small network in training by the step of `train`.
@@ -366,7 +368,7 @@ mod tests {
             };
             course(lesson, &compute, &device).map(|course| course.update)
         };
-        let (OptimizerConfig::Sgd(sgd), OptimizerConfig::AdamW(adamw)) = (SGD, ADAMW) else {
+        let (OptimizerChoice::Sgd(sgd), OptimizerChoice::Adamw(adamw)) = (SGD, ADAMW) else {
             unreachable!("their names")
         };
         let of_sgd = update(SGD)?;
@@ -374,28 +376,29 @@ mod tests {
         for (expected, wrong) in [
             (
                 &of_sgd,
-                OptimizerConfig::Sgd(SgdConfig {
+                OptimizerChoice::Sgd(SgdConfig {
                     momentum: 0.855,
                     ..sgd
                 }),
             ),
             (
                 &of_sgd,
-                OptimizerConfig::Sgd(SgdConfig {
+                OptimizerChoice::Sgd(SgdConfig {
                     weight_decay: 0.0,
                     ..sgd
                 }),
             ),
             (
                 &of_adamw,
-                OptimizerConfig::AdamW(AdamConfig {
-                    betas: [0.855, 0.99],
+                OptimizerChoice::Adamw(AdamConfig {
+                    beta1: 0.855,
+                    beta2: 0.99,
                     ..adamw
                 }),
             ),
             (
                 &of_adamw,
-                OptimizerConfig::AdamW(AdamConfig {
+                OptimizerChoice::Adamw(AdamConfig {
                     weight_decay: 0.0,
                     ..adamw
                 }),
