@@ -5,10 +5,9 @@
 //! Invariant: a throughput counts only if its losses agree with Lockstep's on the same job. Ratios
 //! and speedups are taken within a round, between measurements begun within an hour of each other.
 
+use crate::measurement::{self, ratios};
 use crate::number::nans_if_null;
-use crate::{
-    AttemptRecord, Estimate, Machine, Repeated, Status, Study, StudyCell, median, ratios, text,
-};
+use crate::{AttemptRecord, Estimate, Machine, Status, Study, StudyCell, median, text};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -92,8 +91,8 @@ pub struct ComparisonRow {
     pub ranks: u64,
     /// Compute threads of each rank.
     pub threads: u64,
-    /// Rounds that count, ascending.
-    pub rounds: Vec<ComparedRound>,
+    /// Attempts of the rounds that count, ascending.
+    pub rounds: Vec<AttemptRecord>,
     /// Reason why rounds are missing.
     pub gap: Option<String>,
     /// Speed over Lockstep's.
@@ -104,27 +103,6 @@ pub struct ComparisonRow {
     pub loss_agrees: Option<bool>,
     /// Whether the speed may be compared.
     pub counts: bool,
-}
-
-/// One measurement of a row.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ComparedRound {
-    /// From 1.
-    pub number: u64,
-    /// Begin in UTC, RFC 3339; empty if unknown.
-    pub started: String,
-    /// Images/s of all ranks.
-    pub images_per_second: f64,
-    /// Mean loss over all ranks of each step, nats.
-    pub losses: Vec<f64>,
-    /// Peak of the largest rank, bytes.
-    pub peak_memory_bytes_rank: u64,
-    /// Peak of all processes together, bytes.
-    pub peak_memory_bytes_total: u64,
-    /// Memory of a rank after the import of the framework, bytes.
-    pub import_memory_bytes_rank: u64,
-    /// Whether other processes used the CPUs.
-    pub is_disturbed: bool,
 }
 
 /// One framework's training on images.
@@ -237,7 +215,7 @@ fn counted<'a>(
     attempts: &'a [AttemptRecord],
 ) -> (Vec<&'a AttemptRecord>, Option<String>) {
     let of_cell: Vec<&AttemptRecord> = attempts.iter().filter(|one| one.cell == cell.id).collect();
-    let counted = crate::repetition::counted(of_cell.iter().copied());
+    let counted = measurement::counted(cell, attempts);
     let is_counted = |number: u64| counted.iter().any(|one| one.repetition == number);
     let gap = of_cell
         .iter()
@@ -293,8 +271,9 @@ impl ComparisonRow {
             ranks,
             threads: number("threads"),
             rounds: counted
-                .iter()
-                .filter_map(|one| ComparedRound::of(one))
+                .into_iter()
+                .filter(|one| one.images_per_second().is_some())
+                .cloned()
                 .collect(),
             gap,
             ..ComparisonRow::default()
@@ -306,34 +285,43 @@ impl ComparisonRow {
         self.framework == OURS
     }
 
-    fn quiet_rounds(&self) -> Vec<&ComparedRound> {
-        let quiet = self.rounds.iter().filter(|round| !round.is_disturbed);
-        quiet.collect()
+    fn quiet_rounds(&self) -> impl Iterator<Item = &AttemptRecord> + Clone {
+        let rounds = self.rounds.iter();
+        rounds.filter(|round| round.status != Status::Disturbed)
+    }
+
+    /// Returns the number of rounds during which other programs used the CPUs.
+    pub fn num_disturbed(&self) -> usize {
+        self.rounds.len() - self.quiet_rounds().count()
     }
 
     /// Returns the median images/s of all rounds, without disturbed ones if enough are quiet.
     pub fn speed(&self) -> Option<f64> {
-        let quiet = self.quiet_rounds();
-        let rounds = match quiet.len() >= ENOUGH_QUIET {
-            true => quiet,
-            false => self.rounds.iter().collect(),
-        };
-        middle(&rounds)
+        match self.quiet_rounds().count() >= ENOUGH_QUIET {
+            true => middle(self.quiet_rounds()),
+            false => middle(self.rounds.iter()),
+        }
     }
 
     /// Returns the median images/s of the quiet rounds, or of all if none is quiet.
     pub fn quiet_speed(&self) -> Option<f64> {
-        middle(&self.quiet_rounds()).or_else(|| self.speed())
+        middle(self.quiet_rounds()).or_else(|| self.speed())
     }
 
     /// Returns the largest value of any round.
-    pub fn most(&self, of_round: impl Fn(&ComparedRound) -> u64) -> Option<u64> {
-        self.rounds.iter().map(of_round).max()
+    pub fn most(&self, of_round: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
+        let rounds = self.rounds.iter();
+        rounds.filter_map(|round| of_round(&round.result)).max()
     }
 
-    /// Returns the loss of the first round after this many updates.
+    /// Returns the largest memory of a rank in any round, bytes.
+    pub fn peak_memory_bytes(&self) -> Option<u64> {
+        self.most(|result| result["peak_memory_bytes"].as_u64())
+    }
+
+    /// Returns the mean loss over all ranks of the first round after this many updates, nats.
     pub fn loss_after(&self, updates: usize) -> Option<f64> {
-        self.rounds.first()?.losses.get(updates).copied()
+        loss_after(self.rounds.first()?, updates)
     }
 
     /// Returns the efficiency: speedup over ranks.
@@ -353,16 +341,13 @@ impl ComparisonRow {
             return None;
         }
         let format = usize::from(self.dtype == "bf16");
-        let is_near = |round: &ComparedRound| {
+        let is_near = |round: &AttemptRecord| {
             tolerances.iter().all(|(updates, tolerances)| {
-                let losses = [round, expected].map(|round| round.losses.get(*updates));
-                match losses {
-                    // A difference of NaN is not near.
-                    [Some(got), Some(expected)] => {
-                        (got - expected).abs() <= tolerances[format] * expected.abs()
-                    }
-                    _ => false,
-                }
+                let losses = loss_after(round, *updates).zip(loss_after(expected, *updates));
+                // A difference of NaN is not near.
+                losses.is_some_and(|(got, expected)| {
+                    (got - expected).abs() <= tolerances[format] * expected.abs()
+                })
             })
         };
         Some(self.rounds.iter().all(is_near))
@@ -374,30 +359,25 @@ impl ComparisonRow {
 
     /// Estimates the speed over that of another row from the rounds that both have.
     fn over(&self, other: &ComparisonRow) -> Option<Estimate> {
-        let quiet = ratios(
-            &repeated(&self.quiet_rounds()),
-            &repeated(&other.quiet_rounds()),
-        );
-        if quiet.len() >= ENOUGH_QUIET {
-            return Estimate::of(&quiet);
+        let quiet = ratios(self.quiet_rounds(), other.quiet_rounds());
+        match quiet.len() >= ENOUGH_QUIET {
+            true => Estimate::of(&quiet),
+            false => Estimate::of(&ratios(self.rounds.iter(), other.rounds.iter())),
         }
-        let [own, theirs] = [self, other].map(|row| row.rounds.iter().collect::<Vec<_>>());
-        Estimate::of(&ratios(&repeated(&own), &repeated(&theirs)))
     }
 }
 
-fn repeated<'r>(rounds: &[&'r ComparedRound]) -> Vec<Repeated<'r>> {
-    let of = |round: &&'r ComparedRound| Repeated {
-        number: round.number,
-        started: &round.started,
-        speed: round.images_per_second,
-    };
-    rounds.iter().map(of).collect()
+fn middle<'a>(rounds: impl Iterator<Item = &'a AttemptRecord>) -> Option<f64> {
+    let mut speeds: Vec<f64> = rounds
+        .filter_map(AttemptRecord::images_per_second)
+        .collect();
+    (!speeds.is_empty()).then(|| median(&mut speeds))
 }
 
-fn middle(rounds: &[&ComparedRound]) -> Option<f64> {
-    let mut speeds: Vec<f64> = rounds.iter().map(|one| one.images_per_second).collect();
-    (!speeds.is_empty()).then(|| median(&mut speeds))
+/// Returns a loss, NaN where JSON has null; `None` if the round has fewer steps.
+fn loss_after(round: &AttemptRecord, updates: usize) -> Option<f64> {
+    let loss = round.result["losses"].get(updates)?;
+    Some(loss.as_f64().unwrap_or(f64::NAN))
 }
 
 /// Decides which rows count, and sets their ratios and speedups.
@@ -452,26 +432,6 @@ fn ours_beside<'r>(row: &ComparisonRow, rows: &'r [ComparisonRow]) -> Option<&'r
     })
 }
 
-impl ComparedRound {
-    fn of(attempt: &AttemptRecord) -> Option<Self> {
-        let result = &attempt.result;
-        let bytes = |key: &str| result[key].as_u64().unwrap_or(0);
-        let losses = result["losses"].as_array().into_iter().flatten();
-        Some(ComparedRound {
-            number: attempt.repetition,
-            started: attempt.started.clone().unwrap_or_default(),
-            images_per_second: attempt.images_per_second()?,
-            losses: losses
-                .map(|loss| loss.as_f64().unwrap_or(f64::NAN))
-                .collect(),
-            peak_memory_bytes_rank: bytes("peak_memory_bytes"),
-            peak_memory_bytes_total: bytes("peak_memory_bytes_total"),
-            import_memory_bytes_rank: bytes("import_memory_bytes"),
-            is_disturbed: attempt.status == Status::Disturbed,
-        })
-    }
-}
-
 impl Course {
     /// Returns the trainings of a cell, one for each seed; one with the reason if none succeeded.
     fn all(cell: &StudyCell, attempts: &[AttemptRecord]) -> Vec<Self> {
@@ -511,11 +471,13 @@ mod tests {
 
     /// A row of resnet20 whose losses begin with 3 and have these values after 2 and 5 updates.
     fn row(framework: &str, ranks: u64, speeds: &[f64], losses: [f64; 2]) -> ComparisonRow {
-        let round = |(index, speed): (usize, &f64)| ComparedRound {
-            number: index as u64 + 1,
-            images_per_second: *speed,
-            losses: vec![3.0, 3.0, losses[0], 2.0, 2.0, losses[1]],
-            ..ComparedRound::default()
+        let round = |(index, speed): (usize, &f64)| AttemptRecord {
+            repetition: index as u64 + 1,
+            result: serde_json::json!({
+                "images_per_second": speed,
+                "losses": [3.0, 3.0, losses[0], 2.0, 2.0, losses[1]],
+            }),
+            ..AttemptRecord::default()
         };
         ComparisonRow {
             framework: framework.to_owned(),
@@ -566,7 +528,7 @@ mod tests {
         let of = |first: f64, last: f64| {
             let mut row = row("PyTorch DDP", 1, &[100.0], [2.5, last]);
             row.model = "resnet50".to_owned();
-            row.rounds[0].losses[0] = first;
+            row.rounds[0].result["losses"][0] = first.into();
             row
         };
         let ours = of(3.0, 2.0);
@@ -585,12 +547,12 @@ mod tests {
             row(OURS, 1, &[100.0; 7], SAME),
             row("JAX", 1, &[50.0, 50.0, 50.0, 50.0, 50.0, 50.0, 1.0], SAME),
         ];
-        rows[1].rounds[6].is_disturbed = true;
+        rows[1].rounds[6].status = Status::Disturbed;
         let ratio = |rows: &[ComparisonRow; 2]| judged(rows.clone())[1].ratio.unwrap();
         assert_eq!(ratio(&rows).interval, Some([0.5, 0.5]), "six quiet rounds");
         for (round, begin) in [(0, "2026-11-24T10:00:00Z"), (1, "2026-11-25T10:00:00Z")] {
-            rows[0].rounds[round].started = "2026-11-24T10:00:00Z".to_owned();
-            rows[1].rounds[round].started = begin.to_owned();
+            rows[0].rounds[round].started = Some("2026-11-24T10:00:00Z".to_owned());
+            rows[1].rounds[round].started = Some(begin.to_owned());
         }
         assert_eq!(
             ratio(&rows).interval,
@@ -601,7 +563,7 @@ mod tests {
             let speeds = [vec![100.0; num_quiet], vec![20.0; num_quiet]].concat();
             let mut row = row(OURS, 1, &speeds, SAME);
             for round in &mut row.rounds[num_quiet..] {
-                round.is_disturbed = true;
+                round.status = Status::Disturbed;
             }
             assert_eq!(row.speed(), Some(expected), "{num_quiet} quiet rounds");
         }
@@ -653,7 +615,7 @@ mod tests {
         let ours = &comparison.rows[0];
         assert_eq!(ours.variant, "fused kernels");
         assert_eq!(ours.communication, "shared memory, Open MPI 4.1");
-        assert!(ours.rounds[0].is_disturbed && ours.loss_after(1).unwrap().is_nan());
+        assert!(ours.rounds[0].status == Status::Disturbed && ours.loss_after(1).unwrap().is_nan());
         assert_eq!(comparison.rows[1].gap.as_deref(), Some("no JAX"));
         assert_eq!(comparison.rows[1].setting["xla"], "on");
         assert_eq!((comparison.rows.len(), comparison.sweep.len()), (2, 1));

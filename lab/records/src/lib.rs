@@ -11,6 +11,7 @@ pub mod file;
 mod hashes;
 mod job;
 mod json_lines;
+mod measurement;
 mod network;
 mod number;
 mod prediction;
@@ -25,14 +26,15 @@ mod trace;
 
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{
-    ComparedRound, Comparison, ComparisonRow, Course, CourseEpoch, IMAGENET, LAST_COMPARED_UPDATE,
-    OURS, PeerResult,
+    Comparison, ComparisonRow, Course, CourseEpoch, IMAGENET, LAST_COMPARED_UPDATE, OURS,
+    PeerResult,
 };
 pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use evaluation::{Best, ClassScore, Confusion, Evaluation, EvaluationByClass, FinalTest};
 pub use hashes::StepHashes;
 pub use job::{ExportedJob, JOB_SCHEMA, SgdFacts};
 pub use json_lines::{JsonLine, JsonLines, read_lines};
+pub use measurement::Measurement;
 pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, NetbenchResult, Operation, Overlap, PairTimes,
     PointRules, SizeTimes, StoppedBy, limited_bytes,

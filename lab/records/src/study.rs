@@ -115,19 +115,16 @@ pub struct StudyCell {
 impl StudyCell {
     /// A setting as text; empty without it.
     pub fn setting(&self, key: &str) -> String {
-        match self.settings.get(key) {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text.clone(),
-            Some(value) => value.to_string(),
-        }
+        self.settings.get(key).and_then(text).unwrap_or_default()
     }
 }
 
 /// How an attempt ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// It has a result.
+    #[default]
     Ok,
     /// It has a result, but others used the processors meanwhile.
     Disturbed,
@@ -147,10 +144,10 @@ impl Status {
 }
 
 /// One attempt at one repetition of a cell.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AttemptRecord {
     /// [`ATTEMPT_SCHEMA`].
-    #[serde(default)]
     pub schema: String,
     /// The cell's id.
     pub cell: String,
@@ -161,34 +158,29 @@ pub struct AttemptRecord {
     /// How it ended.
     pub status: Status,
     /// Why it is not ok.
-    #[serde(default)]
     pub why: Option<String>,
     /// Begin in UTC, RFC 3339.
-    #[serde(default)]
     pub started: Option<String>,
     /// Seconds of the whole attempt.
-    #[serde(default)]
     pub seconds: Option<f64>,
     /// As a shell reads it.
-    #[serde(default)]
     pub command: String,
     /// Its files, below the study's directory.
-    #[serde(default)]
     pub directory: String,
     /// How quiet the machine was, if somebody looked.
-    #[serde(default)]
     pub quiet: Option<Quiet>,
     /// What the trainer wrote: a [`crate::BenchResult`], a [`crate::Summary`], or null; of any
     /// version, so as it was.
-    #[serde(default)]
     pub result: Value,
 }
 
 impl AttemptRecord {
-    /// The speed of its result, images/s: of `bench` a number, of `train` a mean among others.
+    /// Returns the speed in images/s, if the result has one: a number in a result of `bench`, a mean
+    /// in one of `train`.
     pub fn images_per_second(&self) -> Option<f64> {
         let speed = &self.result["images_per_second"];
-        speed.as_f64().or_else(|| speed["mean"].as_f64())
+        let speed = speed.as_f64().or_else(|| speed["mean"].as_f64());
+        speed.filter(|speed| *speed > 0.0)
     }
 
     /// What its result tells of a rank's work, if it is one of `bench`, under the names that

@@ -416,7 +416,7 @@ fn table(rows: &[ComparisonRow]) -> String {
         let estimate = |estimate: Option<records::Estimate>| {
             estimate.map_or("–".to_owned(), |of| of.shown(2))
         };
-        let memory = row.most(|round| round.peak_memory_bytes_rank);
+        let memory = row.peak_memory_bytes();
         let mut notes: Vec<String> = row
             .gap
             .iter()
@@ -429,7 +429,7 @@ fn table(rows: &[ComparisonRow]) -> String {
             }
             _ => {}
         }
-        let disturbed = row.rounds.iter().filter(|round| round.is_disturbed).count();
+        let disturbed = row.num_disturbed();
         if disturbed > 0 {
             notes.push(format!(
                 "{disturbed} of {} rounds disturbed",
@@ -632,8 +632,8 @@ mod tests {
             loss_agrees: Some(counts),
             gap: gap.map(str::to_owned),
             rounds: match gap {
-                None => vec![records::ComparedRound {
-                    images_per_second: speed,
+                None => vec![records::AttemptRecord {
+                    result: serde_json::json!({ "images_per_second": speed }),
                     ..Default::default()
                 }],
                 Some(_) => Vec::new(),

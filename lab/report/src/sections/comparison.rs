@@ -5,7 +5,7 @@
 use super::{Facts, parts, spread_cells, suffix};
 use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, MOST_SERIES, Plot, Point, Series, Unit};
 use crate::document::{Content, Figure, NamedRow, Table, mebibytes, number, percent, row};
-use records::{Comparison, ComparisonRow, Course, CourseEpoch, Spread};
+use records::{AttemptRecord, Comparison, ComparisonRow, Course, CourseEpoch, Spread};
 use std::collections::BTreeMap;
 
 /// Job of all frameworks.
@@ -121,7 +121,10 @@ fn in_words(parts: [&str; 3]) -> String {
 
 /// Summarises the rounds around the median that counts.
 fn speed(row: &ComparisonRow) -> Option<Spread> {
-    let speeds = row.rounds.iter().map(|round| round.images_per_second);
+    let speeds = row
+        .rounds
+        .iter()
+        .filter_map(AttemptRecord::images_per_second);
     Some(Spread {
         median: row.speed()?,
         ..Spread::of(speeds)?
@@ -166,10 +169,11 @@ fn bars(id: String, title: String, rows: &[&ComparisonRow], job: &str) -> Option
 
 fn of_row(row: &ComparisonRow) -> NamedRow {
     let [median, least, most] = spread_cells(speed(row), 1);
-    let peak = row.most(|round| round.peak_memory_bytes_rank);
-    let beyond_import = row.most(|round| {
-        let import = round.import_memory_bytes_rank;
-        round.peak_memory_bytes_rank.saturating_sub(import)
+    let peak = row.peak_memory_bytes();
+    let beyond_import = row.most(|result| {
+        let peak = result["peak_memory_bytes"].as_u64()?;
+        let import = result["import_memory_bytes"].as_u64().unwrap_or(0);
+        Some(peak.saturating_sub(import))
     });
     row![
         "framework" => row_name(row),
@@ -192,7 +196,7 @@ fn of_row(row: &ComparisonRow) -> NamedRow {
         "loss after 5" => number(row.loss_after(5), 4),
         "losses agree" => row.loss_agrees,
         "counts" => row.counts,
-        "disturbed rounds" => row.rounds.iter().filter(|round| round.is_disturbed).count(),
+        "disturbed rounds" => row.num_disturbed(),
         "failure" => row.gap.as_ref(),
     ]
 }
@@ -284,14 +288,15 @@ fn lines(by_name: &[(String, Vec<&Course>)], x: fn(&CourseEpoch) -> Option<f64>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use records::ComparedRound;
 
     fn row(framework: &str, speeds: &[f64], counts: bool) -> ComparisonRow {
-        let round = |speed: &f64| ComparedRound {
-            images_per_second: *speed,
-            peak_memory_bytes_rank: 5 << 20,
-            import_memory_bytes_rank: 2 << 20,
-            ..ComparedRound::default()
+        let round = |speed: &f64| AttemptRecord {
+            result: serde_json::json!({
+                "images_per_second": speed,
+                "peak_memory_bytes": 5 << 20,
+                "import_memory_bytes": 2 << 20,
+            }),
+            ..AttemptRecord::default()
         };
         ComparisonRow {
             framework: framework.to_owned(),

@@ -133,7 +133,7 @@ fn is_same_job(one: &Cell, other: &Cell) -> bool {
 mod tests {
     use super::*;
     use crate::plan::tests::study;
-    use records::ComparedRound;
+    use records::{AttemptRecord, Status};
 
     #[test]
     fn the_fastest_option_of_the_same_work_is_kept_and_a_failed_one_is_not() {
@@ -142,11 +142,17 @@ mod tests {
         let choice = of_one_rank(Framework::PyTorch, 1)[1];
         let row = |option: &str, speeds: &[(f64, bool)], last: f64| {
             let cell = with_option(&cells[0], &Setting::default(), &choice, option);
-            let round = |(speed, is_disturbed): &(f64, bool)| ComparedRound {
-                images_per_second: *speed,
-                losses: vec![3.0, 3.0, 2.5, 2.0, 2.0, last],
-                is_disturbed: *is_disturbed,
-                ..ComparedRound::default()
+            let round = |(speed, is_disturbed): &(f64, bool)| AttemptRecord {
+                status: if *is_disturbed {
+                    Status::Disturbed
+                } else {
+                    Status::Ok
+                },
+                result: serde_json::json!({
+                    "images_per_second": speed,
+                    "losses": [3.0, 3.0, 2.5, 2.0, 2.0, last],
+                }),
+                ..AttemptRecord::default()
             };
             ComparisonRow {
                 rounds: speeds.iter().map(round).collect(),
